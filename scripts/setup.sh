@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# Makes .venv: everything Weft needs to run and to be tested, from the hashes in
+# requirements/. Says each step aloud; says nothing when there is nothing to do.
+#
+# Run by every make target, so the second run must cost nothing: a stamp in .venv
+# holds the hash of all that it was made from.
+#
+#   WEFT_PYTHON   the interpreter to use (3.11 or newer); otherwise one is found
+set -euo pipefail
+cd "$(dirname "$0")/.."
+umask 022 # as root, learners run under other uids and read this environment
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+# --- nothing to do? ---------------------------------------------------------
+
+# Two stamps: what the environment holds, and how our own packages are installed
+# into it. Where it lies is part of both: an environment cannot be moved.
+locks=$({ pwd; echo "${WEFT_PYTHON:-}"; cat requirements/dev.txt requirements/bootstrap.txt scripts/setup.sh; } | sha256sum)
+packages=$({ echo "$locks"; cat pyproject.toml cli/pyproject.toml; } | sha256sum)
+stamp_is() { [ "$(cat ".venv/.$1" 2>/dev/null)" = "$2" ]; }
+done_already() { stamp_is packages "$packages" && [ -x .venv/bin/python ]; }
+done_already && exit 0
+
+# Two at once (say, `make check` beside `make test`): the second waits, then finds
+# the work done.
+mkdir -p .venv
+if command -v flock > /dev/null; then
+    exec 9> .venv/.lock
+    flock -n 9 || { say "waiting for another set-up of this checkout"; flock 9; }
+    done_already && exit 0
+fi
+log=.venv/setup.log
+
+# Runs a step with its output in the log; on failure names the step, what to do,
+# and the last thing that was said.
+step() {
+    local what=$1 hint=$2
+    shift 2
+    say "$what"
+    "$@" > "$log" 2>&1 && return
+    local said
+    said=$(grep -iE 'error|cause|fail|could not|refused' "$log" | tail -n 1 || true)
+    die "FAILED: $what: ${said:-see $log}. $hint (everything that was said: $log)"
+}
+online="This step needs the package index: check the network (or pip's index-url, if you use a mirror) and run it again."
+
+# --- an interpreter ---------------------------------------------------------
+
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; }
+has_venv() { "$1" -c 'import ensurepip, venv' 2> /dev/null; }
+
+# True if a user other than root can run it: learners do. The interpreter is tried
+# as 'nobody' rather than its path looked at, since libraries count as well as path.
+others_can_run() {
+    "$1" - << 'PYTHON' 2> /dev/null
+import os, sys
+try:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+except OSError:
+    sys.exit(0)  # no other users in this container: nothing to ask for
+os.chdir("/")
+os.execv(sys.executable, [sys.executable, "-c", "import ctypes, ssl, sqlite3, venv"])
+PYTHON
+}
+
+suits() {
+    new_enough "$1" || return 1
+    [ "$(id -u)" != 0 ] || others_can_run "$1"
+}
+
+find_python() {
+    local candidates=(python3 python3.14 python3.13 python3.12 python3.11) name path
+    # Root's own python3 often lies in its private home; Debian's does not.
+    [ "$(id -u)" != 0 ] || candidates=(/usr/bin/python3 "${candidates[@]}")
+    for name in "${candidates[@]}"; do
+        path=$(command -v "$name") || continue
+        if suits "$path"; then
+            echo "$path"
+            return
+        fi
+    done
+}
+
+install_debian() {
+    command -v apt-get > /dev/null || die "no Python >= 3.11 with venv was found, and this is no Debian to install it on: install it and set WEFT_PYTHON=/path/to/python3"
+    local as_root=()
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo > /dev/null || die "the Debian packages '$*' are missing and there is no sudo: ask an administrator to run 'apt-get install $*'"
+        as_root=(sudo)
+        [ -t 0 ] || as_root=(sudo -n) # never wait for a password nobody can type
+    fi
+    local hint="Install them yourself, or set WEFT_PYTHON=/path/to/python3"
+    step "installing Debian packages: $* ${as_root[0]:+(with sudo)}" "$hint" \
+        "${as_root[@]}" sh -c 'apt-get update -q; exec env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$@"' apt "$@"
+}
+
+if [ -n "${WEFT_PYTHON:-}" ]; then
+    python=$(command -v "$WEFT_PYTHON") || die "WEFT_PYTHON=$WEFT_PYTHON: there is no such interpreter"
+    new_enough "$python" || die "WEFT_PYTHON=$WEFT_PYTHON is older than Python 3.11"
+    has_venv "$python" || die "WEFT_PYTHON=$WEFT_PYTHON lacks the modules venv and ensurepip"
+else
+    python=$(find_python)
+    if [ -z "$python" ]; then
+        install_debian python3 python3-venv
+        python=$(find_python)
+        [ -n "$python" ] || die "Weft needs Python 3.11 or newer, which this system does not offer: install one and set WEFT_PYTHON=/path/to/python3"
+    elif ! has_venv "$python"; then
+        install_debian "python$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv"
+        has_venv "$python" || die "$python lacks the modules venv and ensurepip: set WEFT_PYTHON to an interpreter that has them"
+    fi
+fi
+
+# --- the environment --------------------------------------------------------
+
+if ! stamp_is locks "$locks"; then
+    rm -f .venv/.locks .venv/.packages
+    # An environment of another interpreter, or a moved one, is built anew.
+    made_for=$(cat .venv/.made_for 2> /dev/null || true)
+    identity="$PWD $("$python" -c 'import os, sys; print(os.path.realpath(sys.executable), sys.version)')"
+    if [ "$made_for" != "$identity" ] || ! .venv/bin/python -c '' 2> /dev/null; then
+        find .venv -mindepth 1 -maxdepth 1 ! -name .lock ! -name setup.log -exec rm -rf {} +
+        step "making .venv with $("$python" --version 2>&1) ($python)" "" "$python" -m venv .venv
+        printf '%s\n' "$identity" > .venv/.made_for
+    fi
+
+    step "fetching uv" "$online" .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        --retries 1 --require-hashes --no-deps -r requirements/bootstrap.txt
+
+    # uv does not read pip's settings; who has a mirror has told pip about it.
+    if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
+        mirror=${PIP_INDEX_URL:-$(.venv/bin/python -m pip config get global.index-url 2> /dev/null || true)}
+        [ -z "$mirror" ] || export UV_DEFAULT_INDEX=$mirror
+    fi
+    export UV_PYTHON_DOWNLOADS=never UV_NO_PROGRESS=1 UV_LINK_MODE=${UV_LINK_MODE:-copy}
+    step "installing $(grep -c '==' requirements/dev.txt) locked packages" "$online" \
+        .venv/bin/uv pip sync --python .venv/bin/python --require-hashes requirements/dev.txt
+    printf '%s\n' "$locks" > .venv/.locks
+fi
+
+step "installing weft-sdk and weft-platform from this checkout" "" \
+    .venv/bin/uv pip install --offline --python .venv/bin/python --no-deps --no-build-isolation \
+    --reinstall-package weft-sdk --reinstall-package weft-platform -e cli -e .
+printf '%s\n' "$packages" > .venv/.packages
+say "ready: $(.venv/bin/python --version) in .venv"
