@@ -1,0 +1,338 @@
+"""What training code calls inside a learner: report, progress, checkpoint_requested.
+
+What this module keeps true, in this order:
+
+* It never disturbs training. No call raises, waits for a peer or fills the disk:
+  each is one append to a local file of bounded size, which the learner's helper
+  reads. What cannot be written is dropped, counted, and the first time said on
+  stderr.
+* A line is whole or recognisably torn. Each goes out by a single write on an
+  O_APPEND descriptor, so threads and forked workers may report side by side; after a
+  short write (a full disk) the next line starts on a line of its own.
+* Outside a Weft learner (JOB_STATE_DIR not set) `report` and `progress` do nothing
+  and print nothing, so that the same script runs at home.
+
+Standard library only, no import of the rest of the SDK, Python 3.9 and later: it is
+put on the path of any framework's environment, our own requirements are not.
+
+The file is `$JOB_STATE_DIR/metrics.jsonl`, one JSON object per line:
+
+    {"time_ms": 1767225600000, "step": 7, "values": {"loss": 0.25}, "context": {}}
+
+`step` is an integer or null; a value is a number or one of the strings "NaN",
+"Infinity", "-Infinity" (JSON has no such numbers); context maps text to text. Two
+optional keys: `progress` {"fraction": 0..1, "eta_s": seconds or null}, and `dropped`,
+the number of calls lost since the line before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import operator
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import FrameType
+
+METRICS_FILE = "metrics.jsonl"
+STOP_FILE = "stop-requested"
+
+# The metrics file stops growing here: about ten million small reports, and little
+# enough not to fill a node's disk. WEFT_REPORT_MAX_BYTES overrides it.
+DEFAULT_MAX_BYTES = 1 << 30
+
+# About two thousand metrics in one call. Readers hold a line in memory.
+MAX_LINE_BYTES = 64 * 1024
+
+# How long a look for the stop file is believed, in seconds: short against any grace
+# period, long against a step, so that asking in every step costs nothing.
+STOP_POLL_S = 0.1
+
+_INT64 = 1 << 63
+
+
+def _warn_on_stderr(text: str) -> None:
+    try:
+        sys.stderr.write(f"weft: {text}\n")
+    except Exception:  # noqa: BLE001 - stderr may be closed or replaced by anything
+        return
+
+
+class Reporter:
+    """Appends lines to the metrics file of the learner that this process belongs to.
+
+    `environ` is read at every call (it costs less than a microsecond), so a process
+    that sets JOB_STATE_DIR late is served, too. `now_ms` gives the time of a line in
+    milliseconds since 1970; `warn` is told of the first problem, once.
+    """
+
+    def __init__(
+        self,
+        *,
+        environ: Mapping[str, str] | None = None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        warn: Callable[[str], None] = _warn_on_stderr,
+    ) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._now_ms = now_ms
+        self._warn = warn
+        self._warned = False
+        self._fd = -1
+        self._path = ""
+        self._torn = False
+        self.dropped = 0  # calls lost and not yet written down
+        # Reentrant: a signal handler that reports must not wait for the code it
+        # interrupted.
+        self._lock = threading.RLock()
+
+    def report(
+        self,
+        step: object,
+        metrics: Mapping[Any, object] | None,
+        more: Mapping[str, object],
+        context: Mapping[Any, object] | None,
+    ) -> None:
+        """Append one report. Values that are no numbers are left out, with a warning."""
+        self._append(
+            lambda: {
+                "step": self._step(step),
+                "values": self._values({**(metrics or {}), **more}),
+                "context": {_text(k): _text(v) for k, v in (context or {}).items()},
+            }
+        )
+
+    def progress(self, fraction: object, eta_s: object) -> None:
+        """Append the fraction done (cut to 0..1) and the seconds left, if known."""
+
+        def fields() -> dict[str, object]:
+            done = float(fraction)  # type: ignore[arg-type]  # whatever converts is welcome
+            left = None if eta_s is None else float(eta_s)  # type: ignore[arg-type]
+            if math.isnan(done) or (left is not None and not math.isfinite(left)):
+                raise ValueError("progress is not a number")
+            shown = {"fraction": min(1.0, max(0.0, done)), "eta_s": left and max(0.0, left)}
+            return {"step": None, "values": {}, "context": {}, "progress": shown}
+
+        self._append(fields)
+
+    def close(self) -> None:
+        """Write down how many calls were lost, if any. Called as the process exits."""
+        with self._lock:
+            if self.dropped and self._fd >= 0:
+                try:
+                    # One line past the size limit: the only way to say what it cost.
+                    self._write({"step": None, "values": {}, "context": {}}, limit=False)
+                except Exception:  # noqa: BLE001 - nobody is left to tell
+                    return
+
+    def after_fork(self) -> None:
+        """Make the reporter usable in a forked child. The descriptor is shared."""
+        self._lock = threading.RLock()  # another thread may have held it
+        self.dropped = 0  # the parent's, who will say so
+
+    def _append(self, fields: Callable[[], dict[str, object]]) -> None:
+        if not self._environ.get("JOB_STATE_DIR"):
+            return
+        with self._lock:
+            try:
+                self._write(fields(), limit=True)
+            # Never disturb training: values come from the user's own types, whose
+            # conversions may raise anything at all.
+            except Exception as problem:  # noqa: BLE001
+                self.dropped += 1
+                self._warn_once(f"a report was dropped, and later ones may be: {problem}")
+
+    def _write(self, fields: dict[str, object], *, limit: bool) -> None:
+        fd = self._open()
+        record: dict[str, object] = {"time_ms": self._now_ms(), **fields}
+        if self.dropped:
+            record["dropped"] = self.dropped
+        line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(f"a report of {len(line)} bytes is over {MAX_LINE_BYTES}")
+        if self._torn:
+            line = b"\n" + line
+        if limit and os.fstat(fd).st_size + len(line) > self._max_bytes():
+            raise OSError(f"{self._path} has reached its limit of {self._max_bytes()} bytes")
+        if os.write(fd, line) < len(line):
+            self._torn = True
+            raise OSError(f"the disk that holds {self._path} is full")
+        self._torn = False
+        self.dropped = 0
+
+    def _open(self) -> int:
+        path = os.path.join(self._environ["JOB_STATE_DIR"], METRICS_FILE)
+        if path != self._path or self._fd < 0:
+            old, self._fd = self._fd, -1
+            if old >= 0:
+                os.close(old)
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._path = path
+        return self._fd
+
+    def _max_bytes(self) -> int:
+        text = self._environ.get("WEFT_REPORT_MAX_BYTES", "")
+        return int(text) if text.isdigit() else DEFAULT_MAX_BYTES
+
+    def _step(self, step: object) -> int | None:
+        if step is None:
+            return None
+        try:
+            number = operator.index(step)  # type: ignore[arg-type]  # ints of any library
+        except TypeError:
+            number = int(float(step))  # type: ignore[arg-type]  # 3.0, a 0-d float array
+        if not -_INT64 <= number < _INT64:
+            raise ValueError(f"step {number} does not fit 64 bits")
+        return number
+
+    def _values(self, metrics: Mapping[Any, object]) -> dict[str, float | str]:
+        values: dict[str, float | str] = {}
+        for name, value in metrics.items():
+            try:
+                number = float(value)  # type: ignore[arg-type]  # numpy, jax, torch scalars
+            except Exception as problem:  # noqa: BLE001 - as in _append
+                self._warn_once(f"metric {_text(name)!r} is left out, it is no number: {problem}")
+                continue
+            values[_text(name)] = number if math.isfinite(number) else _SPELLED[repr(number)]
+        if metrics and not values:
+            raise ValueError("none of the metrics is a number")
+        return values
+
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(f"{text} (said once)")
+
+
+_SPELLED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def _text(value: object) -> str:
+    """Text that survives UTF-8: lone surrogates become question marks."""
+    return str(value).encode("utf-8", "replace").decode()
+
+
+class StopRequest:
+    """Knows whether the platform wants this learner to checkpoint and leave.
+
+    Asked by a file beside the learner or by SIGTERM, whichever is seen first; once
+    true it stays true. `clock` gives seconds and must not jump.
+    """
+
+    def __init__(
+        self,
+        *,
+        environ: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._clock = clock
+        self._requested = False
+        self._look_after = -math.inf
+        self._listening = False
+
+    def requested(self) -> bool:
+        if not self._listening:
+            self._listen()
+        if not self._requested and self._clock() >= self._look_after:
+            folder = self._environ.get("JOB_STATE_DIR")
+            # os.path.exists is False, not an error, for a folder that is gone.
+            if folder and os.path.exists(os.path.join(folder, STOP_FILE)):
+                self._requested = True
+            self._look_after = self._clock() + STOP_POLL_S
+        return self._requested
+
+    def _listen(self) -> None:
+        # Only the main thread may set a handler; a call from a worker thread leaves
+        # that to a later one. A handler of the user's own, or of a library, stays.
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._listening = True
+        try:
+            if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, self._note)
+        except (OSError, ValueError):  # an embedded interpreter; the file still counts
+            return
+
+    def after_fork(self) -> None:
+        """Let a forked child die of SIGTERM again, until it asks for itself.
+
+        Worker pools end their workers by SIGTERM and then wait for them: one that
+        merely took note would be waited for without end.
+        """
+        self._listening = False
+        try:
+            if signal.getsignal(signal.SIGTERM) == self._note:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        except (OSError, ValueError):
+            return
+
+    def _note(self, _signum: int, _frame: FrameType | None) -> None:
+        # A second signal changes nothing: it may well be the same request, sent to
+        # the process and to its group. What does not leave in time is killed.
+        self._requested = True
+
+
+_reporter = Reporter()
+_stop = StopRequest()
+atexit.register(_reporter.close)
+if hasattr(os, "register_at_fork"):  # absent where there is no fork
+    os.register_at_fork(after_in_child=_reporter.after_fork)
+    os.register_at_fork(after_in_child=_stop.after_fork)
+
+
+def report(
+    metrics: Mapping[str, object] | None = None,
+    /,
+    *,
+    step: object = None,
+    context: Mapping[str, object] | None = None,
+    **more: object,
+) -> None:
+    """Record metrics of this learner: `weft.report(step=7, loss=0.25)`.
+
+    metrics: name -> value, for names that are no Python words ({"val/loss": 0.3}).
+    step: where in the training this is, an integer; an index, not an identity: the
+        latest value of a step wins.
+    context: what the values belong to, such as {"subset": "val"}.
+    more: further metrics by name. A metric called "step" or "context" has to go
+        into `metrics`.
+
+    Values are whatever float() takes: numbers, and scalars of numpy, jax and torch
+    (which waits until the device has computed them). NaN and infinities are kept.
+
+    Returns at once, raises nothing. A value that is no number is left out, a line
+    that cannot be written is dropped; the first such problem is said on stderr.
+    Outside a Weft learner this does nothing.
+    """
+    _reporter.report(step, metrics, more, context)
+
+
+def progress(fraction: float, eta_s: float | None = None) -> None:
+    """Say how much of the training is done (0 to 1) and, if known, the seconds left.
+
+    Returns at once, raises nothing, and does nothing outside a Weft learner.
+    """
+    _reporter.progress(fraction, eta_s)
+
+
+def checkpoint_requested() -> bool:
+    """True once the platform has asked this learner to checkpoint and leave.
+
+    Halting, preemption and a deadline ask so; the learner then has its job's `grace`
+    (30 s by default) before it is killed. Ask in every step (it looks at the disk at
+    most ten times a second), save, and leave with a code other than 0: 0 means that
+    the training is complete. Learners of one job may see it a step apart: agree
+    before you stop, as examples/digits does.
+
+    The first call from the main thread makes SIGTERM set this flag instead of ending
+    the process, unless something else already handles SIGTERM.
+    """
+    return _stop.requested()
