@@ -27,7 +27,7 @@ done_already && exit 0
 # the work done.
 mkdir -p .venv
 if command -v flock > /dev/null; then
-    exec 9> .venv/.lock
+    exec 9> .venv/.setup-lock # not .venv/.lock: that one is uv's own
     flock -n 9 || { say "waiting for another set-up of this checkout"; flock 9; }
     done_already && exit 0
 fi
@@ -122,7 +122,7 @@ if ! stamp_is locks "$locks"; then
     made_for=$(cat .venv/.made_for 2> /dev/null || true)
     identity="$PWD $("$python" -c 'import os, sys; print(os.path.realpath(sys.executable), sys.version)')"
     if [ "$made_for" != "$identity" ] || ! .venv/bin/python -c '' 2> /dev/null; then
-        find .venv -mindepth 1 -maxdepth 1 ! -name .lock ! -name setup.log -exec rm -rf {} +
+        find .venv -mindepth 1 -maxdepth 1 ! -name .setup-lock ! -name setup.log -exec rm -rf {} +
         step "making .venv with $("$python" --version 2>&1) ($python)" "" "$python" -m venv .venv
         printf '%s\n' "$identity" > .venv/.made_for
     fi
