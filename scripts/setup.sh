@@ -135,7 +135,7 @@ if ! stamp_is locks "$locks"; then
         mirror=${PIP_INDEX_URL:-$(.venv/bin/python -m pip config get global.index-url 2> /dev/null || true)}
         [ -z "$mirror" ] || export UV_DEFAULT_INDEX=$mirror
     fi
-    export UV_PYTHON_DOWNLOADS=never UV_NO_PROGRESS=1 UV_LINK_MODE=${UV_LINK_MODE:-copy}
+    export UV_PYTHON_DOWNLOADS=never UV_NO_PROGRESS=1
     step "installing $(grep -c '==' requirements/dev.txt) locked packages" "$online" \
         .venv/bin/uv pip sync --python .venv/bin/python --require-hashes requirements/dev.txt
     printf '%s\n' "$locks" > .venv/.locks
