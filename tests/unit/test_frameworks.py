@@ -1,0 +1,99 @@
+"""What a job spec may expect of `framework: {name, version}`."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import pytest
+
+from services.core import frameworks
+from services.core.frameworks import find, library, mismatches, names, parse
+
+ENTRY = 'name = "{name}"\nversion = "{version}"\npython = ">=3.11"\nsize_mb = 1\ndescription = "x"\n'
+
+
+def entry(name: str, version: str, more: str = "") -> str:
+    return "[[framework]]\n" + ENTRY.format(name=name, version=version) + more
+
+
+def test_a_name_alone_finds_the_newest_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = parse(entry("a", "0.9") + entry("a", "0.10.2") + entry("b", "1"))
+    monkeypatch.setattr(frameworks, "library", lambda: entries)
+
+    assert [e.version for e in entries] == ["0.10.2", "0.9", "1"]
+    for version, found in [(None, "0.10.2"), ("", "0.10.2"), ("0.9", "0.9"), ("0", "0.10.2")]:
+        framework = find("a", version)
+        assert framework is not None
+        assert framework.version == found
+
+
+@pytest.mark.parametrize("version", ["0.10", "0.10.2", "0", None])
+def test_a_version_is_matched_by_whole_components(version: str | None) -> None:
+    framework = find("jax", version)
+
+    assert framework is not None
+    assert framework.version == "0.10.2"
+
+
+@pytest.mark.parametrize("version", ["0.1", "0.10.", "0.10.2.1", "1", "latest", " 0.10"])
+def test_a_version_that_is_not_there_finds_nothing(version: str) -> None:
+    assert find("jax", version) is None
+
+
+def test_names_and_aliases_are_found_in_any_case() -> None:
+    assert find("PyTorch") is find("torch") is not None
+    assert find("jaxx") is None
+    assert {"jax", "numpy", "python", "pytorch", "torch", "tensorflow", "tf"} <= set(names())
+    assert list(names()) == sorted(names())
+
+
+def test_the_bare_interpreter_installs_nothing() -> None:
+    python = find("python", "3.11")
+
+    assert python is not None
+    assert (python.lock, python.lock_text()) == (None, "")
+
+
+def test_every_entry_s_version_is_the_one_its_lock_pins() -> None:
+    assert mismatches(library()) == []
+
+
+def test_a_version_that_drifted_from_its_lock_is_reported() -> None:
+    drifted = parse(entry("numpy", "1.0", 'package = "numpy"\nlock = "numpy-2.txt"\n'))
+
+    (line,) = mismatches(drifted)
+    assert line.startswith("numpy says version 1.0, but numpy-2.txt holds numpy 2.")
+
+
+def test_every_lock_is_hashed_and_names_no_address() -> None:
+    for framework in library():
+        text = framework.lock_text()
+        assert "://" not in text
+        assert "--index" not in text
+        pins = re.findall(r"^\S+==.*$", text, re.MULTILINE)
+        assert all(pin.endswith("\\") for pin in pins)  # continued by its hashes
+        assert bool(pins) == (framework.lock is not None)
+
+
+def test_every_lock_has_its_source_and_its_entry() -> None:
+    files = {path.name for path in resources.files(frameworks).iterdir()}
+    locks = {framework.lock for framework in library() if framework.lock}
+
+    assert {name for name in files if name.endswith(".txt")} == locks
+    assert {name for name in files if name.endswith(".in")} == {f"{lock[:-4]}.in" for lock in locks}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (entry("a", "1.x"), "'a': version '1.x'"),
+        (entry("a", "1", "colour = 1\n"), "'a':.*colour"),
+        ('[[framework]]\nname = "a"\n', "'a':.*version"),
+        (entry("a", "1") + entry("a", "1"), "a 1 is in the library twice"),
+        (entry("a", "1") + entry("b", "1", 'aliases = ["a"]\n'), "a 1 is in the library twice"),
+    ],
+)
+def test_a_library_with_a_mistake_is_refused_and_the_entry_named(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        parse(text)
