@@ -1,0 +1,1 @@
+"""The gateway: what users and programs call."""

@@ -1,0 +1,1 @@
+"""Guardians: each carries one job from admission to its released end."""

@@ -1,0 +1,1 @@
+"""The helper beside every learner: fetches, ships, reports and stores for it."""

@@ -1,0 +1,1 @@
+"""`weft up`: the whole platform on one machine."""
