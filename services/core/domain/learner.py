@@ -1,0 +1,174 @@
+"""Learners as the Guardian sees them, and the pure decision what their state means for the job.
+
+First cause wins: of several failed learners the one that ended first by itself names the reason; those that were
+stopped because of it carry a stop mark and explain nothing.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.core.domain.job import Job, Verdict
+from services.core.domain.spec import JobSpec
+from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
+
+
+def learner_name(role: str, index: int) -> str:
+    """``worker-0``: the role and the place within the role."""
+    return f"{role}-{index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a learner's process ended. Exactly one of ``code`` and ``signal`` is set, unless it was ``lost``."""
+
+    time: int
+    code: int | None = None
+    signal: int | None = None
+    stop_cause: str = ""
+    """halt | kill | peer | deadline: it was told to stop before it ended. Empty: it ended by itself."""
+    lost: bool = False
+    """It vanished with its parent or its machine; nobody saw it end."""
+    oom: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def natural(self) -> bool:
+        return not self.stop_cause
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0 and not self.lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerStatus:
+    """What a helper reports: the value of ``/jobs/<id>/learners/<name>``. Guarded by rising (attempt, seq)."""
+
+    name: str
+    role: str
+    rank: int
+    """Global, from 0: WEFT_RANK."""
+    attempt: int
+    seq: int
+    phase: Phase
+    times: Mapping[str, int] = field(default_factory=dict)
+    """Phase -> when it was entered, Unix ms."""
+    exit: Exit | None = None
+    reason: str = ""
+    """Set where the helper itself failed: DataStoreDenied, EnvironmentFailed, CodeInvalid, NoSpace, ..."""
+    message: str = ""
+    env_digest: str = ""
+    data_digest: str = ""
+    schema: int = 1
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def job_status(learners: Iterable[LearnerStatus], expected: int) -> Status:
+    """The job's place on its path: that of its slowest learner; PROCESSING as soon as the first process runs."""
+    phases = [learner.phase for learner in learners]
+    if not phases or all(phase is Phase.WAITING for phase in phases):
+        return Status.PENDING
+    if len(phases) == expected and all(PHASE_ORDER[phase] >= PHASE_ORDER[Phase.STORING] for phase in phases):
+        return Status.STORING
+    if any(PHASE_ORDER[phase] >= PHASE_ORDER[Phase.PROCESSING] for phase in phases):
+        return Status.PROCESSING
+    return Status.DOWNLOADING
+
+
+def step_times(learners: Iterable[LearnerStatus]) -> dict[Status, int]:
+    """When the job entered each step: the first learner to begin it, the last to leave for STORING."""
+    learners = list(learners)
+
+    def seen(phase: Phase) -> list[int]:
+        return [learner.times[phase.value] for learner in learners if phase.value in learner.times]
+
+    out = {Status(phase.value): min(seen(phase)) for phase in (Phase.DOWNLOADING, Phase.PROCESSING) if seen(phase)}
+    return out | ({Status.STORING: max(seen(Phase.STORING))} if seen(Phase.STORING) else {})
+
+
+def judge(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], *, now: int) -> Verdict | None:
+    """How the attempt ends, or None while it goes on. Kill > facts > halt > run.
+
+    ``learners`` holds those of the current attempt, by name.
+    """
+    if job.desired is Desired.KILL:
+        return Verdict(to=Status.KILLED, reason="Killed", message="killed by its owner", time=now)
+    failed = _first_failure(job, spec, learners, now)
+    if failed is not None:
+        return failed
+    deciding = _deciding(spec)
+    done = [one for one in learners.values() if one.role in deciding and one.exit is not None and one.exit.ok]
+    wanted = sum(spec.roles[role].count for role in deciding if spec.roles[role].on_failure != "ignore")
+    ignorable = [role for role in deciding if spec.roles[role].on_failure == "ignore"]
+    if wanted and sum(one.role not in ignorable for one in done) == wanted and _over(ignorable, spec, learners):
+        return Verdict(to=Status.COMPLETED, reason="", message="", time=now)
+    if not wanted and done and _over(ignorable, spec, learners):
+        return Verdict(to=Status.COMPLETED, reason="", message="", time=now)
+    ended = [one for one in learners.values() if one.exit is not None]
+    if job.desired is Desired.HALT and len(ended) == spec.learners:
+        return Verdict(to=Status.HALTED, reason="Halted", message="halted by its owner", time=now)
+    return None
+
+
+def _deciding(spec: JobSpec) -> list[str]:
+    named = [name for name, role in spec.roles.items() if role.decides]
+    return named or list(spec.roles)
+
+
+def _over(roles: list[str], spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> bool:
+    ended = sum(one.role in roles and one.exit is not None for one in learners.values())
+    return ended == sum(spec.roles[role].count for role in roles)
+
+
+def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], now: int) -> Verdict | None:
+    failures = [one for one in learners.values() if _counts_as_failure(one)]
+    fatal = [one for one in failures if spec.roles[one.role].on_failure != "ignore"]
+    if not fatal and not (len(failures) == len(learners) == spec.learners):
+        return None
+    first = min(fatal or failures, key=lambda one: (one.exit.time if one.exit else now, one.rank))
+    reason, message = describe_failure(first)
+    code = first.exit.code if first.exit else None
+    infrastructure = bool(first.exit and first.exit.lost)
+    retry = job.desired is Desired.RUN and (infrastructure or _in_budget(job, spec, code))
+    if retry:
+        left = "" if infrastructure else f" (retry {job.counters.retries + 1} of {spec.retries.max})"
+        message = f"{message}; trying again{left}"
+    return Verdict(
+        to=Status.QUEUED if retry else Status.FAILED, reason=reason, message=message, time=now, learner=first.name,
+        exit_code=code, signal=first.exit.signal if first.exit else None,
+    )  # fmt: skip
+
+
+def _counts_as_failure(one: LearnerStatus) -> bool:
+    if one.reason and one.exit is None:
+        return True
+    return one.exit is not None and one.exit.natural and not one.exit.ok
+
+
+def _in_budget(job: Job, spec: JobSpec, code: int | None) -> bool:
+    if job.counters.retries >= spec.retries.max:
+        return False
+    causes = [cause for cause in spec.retries.on if cause != "infrastructure"]
+    return not spec.retries.on or (code is not None and f"exit:{code}" in causes)
+
+
+def describe_failure(one: LearnerStatus) -> tuple[str, str]:
+    """A stable reason and a sentence that says what to look at."""
+    if one.reason:
+        return one.reason, one.message or f"learner {one.name} could not start"
+    end = one.exit
+    if end is None or end.lost:
+        return "LearnerLost", f"learner {one.name} vanished: its process and its parent are gone"
+    if end.oom:
+        return "OOMKilled", f"learner {one.name} ran out of memory; ask for more with resources.memory"
+    if end.signal is not None:
+        try:
+            name = signal.Signals(end.signal).name
+        except ValueError:
+            name = f"signal {end.signal}"
+        return "Signalled", f"learner {one.name} was ended by {name}; see `weft logs --rank {one.rank}`"
+    return "ExitCode", f"learner {one.name} exited with code {end.code}; see `weft logs --rank {one.rank}`"

@@ -1,0 +1,67 @@
+"""Quantities people write (``2h``, ``16Gb``, ``300MiB``) and the integers Weft computes with (milliseconds, bytes).
+
+Parsing and printing are inverse: what is printed parses to the same integer, so a stored spec reads like the one sent.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_DURATION_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_BYTES: Final = {
+    "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
+}  # fmt: skip
+_PRINT_BYTES: Final = (("TiB", 2**40), ("TB", 10**12), ("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6))
+_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+
+
+def parse_duration(value: object) -> int:
+    """Milliseconds of ``"1h30m"``, ``"10s"``, ``"250ms"`` or a plain number of seconds. ValueError otherwise."""
+    if isinstance(value, bool):
+        raise ValueError("write a duration such as 30s, 10m, 2h or 1h30m")
+    if isinstance(value, (int, float)):
+        if not 0 <= value < 1e12:
+            raise ValueError("a duration is not negative and not endless")
+        return round(value * 1_000)
+    text = str(value).strip().lower()
+    parts = _DURATION_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError("write a duration such as 30s, 10m, 2h or 1h30m")
+    return round(sum(float(number) * _DURATION_MS[unit] for number, unit in parts))
+
+
+def format_duration(ms: int) -> str:
+    """The shortest exact form: ``7200000`` -> ``2h``, ``90000`` -> ``1m30s``, ``250`` -> ``250ms``."""
+    if ms == 0:
+        return "0s"
+    out, rest = "", ms
+    for unit in ("d", "h", "m", "s", "ms"):
+        count, rest = divmod(rest, _DURATION_MS[unit])
+        out += f"{count}{unit}" if count else ""
+    return out
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes of ``"16Gb"``, ``"300MiB"``, ``"1.5GiB"`` (case does not matter) or a plain number of bytes."""
+    if isinstance(value, bool):
+        raise ValueError("write a size such as 512MiB or 16GB")
+    if isinstance(value, int) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None or match[2].lower() not in (*_BYTES, ""):
+        raise ValueError("write a size such as 512MiB or 16GB")
+    return round(float(match[1]) * _BYTES.get(match[2].lower(), 1))
+
+
+def format_bytes(count: int) -> str:
+    """The shortest exact form: ``24000000000`` -> ``24GB``, ``1073741824`` -> ``1GiB``."""
+    for unit, size in _PRINT_BYTES:
+        if count >= size and count % size == 0:
+            return f"{count // size}{unit}"
+    return str(count)

@@ -1,0 +1,107 @@
+"""Where job documents, their history and the dispatcher's document live: durable, linearizable per document.
+
+Every write is acknowledged only once it is durable (fsync; majority + journal). The dialect is portable on purpose:
+insert, find by indexed equality and range with sort and limit, replace where ``_id`` and ``rev`` match, delete, count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.core.domain.job import Event, Job
+from services.core.domain.status import Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobQuery:
+    """A filter; every given field must match. Deleted jobs are left out unless asked for."""
+
+    tenant: str | None = None
+    user: str | None = None
+    statuses: tuple[Status, ...] = ()
+    holding: bool | None = None
+    """True: only jobs that may hold hardware (attempt > 0 and not released); False: only the others."""
+    holder: str | None = None
+    """The guardian member that holds the claim; "" for those nobody holds."""
+    name: str | None = None
+    """Exact name from the spec."""
+    tag: str | None = None
+    untrimmed: bool = False
+    """Only jobs whose history_tail is not empty."""
+    deleted: bool = False
+    after: str | None = None
+    """Only ids beyond this one in the order of the result: the keyset cursor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatcherDoc:
+    """Who dispatches (architecture.md, Dispatcher). ``rev`` is the store's."""
+
+    term: int = 0
+    holder: str = ""
+    rev: int = 0
+
+
+class JobStore(Protocol):
+    async def insert(self, job: Job) -> Job:
+        """Writes a new document with ``rev`` 1. Duplicate where the id or ``idem`` is taken."""
+        ...
+
+    async def get(self, job_id: str) -> Job | None:
+        """A linearizable read: None means that no acknowledged insert of it exists.
+
+        A document that cannot be read (malformed) raises Internal; of a newer schema it raises Conflict.
+        """
+        ...
+
+    async def by_idem(self, idem: str) -> Job | None:
+        """The job submitted under this idempotency key."""
+        ...
+
+    async def replace(self, prior: Job, new: Job) -> Job:
+        """Replaces the document whose ``rev`` is ``prior.rev``; the stored ``rev`` is ``prior.rev + 1``.
+
+        Returns what was stored. StaleRevision where another write was first; IllegalTransition where
+        ``check_replace(prior, new)`` says so; NotFound where there is none.
+        """
+        ...
+
+    async def find(self, query: JobQuery, *, newest_first: bool = True, limit: int = 100) -> Sequence[Job]:
+        """Jobs in the order of their ids (which is that of submission). Unreadable documents are left out (see ``unreadable``)."""
+        ...
+
+    async def count(self, query: JobQuery) -> Mapping[Status, int]:
+        """How many there are of each status (absent: none)."""
+        ...
+
+    async def unreadable(self) -> Sequence[tuple[str, str]]:
+        """(id, why) of documents that are malformed or of a newer schema: shown to the operator, touched by nobody."""
+        ...
+
+    async def delete(self, job_id: str) -> None:
+        """Removes document and history for good. No error where there is none."""
+        ...
+
+    async def append_history(self, job_id: str, tenant: str, events: Sequence[Event]) -> None:
+        """Copies events to the history; those that are there already (same seq) are left as they are."""
+        ...
+
+    async def history(self, job_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
+        """Copied events in order of seq (readers merge them with the document's tail)."""
+        ...
+
+    async def dispatcher(self) -> DispatcherDoc:
+        """The dispatcher's document; term 0 and rev 0 where there is none yet."""
+        ...
+
+    async def replace_dispatcher(self, prior: DispatcherDoc, new: DispatcherDoc) -> DispatcherDoc:
+        """Compare-and-set on ``prior.rev``. StaleRevision where another was first."""
+        ...
+
+    async def ping(self) -> None:
+        """Readiness: raises Unavailable."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,45 @@
+"""Small documents besides jobs: keys, users, tenants, secrets, webhooks, audit, idempotent answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """``body`` is JSON. ``index`` are up to four string fields that ``find`` can match by equality."""
+
+    kind: str
+    id: str
+    """Unique within the kind."""
+    body: Mapping[str, Any]
+    index: Mapping[str, str]
+    rev: int = 1
+
+
+class RecordStore(Protocol):
+    async def insert(self, record: Record) -> Record:
+        """Durably. Duplicate where (kind, id) is taken."""
+        ...
+
+    async def get(self, kind: str, record_id: str) -> Record | None: ...
+
+    async def replace(self, record: Record) -> Record:
+        """Compare-and-set on ``record.rev``; returns it with ``rev + 1``. StaleRevision, NotFound."""
+        ...
+
+    async def find(
+        self, kind: str, index: Mapping[str, str], *, after: str | None = None, limit: int = 1000
+    ) -> Sequence[Record]:
+        """Records of the kind whose index has all the given values, in order of id, beyond ``after``."""
+        ...
+
+    async def delete(self, kind: str, record_id: str) -> None:
+        """No error where there is none."""
+        ...
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,100 @@
+"""Short-lived shared state: liveness, learners' phases, plan progress, wake-ups. It may forget everything at any time.
+
+Keys are paths below the installation's prefix (contracts.md, "Status store"); values are JSON text (<= 64 KiB).
+Nothing is decided from here alone (architecture.md, "etcd may forget everything").
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    key: str
+    value: str
+    mod_revision: int
+    """Revision of its last change: the compare-and-set token."""
+    create_revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One step of a watch. ``reset``: forget what was known under the prefix; the entries that follow are all there is."""
+
+    kind: str
+    """put | delete | reset."""
+    key: str = ""
+    entry: Entry | None = None
+
+
+class Lease(Protocol):
+    """A promise of liveness. Kept alive in the background until ``revoke`` or loss."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def alive(self) -> bool:
+        """Whether the lease is surely still held: its deadline counts from *before* the last acknowledged keep-alive
+        was sent, on the boot-time clock. False once that deadline passed, whatever the store may still say."""
+        ...
+
+    async def lost(self) -> None:
+        """Returns when the lease is no longer alive."""
+        ...
+
+    async def revoke(self) -> None:
+        """Deletes the lease and its keys at once. Idempotent; errors of a store that is away are swallowed."""
+        ...
+
+
+class StatusStore(Protocol):
+    async def get(self, key: str) -> Entry | None:
+        """A linearizable read."""
+        ...
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        """All entries whose key begins with ``prefix``, by key; a linearizable read."""
+        ...
+
+    async def put(self, key: str, value: str, *, lease: Lease | None = None) -> int:
+        """Writes; returns the new revision."""
+        ...
+
+    async def put_if(self, key: str, value: str, *, mod_revision: int, lease: Lease | None = None) -> int | None:
+        """Writes only where the key's mod_revision is this one (0: where there is no such key); the new revision, or
+        None where it is not."""
+        ...
+
+    async def put_while(
+        self, key: str, value: str, *, guard_key: str, guard_value: str, mod_revision: int
+    ) -> int | None:
+        """As ``put_if``, and only while ``guard_key`` has exactly ``guard_value``. None where either does not hold."""
+        ...
+
+    async def delete(self, key: str) -> None: ...
+
+    async def delete_prefix(self, prefix: str) -> int:
+        """How many keys went."""
+        ...
+
+    def watch(self, prefix: str) -> AsyncIterator[Change]:
+        """Everything under the prefix: first ``reset``, then each present entry as ``put``, then changes as they come,
+        each once and in order, over reconnects. Lists again (with ``reset``) after compaction, when the revision fell,
+        or when the cluster is another one. Never ends by itself; never spins (jittered back-off)."""
+        ...
+
+    async def lease(self, ttl_s: float) -> Lease:
+        """A new lease, kept alive in the background (every ttl/3)."""
+        ...
+
+    async def revoke_id(self, lease_id: int) -> None:
+        """Revokes a former process's lease by its id (a restarted process does so at once). No error where unknown."""
+        ...
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...
