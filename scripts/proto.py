@@ -66,10 +66,9 @@ def generate(protos: Path, out: Path, package: str) -> list[Path]:
     if status != 0:
         raise GenerationError(f"protoc ended with status {status}")
     _rewrite(out, package)
-    for folder in {out, *(path.parent for path in out.rglob("*_pb2.py"))}:
-        while folder != out.parent:
-            (folder / "__init__.py").write_text(HEADER)
-            folder = folder.parent
+    for stub in out.rglob("*_pb2.py"):
+        for folder in stub.relative_to(out).parents:
+            (out / folder / "__init__.py").write_text(HEADER)
     return sorted(path.relative_to(out) for path in out.rglob("*.py*") if path.is_file())
 
 

@@ -1,0 +1,48 @@
+# `make` alone says what there is. Each target sets up what it needs by itself; when
+# nothing changed, that takes a hundredth of a second.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench fmt lock proto clean
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+# Handed on to pytest, and to the benchmarks: make test ARGS="tests/unit -k halt"
+ARGS ?=
+
+help: ## This list
+	@echo "Weft: train deep-learning models on a shared platform."
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  The first run sets up .venv (Python 3.11 or newer; WEFT_PYTHON=... chooses one)."
+
+setup:
+	@scripts/setup.sh
+
+demo: setup ## Train a real model on this machine, from nothing to the result (KEEP=1 leaves the platform up)
+	@scripts/demo.sh
+
+test: setup ## Every test: unit, contract, integration (ARGS=... for pytest)
+	@$(BIN)/pytest $(ARGS)
+
+check: setup ## Lint, types, layers and unit tests, in less than a minute: before each commit
+	@scripts/check.sh
+
+bench: setup ## Measure what docs/performance.md reports
+	@shopt -s nullglob; for file in bench/*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit; done
+
+fmt: setup ## Format the code, and mend what can be mended by a tool
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+lock: setup ## Resolve the dependencies anew (ARGS=--upgrade for the newest versions)
+	@scripts/lock.sh $(ARGS)
+	@scripts/setup.sh
+
+proto: setup ## Generate the gRPC stubs from proto/
+	@$(BIN)/python scripts/proto.py
+
+clean: ## Remove caches and build outputs (.venv stays)
+	@rm -rf build dist cli/build cli/dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache htmlcov .coverage .coverage.*
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
