@@ -60,7 +60,8 @@ class Cluster(Protocol):
 
     async def do(self, step: str, plan: AttemptPlan) -> None:
         """Carries out one step; done already is done. StaleFence; ResourceExhausted or InvalidRequest with the reason
-        where the cluster says no."""
+        where the cluster says no.
+        """
         ...
 
     async def observe(self, job_id: str) -> Observation: ...

@@ -19,7 +19,8 @@ class ObjectMeta:
 
 class ObjectStore(Protocol):
     """A key has 1..1024 bytes of '/'-separated parts, none of them empty, '.' or '..', without control characters:
-    anything else is InvalidRequest."""
+    anything else is InvalidRequest.
+    """
 
     async def put(self, key: str, chunks: AsyncIterable[bytes], *, create_only: bool = False) -> ObjectMeta:
         """Streams an object in; visible only when complete, and durable when this returns.

@@ -39,7 +39,8 @@ class Lease(Protocol):
     @property
     def alive(self) -> bool:
         """Whether the lease is surely still held: its deadline counts from *before* the last acknowledged keep-alive
-        was sent, on the boot-time clock. False once that deadline passed, whatever the store may still say."""
+        was sent, on the boot-time clock. False once that deadline passed, whatever the store may still say.
+        """
         ...
 
     async def lost(self) -> None:
@@ -66,7 +67,8 @@ class StatusStore(Protocol):
 
     async def put_if(self, key: str, value: str, *, mod_revision: int, lease: Lease | None = None) -> int | None:
         """Writes only where the key's mod_revision is this one (0: where there is no such key); the new revision, or
-        None where it is not."""
+        None where it is not.
+        """
         ...
 
     async def put_while(
@@ -84,7 +86,8 @@ class StatusStore(Protocol):
     def watch(self, prefix: str) -> AsyncIterator[Change]:
         """Everything under the prefix: first ``reset``, then each present entry as ``put``, then changes as they come,
         each once and in order, over reconnects. Lists again (with ``reset``) after compaction, when the revision fell,
-        or when the cluster is another one. Never ends by itself; never spins (jittered back-off)."""
+        or when the cluster is another one. Never ends by itself; never spins (jittered back-off).
+        """
         ...
 
     async def lease(self, ttl_s: float) -> Lease:

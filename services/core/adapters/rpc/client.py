@@ -1,0 +1,90 @@
+"""Calling another service: a channel that carries our credential, reconnects fast, and raises the table's errors.
+
+Use ``connect`` once per peer and process; generated stubs take the channel. Every call needs a ``timeout``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from services.core.adapters.rpc.server import ERROR_KEY, MAX_MESSAGE, RETRY_KEY
+from services.core.domain.errors import TABLE, Unavailable, WeftError
+
+_BY_CODE: Final = {shown.code: kind for kind, shown in TABLE.items() if kind is not WeftError}
+_AWAY: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+
+
+class _Credential(grpc.aio.UnaryUnaryClientInterceptor, grpc.aio.UnaryStreamClientInterceptor):
+    def __init__(self, authorization: str) -> None:
+        self._entry = ("authorization", authorization)
+
+    def _with(self, details: Any) -> Any:
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), self._entry)
+        return details._replace(metadata=metadata)
+
+    async def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        return await continuation(self._with(details), request)
+
+    async def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        return await continuation(self._with(details), request)
+
+
+def connect(address: str, *, secret: bytes | None = None, learner_token: str = "") -> grpc.aio.Channel:
+    """A channel to ``host:port``, as a service (``secret``) or as a learner's helper. Connects when first used."""
+    authorization = f"Bearer {secret.hex()}" if secret is not None else f"Learner {learner_token}"
+    unary, stream = _Credential(authorization), _Credential(authorization)
+    return grpc.aio.insecure_channel(
+        address,
+        interceptors=(unary, stream),
+        options=(
+            # A restarted peer is found again within half a second instead of gRPC's two minutes.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 500),
+            ("grpc.keepalive_time_ms", 5_000),
+            ("grpc.keepalive_timeout_ms", 3_000),
+            ("grpc.max_receive_message_length", MAX_MESSAGE),
+            # The peer is on loopback or in the cluster: never through a proxy.
+            ("grpc.enable_http_proxy", 0),
+        ),
+    )
+
+
+def translated(error: grpc.RpcError) -> WeftError:
+    """The error of the table that the peer raised, or Unavailable where it did not answer."""
+    code = error.code() if callable(getattr(error, "code", None)) else None
+    trailing: dict[str, Any] = dict(error.trailing_metadata() or ()) if callable(getattr(error, "trailing_metadata", None)) else {}
+    name = code.name if code is not None else "UNAVAILABLE"
+    details = (error.details() if callable(getattr(error, "details", None)) else "") or name
+    retry_ms = trailing.get(RETRY_KEY)
+    kind = _BY_CODE.get(str(trailing.get(ERROR_KEY, "")))
+    if kind is not None:
+        return kind(details, retry_after_s=int(retry_ms) / 1000 if retry_ms else None)
+    if name in _AWAY:
+        return Unavailable(f"the service does not answer ({name.lower()})", retry_after_s=1)
+    return WeftError(f"{name.lower()}: {details}")
+
+
+@contextmanager
+def translating() -> Any:
+    """``with translating(): await stub.Method(...)`` raises the table's errors instead of gRPC's."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise translated(error) from None
+
+
+async def streaming(call: Any) -> AsyncIterator[Any]:
+    """The replies of a streaming call, with the table's errors; the call is cancelled when the reader leaves."""
+    try:
+        async for reply in call:
+            yield reply
+    except grpc.RpcError as error:
+        raise translated(error) from None
+    finally:
+        call.cancel()

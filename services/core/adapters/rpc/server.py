@@ -1,0 +1,132 @@
+"""A gRPC server whose every method is authenticated and whose every error is one of the table's.
+
+Who calls is either a service (``authorization: Bearer <service secret>``) or a learner's helper
+(``authorization: Learner <token>``). Helpers may call ``weft.v1.Intake`` only; services everything else.
+The handler reads who it is from ``caller()``.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import structlog
+
+from services.core.domain.errors import Internal, PermissionDenied, Unauthenticated, WeftError, row
+from services.core.domain.tokens import LearnerIdentity, verify
+
+ERROR_KEY: Final = "weft-error"
+RETRY_KEY: Final = "weft-retry-after-ms"
+LEARNER_SERVICES: Final = frozenset({"weft.v1.Intake"})
+MAX_MESSAGE: Final = 16 * 2**20
+_caller: ContextVar[LearnerIdentity | None] = ContextVar("caller", default=None)
+log = structlog.get_logger()
+
+
+def caller() -> LearnerIdentity | None:
+    """The learner on whose behalf the current call is made; None for a service."""
+    return _caller.get()
+
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc's classes are untyped
+    """Authenticates each call before its handler runs and translates its errors after."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._bearer = f"Bearer {secret.hex()}"
+
+    def identify(self, service: str, authorization: str) -> LearnerIdentity | None:
+        """Who calls. Unauthenticated for a bad credential, PermissionDenied for a good one at the wrong door."""
+        if hmac.compare_digest(authorization.encode(), self._bearer.encode()):
+            if service in LEARNER_SERVICES:
+                raise PermissionDenied(f"{service} is for learners' helpers")
+            return None
+        kind, _, token = authorization.partition(" ")
+        learner = verify(self._secret, token) if kind == "Learner" else None
+        if learner is None:
+            raise Unauthenticated("this call needs the service secret or a learner's token")
+        if service not in LEARNER_SERVICES:
+            raise PermissionDenied(f"{service} is not for learners' helpers")
+        return learner
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler  # no method of ours streams requests
+        method = handler_call_details.method
+        service = method.strip("/").partition("/")[0]
+        make = (
+            grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+        )
+        wrap = self._stream if handler.response_streaming else self._unary
+        behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        return make(wrap(service, method, behaviour), handler.request_deserializer, handler.response_serializer)
+
+    def _enter(self, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        metadata = dict(context.invocation_metadata() or ())
+        _caller.set(self.identify(service, str(metadata.get("authorization", ""))))
+
+    def _unary(
+        self, service: str, method: str, behaviour: Callable[..., Awaitable[Any]]
+    ) -> Callable[..., Awaitable[Any]]:
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                self._enter(service, context)
+                return await behaviour(request, context)
+            except Exception as error:  # the border: whatever it is becomes one of the table's errors
+                await abort(context, error, method)
+
+        return call
+
+    def _stream(self, service: str, method: str, behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            try:
+                self._enter(service, context)
+                async for reply in behaviour(request, context):
+                    yield reply
+            except Exception as error:  # the border, as above
+                await abort(context, error, method)
+
+        return call
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str) -> None:
+    """Ends a call with the error's row of the table; what is not ours is logged and told as Internal."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, WeftError):
+        log.exception("rpc.failed", method=method)
+        error = Internal("an internal error; the service's log has its trace")
+    shown = row(error)
+    trailing: tuple[tuple[str, str], ...] = ((ERROR_KEY, shown.code),)
+    if error.retry_after_s is not None:
+        trailing += ((RETRY_KEY, str(round(error.retry_after_s * 1000))),)
+    await context.abort(grpc.StatusCode[shown.grpc], error.message, trailing)
+
+
+async def serve(address: str, secret: bytes, register: Callable[[grpc.aio.Server], None]) -> grpc.aio.Server:
+    """A started server at ``host:port``. WeftError where the port is taken (``so_reuseport`` would hide that)."""
+    server = grpc.aio.server(
+        interceptors=(Guard(secret),),
+        options=(
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", MAX_MESSAGE),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ),
+    )
+    register(server)
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError as failed:
+        raise WeftError(f"cannot listen on {address}: the port is taken") from failed
+    await server.start()
+    return server

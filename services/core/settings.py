@@ -1,0 +1,34 @@
+"""Settings that every service shares. Each service extends this with its own; every field says unit and reason.
+
+Loaded from the environment (``WEFT_<FIELD>``). The page docs/settings.md is generated from these classes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.core.home import Home, default_home
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="WEFT_", frozen=True, extra="ignore")
+
+    home: Path = Field(default_factory=default_home, description="The installation's folder.")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    hints: Literal["celery", "drop"] = Field(
+        default="celery", description="'drop' loses every hint on purpose: everything must still work, only slower."
+    )
+    sweep_s: float = Field(
+        default=1.0, gt=0, description="How often each actor looks at everything without being told, in seconds."
+    )
+    lease_ttl_s: float = Field(
+        default=3.0, ge=2, description="After so many seconds of silence a service counts as gone. etcd's minimum is 2."
+    )
+
+    @property
+    def place(self) -> Home:
+        return Home(self.home)
