@@ -40,15 +40,18 @@ step() {
     shift 2
     say "$what"
     "$@" > "$log" 2>&1 && return
+    # What the network said comes first: pip's last word on it is 'no such version'.
     local said
-    said=$(grep -iE 'error|cause|fail|could not|refused' "$log" | tail -n 1 || true)
-    die "FAILED: $what: ${said:-see $log}. $hint (everything that was said: $log)"
+    said=$(grep -ioE 'connection refused|name or service not known|temporary failure in name resolution|network is unreachable|timed out|certificate verify failed|no space left on device' "$log" | head -n 1 || true)
+    [ -n "$said" ] || said=$(grep -iE 'error|cause|fail|could not' "$log" | tail -n 1 | sed 's/^ *//' || true)
+    [ -n "$said" ] || said=$(tail -n 1 "$log")
+    die "FAILED: $what: ${said:-it gave no reason}. $hint (everything that was said: $log)"
 }
 online="This step needs the package index: check the network (or pip's index-url, if you use a mirror) and run it again."
 
 # --- an interpreter ---------------------------------------------------------
 
-new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; }
+new_enough() { [ "$("$1" -c 'import sys; print(sys.version_info >= (3, 11))' 2> /dev/null)" = True ]; }
 has_venv() { "$1" -c 'import ensurepip, venv' 2> /dev/null; }
 
 # True if a user other than root can run it: learners do. The interpreter is tried
@@ -100,8 +103,10 @@ install_debian() {
 
 if [ -n "${WEFT_PYTHON:-}" ]; then
     python=$(command -v "$WEFT_PYTHON") || die "WEFT_PYTHON=$WEFT_PYTHON: there is no such interpreter"
-    new_enough "$python" || die "WEFT_PYTHON=$WEFT_PYTHON is older than Python 3.11"
+    new_enough "$python" || die "WEFT_PYTHON=$WEFT_PYTHON is no Python 3.11 or newer"
     has_venv "$python" || die "WEFT_PYTHON=$WEFT_PYTHON lacks the modules venv and ensurepip"
+    [ "$(id -u)" != 0 ] || others_can_run "$python" \
+        || say "note: other users cannot run $python; learners of a platform started by root will need one that they can"
 else
     python=$(find_python)
     if [ -z "$python" ]; then
