@@ -9,11 +9,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.core.domain.job import Job, Verdict
-from services.core.domain.spec import JobSpec
 from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
+
+if TYPE_CHECKING:
+    # Helpers import this module at every learner's start, and must not wait for pydantic.
+    from services.core.domain.spec import JobSpec
 
 
 def learner_name(role: str, index: int) -> str:

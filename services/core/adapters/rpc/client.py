@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from services.core.adapters.rpc.server import ERROR_KEY, MAX_MESSAGE, RETRY_KEY
+from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY
 from services.core.domain.errors import TABLE, Unavailable, WeftError
 
 _BY_CODE: Final = {shown.code: kind for kind, shown in TABLE.items() if kind is not WeftError}

@@ -16,13 +16,11 @@ import grpc
 import grpc.aio
 import structlog
 
+from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY
 from services.core.domain.errors import Internal, PermissionDenied, Unauthenticated, WeftError, row
 from services.core.domain.tokens import LearnerIdentity, verify
 
-ERROR_KEY: Final = "weft-error"
-RETRY_KEY: Final = "weft-retry-after-ms"
 LEARNER_SERVICES: Final = frozenset({"weft.v1.Intake"})
-MAX_MESSAGE: Final = 16 * 2**20
 _caller: ContextVar[LearnerIdentity | None] = ContextVar("caller", default=None)
 log = structlog.get_logger()
 
