@@ -1,14 +1,33 @@
 """Short-lived shared state: liveness, learners' phases, plan progress, wake-ups. It may forget everything at any time.
 
-Keys are paths below the installation's prefix (contracts.md, "Status store"); values are JSON text (<= 64 KiB).
-Nothing is decided from here alone (architecture.md, "etcd may forget everything").
+Keys are paths below the installation's prefix (contracts.md, "Status store") and begin with '/', prefixes too; values
+are JSON text (<= 64 KiB). Every method raises Unavailable where the store does not answer; a write may then have
+happened all the same. Nothing is decided from here alone (architecture.md, "etcd may forget everything").
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+from services.core.domain.errors import InvalidRequest, TooLarge
+
+MAX_VALUE: Final = 64 * 1024
+
+
+def check_key(key: str) -> str:
+    """The key or prefix itself; InvalidRequest where it has not the form of one."""
+    if not key.startswith("/") or "\x00" in key:
+        raise InvalidRequest(f"a key of the status store begins with '/', unlike {key!r}")
+    return key
+
+
+def check_value(value: str) -> str:
+    """The value itself; TooLarge where it is."""
+    if len(value) > MAX_VALUE or len(value.encode()) > MAX_VALUE:
+        raise TooLarge(f"a value of the status store has at most {MAX_VALUE} bytes")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +41,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One step of a watch. ``reset``: forget what was known under the prefix; the entries that follow are all there is."""
+    """A step of a watch. ``reset``: forget what was known under the prefix; the entries that follow are all."""
 
     kind: str
     """put | delete | reset."""
@@ -62,7 +81,7 @@ class StatusStore(Protocol):
         ...
 
     async def put(self, key: str, value: str, *, lease: Lease | None = None) -> int:
-        """Writes; returns the new revision."""
+        """Writes; returns the new revision. Conflict where the lease is gone (so do the others with a lease)."""
         ...
 
     async def put_if(self, key: str, value: str, *, mod_revision: int, lease: Lease | None = None) -> int | None:
@@ -83,10 +102,11 @@ class StatusStore(Protocol):
         """How many keys went."""
         ...
 
-    def watch(self, prefix: str) -> AsyncIterator[Change]:
+    def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
         """Everything under the prefix: first ``reset``, then each present entry as ``put``, then changes as they come,
         each once and in order, over reconnects. Lists again (with ``reset``) after compaction, when the revision fell,
-        or when the cluster is another one. Never ends by itself; never spins (jittered back-off).
+        or when the cluster is another one. Never ends by itself; never spins (jittered back-off). Read it in
+        ``async with aclosing(...)`` (contextlib) where the reader may leave early.
         """
         ...
 
@@ -100,4 +120,6 @@ class StatusStore(Protocol):
 
     async def ping(self) -> None: ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Ends watches and keep-alives (leases not revoked run out) and lets go of the store."""
+        ...

@@ -1,0 +1,161 @@
+"""One channel to etcd: every call has a deadline, carries a token where there is a user, and raises the table's errors.
+
+etcd closes connections that are pinged more often than every 5 s, or pinged while no call is open: hence the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from services.core.adapters.etcd._stubs import messages, stubs
+from services.core.domain.errors import (
+    Conflict,
+    Internal,
+    NoSpace,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    WeftError,
+)
+
+_MAX_MESSAGE: Final = 256 * 2**20
+"""etcd's answers may pass gRPC's 4 MB: a page of a list (1000 values of up to 64 KiB), a watcher that catches up."""
+_OPTIONS: Final = (
+    ("grpc.keepalive_time_ms", 6_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A restarted etcd is found again within half a second instead of gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE),
+    # Two stores of one process, or two tests, do not share a connection or its back-off.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+_STALE_TOKEN: Final = ("invalid auth token", "revision of auth store is old")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Who we are to etcd. All empty: plain text and nobody, as on one machine."""
+
+    user: str = ""
+    password: str = ""
+    ca: bytes | None = None
+    """PEM; the system's where only a client certificate is given."""
+    cert: bytes | None = None
+    """PEM chain of the client certificate, with ``key``: mutual TLS."""
+    key: bytes | None = None
+
+    @property
+    def tls(self) -> bool:
+        return self.ca is not None or self.cert is not None
+
+
+class Connection:
+    """``target`` is a gRPC target: ``host:port``, ``dns:///name:port``, ``ipv4:a:port,b:port``."""
+
+    def __init__(self, target: str, *, credentials: Credentials, timeout_s: float) -> None:
+        self.target = target
+        self.timeout_s = timeout_s
+        self.closed = False
+        self._credentials = credentials
+        self._token = ""
+        self._renewing = asyncio.Lock()
+        if credentials.tls:
+            tls = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.cert)
+            self._channel = grpc.aio.secure_channel(target, tls, options=_OPTIONS)
+        else:
+            self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self.kv = stubs.KVStub(self._channel)
+        self.watch = stubs.WatchStub(self._channel)
+        self.lease = stubs.LeaseStub(self._channel)
+        self.auth = stubs.AuthStub(self._channel)
+
+    async def call(self, method: Any, request: Any, *, timeout_s: float | None = None) -> Any:
+        """The reply of a unary call. A token that ran out is renewed once."""
+        for last in (False, True):
+            metadata = await self.metadata()
+            try:
+                return await method(request, timeout=timeout_s or self.timeout_s, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                if last or not self.forget_token(metadata, error.details() or ""):
+                    raise self.translated(error) from None
+            except grpc.aio.UsageError:
+                raise Unavailable("the connection to etcd was closed") from None
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self.closed and task is not None and not task.cancelling():  # gRPC's own, for calls in flight
+                    raise Unavailable("the connection to etcd was closed") from None
+                raise
+        raise AssertionError("unreachable")
+
+    async def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What a call carries. Asks for a token where there is none yet, once for all callers."""
+        if not self._credentials.user:
+            return ()
+        if not self._token:
+            async with self._renewing:
+                if not self._token:
+                    self._token = await self._authenticate()
+        return (("token", self._token),)
+
+    def forget_token(self, metadata: tuple[tuple[str, str], ...], reason: str) -> bool:
+        """Whether the token was at fault and is forgotten (unless another caller has renewed it meanwhile)."""
+        if not metadata or not any(text in reason for text in _STALE_TOKEN):
+            return False
+        if self._token == metadata[0][1]:
+            self._token = ""
+        return True
+
+    async def _authenticate(self) -> str:
+        request = messages.AuthenticateRequest(name=self._credentials.user, password=self._credentials.password)
+        try:
+            reply = await self.auth.Authenticate(request, timeout=self.timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self.translated(error) from None
+        return str(reply.token)
+
+    def translated(self, error: grpc.aio.AioRpcError) -> WeftError:
+        """The error of the table; etcd's own words only where they help."""
+        code, details = error.code(), error.details() or ""
+        if code in _AWAY:
+            return Unavailable(f"etcd at {self.target} does not answer ({code.name.lower()})", retry_after_s=1)
+        if "authentication failed" in details or "user name is empty" in details or code is _UNAUTHENTICATED:
+            return Unauthenticated(f"etcd at {self.target} does not accept our user: {details}")
+        if "request is too large" in details:
+            return TooLarge("a value is larger than etcd accepts")
+        if "database space exceeded" in details:
+            return NoSpace(f"etcd at {self.target} is full: compact, defragment and disarm its alarm")
+        return _KINDS.get(code, Internal)(f"etcd at {self.target}: {details}")
+
+    async def close(self) -> None:
+        self.closed = True
+        await self._channel.close()
+
+
+_UNAUTHENTICATED: Final = grpc.StatusCode.UNAUTHENTICATED
+_AWAY: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+_KINDS: Final[dict[grpc.StatusCode, type[WeftError]]] = {
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
+    grpc.StatusCode.FAILED_PRECONDITION: Conflict,
+}

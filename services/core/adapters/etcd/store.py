@@ -1,0 +1,137 @@
+"""StatusStore on etcd. Keys of the port lie below a prefix of the installation: ``/jobs/x`` is ``/weft/jobs/x``."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Final
+
+from services.core.adapters.etcd._stubs import messages
+from services.core.adapters.etcd.connection import Connection, Credentials
+from services.core.adapters.etcd.lease import EtcdLease
+from services.core.adapters.etcd.watch import Keyspace, Listing, read_all, resuming
+from services.core.domain.errors import Conflict, NotFound
+from services.core.ports.status_store import Change, Entry, Lease, check_key, check_value
+
+_TIMEOUT_S: Final = 3.0
+_SILENCE_S: Final = 3.0
+
+
+def boottime() -> float:
+    """Seconds on CLOCK_BOOTTIME."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class EtcdStatusStore:
+    """Made inside the event loop that uses it."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        prefix: str = "/weft",
+        credentials: Credentials = Credentials(),  # noqa: B008 - frozen
+        timeout_s: float = _TIMEOUT_S,
+        silence_s: float = _SILENCE_S,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
+        """``timeout_s``: of each call. ``silence_s``: a watch that hears nothing for so long asks, and after as long
+        again connects anew. ``clock``: seconds on a clock that goes on while the machine sleeps.
+        """
+        self._connection = Connection(target, credentials=credentials, timeout_s=timeout_s)
+        self._keys = Keyspace(prefix)
+        self._silence_s = silence_s
+        self._clock = clock
+        self._leases: set[EtcdLease] = set()
+
+    async def get(self, key: str) -> Entry | None:
+        reply = await self._connection.call(
+            self._connection.kv.Range, messages.RangeRequest(key=self._keys.full(check_key(key)))
+        )
+        return self._keys.entry(reply.kvs[0]) if reply.kvs else None
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        listing: Listing = await read_all(self._connection, self._keys, check_key(prefix))
+        return listing.entries
+
+    async def put(self, key: str, value: str, *, lease: Lease | None = None) -> int:
+        reply = await self._write(self._connection.kv.Put, self._put(key, value, lease))
+        return int(reply.header.revision)
+
+    async def put_if(self, key: str, value: str, *, mod_revision: int, lease: Lease | None = None) -> int | None:
+        return await self._put_where([self._unchanged(key, mod_revision)], self._put(key, value, lease))
+
+    async def put_while(
+        self, key: str, value: str, *, guard_key: str, guard_value: str, mod_revision: int
+    ) -> int | None:
+        guard = messages.Compare(
+            key=self._keys.full(check_key(guard_key)),
+            target=messages.Compare.VALUE,
+            result=messages.Compare.EQUAL,
+            value=guard_value.encode(),
+        )
+        return await self._put_where([guard, self._unchanged(key, mod_revision)], self._put(key, value, None))
+
+    async def delete(self, key: str) -> None:
+        request = messages.DeleteRangeRequest(key=self._keys.full(check_key(key)))
+        await self._connection.call(self._connection.kv.DeleteRange, request)
+
+    async def delete_prefix(self, prefix: str) -> int:
+        first, end = self._keys.range(check_key(prefix))
+        request = messages.DeleteRangeRequest(key=first, range_end=end)
+        return int((await self._connection.call(self._connection.kv.DeleteRange, request)).deleted)
+
+    def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
+        return resuming(self._connection, self._keys, check_key(prefix), silence_s=self._silence_s)
+
+    async def lease(self, ttl_s: float) -> Lease:
+        asked_at = self._clock()
+        reply = await self._connection.call(
+            self._connection.lease.LeaseGrant, messages.LeaseGrantRequest(TTL=math.ceil(ttl_s))
+        )
+        lease = EtcdLease(self._connection, reply.ID, ttl_s=reply.TTL, asked_at=asked_at, boottime=self._clock)
+        self._leases = {other for other in self._leases if other.alive} | {lease}
+        return lease
+
+    async def revoke_id(self, lease_id: int) -> None:
+        try:
+            await self._connection.call(self._connection.lease.LeaseRevoke, messages.LeaseRevokeRequest(ID=lease_id))
+        except NotFound:
+            return
+
+    async def ping(self) -> None:
+        request = messages.RangeRequest(key=self._keys.full("/ping"), count_only=True)
+        await self._connection.call(self._connection.kv.Range, request)
+
+    async def close(self) -> None:
+        """Ends watches and keep-alives; leases that were not revoked end by themselves."""
+        await asyncio.gather(*(lease.stop() for lease in self._leases))
+        await self._connection.close()
+
+    def _put(self, key: str, value: str, lease: Lease | None) -> Any:
+        return messages.PutRequest(
+            key=self._keys.full(check_key(key)),
+            value=check_value(value).encode(),
+            lease=lease.id if lease is not None else 0,
+        )
+
+    def _unchanged(self, key: str, mod_revision: int) -> Any:
+        return messages.Compare(
+            key=self._keys.full(key),
+            target=messages.Compare.MOD,
+            result=messages.Compare.EQUAL,
+            mod_revision=mod_revision,
+        )
+
+    async def _put_where(self, conditions: Sequence[Any], put: Any) -> int | None:
+        request = messages.TxnRequest(compare=conditions, success=[messages.RequestOp(request_put=put)])
+        reply = await self._write(self._connection.kv.Txn, request)
+        return int(reply.header.revision) if reply.succeeded else None
+
+    async def _write(self, method: Any, request: Any) -> Any:
+        try:
+            return await self._connection.call(method, request)
+        except NotFound:  # the only thing a write can miss
+            raise Conflict("the lease of this write is gone") from None

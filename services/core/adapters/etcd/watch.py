@@ -1,0 +1,234 @@
+"""A watch that resumes: list at a revision, then follow from the next one, over any number of lost connections.
+
+Why not etcd3's: it ends at a disconnect, and then spins. What can go wrong, and what is done:
+
+* The connection breaks: watch again from the last seen revision + 1. All changes of one revision come in one response,
+  so none is lost and none is seen twice.
+* That revision was compacted meanwhile: list again, with ``reset``.
+* etcd lost everything (another cluster id; a lower revision or raft term): list again, with ``reset``. A watch from a
+  revision that does not exist yet would otherwise wait in silence until the new etcd has caught up with the old one.
+* The peer is silent (half-open connection, stopped process): after ``silence_s`` ask for progress, after as long again
+  break off. The revision in the answer is not resumed from: etcd before 3.5.8 may send it ahead of older events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import grpc.aio
+import structlog
+
+from services.core.adapters.etcd._stubs import PROGRESS_REQUEST, messages
+from services.core.adapters.etcd.connection import Connection
+from services.core.domain.errors import Unavailable, WeftError
+from services.core.ports.status_store import Change, Entry
+
+_PAGE: Final = 1000
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 1.0
+_COMPACTED: Final = "required revision has been compacted"
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Keyspace:
+    """Translates between the port's keys and etcd's."""
+
+    prefix: str
+
+    def full(self, key: str) -> bytes:
+        return (self.prefix + key).encode()
+
+    def range(self, prefix: str) -> tuple[bytes, bytes]:
+        """[first, end) of all keys that begin so. Never empty nor ending in 0xff: it is UTF-8."""
+        first = self.full(prefix)
+        return first, first[:-1] + bytes((first[-1] + 1,))
+
+    def key(self, full: bytes) -> str:
+        return full.decode().removeprefix(self.prefix)
+
+    def entry(self, pair: Any) -> Entry:
+        return Entry(self.key(pair.key), pair.value.decode(), pair.mod_revision, pair.create_revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a watcher has seen, and in which history."""
+
+    cluster_id: int
+    raft_term: int
+    revision: int
+
+    def fits(self, header: Any) -> bool:
+        """Whether an etcd that answers so may still continue what we saw."""
+        return bool(
+            header.cluster_id == self.cluster_id
+            and header.raft_term >= self.raft_term
+            and header.revision >= self.revision
+        )
+
+    def at(self, revision: int) -> Position:
+        return replace(self, revision=max(self.revision, revision))
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    entries: list[Entry]
+    position: Position
+
+
+class _HistoryGone(Exception):
+    """What we saw cannot be continued: list again."""
+
+
+async def read_all(connection: Connection, keys: Keyspace, prefix: str) -> Listing:
+    """All entries below a prefix as of one revision, read in pages."""
+    while True:
+        try:
+            return await _read_pages(connection, keys, prefix)
+        except _HistoryGone:  # compacted between two pages
+            continue
+
+
+async def _read_pages(connection: Connection, keys: Keyspace, prefix: str) -> Listing:
+    first, end = keys.range(prefix)
+    entries: list[Entry] = []
+    position: Position | None = None
+    while True:
+        request = messages.RangeRequest(
+            key=first, range_end=end, limit=_PAGE, revision=position.revision if position else 0
+        )
+        try:
+            reply = await connection.call(connection.kv.Range, request)
+        except WeftError as error:
+            if _COMPACTED in error.message:
+                raise _HistoryGone from None
+            raise
+        if position is None:
+            position = Position(reply.header.cluster_id, reply.header.raft_term, reply.header.revision)
+        entries += [keys.entry(pair) for pair in reply.kvs]
+        if not reply.more:
+            return Listing(entries, position)
+        first = reply.kvs[-1].key + b"\x00"
+
+
+async def resuming(
+    connection: Connection, keys: Keyspace, prefix: str, *, silence_s: float
+) -> AsyncGenerator[Change, None]:
+    """See ``StatusStore.watch``. Ends when the connection is closed by us."""
+    position: Position | None = None
+    failures = 0
+    while not connection.closed:
+        try:
+            if position is None:
+                listing = await read_all(connection, keys, prefix)
+                yield Change("reset")
+                for entry in listing.entries:
+                    yield Change("put", entry.key, entry)
+                position = listing.position
+            stream = _Stream(connection, keys, prefix, silence_s=silence_s)
+            try:
+                position = await stream.open(position)
+                failures = 0
+                while True:
+                    for event in await stream.events():
+                        yield _change(keys, event)
+                        position = position.at(event.kv.mod_revision)
+            finally:
+                stream.close()
+        except _HistoryGone:
+            log.info("watch.lists_again", prefix=prefix)
+            position = None
+        except (WeftError, grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError) as error:
+            if failures == 0 and not connection.closed:
+                log.warning("watch.interrupted", prefix=prefix, why=_why(error))
+        # Also before listing again: whatever goes wrong each time must not make this spin.
+        await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0))
+        failures += 1
+
+
+def _why(error: Exception) -> str:
+    return error.code().name.lower() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timeout"
+
+
+def _change(keys: Keyspace, event: Any) -> Change:
+    if event.type == messages.Event.DELETE:
+        return Change("delete", keys.key(event.kv.key))
+    entry = keys.entry(event.kv)
+    return Change("put", entry.key, entry)
+
+
+class _Stream:
+    """One watch on one call."""
+
+    def __init__(self, connection: Connection, keys: Keyspace, prefix: str, *, silence_s: float) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._prefix = prefix
+        self._silence_s = silence_s
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        self._call: Any = None
+        self._reading: asyncio.Task[Any] | None = None
+
+    async def open(self, position: Position) -> Position:
+        """Follows from the position on; it, with the raft term of now. _HistoryGone where etcd knows another history."""
+        self._metadata = await self._connection.metadata()
+        self._call = self._connection.watch.Watch(metadata=self._metadata)
+        first, end = self._keys.range(self._prefix)
+        create = messages.WatchCreateRequest(key=first, range_end=end, start_revision=position.revision + 1)
+        await self._write(messages.WatchRequest(create_request=create))
+        header = (await self._next()).header
+        if not position.fits(header):
+            # A follower of a healthy cluster may lag behind what we saw; a linearizable read does not.
+            request = messages.RangeRequest(key=first, count_only=True)
+            header = (await self._connection.call(self._connection.kv.Range, request)).header
+            if not position.fits(header):
+                raise _HistoryGone
+        return replace(position, raft_term=header.raft_term)
+
+    async def events(self) -> list[Any]:
+        """The next changes; maybe none."""
+        return list((await self._next()).events)
+
+    def close(self) -> None:
+        if self._reading is not None and not self._reading.cancel() and not self._reading.cancelled():
+            self._reading.exception()  # whatever it was, the call is over: not to be reported as unseen
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _next(self) -> Any:
+        response = await self._heard()
+        if response is grpc.aio.EOF:
+            raise Unavailable("etcd ended the watch")
+        if response.canceled:
+            if response.compact_revision or _COMPACTED in response.cancel_reason:
+                raise _HistoryGone
+            self._connection.forget_token(self._metadata, response.cancel_reason)
+            raise Unavailable(f"etcd refused the watch: {response.cancel_reason}")
+        return response
+
+    async def _heard(self) -> Any:
+        """The next message. Asks once when it is silent; Unavailable where that is not answered either."""
+        # Not wait_for: a cancelled read would cancel the whole call.
+        reading: asyncio.Task[Any] = asyncio.ensure_future(self._call.read())
+        self._reading = reading
+        for asked in (False, True):
+            done, _ = await asyncio.wait({reading}, timeout=self._silence_s)
+            if reading.cancelled():  # by the end of the channel, which must not look like our task's
+                raise Unavailable("the watch was cut off")
+            if done:
+                return reading.result()
+            if not asked:
+                await self._write(messages.WatchRequest.FromString(PROGRESS_REQUEST))
+        raise Unavailable("etcd is silent")
+
+    async def _write(self, request: Any) -> None:
+        try:
+            async with asyncio.timeout(self._silence_s):
+                await self._call.write(request)
+        except asyncio.InvalidStateError:
+            raise Unavailable("etcd ended the watch") from None
