@@ -1,1 +1,1 @@
-"""Guardians: each carries one job from admission to its released end."""
+"""One Guardian per job: provisions all of it or nothing, watches it, decides how it ends, and gives everything back."""

@@ -1,1 +1,1 @@
-"""The life-cycle manager: the queue, and a Guardian for every admitted job."""
+"""The life-cycle manager: the queue, who is admitted and when, and the sweep that finds what a lost hint missed."""

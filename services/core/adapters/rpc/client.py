@@ -58,7 +58,9 @@ def connect(address: str, *, secret: bytes | None = None, learner_token: str = "
 def translated(error: grpc.RpcError) -> WeftError:
     """The error of the table that the peer raised, or Unavailable where it did not answer."""
     code = error.code() if callable(getattr(error, "code", None)) else None
-    trailing: dict[str, Any] = dict(error.trailing_metadata() or ()) if callable(getattr(error, "trailing_metadata", None)) else {}
+    trailing: dict[str, Any] = (
+        dict(error.trailing_metadata() or ()) if callable(getattr(error, "trailing_metadata", None)) else {}
+    )
     name = code.name if code is not None else "UNAVAILABLE"
     details = (error.details() if callable(getattr(error, "details", None)) else "") or name
     retry_ms = trailing.get(RETRY_KEY)

@@ -1,0 +1,40 @@
+"""Asking the metrics service what a job has reported so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from services.core.adapters.rpc.client import connect, translating
+from services.core.gen.weft.v1 import metrics_pb2, metrics_pb2_grpc
+
+_TIMEOUT_S: Final = 5
+
+
+class Telemetry:
+    def __init__(self, address: str, secret: bytes) -> None:
+        self._channel = connect(address, secret=secret)
+        self._stub = metrics_pb2_grpc.TelemetryStub(self._channel)
+
+    async def summary(self, job_id: str) -> Mapping[str, Any]:
+        """``{lines, points, latest: {name: {value, step}}}``; NaN and infinities as words, for the document is JSON."""
+        with translating():
+            reply = await self._stub.Summary(metrics_pb2.SummaryRequest(job_id=job_id), timeout=_TIMEOUT_S)
+        latest = {
+            one.point.name: {
+                "value": _json(one.point.value),
+                "step": one.point.step if one.point.HasField("step") else None,
+            }
+            for one in reply.latest
+        }
+        return {"lines": reply.lines, "points": reply.points, "latest": latest}
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def _json(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")

@@ -1,0 +1,85 @@
+"""The adapters that the services share, for the profile they run in. Each service's own ``wiring`` picks from here.
+
+Imports are inside the functions: a service pays only for what it uses.
+"""
+
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from services.core.settings import Settings
+
+if TYPE_CHECKING:
+    from services.core.adapters.rpc.telemetry import Telemetry
+    from services.core.ports.clock import Clock
+    from services.core.ports.cluster import Cluster
+    from services.core.ports.hints import Hints
+    from services.core.ports.job_store import JobStore
+    from services.core.ports.object_store import ObjectStore
+    from services.core.ports.record_store import RecordStore
+    from services.core.ports.secret_store import SecretStore
+    from services.core.ports.status_store import StatusStore
+
+SERVICE_SECRET = "service"
+
+
+def clock() -> Clock:
+    from services.core.adapters.system_clock import SystemClock
+
+    return SystemClock()
+
+
+def secret_store(settings: Settings) -> SecretStore:
+    from services.core.adapters.folder.secret_store import FolderSecretStore
+
+    return FolderSecretStore(settings.place / "secrets")
+
+
+async def service_secret(settings: Settings) -> bytes:
+    """What the services know each other by, and what learners' tokens are made with. Made at the first start."""
+    return await secret_store(settings).get_or_create(SERVICE_SECRET, os.urandom(32))
+
+
+async def job_store(settings: Settings) -> JobStore:
+    from services.core.adapters.sqlite.job_store import SqliteJobStore
+
+    return await SqliteJobStore.open(settings.place / "jobs.sqlite")
+
+
+async def record_store(settings: Settings) -> RecordStore:
+    from services.core.adapters.sqlite.record_store import SqliteRecordStore
+
+    return await SqliteRecordStore.open(settings.place / "records.sqlite")
+
+
+def object_store(settings: Settings) -> ObjectStore:
+    from services.core.adapters.folder.object_store import FolderObjectStore
+
+    return FolderObjectStore(settings.place / "objects")
+
+
+async def status_store(settings: Settings) -> StatusStore:
+    from services.core.adapters.etcd.store import EtcdStatusStore
+
+    return EtcdStatusStore(settings.place.address("etcd"))
+
+
+def cluster(settings: Settings, secret: bytes) -> Cluster:
+    from services.core.adapters.local.cluster import LocalCluster
+
+    return LocalCluster(settings.place.address("node"), secret=secret)
+
+
+def hints(settings: Settings) -> Hints:
+    from services.core.adapters.celery.hints import CeleryHints, DropHints
+
+    return DropHints() if settings.hints == "drop" else CeleryHints(settings)
+
+
+def telemetry(settings: Settings, secret: bytes) -> Telemetry:
+    from services.core.adapters.rpc.telemetry import Telemetry
+
+    return Telemetry(settings.place.address("metrics"), secret)

@@ -1,0 +1,32 @@
+"""What a Guardian works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from services.core.domain.sizes import Size
+from services.core.ports.clock import Clock
+from services.core.ports.cluster import Cluster
+from services.core.ports.hints import Hints
+from services.core.ports.job_store import JobStore
+from services.core.ports.status_store import StatusStore
+
+
+class Summaries(Protocol):
+    async def summary(self, job_id: str) -> Mapping[str, Any]:
+        """The job's last metrics and its counts, as they go into its document with the end. Unavailable."""
+        ...
+
+
+@dataclass(frozen=True)
+class GuardianPorts:
+    jobs: JobStore
+    status: StatusStore
+    cluster: Cluster
+    hints: Hints
+    clock: Clock
+    summaries: Summaries
+    secret: bytes
+    sizes: Mapping[str, Size]

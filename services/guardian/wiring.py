@@ -1,0 +1,22 @@
+"""Which adapters the guardian service runs on."""
+
+from __future__ import annotations
+
+from services.core import wiring as core
+from services.core.domain.sizes import SIZES
+from services.guardian.ports import GuardianPorts
+from services.guardian.settings import GuardianSettings
+
+
+async def connect(settings: GuardianSettings) -> GuardianPorts:
+    secret = await core.service_secret(settings)
+    return GuardianPorts(
+        jobs=await core.job_store(settings),
+        status=await core.status_store(settings),
+        cluster=core.cluster(settings, secret),
+        hints=core.hints(settings),
+        clock=core.clock(),
+        summaries=core.telemetry(settings, secret),
+        secret=secret,
+        sizes=SIZES,
+    )

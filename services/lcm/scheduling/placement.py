@@ -1,0 +1,98 @@
+"""Where the learners of one gang go: all of them or none.
+
+``pack`` fills the tightest node that fits first, so that whole nodes stay free for big gangs; ``spread`` takes the
+emptiest. Learners are placed largest first: the classic best-fit-decreasing order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from services.core.domain.learner import learner_name
+from services.core.domain.sizes import Size
+from services.core.domain.spec import JobSpec
+from services.core.ports.cluster import Node
+
+_EPSILON: Final = 1e-9
+"""CPUs and GPU fractions are floats: 0.1 + 0.2 must still fit into 0.3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What is left of one node."""
+
+    node: str
+    cpus: float
+    memory: int
+    gpus: float
+    gpu_type: str = ""
+
+    def fits(self, want: Size, gpu_type: str | None) -> bool:
+        typed = not want.gpus or gpu_type is None or gpu_type == self.gpu_type
+        return (
+            typed
+            and self.cpus + _EPSILON >= want.cpus
+            and self.memory >= want.memory
+            and self.gpus + _EPSILON >= want.gpus
+        )
+
+    def less(self, want: Size) -> Free:
+        return replace(self, cpus=self.cpus - want.cpus, memory=self.memory - want.memory, gpus=self.gpus - want.gpus)
+
+
+def whole(nodes: Iterable[Node]) -> list[Free]:
+    """The nodes as if nothing ran on them; one that is not ready has nothing."""
+    return [Free(node.name, node.cpus, node.memory, node.gpus, node.gpu_type) for node in nodes if node.ready]
+
+
+def gang(spec: JobSpec, sizes: Mapping[str, Size]) -> list[tuple[str, Size, str | None]]:
+    """Every learner of the job: (name, what it needs, GPU type), largest first."""
+    out = [
+        (learner_name(name, index), spec.role_resources(name, sizes), role.gpu_type or spec.resources.gpu_type)
+        for name, role in spec.roles.items()
+        for index in range(role.count)
+    ]
+    return sorted(out, key=lambda one: (-one[1].gpus, -one[1].cpus, -one[1].memory))
+
+
+def place(spec: JobSpec, free: Sequence[Free], sizes: Mapping[str, Size]) -> dict[str, str] | None:
+    """Learner -> node for the whole gang, or None where it does not fit."""
+    left = {one.node: one for one in free}
+    sign = -1 if spec.placement == "spread" else 1
+    placement: dict[str, str] = {}
+    for learner, want, gpu_type in gang(spec, sizes):
+        fitting = [one for one in left.values() if one.fits(want, gpu_type)]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda one: (sign * one.gpus, sign * one.cpus, one.node))
+        left[best.node] = best.less(want)
+        placement[learner] = best.node
+    return placement
+
+
+def taken(free: Sequence[Free], spec: JobSpec, placement: Mapping[str, str], sizes: Mapping[str, Size]) -> list[Free]:
+    """What is left once the gang lies where it was placed."""
+    left = {one.node: one for one in free}
+    for learner, want, _ in gang(spec, sizes):
+        node = placement.get(learner, "")
+        if node in left:
+            left[node] = left[node].less(want)
+    return list(left.values())
+
+
+def shortage(spec: JobSpec, free: Sequence[Free], sizes: Mapping[str, Size]) -> str:
+    """In words, what the gang needs and what there is."""
+    need = [want for _, want, _ in gang(spec, sizes)]
+    parts = [
+        f"{_number(sum(want.gpus for want in need))} GPUs ({_number(sum(one.gpus for one in free))} free)",
+        f"{_number(sum(want.cpus for want in need))} CPUs ({_number(sum(one.cpus for one in free))} free)",
+        f"{sum(want.memory for want in need) / 1e9:.3g} GB of memory"
+        f" ({sum(one.memory for one in free) / 1e9:.3g} GB free)",
+    ]
+    return f"its {len(need)} learners need " + ", ".join(parts[0 if any(want.gpus for want in need) else 1 :])
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,35 @@
+"""Which adapters the life-cycle manager runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.core import wiring as core
+from services.core.ports.clock import Clock
+from services.core.ports.cluster import Cluster
+from services.core.ports.hints import Hints
+from services.core.ports.job_store import JobStore
+from services.core.ports.status_store import StatusStore
+from services.lcm.settings import LcmSettings
+
+
+@dataclass(frozen=True)
+class LcmPorts:
+    jobs: JobStore
+    status: StatusStore
+    cluster: Cluster
+    hints: Hints
+    clock: Clock
+    secret: bytes
+
+
+async def connect(settings: LcmSettings) -> LcmPorts:
+    secret = await core.service_secret(settings)
+    return LcmPorts(
+        jobs=await core.job_store(settings),
+        status=await core.status_store(settings),
+        cluster=core.cluster(settings, secret),
+        hints=core.hints(settings),
+        clock=core.clock(),
+        secret=secret,
+    )

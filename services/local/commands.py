@@ -1,0 +1,210 @@
+"""What the command line asks of the platform on this machine: `weft up`, `down`, `status`, `doctor`, offline checks.
+
+The light CLI finds ``PLATFORM`` by its entry point and gets plain dictionaries back. Nothing here talks to users: progress
+goes to ``report``, trouble is raised as WeftError with what to do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from services.core.domain.errors import InvalidRequest, WeftError
+from services.core.home import Home, default_home
+from services.core.processes import Identity, saved, send, wait_gone
+from services.local.layout import PROGRAMS, is_free, prepare
+
+UP_TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.03
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never behind a proxy
+Report = Callable[[str], None]
+
+
+def _home(home: str | None) -> Home:
+    return Home(Path(home).absolute()) if home else Home(default_home())
+
+
+def _supervisor(home: Home) -> Identity | None:
+    return saved(home / "run" / "supervisor.json")
+
+
+def _answer(home: Home, addresses: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "url": f"http://{addresses['api']}",
+        "key": (home / "secrets" / "admin-key").read_text().strip(),
+        "home": str(home.root),
+    }
+
+
+class Platform:
+    """The one object behind the entry point ``weft.platform:local``."""
+
+    def up(
+        self, home: str | None = None, *, gpus: int | None = None, port: int | None = None, report: Report = print
+    ) -> dict[str, Any]:
+        """Starts the platform and waits until it serves. ``{url, key, home, started}``; started already: says so."""
+        place = _home(home)
+        prepare(place)
+        if _supervisor(place) is not None:
+            report(f"Weft already runs in {place.root}")
+            self._wait_ready(place, report)
+            return {**_answer(place, place.addresses()), "started": False}
+        if port and not is_free("127.0.0.1", port):
+            raise WeftError(f"port {port} is taken; give another with `weft up --port N`, or leave --port out")
+        environment = {**os.environ, "WEFT_HOME": str(place.root)}
+        if gpus is not None:
+            environment["WEFT_NODE_GPUS"] = str(gpus)
+        if port:
+            environment["WEFT_PORT"] = str(port)
+        report(f"starting Weft in {place.root}")
+        with (place / "logs" / "supervisor.log").open("ab") as output:
+            begin = output.tell()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "services.local.supervisor"], stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output, start_new_session=True, cwd="/", env=environment,
+            )  # fmt: skip
+        try:
+            self._wait_ready(place, report, process=process, log_from=begin)
+        except WeftError:
+            self.down(str(place.root), report=lambda _: None)
+            raise
+        return {**_answer(place, place.addresses()), "started": True}
+
+    def _wait_ready(
+        self, home: Home, report: Report, *, process: subprocess.Popen[bytes] | None = None, log_from: int = 0
+    ) -> None:
+        deadline = time.monotonic() + UP_TIMEOUT_S
+        waiting = {program.name for program in PROGRAMS if program.essential}
+        why: dict[str, str] = {}
+        while waiting:
+            if process is not None and process.poll() is not None:
+                raise WeftError(_last_reason(home / "logs" / "supervisor.log", log_from))
+            if time.monotonic() > deadline:
+                slow = ", ".join(f"{name} ({why.get(name, 'does not answer')})" for name in sorted(waiting))
+                raise WeftError(f"not ready after {UP_TIMEOUT_S:.0f} s: {slow}; see {home / 'logs'}")
+            if _supervisor(home) is not None:
+                for name in sorted(waiting):
+                    why[name] = self._not_ready(home, name)
+                for name in sorted(name for name in waiting if not why[name]):
+                    waiting.discard(name)
+                    report(f"{name} is ready")
+            time.sleep(_POLL_S)  # a person waits for this; the services cannot tell a process that is not one of them
+
+    @staticmethod
+    def _not_ready(home: Home, service: str) -> str:
+        """Why it does not serve yet; empty: it does."""
+        try:
+            with _direct.open(f"http://{home.address(service + '-ops')}/readyz", timeout=2):
+                return ""
+        except urllib.error.HTTPError as error:
+            failing = json.loads(error.read() or b"{}").get("failing", {})
+            return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
+        except (OSError, WeftError) as error:
+            return str(error)
+
+    def down(self, home: str | None = None, *, purge: bool = False, report: Report = print) -> dict[str, Any]:
+        """Stops every process, learners too; jobs that ran go on, from their checkpoints, after the next start.
+
+        ``purge`` also removes the folder and with it every job.
+        """
+        place = _home(home)
+        was_running = _supervisor(place)
+        if was_running is not None:
+            report("stopping the services")
+            send(was_running, signal.SIGTERM)
+            if not wait_gone(was_running, 60):
+                raise WeftError(f"the supervisor (pid {was_running.pid}) does not stop; see {place / 'logs'}")
+        for name in ("etcd", *(program.name for program in PROGRAMS)):
+            # Left over from a supervisor that was killed: nobody keeps them any more.
+            left = saved(place / "run" / f"{name}.json")
+            if left is not None and send(left, signal.SIGTERM) and not wait_gone(left, 10):
+                send(left, signal.SIGKILL)
+        if (place / "node").is_dir():
+            ended = subprocess.run(
+                [sys.executable, "-m", "services.node", "end-all"], env={**os.environ, "WEFT_HOME": str(place.root)},
+                capture_output=True, text=True, check=False, cwd="/",
+            )  # fmt: skip
+            if ended.returncode:
+                raise WeftError(f"some learners could not be ended: {ended.stderr.strip()[-500:]}")
+        if purge and place.root.exists():
+            if not (place / "VERSION").exists():
+                raise InvalidRequest(
+                    f"{place.root} is not a folder of Weft's (it has no VERSION file); nothing removed"
+                )
+            report(f"removing {place.root}")
+            shutil.rmtree(place.root)
+        return {"home": str(place.root), "was_running": was_running is not None, "purged": purge}
+
+    def status(self, home: str | None = None) -> dict[str, Any]:
+        """``{running, home, url, services: [{name, state, pid, restarts, address, why}]}``."""
+        place = _home(home)
+        supervisor = _supervisor(place)
+        try:
+            state, addresses = json.loads((place / "run" / "state.json").read_text()), place.addresses()
+        except (OSError, ValueError, WeftError):
+            state, addresses = {"services": []}, {}
+        services = []
+        for one in state["services"]:
+            lives = saved(place / "run" / f"{one['name']}.json") is not None
+            why = self._not_ready(place, one["name"]) if lives and f"{one['name']}-ops" in addresses else ""
+            services.append(
+                {
+                    "name": one["name"],
+                    "state": "ready" if lives and not why else "starting" if lives else "down",
+                    "pid": one["pid"] if lives else None,
+                    "restarts": one["restarts"],
+                    "address": addresses.get(one["name"], ""),
+                    "why": why,
+                }
+            )
+        return {
+            "running": supervisor is not None,
+            "home": str(place.root),
+            "url": f"http://{addresses['api']}" if supervisor is not None and "api" in addresses else "",
+            "services": services,
+        }
+
+    def doctor(self, home: str | None = None) -> list[dict[str, Any]]:
+        """What is missing or unsafe on this machine, and the command that mends it."""
+        from services.local.doctor import examine
+
+        return examine(_home(home))
+
+    def check_spec(self, document: object) -> dict[str, Any]:
+        """Validates a job spec without any server: ``{spec, errors: [{pointer, message, hint}]}``."""
+        from services.local.offline import check
+
+        return check(document)
+
+
+def _last_reason(log: Path, start: int) -> str:
+    """What the supervisor said last."""
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode(errors="replace").splitlines()
+    for line in reversed(lines):
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue
+        if "why" in said:
+            return str(said["why"])
+    return f"the supervisor ended at once: {lines[-1] if lines else 'it said nothing'}; see {log}"
+
+
+def installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+PLATFORM: Final = Platform()

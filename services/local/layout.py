@@ -1,0 +1,115 @@
+"""Which processes make up the platform on one machine, and where each listens."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.core.domain.errors import WeftError
+from services.core.home import Home
+
+VERSION: Final = 1
+"""Schema of WEFT_HOME."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One process that the supervisor keeps running."""
+
+    name: str
+    argv: tuple[str, ...]
+    listens: tuple[str, ...] = ()
+    """Names of its addresses."""
+    essential: bool = True
+    """Whether `weft up` waits for it: a broker's worker only makes things faster."""
+
+    @property
+    def probed(self) -> bool:
+        return f"{self.name}-ops" in self.listens
+
+
+def _python(module: str, name: str, *listens: str, essential: bool = True) -> Program:
+    return Program(name, (sys.executable, "-m", module), listens, essential)
+
+
+# In the order of start, and reversed the order of stop: whoever is asked starts before who asks.
+PROGRAMS: Final = (
+    _python("services.metrics", "metrics", "metrics", "metrics-ops"),
+    _python("services.node", "node", "node", "node-ops"),
+    _python("services.lcm", "lcm", "lcm", "lcm-ops"),
+    _python("services.guardian", "guardian", "guardian", "guardian-ops"),
+    _python("services.api", "api", "api", "api-ops"),
+    _python("services.lcm.worker", "worker", essential=False),
+)
+ADDRESSES: Final = ("etcd", "etcd-peer", *(name for program in PROGRAMS for name in program.listens))
+
+
+def is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def choose_addresses(home: Home, *, host: str, port: int) -> dict[str, str]:
+    """Addresses of the last time where they are still free, so that helpers still at work find their peers again."""
+    try:
+        last = json.loads(home.addresses_file.read_text())
+    except (OSError, ValueError):
+        last = {}
+    if port and not is_free(host, port):
+        raise WeftError(f"port {port} is taken; give another with `weft up --port N`, or leave --port out")
+    chosen: dict[str, str] = {}
+    held: list[socket.socket] = []
+    for name in ADDRESSES:
+        at = host if name == "api" else "127.0.0.1"
+        wanted = port if name == "api" and port else int(str(last.get(name, ":0")).rpartition(":")[2])
+        holder = socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind((at, wanted))
+        except OSError:
+            holder.bind((at, 0))
+        held.append(holder)  # until all are chosen, so that none is chosen twice
+        chosen[name] = f"{at}:{holder.getsockname()[1]}"
+    for holder in held:
+        holder.close()
+    return chosen
+
+
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=1))
+    temporary.replace(path)
+
+
+def prepare(home: Home) -> None:
+    """Makes the folder, or refuses one of a newer version. WeftError says what to do."""
+    try:
+        home.root.mkdir(parents=True, exist_ok=True)
+        version = home / "VERSION"
+        if version.exists() and int(version.read_text()) > VERSION:
+            raise WeftError(f"{home.root} was written by a newer Weft (schema {version.read_text().strip()}); upgrade")
+        version.write_text(f"{VERSION}\n")
+        for folder in ("run", "logs", "secrets", "broker", "objects", "metrics", "node", "cache", "etcd"):
+            (home / folder).mkdir(exist_ok=True)
+        for private in ("run", "logs", "secrets", "broker", "objects", "metrics", "etcd"):
+            (home / private).chmod(0o700)
+        # Learners under their own uid must reach their folder and the environments below it.
+        for passed in (home.root, home / "node", home / "cache"):
+            passed.chmod(0o755 if os.geteuid() == 0 else 0o700)
+    except PermissionError as error:
+        raise WeftError(f"cannot write to {home.root}: {error.strerror}; choose a folder with WEFT_HOME") from error
+    except OSError as error:
+        raise WeftError(f"cannot prepare {home.root}: {error.strerror}") from error

@@ -1,0 +1,30 @@
+"""Checking a job spec with no platform running: `weft train --dry-run` before `weft up`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from services.core.domain.errors import FieldError, InvalidSpec
+from services.core.domain.spec import JobSpec, dump_spec, nearest, parse_spec, unsupported
+from services.core.frameworks import find, names
+
+
+def framework_error(spec: JobSpec) -> FieldError | None:
+    """The spec's framework is no entry of the library."""
+    wanted = spec.framework
+    if wanted is None or find(wanted.name, wanted.version) is not None:
+        return None
+    shown = f"{wanted.name}:{wanted.version}" if wanted.version else wanted.name
+    return FieldError("/framework", f"there is no framework '{shown}'", nearest(shown, names()))
+
+
+def check(document: object) -> dict[str, Any]:
+    """``{spec, errors}``: the normal form and every error found; spec is None where it cannot be read at all."""
+    try:
+        spec = parse_spec(document)
+    except InvalidSpec as error:
+        return {"spec": None, "errors": [asdict(each) for each in error.errors]}
+    unknown = framework_error(spec)
+    found = [*([unknown] if unknown else []), *unsupported(spec)]
+    return {"spec": dump_spec(spec), "errors": [asdict(each) for each in found]}

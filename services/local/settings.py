@@ -1,0 +1,15 @@
+"""Settings of the local supervisor."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from services.core.settings import Settings
+
+
+class LocalSettings(Settings):
+    port: int = Field(default=0, ge=0, le=65535, description="Of the API; 0: the last one used, else any free one.")
+    host: str = Field(default="127.0.0.1", description="Address the API listens on; everything else is on loopback.")
+    restart_delay_s: float = Field(default=0.05, gt=0, description="Before a dead service is started again; doubles.")
+    restart_delay_max_s: float = Field(default=5, gt=0, description="The longest such delay.")
+    drain_s: float = Field(default=10, gt=0, description="How long a service may take to stop before it is killed.")

@@ -1,0 +1,211 @@
+"""``python -m services.local.supervisor``: keeps the platform's processes running on one machine.
+
+It starts etcd (empty: everything survives its loss) and the services, each in a session of its own, and starts again
+whatever ends, on the same address. Its own death ends nobody: the next supervisor adopts by pid, start time and boot id.
+Learners are not its business at all; they belong to the node agent's shims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from services.core.adapters.etcd import launcher
+from services.core.domain.errors import WeftError
+from services.core.home import Home
+from services.core.processes import Identity, alive, identify, save, saved, send
+from services.core.service import configure_logging
+from services.local.layout import PROGRAMS, Program, choose_addresses, prepare, write_json
+from services.local.settings import LocalSettings
+
+_STEADY_S: Final = 10.0
+"""A service that ran so long starts again at once; one that dies sooner waits longer each time."""
+log = structlog.get_logger()
+
+
+@dataclass
+class Running:
+    """One program and the process it runs in now."""
+
+    program: Program
+    process: Identity | None = None
+    restarts: int = 0
+    adopted: bool = False
+    child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    last_exit: int | None = None
+
+
+class Supervisor:
+    def __init__(self, settings: LocalSettings) -> None:
+        self._settings, self._home = settings, settings.place
+        self.stopping = asyncio.Event()
+        self.running = [Running(program) for program in (_etcd_program(settings.place), *PROGRAMS)]
+
+    async def run(self) -> None:
+        """Until told to stop; then stops everything it keeps, in order."""
+        loop = asyncio.get_running_loop()
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sign, self.stopping.set)
+        save(self._home / "run" / "supervisor.json", _self())
+        keepers: list[asyncio.Task[None]] = []
+        try:
+            # etcd first, and answering; the rest at once: each waits for what it needs.
+            keepers.append(asyncio.create_task(self._keep(self.running[0])))
+            keepers.extend(asyncio.create_task(self._keep(one)) for one in self.running[1:])
+            await self.stopping.wait()
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            await self._stop_all()
+            (self._home / "run" / "supervisor.json").unlink(missing_ok=True)
+            (self._home / "run" / "state.json").unlink(missing_ok=True)
+
+    async def _keep(self, one: Running) -> None:
+        delay = self._settings.restart_delay_s
+        one.process, one.adopted = saved(self._note(one)), True
+        while True:
+            if one.process is None:
+                self._start(one)
+            self._publish()
+            began = asyncio.get_running_loop().time()
+            if one.process is not None:
+                await _ended(one.process)
+            one.process = None
+            one.last_exit = one.child.wait() if one.child is not None else None
+            if self.stopping.is_set():
+                return
+            one.restarts += 1
+            if asyncio.get_running_loop().time() - began > _STEADY_S:
+                delay = self._settings.restart_delay_s
+            log.warning("service.ended", service=one.program.name, exit=one.last_exit, again_in_s=delay)
+            self._publish()
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, self._settings.restart_delay_max_s)
+
+    def _start(self, one: Running) -> None:
+        program = one.program
+        if program.name == "etcd":
+            _empty(self._home / "etcd")
+        with (self._home / "logs" / f"{program.name}.log").open("ab") as output:
+            one.child = subprocess.Popen(
+                program.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                cwd="/", env={**os.environ, "WEFT_HOME": str(self._home.root)},
+            )  # fmt: skip
+        one.process, one.adopted = identify(one.child.pid), False
+        if one.process is not None:
+            save(self._note(one), one.process)
+        log.info("service.started", service=program.name, pid=one.child.pid)
+
+    def _note(self, one: Running) -> Path:
+        return self._home / "run" / f"{one.program.name}.json"
+
+    def _publish(self) -> None:
+        """For `weft status`."""
+        write_json(
+            self._home / "run" / "state.json",
+            {
+                "services": [
+                    {
+                        "name": one.program.name,
+                        "pid": one.process.pid if one.process else None,
+                        "restarts": one.restarts,
+                        "adopted": one.adopted,
+                        "last_exit": one.last_exit,
+                    }
+                    for one in self.running
+                ]
+            },
+        )
+
+    async def _stop_all(self) -> None:
+        """Whoever asks stops before who is asked; one that does not drain in time is killed."""
+        for one in reversed(self.running):
+            process = one.process
+            if process is None or not send(process, signal.SIGTERM):
+                continue
+            try:
+                async with asyncio.timeout(self._settings.drain_s):
+                    await _ended(process)
+            except TimeoutError:
+                log.warning("service.killed", service=one.program.name, why="it did not stop in time")
+                send(process, signal.SIGKILL)
+                await _ended(process)
+            if one.child is not None:
+                one.child.wait()
+            self._note(one).unlink(missing_ok=True)
+
+
+def _etcd_program(home: Home) -> Program:
+    addresses = home.addresses()
+    argv = launcher.command(
+        data_dir=home / "etcd",
+        client_port=int(addresses["etcd"].rpartition(":")[2]),
+        peer_port=int(addresses["etcd-peer"].rpartition(":")[2]),
+    )
+    return Program("etcd", tuple(str(word) for word in argv), ("etcd", "etcd-peer"))
+
+
+def _self() -> Identity:
+    me = identify(os.getpid())
+    if me is None:
+        raise WeftError("/proc is not readable: Weft needs Linux with /proc mounted")
+    return me
+
+
+async def _ended(process: Identity) -> None:
+    """Returns when the process is gone, child of ours or not."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if not alive(process):
+            return
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(handle, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(handle)
+    finally:
+        os.close(handle)
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def main() -> int:
+    settings = LocalSettings()
+    configure_logging("supervisor", settings.log_level)
+    home = settings.place
+    try:
+        prepare(home)
+        lock = (home / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WeftError(f"another supervisor runs in {home.root}") from None
+        if not any(saved(home / "run" / f"{program.name}.json") for program in PROGRAMS):
+            write_json(home.addresses_file, choose_addresses(home, host=settings.host, port=settings.port))
+        asyncio.run(Supervisor(settings).run())
+    except WeftError as error:
+        log.error("supervisor.cannot_run", why=str(error))  # noqa: TRY400 - no trace for people
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
