@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from services.core.domain.errors import IllegalTransition
+from services.core.domain.errors import Conflict, IllegalTransition
 from services.core.domain.status import ADMITTED, RESTING, TERMINAL, Desired, Status, allowed
 
 SCHEMA: Final = 1
@@ -157,6 +157,11 @@ class Job:
         """Whether an attempt of it may still hold hardware."""
         return self.attempt.number > 0 and self.released is None
 
+    @property
+    def at_rest(self) -> bool:
+        """Nothing of it runs, is held or will come: what follows a job may end, and it may be deleted."""
+        return self.status in RESTING and not self.holds
+
 
 def new_job(
     *, job_id: str, tenant: str, user: str, spec: Mapping[str, Any], code_digest: str, idem: str, idem_digest: str,
@@ -192,7 +197,7 @@ def moved(job: Job, to: Status, *, actor: str, now: int, reason: str = "", messa
 def advanced(job: Job, to: Status, *, actor: str, now: int, times: Mapping[Status, int] | None = None) -> Job:
     """The job further along PENDING -> DOWNLOADING -> PROCESSING -> STORING, every step in its history.
 
-    ``times`` are when the learners passed each step, where known. Never goes backwards; a job off that path is unchanged.
+    ``times`` are when the learners passed each step, where known. Never goes backwards; a job off the path is unchanged.
     """
     if job.status not in _PATH or to not in _PATH:
         return job
@@ -250,6 +255,14 @@ def released(job: Job, *, now: int) -> Job:
     """Everything the attempt held is gone: the last write of a Guardian."""
     job = replace(job, released=now, guardian=replace(job.guardian, holder="", nonce=""), updated=now)
     return obeyed(job, actor="guardian", now=now)
+
+
+def removed(job: Job, *, now: int) -> Job:
+    """Soft deletion: shown to nobody any more, kept for ever. Conflict while it may still run."""
+    if not job.at_rest:
+        what = f"is {job.status}" if job.status not in RESTING else "is still giving back its hardware"
+        raise Conflict(f"job {job.id} {what}; kill it first")
+    return replace(job, deleted=now, updated=now)
 
 
 def trimmed(job: Job, *, copied_seq: int) -> Job:

@@ -18,13 +18,14 @@ _BYTES: Final = {
 }  # fmt: skip
 _PRINT_BYTES: Final = (("TiB", 2**40), ("TB", 10**12), ("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6))
 _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_MOST_BYTES: Final = 2**63
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 
 
 def parse_duration(value: object) -> int:
     """Milliseconds of ``"1h30m"``, ``"10s"``, ``"250ms"`` or a plain number of seconds. ValueError otherwise."""
     if isinstance(value, bool):
-        raise ValueError("write a duration such as 30s, 10m, 2h or 1h30m")
+        raise ValueError("write a duration such as 30s, 10m, 2h or 1h30m")  # noqa: TRY004 - pydantic asks for it
     if isinstance(value, (int, float)):
         if not 0 <= value < 1e12:
             raise ValueError("a duration is not negative and not endless")
@@ -33,7 +34,10 @@ def parse_duration(value: object) -> int:
     parts = _DURATION_PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError("write a duration such as 30s, 10m, 2h or 1h30m")
-    return round(sum(float(number) * _DURATION_MS[unit] for number, unit in parts))
+    total = sum(float(number) * _DURATION_MS[unit] for number, unit in parts)
+    if not total < 1e15:
+        raise ValueError("a duration is not negative and not endless")
+    return round(total)
 
 
 def format_duration(ms: int) -> str:
@@ -50,13 +54,16 @@ def format_duration(ms: int) -> str:
 def parse_bytes(value: object) -> int:
     """Bytes of ``"16Gb"``, ``"300MiB"``, ``"1.5GiB"`` (case does not matter) or a plain number of bytes."""
     if isinstance(value, bool):
-        raise ValueError("write a size such as 512MiB or 16GB")
-    if isinstance(value, int) and value >= 0:
+        raise ValueError("write a size such as 512MiB or 16GB")  # noqa: TRY004 - pydantic asks for it
+    if isinstance(value, int) and 0 <= value < _MOST_BYTES:
         return value
     match = _SIZE.fullmatch(str(value).strip())
     if match is None or match[2].lower() not in (*_BYTES, ""):
         raise ValueError("write a size such as 512MiB or 16GB")
-    return round(float(match[1]) * _BYTES.get(match[2].lower(), 1))
+    count = float(match[1]) * _BYTES.get(match[2].lower(), 1)
+    if not count < _MOST_BYTES:
+        raise ValueError("a size is less than 8 EiB")
+    return round(count)
 
 
 def format_bytes(count: int) -> str:
