@@ -54,7 +54,7 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _value(hint: Any, item: Any) -> Any:  # noqa: PLR0911 - one return per kind of type
+def _value(hint: Any, item: Any) -> Any:
     if hint is Any:
         return item
     origin, args = typing.get_origin(hint), typing.get_args(hint)

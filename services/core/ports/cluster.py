@@ -80,7 +80,10 @@ class Cluster(Protocol):
         ...
 
     def watch(self) -> AsyncIterator[str]:
-        """Ids of jobs something happened to, as it happens ("" : look at all again, e.g. after a reconnect). Hints only."""
+        """Ids of jobs something happened to, as it happens. Hints only.
+
+        "" says: look at all of them again, e.g. after a reconnect.
+        """
         ...
 
     async def ping(self) -> None: ...

@@ -7,7 +7,7 @@ from typing import Protocol
 
 class Hints(Protocol):
     async def send(self, topic: str, job_id: str) -> None:
-        """``topic``: submitted | desired | released | admitted. Never raises, never waits long (<= 50 ms), may be lost."""
+        """``topic``: submitted | desired | released | admitted. Never raises, never waits beyond 50 ms; may be lost."""
         ...
 
     @property

@@ -31,6 +31,7 @@ class JobQuery:
     untrimmed: bool = False
     """Only jobs whose history_tail is not empty."""
     deleted: bool = False
+    """True: the deleted ones as well."""
     after: str | None = None
     """Only ids beyond this one in the order of the result: the keyset cursor."""
 
@@ -69,11 +70,17 @@ class JobStore(Protocol):
         ...
 
     async def find(self, query: JobQuery, *, newest_first: bool = True, limit: int = 100) -> Sequence[Job]:
-        """Jobs in the order of their ids (which is that of submission). Unreadable documents are left out (see ``unreadable``)."""
+        """Jobs in the order of their ids, which is that of submission.
+
+        Unreadable documents are left out and fill no place (see ``unreadable``): fewer than ``limit`` is the end.
+        """
         ...
 
     async def count(self, query: JobQuery) -> Mapping[Status, int]:
-        """How many there are of each status (absent: none)."""
+        """How many there are of each status (absent: none); the cursor is not looked at.
+
+        Documents of a newer schema, and those whose status cannot be read, are left out.
+        """
         ...
 
     async def unreadable(self) -> Sequence[tuple[str, str]]:

@@ -1,9 +1,9 @@
 """Log lines and metric points of jobs, each stored exactly once.
 
 A *source* is one growing file of one learner process, identified by (attempt, role, rank, run, source, generation).
-Its bytes are taken in strictly in order: an ``append`` names the offset at which it begins and ends, and is stored only
-if it begins where the store's ``committed_offset`` of that source stands; else nothing is stored and the committed offset
-is answered, from which the sender goes on. Offset, lines and points become durable together.
+Its bytes are taken in strictly in order: an ``append`` names the offset at which it begins and ends, and is stored
+only if it begins where the store's ``committed_offset`` of that source stands; else nothing is stored and the committed
+offset is answered, from which the sender goes on. Offset, lines and points become durable together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bytes: code archives, results, logs, checkpoints. Keys are paths ``tenants/<t>/...`` (contracts.md, REST, "Bytes")."""
+"""Bytes: code archives, results, logs, checkpoints. Keys are paths ``tenants/<t>/...`` (contracts.md, "Bytes")."""
 
 from __future__ import annotations
 

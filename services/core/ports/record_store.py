@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+from services.core.domain.errors import InvalidRequest
+
+INDEX_FIELDS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +21,14 @@ class Record:
     body: Mapping[str, Any]
     index: Mapping[str, str]
     rev: int = 1
+
+
+def check_record(record: Record) -> None:
+    """What every store asks before it writes: InvalidRequest where the record is more than a store need take."""
+    if not record.kind or not record.id:
+        raise InvalidRequest("a record has a kind and an id")
+    if len(record.index) > INDEX_FIELDS:
+        raise InvalidRequest(f"a record has at most {INDEX_FIELDS} index fields, not {len(record.index)}")
 
 
 class RecordStore(Protocol):

@@ -1,0 +1,365 @@
+"""One SQLite file: a thread that writes and a thread that reads, so that the event loop never waits for a disk.
+
+Durable: WAL with ``synchronous=FULL``; a write is answered after its COMMIT was fsynced. Writes that wait together
+share one transaction and so one fsync (group commit), each inside a savepoint of its own: one that is refused takes
+nobody with it. Where the transaction as a whole fails, nothing of it is there, and each of its writes is tried alone,
+so that every caller gets the answer to its own write.
+
+Linearizable: a write begins with BEGIN IMMEDIATE, and is answered after it can be seen; a read sees everything that was
+committed when it began. Several processes may have the file open; they wait for each other in SQLite's busy handler.
+
+apsw brings its own SQLite because those of many systems have the WAL-reset corruption bug (libraries.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import apsw
+
+from services.core.adapters.sqlite.place import MOUNTS, refuse_network
+from services.core.domain.errors import (
+    Conflict,
+    Duplicate,
+    Internal,
+    InvalidRequest,
+    NoSpace,
+    Unavailable,
+    WeftError,
+)
+
+T = TypeVar("T")
+Operation = Callable[[apsw.Connection], T]
+
+_BUSY_MS: Final = 5_000
+"""Longer than any transaction of ours takes, shorter than a caller's patience."""
+_GROUP: Final = 256
+"""Writes in one transaction: enough to hide the fsync, few enough that other processes get their turn."""
+_WAL_KEPT: Final = 64 * 2**20
+"""Bytes to which a write-ahead log that had grown is cut back."""
+_OLDEST_SQLITE: Final = 3_051_003
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_AWAY: Final = (
+    apsw.BusyError,
+    apsw.CantOpenError,
+    apsw.IOError,
+    apsw.InterruptError,
+    apsw.LockedError,
+    apsw.NoMemError,
+    apsw.PermissionsError,
+    apsw.ProtocolError,
+    apsw.ReadOnlyError,
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    operation: Operation[Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: Exception | None = None
+
+    def settle(self) -> None:
+        if self.future.done():  # its caller was cancelled
+            return
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A thread with a connection of its own, which carries out calls in the order in which they came."""
+
+    name: str
+    connect: Callable[[], apsw.Connection]
+    carry_out: Callable[[apsw.Connection, Sequence[_Call]], None]
+    group: int
+    waiting: queue.SimpleQueue[_Call | None] = field(default_factory=queue.SimpleQueue)
+    thread: threading.Thread | None = None
+    closed: bool = False
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        started: asyncio.Future[None] = loop.create_future()
+        opening = _Call(lambda _: None, loop, started)
+        self.thread = threading.Thread(target=self._run, args=(opening,), name=self.name, daemon=True)
+        self.thread.start()
+        await started
+
+    async def call(self, operation: Operation[T]) -> T:
+        if self.closed:
+            raise Unavailable(f"{self.name} is closed")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self.waiting.put(_Call(operation, loop, future))
+        return await future
+
+    async def close(self) -> None:
+        """What was asked before is still carried out. Returns when the thread has ended."""
+        if self.closed or self.thread is None:
+            return
+        self.closed = True
+        self.waiting.put(None)
+        await asyncio.to_thread(self.thread.join)
+
+    def _run(self, opening: _Call) -> None:
+        connection = None
+        try:
+            connection = self.connect()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to who opens the file
+            opening.error = translated(error)
+        _settle([opening])
+        if connection is None:
+            return
+        while calls := self._next():
+            self.carry_out(connection, calls)
+            _settle(calls)
+        connection.close()
+
+    def _next(self) -> list[_Call]:
+        """All that waits, up to the size of a group; empty at the end."""
+        calls: list[_Call] = []
+        entry = self.waiting.get()
+        while entry is not None:
+            calls.append(entry)
+            if len(calls) == self.group or self.waiting.empty():
+                return calls
+            entry = self.waiting.get()  # this thread alone takes from the queue: it does not wait
+        if calls:
+            self.waiting.put(None)  # the end: once more, after these
+        return calls
+
+
+class Database:
+    """The file and its two threads. ``write`` and ``read`` raise errors of the domain only."""
+
+    def __init__(self, path: Path, writer: _Worker, reader: _Worker) -> None:
+        self.path = path
+        self._writer = writer
+        self._reader = reader
+
+    @classmethod
+    async def open(
+        cls, path: Path, *, title: str, tables: Sequence[str], version: int = 1, mounts: Path = MOUNTS
+    ) -> Database:
+        """Opens or makes the file. ``title`` names it in messages, ``tables`` are the statements that lay it out.
+
+        InvalidRequest on a network file system; Conflict where a newer Weft (a higher ``version``) wrote the file;
+        Internal where it is no SQLite file; Unavailable where it cannot be opened.
+        """
+
+        def connect_first() -> apsw.Connection:
+            _make_file(path, mounts)
+            connection = _connect(path)
+            try:
+                _lay_out(connection, title, tables, version)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+        def connect_reader() -> apsw.Connection:
+            connection = _connect(path)
+            connection.pragma("query_only", True)
+            return connection
+
+        if apsw.SQLITE_VERSION_NUMBER < _OLDEST_SQLITE:
+            raise Internal(f"SQLite {apsw.sqlite_lib_version()} can corrupt its log; install a newer apsw")
+        writer = _Worker(f"{title} (writer)", connect_first, _write_all, _GROUP)
+        reader = _Worker(f"{title} (reader)", connect_reader, _read_all, 1)
+        try:
+            await writer.start()
+            await reader.start()
+        except BaseException:
+            await reader.close()
+            await writer.close()
+            raise
+        return cls(path, writer, reader)
+
+    async def write(self, operation: Operation[T]) -> T:
+        """Carries out the operation in a transaction; durable when this returns.
+
+        It may be run more than once, each time on a database without what it did before.
+        """
+        return await self._writer.call(operation)
+
+    async def read(self, operation: Operation[T]) -> T:
+        """Carries out the operation on one snapshot of everything committed until now."""
+        return await self._reader.call(operation)
+
+    async def ping(self) -> None:
+        """Unavailable where the file is gone or cannot be read."""
+        if not self.path.exists():
+            raise Unavailable(f"{self.path} is gone; restore it, and start the platform again")
+        await self.read(lambda connection: connection.execute("SELECT count(*) FROM weft_schema").fetchall())
+
+    async def close(self) -> None:
+        # The writer last: the last connection to close carries the log into the file.
+        await self._reader.close()
+        await self._writer.close()
+
+
+def translated(error: Exception, system_errno: int = 0) -> Exception:
+    """The domain's error for one of SQLite's or the system's; any other error stays as it is."""
+    out: WeftError
+    if isinstance(error, OSError):
+        system_errno = error.errno or 0
+    if isinstance(error, apsw.FullError) or (isinstance(error, (apsw.IOError, OSError)) and system_errno in _FULL):
+        out = NoSpace("the disk is full; make room, and try again")
+    elif isinstance(error, apsw.ConstraintError):
+        out = Duplicate(f"this is there already ({error})")
+    elif isinstance(error, _AWAY):
+        out = Unavailable(f"the database cannot be used now ({error}); try again", retry_after_s=1)
+    elif isinstance(error, (apsw.NotADBError, apsw.CorruptError)):
+        out = Internal(f"the file is not a sound SQLite database ({error}); restore it from a copy")
+    elif isinstance(error, UnicodeEncodeError):
+        out = InvalidRequest("text that is not valid Unicode cannot be stored")
+    elif isinstance(error, apsw.Error):
+        out = Internal(f"SQLite: {error}")
+    elif isinstance(error, OSError):
+        out = Unavailable(f"{error.filename or 'the database'}: {error.strerror}")
+    else:
+        return error
+    out.__cause__ = error
+    return out
+
+
+def _settle(calls: Sequence[_Call]) -> None:
+    """Answers on the callers' own loops, with one wake-up for each loop."""
+    for loop in {call.loop for call in calls}:
+        try:
+            loop.call_soon_threadsafe(_answer, [call for call in calls if call.loop is loop])
+        except RuntimeError:
+            continue  # the loop was closed: nobody waits any more
+
+
+def _answer(calls: Sequence[_Call]) -> None:
+    for call in calls:
+        call.settle()
+
+
+def _write_all(connection: apsw.Connection, calls: Sequence[_Call]) -> None:
+    if len(calls) > 1 and _together(connection, calls):
+        return
+    for call in calls:
+        _carry_out(connection, call, "BEGIN IMMEDIATE")
+
+
+def _read_all(connection: apsw.Connection, calls: Sequence[_Call]) -> None:
+    for call in calls:
+        _carry_out(connection, call, "BEGIN")
+
+
+def _carry_out(connection: apsw.Connection, call: _Call, begin: str) -> None:
+    try:
+        connection.execute(begin)
+        call.result, call.error = call.operation(connection), None
+        connection.execute("COMMIT")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to this call
+        call.result, call.error = None, translated(error, connection.system_errno)
+        _roll_back(connection)
+
+
+def _together(connection: apsw.Connection, calls: Sequence[_Call]) -> bool:
+    """Whether all of the calls were answered in one transaction; if not, nothing of them is in the database."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except apsw.BusyError as error:
+        # Alone they would only wait for the same lock, one after another.
+        for call in calls:
+            call.error = translated(error)
+        return True
+    except apsw.Error:
+        return False
+    try:
+        for call in calls:
+            connection.execute("SAVEPOINT call")
+            try:
+                call.result, call.error = call.operation(connection), None
+            except apsw.ConstraintError as error:
+                call.result, call.error = None, translated(error)
+            except apsw.Error:
+                raise
+            except Exception as error:  # noqa: BLE001 - the answer to this call alone
+                call.result, call.error = None, translated(error)
+            if call.error is not None:
+                connection.execute("ROLLBACK TO call")
+            connection.execute("RELEASE call")
+        connection.execute("COMMIT")
+    except apsw.Error:
+        _roll_back(connection)
+        return False
+    return True
+
+
+def _roll_back(connection: apsw.Connection) -> None:
+    """SQLite has already rolled back by itself after some errors (disk full)."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _make_file(path: Path, mounts: Path) -> None:
+    """For the owner alone: it holds keys' digests and everybody's jobs. SQLite gives its side files the same mode."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    refuse_network(path.parent, mounts)
+    # Nothing else may ever open the file besides SQLite: closing it would drop SQLite's own locks.
+    if not path.exists():
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
+def _connect(path: Path) -> apsw.Connection:
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        connection.set_busy_timeout(_BUSY_MS)
+        _wait_for(lambda: connection.pragma("journal_mode", "wal"))
+        connection.pragma("synchronous", "FULL")
+        connection.pragma("journal_size_limit", _WAL_KEPT)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _wait_for(change: Callable[[], object]) -> None:
+    """The busy handler is not asked where two processes switch a new file to WAL at once."""
+    give_up = time.monotonic() + _BUSY_MS / 1000
+    while True:
+        try:
+            change()
+        except apsw.BusyError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _lay_out(connection: apsw.Connection, title: str, tables: Sequence[str], version: int) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute("CREATE TABLE IF NOT EXISTS weft_schema(title TEXT PRIMARY KEY, version INTEGER NOT NULL)")
+        found = connection.execute("SELECT version FROM weft_schema WHERE title = ?", (title,)).fetchone()
+        if found is not None and int(found[0]) > version:
+            raise Conflict(
+                f"this {title} was written by a newer Weft (its schema is {found[0]}, this one reads {version}); "
+                "upgrade Weft, or take another WEFT_HOME"
+            )
+        for statement in tables:
+            connection.execute(statement)
+        connection.execute("INSERT OR IGNORE INTO weft_schema VALUES (?, ?)", (title, version))
+        connection.execute("COMMIT")
+    except BaseException:
+        _roll_back(connection)
+        raise
