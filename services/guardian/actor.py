@@ -118,11 +118,12 @@ class Guardian:
         return self._ports.clock.now_ms()
 
     async def _forward(self, job: Job, spec: JobSpec, known: Mapping[str, LearnerStatus]) -> float | None:
-        verdict = judge(job, spec, known, now=self._now) or self._overdue(job, spec)
+        verdict = judge(job, spec, known, now=self._now)
+        if verdict is None and job.desired is Desired.HALT:
+            return await self._halt(job, spec)
+        verdict = verdict or self._overdue(job, spec)
         if verdict is not None:
             return await self._decide(job, verdict)
-        if job.desired is Desired.HALT:
-            return await self._halt(job, spec)
         if not job.attempt.committed:
             verdict = await self._provision(job, spec)
             if verdict is not None:

@@ -124,7 +124,7 @@ class Ending:
 
 def _queued_again(job: Job, spec: JobSpec, verdict: Verdict, now: int) -> Job:
     """Counted against the job's budget only where the job itself failed, with a back-off that doubles."""
-    own = verdict.exit_code is not None or verdict.signal is not None
+    own = verdict.budgeted
     counters = replace(job.counters, retries=job.counters.retries + own, restarts=job.counters.restarts + (not own))
     tries = counters.retries if own else counters.restarts
     wait = min(spec.retries.backoff * 2 ** min(tries - 1, 20), _MAX_BACKOFF_MS)

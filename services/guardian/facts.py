@@ -52,8 +52,12 @@ def all_reported(spec: JobSpec, known: Mapping[str, LearnerStatus]) -> bool:
 
 
 def unstored(known: Mapping[str, LearnerStatus], observed: Observation | None, attempt: int) -> list[str]:
-    """Learners that exist and whose results are not stored yet."""
-    there = {one.name for one in observed.learners if one.attempt == attempt} if observed is not None else set(known)
+    """Learners whose results are not stored yet. One that never ran and never reported has none."""
+    there = {
+        one.name
+        for one in (observed.learners if observed is not None else ())
+        if one.attempt == attempt and (one.started is not None or one.name in known)
+    }
     return sorted(
         name for name in there if name not in known or PHASE_ORDER[known[name].phase] < PHASE_ORDER[Phase.STORED]
     )

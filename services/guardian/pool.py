@@ -133,3 +133,4 @@ class Pool:
             self._guardians.pop(guardian.job_id, None)
             self._tasks.pop(guardian.job_id, None)
             _running.set(len(self._guardians))
+            self._wake.set()  # the job may have been admitted anew meanwhile

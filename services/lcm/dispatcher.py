@@ -19,10 +19,11 @@ import structlog
 from prometheus_client import Counter, Gauge
 
 from services.core.domain.errors import InvalidSpec, StaleFence, StaleRevision, Unavailable, WeftError
-from services.core.domain.job import Job, admitted
+from services.core.domain.job import Job, admitted, moved
 from services.core.domain.sizes import SIZES, Size
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import Status
+from services.core.domain.units import format_duration
 from services.core.jobs import copy_history, update
 from services.core.members import Membership
 from services.core.ports.clock import Clock
@@ -133,7 +134,23 @@ class Dispatcher:
         for decision in decisions:
             if decision.placement is not None and lease.alive:
                 done += await self._admit(decision)
+        for job, spec in queue:
+            await self._give_up(job, spec)
         return done
+
+    async def _give_up(self, job: Job, spec: JobSpec) -> None:
+        """A job that waited longer than its ``max_pending`` fails, and says so."""
+        now = self.clock.now_ms()
+        if spec.max_pending is None or now < job.state.since + spec.max_pending:
+            return
+        message = f"it waited longer than its max_pending ({format_duration(spec.max_pending)}) for hardware"
+
+        def change(current: Job) -> Job:
+            if current.status is not Status.QUEUED or current.holds or current.state.since != job.state.since:
+                return current
+            return moved(current, Status.FAILED, actor="lcm", now=now, reason="Unschedulable", message=message)
+
+        await update(self.jobs, job.id, None, change)
 
     async def _admit(self, decision: fifo.Decision) -> bool:
         placement, now = dict(decision.placement or {}), self.clock.now_ms()

@@ -47,7 +47,9 @@ PROGRAMS: Final = (
     _python("services.api", "api", "api", "api-ops"),
     _python("services.lcm.worker", "worker", essential=False),
 )
-ADDRESSES: Final = ("etcd", "etcd-peer", *(name for program in PROGRAMS for name in program.listens))
+ETCD: Final = Program("etcd", (), ("etcd", "etcd-peer"))
+"""Started by its own launcher: its command line is new each time."""
+ADDRESSES: Final = (*ETCD.listens, *(name for program in PROGRAMS for name in program.listens))
 
 
 def is_free(host: str, port: int) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from services.core.domain.errors import WeftError
 from services.core.home import Home
 from services.core.processes import Identity, alive, identify, save, saved, send
 from services.core.service import configure_logging
-from services.local.layout import PROGRAMS, Program, choose_addresses, prepare, write_json
+from services.local.layout import ETCD, PROGRAMS, Program, choose_addresses, prepare, write_json
 from services.local.settings import LocalSettings
 
 _STEADY_S: Final = 10.0
@@ -49,7 +48,7 @@ class Supervisor:
     def __init__(self, settings: LocalSettings) -> None:
         self._settings, self._home = settings, settings.place
         self.stopping = asyncio.Event()
-        self.running = [Running(program) for program in (_etcd_program(settings.place), *PROGRAMS)]
+        self.running = [Running(program) for program in (ETCD, *PROGRAMS)]
 
     async def run(self) -> None:
         """Until told to stop; then stops everything it keeps, in order."""
@@ -59,9 +58,8 @@ class Supervisor:
         save(self._home / "run" / "supervisor.json", _self())
         keepers: list[asyncio.Task[None]] = []
         try:
-            # etcd first, and answering; the rest at once: each waits for what it needs.
-            keepers.append(asyncio.create_task(self._keep(self.running[0])))
-            keepers.extend(asyncio.create_task(self._keep(one)) for one in self.running[1:])
+            # All at once: each waits for what it needs.
+            keepers.extend(asyncio.create_task(self._keep(one)) for one in self.running)
             await self.stopping.wait()
         finally:
             for keeper in keepers:
@@ -95,17 +93,28 @@ class Supervisor:
 
     def _start(self, one: Running) -> None:
         program = one.program
-        if program.name == "etcd":
-            _empty(self._home / "etcd")
-        with (self._home / "logs" / f"{program.name}.log").open("ab") as output:
-            one.child = subprocess.Popen(
-                program.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                cwd="/", env={**os.environ, "WEFT_HOME": str(self._home.root)},
-            )  # fmt: skip
+        log_file = self._home / "logs" / f"{program.name}.log"
+        one.child = self._start_etcd(log_file) if program is ETCD else self._spawn(program, log_file)
         one.process, one.adopted = identify(one.child.pid), False
         if one.process is not None:
             save(self._note(one), one.process)
         log.info("service.started", service=program.name, pid=one.child.pid)
+
+    def _spawn(self, program: Program, log_file: Path) -> subprocess.Popen[bytes]:
+        with log_file.open("ab") as output:
+            return subprocess.Popen(
+                program.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                cwd="/",
+                env={**os.environ, "WEFT_HOME": str(self._home.root)},
+            )
+
+    def _start_etcd(self, log_file: Path) -> subprocess.Popen[bytes]:
+        client, peer = (int(self._home.address(name).rpartition(":")[2]) for name in ETCD.listens)
+        return launcher.start_etcd(self._home / "etcd", client, peer, log_file)
 
     def _note(self, one: Running) -> Path:
         return self._home / "run" / f"{one.program.name}.json"
@@ -146,16 +155,6 @@ class Supervisor:
             self._note(one).unlink(missing_ok=True)
 
 
-def _etcd_program(home: Home) -> Program:
-    addresses = home.addresses()
-    argv = launcher.command(
-        data_dir=home / "etcd",
-        client_port=int(addresses["etcd"].rpartition(":")[2]),
-        peer_port=int(addresses["etcd-peer"].rpartition(":")[2]),
-    )
-    return Program("etcd", tuple(str(word) for word in argv), ("etcd", "etcd-peer"))
-
-
 def _self() -> Identity:
     me = identify(os.getpid())
     if me is None:
@@ -182,11 +181,6 @@ async def _ended(process: Identity) -> None:
         os.close(handle)
 
 
-def _empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
 def main() -> int:
     settings = LocalSettings()
     configure_logging("supervisor", settings.log_level)
@@ -198,7 +192,7 @@ def main() -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise WeftError(f"another supervisor runs in {home.root}") from None
-        if not any(saved(home / "run" / f"{program.name}.json") for program in PROGRAMS):
+        if not any(saved(home / "run" / f"{program.name}.json") for program in (ETCD, *PROGRAMS)):
             write_json(home.addresses_file, choose_addresses(home, host=settings.host, port=settings.port))
         asyncio.run(Supervisor(settings).run())
     except WeftError as error:

@@ -78,6 +78,8 @@ class Verdict:
     learner: str = ""
     exit_code: int | None = None
     signal: int | None = None
+    budgeted: bool = False
+    """Another attempt after this one counts against ``retries.max``: it was the job's own failure."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -142,7 +142,7 @@ def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
         message = f"{message}; trying again{left}"
     return Verdict(
         to=Status.QUEUED if retry else Status.FAILED, reason=reason, message=message, time=now, learner=first.name,
-        exit_code=code, signal=first.exit.signal if first.exit else None,
+        exit_code=code, signal=first.exit.signal if first.exit else None, budgeted=not infrastructure,
     )  # fmt: skip
 
 
