@@ -205,7 +205,7 @@ def _entry(raw: bytes, place: int, limits: Limits) -> tuple[Entry, int]:
     if folder and size:
         raise _wrong(name, "it is a folder with content")
     return Entry(
-        _checked_name(name, len(encoded), limits),
+        plain,
         size,
         folder,
         not folder and bool(permissions & 0o111),
