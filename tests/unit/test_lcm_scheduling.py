@@ -1,0 +1,117 @@
+"""Who is admitted and where: whole gangs, in order, with a reason for everyone who waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.domain.job import Attempt, Job, new_job
+from services.core.domain.sizes import SIZES
+from services.core.domain.spec import JobSpec, parse_spec
+from services.core.ports.cluster import Node
+from services.lcm.scheduling.fifo import Decision, decide
+from services.lcm.scheduling.placement import Free, place, taken, whole
+
+GB = 10**9
+
+
+def waiting(name: str, **fields: Any) -> tuple[Job, JobSpec]:
+    spec = parse_spec({"name": name, "command": "true", "resources": {"cpus": 1, "memory": "1GB"}, **fields})
+    job = new_job(
+        job_id=name, tenant="t", user="u", spec={}, code_digest="", idem=name, idem_digest="", trace="", now=0
+    )
+    return job, spec
+
+
+def nodes(count: int, *, cpus: float = 4, gpus: int = 0) -> list[Free]:
+    return whole([Node(name=f"n{i}", cpus=cpus, memory=16 * GB, gpus=gpus, gpu_type="v100") for i in range(count)])
+
+
+def decisions(*queue: tuple[Job, JobSpec], free: list[Free], now: int = 0) -> dict[str, Decision]:
+    found = decide(queue, free=free, capacity=nodes(2, gpus=4), sizes=SIZES, now=now)
+    return {one.job.id: one for one in found}
+
+
+def test_a_gang_that_fits_is_placed_whole() -> None:
+    found = decisions(waiting("a", learners=3), free=nodes(2))
+    assert set(found["a"].placement or {}) == {"worker-0", "worker-1", "worker-2"}
+
+
+def test_a_gang_that_fits_only_in_part_gets_nothing_and_says_what_is_short() -> None:
+    found = decisions(waiting("a", learners=8), free=nodes(1))
+    assert found["a"].placement is None
+    assert found["a"].pending_reason == "WaitingForCapacity"
+    assert "8 CPUs (4 free)" in found["a"].message
+
+
+def test_whoever_comes_behind_a_blocked_gang_waits_so_that_the_gang_does_not_starve() -> None:
+    found = decisions(waiting("big", learners=8), waiting("small"), free=nodes(1))
+    assert found["small"].placement is None
+    assert (found["small"].pending_reason, found["small"].position) == ("WaitingInQueue", 2)
+    assert "big" in found["small"].message
+
+
+def test_a_job_that_can_never_fit_blocks_nobody() -> None:
+    found = decisions(waiting("huge", learners=100), waiting("small"), free=nodes(1))
+    assert found["huge"].pending_reason == "NoMatchingFlavor"
+    assert found["small"].placement == {"worker-0": "n0"}
+
+
+def test_a_job_in_back_off_or_still_releasing_blocks_nobody() -> None:
+    late, spec = waiting("late")
+    held, _ = waiting("held")
+    held = replace(held, attempt=Attempt(number=1))
+    found = decisions((replace(late, not_before=2500), spec), (held, spec), waiting("small"), free=nodes(1), now=1000)
+    assert (found["late"].pending_reason, found["held"].pending_reason) == ("BackOff", "Releasing")
+    assert "2 s" in found["late"].message
+    assert found["small"].placement is not None
+
+
+def test_two_jobs_are_not_given_the_same_hardware() -> None:
+    found = decisions(waiting("a", learners=3), waiting("b", learners=3), free=nodes(1))
+    assert found["a"].placement is not None
+    assert found["b"].placement is None
+
+
+def test_pack_takes_the_tightest_node_and_spread_the_emptiest() -> None:
+    free = [Free("roomy", 8, 16 * GB, 4), Free("tight", 2, 16 * GB, 1)]
+    _, packed = waiting("a", resources={"cpus": 1, "memory": "1GB", "gpus": 1})
+    _, spread = waiting("b", resources={"cpus": 1, "memory": "1GB", "gpus": 1}, placement="spread")
+    assert place(packed, free, SIZES) == {"worker-0": "tight"}
+    assert place(spread, free, SIZES) == {"worker-0": "roomy"}
+
+
+def test_gpus_of_another_type_do_not_count() -> None:
+    _, spec = waiting("a", resources={"gpus": 1, "cpus": 1, "memory": "1GB", "gpu_type": "h100"})
+    assert place(spec, nodes(1, gpus=4), SIZES) is None
+
+
+def test_tenths_of_a_gpu_add_up_to_a_whole_one() -> None:
+    _, spec = waiting("a", learners=10, resources={"gpus": 0.1, "cpus": 0.1, "memory": "1MiB"})
+    assert place(spec, [Free("n", 1, GB, 1)], SIZES) is not None
+
+
+def test_a_node_that_is_not_ready_holds_nobody() -> None:
+    assert whole([Node(name="n", cpus=4, memory=GB, gpus=0, ready=False)]) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3)), max_size=12),
+    st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=4),
+)
+def test_no_node_is_ever_promised_more_than_it_has(gangs: list[tuple[int, int]], sizes: list[tuple[int, int]]) -> None:
+    cluster = [Free(f"n{i}", cpus, 64 * GB, gpus) for i, (cpus, gpus) in enumerate(sizes)]
+    queue = [
+        waiting(f"j{i:02}", learners=count, resources={"cpus": 1, "memory": "1GB", "gpus": gpus})
+        for i, (count, gpus) in enumerate(gangs)
+    ]
+    left = list(cluster)
+    for decision in decide(queue, free=cluster, capacity=cluster, sizes=SIZES, now=0):
+        if decision.placement is not None:
+            spec = {job.id: spec for job, spec in queue}[decision.job.id]
+            assert len(decision.placement) == spec.learners
+            left = taken(left, spec, decision.placement, SIZES)
+    assert all(one.cpus >= 0 and one.gpus >= 0 and one.memory >= 0 for one in left)
