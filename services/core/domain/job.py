@@ -199,7 +199,7 @@ def moved(job: Job, to: Status, *, actor: str, now: int, reason: str = "", messa
 def advanced(job: Job, to: Status, *, actor: str, now: int, times: Mapping[Status, int] | None = None) -> Job:
     """The job further along PENDING -> DOWNLOADING -> PROCESSING -> STORING, every step in its history.
 
-    ``times`` are when the learners passed each step, where known. Never goes backwards; a job off the path is unchanged.
+    ``times`` are when the learners passed each step, where known. Never goes back; a job off the path is unchanged.
     """
     if job.status not in _PATH or to not in _PATH:
         return job

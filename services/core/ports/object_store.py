@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+from services.core.domain.errors import InvalidRequest
+
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_KEY_MAX: Final = 1024
+"""Bytes: the least of what the stores take (S3's)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +22,20 @@ class ObjectMeta:
     modified: int
     """Unix ms."""
     etag: str
+
+
+def check_key(key: str) -> None:
+    """What every store asks first: InvalidRequest where a key is none (see ``ObjectStore``)."""
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest("an object's key is valid Unicode") from None
+    if not 1 <= size <= _KEY_MAX:
+        raise InvalidRequest(f"an object's key has 1 to {_KEY_MAX} bytes, not {size}")
+    if any(part in {"", ".", ".."} for part in key.split("/")):
+        raise InvalidRequest(f"the parts of an object's key are not empty, '.' or '..': {key[:200]!r}")
+    if CONTROL.search(key):
+        raise InvalidRequest(f"an object's key has no control characters: {key[:200]!r}")
 
 
 class ObjectStore(Protocol):

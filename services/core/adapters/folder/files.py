@@ -1,0 +1,111 @@
+"""Files that are there whole and durable, or not at all; and no link is ever followed.
+
+Every folder on the way is opened by descriptor with O_NOFOLLOW, so that nothing planted inside the root, at whatever
+moment, leads out of it. A file is written beside, fsynced, then linked (only if new) or renamed to its place, then the
+folder is fsynced. While it is written it is locked: who sweeps what dead writers left can tell it from a living one's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Generator, Sequence
+from typing import Final
+
+from services.core.domain.errors import NoSpace, Unavailable, WeftError
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def translated(error: OSError, what: str) -> WeftError:
+    """The domain's error for the system's, of something that was read or written."""
+    if error.errno in FULL:
+        return NoSpace(f"no space left for {what}; make room, and try again")
+    return Unavailable(f"{what} cannot be read or written now: {error.strerror}")
+
+
+@contextlib.contextmanager
+def folder(root: int, parts: Sequence[str], *, create: bool = False) -> Generator[int]:
+    """A descriptor of the folder below ``root``. FileNotFoundError, or NotADirectoryError for a file or a link.
+
+    Folders that are made are durable.
+    """
+    current = os.dup(root)
+    try:
+        for part in parts:
+            try:
+                below = os.open(part, _FOLDER, dir_fd=current)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=current)
+                os.fsync(current)
+                below = os.open(part, _FOLDER, dir_fd=current)
+            os.close(current)
+            current = below
+        yield current
+    finally:
+        os.close(current)
+
+
+@contextlib.contextmanager
+def scratch(where: int, name: str) -> Generator[int]:
+    """A new, locked file of that name, for the owner alone; gone at the end unless it was moved away."""
+    descriptor = os.open(name, _NEW, 0o600, dir_fd=where)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    while os.fstat(descriptor).st_nlink == 0:  # swept between the two lines above
+        os.close(descriptor)
+        descriptor = os.open(name, _NEW, 0o600, dir_fd=where)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield descriptor
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=where)
+        os.close(descriptor)
+
+
+def publish(scratch_in: int, scratch_name: str, place: int, name: str, *, create_only: bool) -> None:
+    """Gives the scratch file its place, durably. FileExistsError where ``create_only`` and it is taken."""
+    if create_only:
+        os.link(scratch_name, name, src_dir_fd=scratch_in, dst_dir_fd=place, follow_symlinks=False)
+    else:
+        os.rename(scratch_name, name, src_dir_fd=scratch_in, dst_dir_fd=place)
+    os.fsync(place)
+
+
+def write_all(descriptor: int, data: bytes | bytearray) -> None:
+    """Writes every byte, in as many calls as the system wants."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def sweep(where: int) -> int:
+    """Removes scratch files whose writers are dead; how many."""
+    gone = 0
+    for name in os.listdir(where):
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=where)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(name, dir_fd=where)
+            gone += 1
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
+    return gone
+
+
+def is_file(status: os.stat_result) -> bool:
+    """Whether it is a plain file: no link, folder, pipe or device."""
+    return stat.S_ISREG(status.st_mode)

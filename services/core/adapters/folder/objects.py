@@ -1,0 +1,307 @@
+"""ObjectStore on a folder: the key is the path.
+
+This does not go through obstore's LocalStore. That renames without fsync, cannot refuse to overwrite when it streams,
+leaves ``name#1`` where a writer died, follows symbolic links out of its root and lists in no order (libraries.md): each
+promise of the port would be kept by code of ours around it, and none by it. obstore is for the stores that are remote.
+
+What is being written lies in ``.weft-staging`` at the root, which is no part of any key: so a list never sees it, and
+what dead writers left is swept when the store is opened. A link is no object: not listed, not followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterator, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar
+
+from services.core.adapters.folder import files
+from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NotFound, Unavailable
+from services.core.ports.object_store import CONTROL, ObjectMeta, check_key
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+STAGING: Final = ".weft-staging"
+_CHUNK: Final = 2**20
+"""Bytes: what one hop to a thread carries, and the port's largest chunk."""
+_NAME_MAX: Final = 255
+"""Bytes of one part of a key, by every file system of Linux."""
+_TRIES: Final = 100
+_UNNAMED: Final = re.compile(rf"{CONTROL.pattern}|[\ud800-\udfff]")
+"""Names that no key has: with control characters, or not UTF-8. Not ours, and not listed."""
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class FolderObjectStore:
+    """See ``services.core.ports.object_store.ObjectStore``. The folder is made where it is missing."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        with _errors(str(root)):
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self.folder((STAGING,), create=True) as staging:
+                files.sweep(staging)
+
+    async def put(self, key: str, chunks: AsyncIterable[bytes], *, create_only: bool = False) -> ObjectMeta:
+        parts = _parts(key)
+        writer = _Writer(self, parts, key, create_only=create_only)
+        try:
+            await _in_thread(writer.begin)
+            waiting = bytearray()
+            async for chunk in chunks:
+                waiting += chunk
+                if len(waiting) >= _CHUNK:
+                    full, waiting = waiting, bytearray()
+                    await _in_thread(writer.write, full)
+            return await _in_thread(writer.finish, waiting)
+        finally:
+            await _in_thread(writer.close)
+
+    async def head(self, key: str) -> ObjectMeta | None:
+        parts = _parts(key)
+
+        def look() -> ObjectMeta | None:
+            with _errors(key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                with self.folder(parts[:-1]) as place:
+                    status = os.stat(parts[-1], dir_fd=place, follow_symlinks=False)
+                return _meta(key, status) if files.is_file(status) else None
+            return None
+
+        return await _in_thread(look)
+
+    async def get(self, key: str, *, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        parts = _parts(key)
+        with await _in_thread(self._open, key, parts) as opened:
+            place = max(start, 0)
+            while end is None or place < end:
+                size = _CHUNK if end is None else min(_CHUNK, end - place)
+                chunk = await _in_thread(_read, key, opened, size, place)
+                if not chunk:
+                    break
+                place += len(chunk)
+                yield chunk
+
+    async def list(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> Sequence[ObjectMeta]:
+        parts = _prefix(prefix)
+
+        def walk() -> list[ObjectMeta]:
+            absent = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+            with _errors(prefix), absent, self.folder(parts) as place:
+                return list(itertools.islice(_walk(place, prefix, after or ""), limit))
+            return []
+
+        return await _in_thread(walk)
+
+    async def delete(self, key: str) -> None:
+        parts = _parts(key)
+
+        def remove() -> None:
+            with _errors(key), contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                with self.folder(parts[:-1]) as place:
+                    os.unlink(parts[-1], dir_fd=place)
+                self.prune(parts[:-1])
+
+        await _in_thread(remove)
+
+    async def delete_prefix(self, prefix: str) -> int:
+        parts = _prefix(prefix)
+
+        def remove() -> int:
+            count = 0
+            with _errors(prefix), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                with self.folder(parts) as place:
+                    count = _empty(place)
+                self.prune(parts)
+            return count
+
+        return await _in_thread(remove)
+
+    async def ping(self) -> None:
+        def look() -> None:
+            with _errors(str(self._root)), self.folder((STAGING,), create=True):
+                if not os.access(self._root, os.W_OK):
+                    raise Unavailable(f"{self._root} cannot be written")
+
+        await _in_thread(look)
+
+    def prune(self, parts: Sequence[str]) -> None:
+        """Removes folders that have become empty, from the inside out: an object store has none."""
+        for depth in range(len(parts), 0, -1):
+            try:
+                with self.folder(parts[: depth - 1]) as place:
+                    os.rmdir(parts[depth - 1], dir_fd=place)
+            except OSError:
+                return  # somebody's object lies there, or came meanwhile
+
+    @contextlib.contextmanager
+    def folder(self, parts: Sequence[str], *, create: bool = False) -> Generator[int]:
+        """A descriptor of a folder below the root. FileNotFoundError, or NotADirectoryError for a file or a link."""
+        try:
+            root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise files.translated(error, str(self._root)) from error
+        try:
+            with files.folder(root, parts, create=create) as place:
+                yield place
+        finally:
+            os.close(root)
+
+    def _open(self, key: str, parts: Sequence[str]) -> FileIO:
+        missing = NotFound(f"there is no object {key}")
+        with _errors(key):
+            try:
+                with self.folder(parts[:-1]) as place:
+                    if files.is_file(os.stat(parts[-1], dir_fd=place, follow_symlinks=False)):
+                        return FileIO(os.open(parts[-1], _READ, dir_fd=place))
+            except (FileNotFoundError, NotADirectoryError):
+                raise missing from None
+        raise missing
+
+
+class _Writer:
+    """One object on its way in. Its methods are called from one thread at a time."""
+
+    def __init__(self, store: FolderObjectStore, parts: Sequence[str], key: str, *, create_only: bool) -> None:
+        self._store = store
+        self._parts = parts
+        self._key = key
+        self._create_only = create_only
+        self._held = contextlib.ExitStack()
+        self._name = secrets.token_hex(16)
+        self._staging = -1
+        self._descriptor = -1
+
+    def begin(self) -> None:
+        with _errors(self._key):
+            self._staging = self._held.enter_context(self._store.folder((STAGING,), create=True))
+            self._descriptor = self._held.enter_context(files.scratch(self._staging, self._name))
+
+    def write(self, data: bytes | bytearray) -> None:
+        with _errors(self._key):
+            files.write_all(self._descriptor, data)
+
+    def finish(self, rest: bytearray) -> ObjectMeta:
+        self.write(rest)
+        with _errors(self._key):
+            os.fsync(self._descriptor)
+            try:
+                self._publish()
+            except FileExistsError:
+                raise Duplicate(f"there is an object {self._key}") from None
+            except (NotADirectoryError, IsADirectoryError):
+                raise Conflict(
+                    f"{self._key} cannot be stored in a folder: a part of it is an object, or objects lie below it"
+                ) from None
+            except OSError:
+                self._store.prune(self._parts[:-1])
+                raise
+            return _meta(self._key, os.fstat(self._descriptor))
+
+    def close(self) -> None:
+        self._held.close()
+
+    def _publish(self) -> None:
+        for _ in range(_TRIES):
+            try:
+                with self._store.folder(self._parts[:-1], create=True) as place:
+                    files.publish(self._staging, self._name, place, self._parts[-1], create_only=self._create_only)
+            except FileNotFoundError:
+                continue  # the folder was pruned between the two, because somebody deleted the last object in it
+            else:
+                return
+        raise Unavailable(f"{self._key} could not be stored: its folder vanishes again and again")
+
+
+async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of blocking work. A cancelled caller still waits for its end: descriptors outlive their use."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
+@contextlib.contextmanager
+def _errors(what: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise files.translated(error, what) from error
+
+
+def _parts(key: str) -> list[str]:
+    check_key(key)
+    parts = key.split("/")
+    if STAGING in parts:
+        raise InvalidRequest(f"'{STAGING}' is the store's own and cannot be part of a key")
+    if any(len(part.encode()) > _NAME_MAX for part in parts):
+        raise InvalidRequest(f"a part of a key has at most {_NAME_MAX} bytes where objects lie in a folder")
+    return parts
+
+
+def _prefix(prefix: str) -> list[str]:
+    if not prefix.endswith("/"):
+        raise InvalidRequest(f"a prefix ends with '/': '{prefix}/'")
+    return _parts(prefix[:-1])
+
+
+def _meta(key: str, status: os.stat_result) -> ObjectMeta:
+    return ObjectMeta(
+        key=key,
+        size=status.st_size,
+        modified=status.st_mtime_ns // 1_000_000,
+        etag=f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}",
+    )
+
+
+def _read(key: str, opened: FileIO, size: int, place: int) -> bytes:
+    with _errors(key):
+        return os.pread(opened.fileno(), size, place)
+
+
+def _walk(place: int, prefix: str, after: str) -> Iterator[ObjectMeta]:
+    """Objects below an open folder in the order of their keys, in which a folder counts with its '/'."""
+    entries: list[tuple[str, bool]] = []
+    with os.scandir(place) as found:
+        for entry in found:
+            if entry.name == STAGING or _UNNAMED.search(entry.name):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                entries.append((prefix + entry.name + "/", True))
+            elif entry.is_file(follow_symlinks=False):
+                entries.append((prefix + entry.name, False))
+    for name, is_folder in sorted(entries):
+        if is_folder and (after < name or after.startswith(name)):
+            absent = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+            with absent, files.folder(place, (name[len(prefix) : -1],)) as below:
+                yield from _walk(below, name, after)
+        elif not is_folder and after < name:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(name[len(prefix) :], dir_fd=place, follow_symlinks=False)
+                yield _meta(name, status)
+
+
+def _empty(place: int) -> int:
+    """Removes everything below an open folder; how many objects went."""
+    count = 0
+    with os.scandir(place) as found:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    for name, is_folder in entries:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if not is_folder:
+                count += files.is_file(os.stat(name, dir_fd=place, follow_symlinks=False))
+                os.unlink(name, dir_fd=place)
+                continue
+            with files.folder(place, (name,)) as below:
+                count += _empty(below)
+            with contextlib.suppress(OSError):
+                os.rmdir(name, dir_fd=place)  # not empty: somebody has just put an object there
+    return count

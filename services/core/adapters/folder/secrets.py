@@ -1,0 +1,116 @@
+"""SecretStore: a file for each secret, 0600, in a folder 0700 that belongs to who runs the platform.
+
+The name of a file is its secret's name with everything but letters, digits, '_', '.', '-' and '~' escaped, after an
+'=': so no name can leave the folder, hide, or meet a file that is still being written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from services.core.adapters.folder import files
+from services.core.domain.errors import InvalidRequest, PermissionDenied
+
+_NAME_MAX: Final = 255
+_NEW: Final = ".new"
+"""Folder of what is being written."""
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class FolderSecretStore:
+    """See ``services.core.ports.secret_store.SecretStore``. The folder is made where it is missing."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        with _errors():
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if root.stat().st_uid != os.geteuid():
+                raise PermissionDenied(f"{root} belongs to somebody else; secrets are not kept there")
+            root.chmod(0o700)
+            with self._folder() as place, files.folder(place, (_NEW,), create=True) as new:
+                files.sweep(new)
+
+    async def get(self, name: str) -> bytes | None:
+        return await asyncio.to_thread(self._get, _file(name))
+
+    async def put(self, name: str, value: bytes) -> None:
+        await asyncio.to_thread(self._put, _file(name), value, create_only=False)
+
+    async def get_or_create(self, name: str, value: bytes) -> bytes:
+        file = _file(name)
+
+        def agree() -> bytes:
+            while (found := self._get(file)) is None:
+                with contextlib.suppress(FileExistsError):
+                    self._put(file, value, create_only=True)
+                    return value
+            return found
+
+        return await asyncio.to_thread(agree)
+
+    async def delete(self, name: str) -> None:
+        file = _file(name)
+
+        def remove() -> None:
+            with _errors(), contextlib.suppress(FileNotFoundError), self._folder() as place:
+                os.unlink(file, dir_fd=place)
+                os.fsync(place)
+
+        await asyncio.to_thread(remove)
+
+    @contextlib.contextmanager
+    def _folder(self) -> Generator[int]:
+        place = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield place
+        finally:
+            os.close(place)
+
+    def _get(self, file: str) -> bytes | None:
+        with _errors(), self._folder() as place:
+            try:
+                descriptor = os.open(file, _READ, dir_fd=place)
+            except FileNotFoundError:
+                return None
+            with os.fdopen(descriptor, "rb") as opened:
+                return opened.read()
+
+    def _put(self, file: str, value: bytes, *, create_only: bool) -> None:
+        scratch = secrets.token_hex(16)
+        with (
+            _errors(),
+            self._folder() as place,
+            files.folder(place, (_NEW,), create=True) as new,
+            files.scratch(new, scratch) as descriptor,
+        ):
+            files.write_all(descriptor, value)
+            os.fsync(descriptor)
+            files.publish(new, scratch, place, file, create_only=create_only)
+
+
+@contextlib.contextmanager
+def _errors() -> Generator[None]:
+    """No message names the secret's file: names may tell something too."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise files.translated(error, "the secret store") from error
+
+
+def _file(name: str) -> str:
+    try:
+        file = "=" + quote(name, safe="")
+    except UnicodeEncodeError:
+        raise InvalidRequest("a secret's name is valid Unicode") from None
+    if not name or len(file) > _NAME_MAX:
+        raise InvalidRequest(f"a secret's name has 1 to {_NAME_MAX - 1} letters and digits (others count threefold)")
+    return file
