@@ -2,6 +2,8 @@
 
 import asyncio
 
+pytest_plugins = ["tests.testbed.etcd"]
+
 
 def pytest_configure() -> None:
     # pytest-asyncio asks for the current loop, to put it back afterwards; on Python 3.11

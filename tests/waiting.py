@@ -6,21 +6,29 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 _EVERY_S = 0.01
 
 
-async def until(condition: Callable[[], T | Awaitable[T]], timeout: float = 10.0) -> T:
+@overload
+async def until(condition: Callable[[], Awaitable[T]], timeout: float = 10.0) -> T: ...
+
+
+@overload
+async def until(condition: Callable[[], T], timeout: float = 10.0) -> T: ...
+
+
+async def until(condition: Callable[[], Any], timeout: float = 10.0) -> Any:
     """The first true value of ``condition`` (a function, or a coroutine function), asked every 10 ms.
 
     AssertionError with its last value where there is none in ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:
-        found: Any = condition()
-        value: T = await found if inspect.isawaitable(found) else found
+        found = condition()
+        value = await found if inspect.isawaitable(found) else found
         if value:
             return value
         if time.monotonic() > deadline:

@@ -1,4 +1,7 @@
-"""One channel to etcd: every call has a deadline, carries a token where there is a user, and raises the table's errors.
+"""The way to etcd: every call has a deadline, carries a token where there is a user, and raises the table's errors.
+
+Streams have channels of their own (``channel``): one that is found dead is thrown away with its connection, whereas
+gRPC would go on using it for all calls until its own pings failed.
 
 etcd closes connections that are pinged more often than every 5 s, or pinged while no call is open: hence the figures.
 """
@@ -37,7 +40,7 @@ _OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
-    # Two stores of one process, or two tests, do not share a connection or its back-off.
+    # Channels of one process do not share a connection, nor its back-off.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
@@ -67,19 +70,35 @@ class Connection:
     def __init__(self, target: str, *, credentials: Credentials, timeout_s: float) -> None:
         self.target = target
         self.timeout_s = timeout_s
-        self.closed = False
+        self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once this is closed: gRPC does not tell a reader of a stream that its channel was closed."""
         self._credentials = credentials
         self._token = ""
         self._renewing = asyncio.Lock()
-        if credentials.tls:
-            tls = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.cert)
-            self._channel = grpc.aio.secure_channel(target, tls, options=_OPTIONS)
+        self._channels: set[grpc.aio.Channel] = set()
+        channel = self.channel()
+        self.kv = stubs.KVStub(channel)
+        self.lease = stubs.LeaseStub(channel)
+        self.auth = stubs.AuthStub(channel)
+
+    @property
+    def closed(self) -> bool:
+        return self.closing.done()
+
+    def channel(self) -> grpc.aio.Channel:
+        """A channel over a connection of its own; ``drop`` it."""
+        if self._credentials.tls:
+            tls = self._credentials
+            credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
+            channel = grpc.aio.secure_channel(self.target, credentials, options=_OPTIONS)
         else:
-            self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
-        self.kv = stubs.KVStub(self._channel)
-        self.watch = stubs.WatchStub(self._channel)
-        self.lease = stubs.LeaseStub(self._channel)
-        self.auth = stubs.AuthStub(self._channel)
+            channel = grpc.aio.insecure_channel(self.target, options=_OPTIONS)
+        self._channels.add(channel)
+        return channel
+
+    async def drop(self, channel: grpc.aio.Channel) -> None:
+        self._channels.discard(channel)
+        await channel.close()
 
     async def call(self, method: Any, request: Any, *, timeout_s: float | None = None) -> Any:
         """The reply of a unary call. A token that ran out is renewed once."""
@@ -139,8 +158,9 @@ class Connection:
         return _KINDS.get(code, Internal)(f"etcd at {self.target}: {details}")
 
     async def close(self) -> None:
-        self.closed = True
-        await self._channel.close()
+        if not self.closing.done():
+            self.closing.set_result(None)
+        await asyncio.gather(*(self.drop(channel) for channel in list(self._channels)))
 
 
 _UNAUTHENTICATED: Final = grpc.StatusCode.UNAUTHENTICATED

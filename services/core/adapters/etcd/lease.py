@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import grpc.aio
 
-from services.core.adapters.etcd._stubs import messages
+from services.core.adapters.etcd._stubs import messages, stubs
 from services.core.adapters.etcd.connection import Connection
 from services.core.domain.errors import WeftError
 
@@ -83,13 +83,15 @@ class EtcdLease:
             self._gone.set()
 
     async def _keep_by_one_stream(self) -> None:
+        channel = self._connection.channel()
         call: Any = None
         try:
             while self.alive:
                 # The first keep-alive follows the grant at once: it opens the stream while there is time.
                 async with asyncio.timeout(min(self._remaining, self._ttl_s / _SHARES)):
                     if call is None:
-                        call = self._connection.lease.LeaseKeepAlive(metadata=await self._connection.metadata())
+                        metadata = await self._connection.metadata()
+                        call = stubs.LeaseStub(channel).LeaseKeepAlive(metadata=metadata)
                     sent = self._boottime()
                     await call.write(messages.LeaseKeepAliveRequest(ID=self._id))
                     reply = await call.read()
@@ -103,3 +105,4 @@ class EtcdLease:
         finally:
             if call is not None:
                 call.cancel()
+            await self._connection.drop(channel)

@@ -22,7 +22,7 @@ from typing import Any, Final
 import grpc.aio
 import structlog
 
-from services.core.adapters.etcd._stubs import PROGRESS_REQUEST, messages
+from services.core.adapters.etcd._stubs import PROGRESS_REQUEST, messages, stubs
 from services.core.adapters.etcd.connection import Connection
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.ports.status_store import Change, Entry
@@ -139,13 +139,15 @@ async def resuming(
                         yield _change(keys, event)
                         position = position.at(event.kv.mod_revision)
             finally:
-                stream.close()
+                await stream.close()
         except _HistoryGone:
             log.info("watch.lists_again", prefix=prefix)
             position = None
         except (WeftError, grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError) as error:
             if failures == 0 and not connection.closed:
                 log.warning("watch.interrupted", prefix=prefix, why=_why(error))
+        if connection.closed:
+            return
         # Also before listing again: whatever goes wrong each time must not make this spin.
         await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0))
         failures += 1
@@ -171,13 +173,14 @@ class _Stream:
         self._prefix = prefix
         self._silence_s = silence_s
         self._metadata: tuple[tuple[str, str], ...] = ()
+        self._channel = connection.channel()
         self._call: Any = None
         self._reading: asyncio.Task[Any] | None = None
 
     async def open(self, position: Position) -> Position:
-        """Follows from the position on; it, with the raft term of now. _HistoryGone where etcd knows another history."""
+        """Follows from the position on; it, with the raft term of now. _HistoryGone where etcd has another history."""
         self._metadata = await self._connection.metadata()
-        self._call = self._connection.watch.Watch(metadata=self._metadata)
+        self._call = stubs.WatchStub(self._channel).Watch(metadata=self._metadata)
         first, end = self._keys.range(self._prefix)
         create = messages.WatchCreateRequest(key=first, range_end=end, start_revision=position.revision + 1)
         await self._write(messages.WatchRequest(create_request=create))
@@ -194,11 +197,12 @@ class _Stream:
         """The next changes; maybe none."""
         return list((await self._next()).events)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._reading is not None and not self._reading.cancel() and not self._reading.cancelled():
             self._reading.exception()  # whatever it was, the call is over: not to be reported as unseen
         if self._call is not None:
             self._call.cancel()
+        await self._connection.drop(self._channel)
 
     async def _next(self) -> Any:
         response = await self._heard()
@@ -217,10 +221,13 @@ class _Stream:
         reading: asyncio.Task[Any] = asyncio.ensure_future(self._call.read())
         self._reading = reading
         for asked in (False, True):
-            done, _ = await asyncio.wait({reading}, timeout=self._silence_s)
-            if reading.cancelled():  # by the end of the channel, which must not look like our task's
+            await asyncio.wait(
+                {reading, self._connection.closing}, timeout=self._silence_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            # A call that was cancelled with its channel must not look like the end of our own task.
+            if self._connection.closed or reading.cancelled():
                 raise Unavailable("the watch was cut off")
-            if done:
+            if reading.done():
                 return reading.result()
             if not asked:
                 await self._write(messages.WatchRequest.FromString(PROGRESS_REQUEST))

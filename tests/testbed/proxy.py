@@ -1,0 +1,91 @@
+"""A TCP proxy on loopback whose network fails on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+
+class Proxy:
+    """``cut``: connections break, and new ones are refused. ``freeze``: those of now go silent without breaking."""
+
+    def __init__(self, upstream: str) -> None:
+        self.connections = 0
+        """How many were ever made."""
+        self._host, _, port = upstream.rpartition(":")
+        self._port = int(port)
+        self._cut = False
+        self._frozen: set[asyncio.StreamWriter] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        assert self._server is not None
+        return "{}:{}".format(*self._server.sockets[0].getsockname())
+
+    def cut(self) -> None:
+        self._cut = True
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def freeze(self) -> None:
+        self._frozen |= self._writers
+
+    def mend(self) -> None:
+        """New connections work again; frozen ones stay so."""
+        self._cut = False
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self.connections += 1
+        if self._cut:
+            writer.transport.abort()
+            return
+        try:
+            there, back = await asyncio.open_connection(self._host, self._port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, back}
+        try:
+            await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
+        finally:
+            self._writers -= {writer, back}
+            self._frozen -= {writer, back}
+            for end in (writer, back):
+                end.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(65536):
+                if writer not in self._frozen:
+                    writer.write(chunk)
+                    await writer.drain()
+        writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def proxied(upstream: str) -> AsyncGenerator[Proxy, None]:
+    proxy = Proxy(upstream)
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.close()
