@@ -196,7 +196,10 @@ class Reporter:
         values: dict[str, float | str] = {}
         for name, value in metrics.items():
             try:
-                number = float(value)  # type: ignore[arg-type]  # numpy, jax, torch scalars
+                # torch warns when a tensor that carries a gradient becomes a number.
+                detach = getattr(value, "detach", None)
+                plain: Any = detach() if callable(detach) else value
+                number = float(plain)
             except Exception as problem:  # noqa: BLE001 - as in _append
                 self._warn_once(f"metric {_text(name)!r} is left out, it is no number: {problem}")
                 continue

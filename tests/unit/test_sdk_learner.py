@@ -26,9 +26,7 @@ class Learner:
         self.folder = folder
         self.environ = {"JOB_STATE_DIR": str(folder)}
         self.warnings: list[str] = []
-        self.reporter = Reporter(
-            environ=self.environ, now_ms=lambda: 1234, warn=self.warnings.append
-        )
+        self.reporter = Reporter(environ=self.environ, now_ms=lambda: 1234, warn=self.warnings.append)
 
     @property
     def file(self) -> Path:
@@ -72,8 +70,7 @@ def test_a_report_is_one_line_with_time_step_values_and_context(learner: Learner
     learner.reporter.report(3, {"val/loss": 0.5}, {"accuracy": 1}, {"subset": "val"})
 
     assert learner.file.read_text() == (
-        '{"time_ms":1234,"step":3,"values":{"val/loss":0.5,"accuracy":1.0},'
-        '"context":{"subset":"val"}}\n'
+        '{"time_ms":1234,"step":3,"values":{"val/loss":0.5,"accuracy":1.0},"context":{"subset":"val"}}\n'
     )
     assert learner.warnings == []
 
@@ -128,6 +125,20 @@ def test_scalars_of_array_libraries_are_taken_through_float(learner: Learner) ->
     ]
 
 
+def test_a_loss_that_carries_a_gradient_is_detached_first(learner: Learner) -> None:
+    class Tensor:
+        def detach(self) -> float:
+            return 0.5
+
+        def __float__(self) -> float:
+            raise RuntimeError("carries a gradient")
+
+    learner.report(loss=Tensor())
+
+    assert learner.values() == [{"loss": 0.5}]
+    assert learner.warnings == []
+
+
 def test_a_value_that_is_no_number_is_left_out_and_said_once(learner: Learner) -> None:
     learner.report(loss=0.5, note="fine", other=None)
     learner.report(loss=0.25, huge=10**400)
@@ -141,9 +152,7 @@ def test_a_value_that_is_no_number_is_left_out_and_said_once(learner: Learner) -
     ("step", "metrics"),
     [("seven", {"a": 1}), (1 << 63, {"a": 1}), (float("nan"), {"a": 1}), (1, {"a": "x"}), (1, 5)],
 )
-def test_a_report_that_cannot_be_written_is_dropped_and_counted(
-    learner: Learner, step: object, metrics: Any
-) -> None:
+def test_a_report_that_cannot_be_written_is_dropped_and_counted(learner: Learner, step: object, metrics: Any) -> None:
     learner.reporter.report(step, metrics, {}, None)
     learner.reporter.report(step, metrics, {}, None)
     learner.report(step=9, loss=0.5)
@@ -193,9 +202,7 @@ def test_a_report_of_absurd_size_is_dropped(learner: Learner) -> None:
     assert "bytes is over" in learner.warnings[0]
 
 
-def test_after_a_full_disk_the_next_line_is_whole(
-    learner: Learner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_full_disk_the_next_line_is_whole(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
 
     def short(fd: int, line: bytes) -> int:
@@ -292,9 +299,7 @@ def test_progress_is_cut_to_what_makes_sense(
 
 
 @pytest.mark.parametrize(("fraction", "eta_s"), [(float("nan"), None), (0, float("inf")), ("", 1)])
-def test_progress_that_is_no_number_is_dropped(
-    learner: Learner, fraction: Any, eta_s: float | None
-) -> None:
+def test_progress_that_is_no_number_is_dropped(learner: Learner, fraction: Any, eta_s: float | None) -> None:
     learner.reporter.progress(fraction, eta_s)
 
     assert not learner.file.exists()
@@ -390,10 +395,7 @@ def test_a_forked_worker_dies_of_sigterm_as_pools_expect(tmp_path: Path) -> None
 
 def test_importing_the_package_loads_nothing_else_of_ours_or_of_others() -> None:
     # typing and what it needs is all that the package itself may load.
-    code = (
-        "import sys, typing; before = set(sys.modules); import weft\n"
-        "print(sorted(set(sys.modules) - before))"
-    )
+    code = "import sys, typing; before = set(sys.modules); import weft\nprint(sorted(set(sys.modules) - before))"
     done = run_learner(code, None, isolated=True)
 
     assert done.stdout == "['__future__', 'weft']\n"

@@ -101,7 +101,7 @@ def mismatches(entries: tuple[Framework, ...]) -> list[str]:
     """Where an entry's version is not what its lock pins, a sentence each."""
     found = []
     for entry in entries:
-        pins = re.findall(rf"^{re.escape(entry.package or '')}==(\S+)", entry.lock_text(), re.M)
+        pins = re.findall(rf"^{re.escape(entry.package or '')}==(\S+)", entry.lock_text(), re.MULTILINE)
         if entry.lock is not None and entry.version not in pins:
             found.append(
                 f"{entry.name} says version {entry.version}, "
@@ -112,7 +112,8 @@ def mismatches(entries: tuple[Framework, ...]) -> list[str]:
 
 def _entry(table: dict[str, Any]) -> Framework:
     try:
-        entry = Framework(**{**table, "aliases": tuple(table.get("aliases", ()))})
+        fields: dict[str, Any] = {**table, "aliases": tuple(table.get("aliases", ()))}
+        entry = Framework(**fields)
     except TypeError as error:
         raise ValueError(f"library entry {table.get('name', table)!r}: {error}") from error
     if not _VERSION.fullmatch(entry.version):
