@@ -1,0 +1,105 @@
+"""Reading metric points: as they were reported, and as curves.
+
+A curve is one (name, context, rank) of the newest attempt that reported anything: the last value of each step, by
+step; points that carry no step follow, each for itself, in the order of their arrival. SQLite thins a long curve out,
+without the interpreter's lock: of each of so many equal stretches the smallest and the largest value stay, and a NaN
+if there was one, so that neither a spike nor a divergence disappears.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from services.core.ports.metric_store import Point, PointQuery, SourceId, StoredPoint
+
+SOURCES: Final = "SELECT id, attempt, role, rank, run, source, generation FROM sources"
+_COLUMNS: Final = "p.seq, p.series, p.source, p.offset, p.time_ms, p.step, p.value"
+_LATEST: Final = """
+    WITH latest(seq, step) AS MATERIALIZED (
+        SELECT max(seq), step FROM points WHERE series = :series AND step IS NOT NULL GROUP BY step
+        UNION ALL SELECT seq, NULL FROM points WHERE series = :series AND step IS NULL)"""
+_IN_ORDER: Final = "ORDER BY p.step IS NULL, p.step, p.seq"
+# ruff: noqa: S608 - the parts put together here are constants; what comes from outside is bound
+_COUNT: Final = f"{_LATEST} SELECT count(*) FROM latest"
+_CURVE: Final = f"{_LATEST} SELECT {_COLUMNS} FROM latest JOIN points p ON p.seq = latest.seq {_IN_ORDER}"
+# min() and max() bring the other columns of the row in which they found it (SQLite, "bare columns in an aggregate").
+_THINNED: Final = f"""{_LATEST},
+    placed AS MATERIALIZED (
+        SELECT p.seq, p.value, ntile(:stretches) OVER ({_IN_ORDER}) AS stretch
+        FROM latest JOIN points p ON p.seq = latest.seq),
+    kept(seq) AS (
+        SELECT seq FROM (SELECT seq, min(value) FROM placed GROUP BY stretch)
+        UNION SELECT seq FROM (SELECT seq, max(value) FROM placed GROUP BY stretch)
+        UNION SELECT min(seq) FROM placed WHERE value IS NULL GROUP BY stretch)
+    SELECT {_COLUMNS} FROM kept JOIN points p ON p.seq = kept.seq {_IN_ORDER}"""
+
+
+class PointReader:
+    """Queries over one job's points. ``reader`` is a snapshot."""
+
+    def __init__(self, reader: apsw.Connection) -> None:
+        self._reader = reader
+
+    def points(self, query: PointQuery, limit: int) -> list[StoredPoint]:
+        chosen = self._chosen(query, query.attempt)
+        # '+': by seq, not by series; a follower asks for the newest few of all.
+        rows = self._reader.execute(
+            f"SELECT {_COLUMNS} FROM points p WHERE seq > ? AND +series IN (SELECT value FROM json_each(?)) "
+            "ORDER BY seq LIMIT ?",
+            (min(query.after_seq, 2**63 - 1), json.dumps(list(chosen)), limit),
+        ).fetchall()
+        return list(self._stored(rows, chosen))
+
+    def curves(self, query: PointQuery) -> list[StoredPoint]:
+        attempt = query.attempt
+        if attempt is None:
+            attempt = self._reader.execute("SELECT max(attempt) FROM series").get
+        if attempt is None:
+            return []
+        chosen = self._chosen(query, attempt)
+        rows = [row for series in chosen for row in self._curve(series, query.max_points)]
+        return list(self._stored(rows, chosen))
+
+    def latest(self) -> dict[str, StoredPoint]:
+        chosen = self._chosen(PointQuery(), None)
+        rows = self._reader.execute(
+            f"SELECT {_COLUMNS} FROM (SELECT name, max(last_seq) AS seq FROM series GROUP BY name) newest "
+            "JOIN points p ON p.seq = newest.seq ORDER BY newest.name"
+        ).fetchall()
+        return {one.point.name: one for one in self._stored(rows, chosen)}
+
+    def _curve(self, series: int, max_points: int | None) -> Sequence[Sequence[Any]]:
+        if max_points is None:
+            return self._reader.execute(_CURVE, {"series": series}).fetchall()
+        count = self._reader.execute(_COUNT, {"series": series}).get
+        if count <= max_points:
+            return self._reader.execute(_CURVE, {"series": series}).fetchall()
+        stretches = max(1, max_points // 2)
+        return self._reader.execute(_THINNED, {"series": series, "stretches": stretches}).fetchall()
+
+    def _chosen(self, query: PointQuery, attempt: int | None) -> dict[int, tuple[str, Mapping[str, str]]]:
+        """Row id -> (name, context) of the series that are asked for, in the order in which curves are given."""
+        rows: list[Any] = self._reader.execute(
+            "SELECT id, name, context FROM series WHERE (:rank IS NULL OR rank = :rank) "
+            "AND (:attempt IS NULL OR attempt = :attempt) "
+            "AND (:names = '[]' OR name IN (SELECT value FROM json_each(:names))) "
+            "ORDER BY name, context, rank, attempt",
+            {"rank": query.rank, "attempt": attempt, "names": json.dumps(query.names)},
+        ).fetchall()
+        return {row_id: (name, msgspec.json.decode(context)) for row_id, name, context in rows}
+
+    def _stored(
+        self, rows: Iterable[Sequence[Any]], series: Mapping[int, tuple[str, Mapping[str, str]]]
+    ) -> Iterator[StoredPoint]:
+        found: list[Any] = self._reader.execute(SOURCES).fetchall()
+        sources = {row_id: SourceId(*rest) for row_id, *rest in found}
+        for seq, series_id, source, offset, time_ms, step, value in rows:
+            name, context = series[series_id]
+            number = math.nan if value is None else value
+            yield StoredPoint(seq, sources[source], Point(offset, time_ms, name, step, number, context))

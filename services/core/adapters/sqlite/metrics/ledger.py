@@ -1,0 +1,147 @@
+"""What is known of a job while it is written to: its sources' committed offsets, its series, and how many there are of
+lines and points. Here it is decided what of a batch is new; no disk is touched.
+
+A batch is stored only if it begins at its source's committed offset and its source has not ended; else nothing of it is
+new. Each new line and point gets the next sequence number, so these have no gaps.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from services.core.adapters.sqlite.metrics.segments import encode
+from services.core.domain.errors import InvalidRequest
+from services.core.ports.metric_store import Batch, SourceId
+
+_INT64: Final = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch that was found sound, with its lines encoded."""
+
+    batch: Batch
+    block: bytes = b""
+    crc: int = 0
+
+
+def prepare(batch: Batch) -> Prepared:
+    """InvalidRequest where the batch cannot be what a source contained."""
+    start, end = batch.start, batch.end
+    if not 0 <= start <= end < _INT64:
+        raise InvalidRequest(f"a batch goes from a byte to a later one, not from {start} to {end}")
+    if not all(start <= one.offset < end for rows in (batch.lines, batch.points) for one in rows):
+        raise InvalidRequest(f"a line or point lies outside its batch, which is bytes {start} to {end}")
+    if not all(-_INT64 <= point.step < _INT64 for point in batch.points if point.step is not None):
+        raise InvalidRequest("a step is a 64-bit integer")
+    if not batch.lines:
+        return Prepared(batch)
+    try:
+        block = encode(batch.lines)
+    except UnicodeEncodeError:
+        raise InvalidRequest("a line is not valid Unicode") from None
+    return Prepared(batch, block, zlib.crc32(block))
+
+
+@dataclass(slots=True)
+class Source:
+    id: int
+    source: SourceId
+    committed: int = 0
+    final: bool = False
+
+    def row(self) -> tuple[Any, ...]:
+        one = self.source
+        key = (one.attempt, one.role, one.rank, one.run, one.source, one.generation)
+        return (self.id, *key, self.committed, self.final)
+
+
+@dataclass(slots=True)
+class Series:
+    """The points of one name and context which one learner reported in one attempt."""
+
+    id: int
+    attempt: int
+    rank: int
+    name: str
+    context: str
+    """JSON, keys in order."""
+    last_seq: int = 0
+
+    def row(self) -> tuple[Any, ...]:
+        return (self.id, self.attempt, self.rank, self.name, self.context, self.last_seq)
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlock:
+    """Lines of one batch, on their way to a segment."""
+
+    source: int
+    first: int
+    """Sequence number of the first line."""
+    prepared: Prepared
+
+    def row(self, segment: int, position: int) -> tuple[Any, ...]:
+        lines = self.prepared.batch.lines
+        times = [line.time_ms for line in lines]
+        place = (segment, position, len(self.prepared.block), self.prepared.crc)
+        return (self.first + len(lines) - 1, self.first, self.source, *place, min(times), max(times))
+
+
+@dataclass(slots=True)
+class Change:
+    """What one transaction has to write."""
+
+    sources: dict[int, Source] = field(default_factory=dict)
+    series: dict[int, Series] = field(default_factory=dict)
+    blocks: list[NewBlock] = field(default_factory=list)
+    points: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Ledger:
+    lines: int
+    points: int
+    sources: dict[SourceId, Source]
+    series: dict[tuple[int, int, str, str], Series]
+    """By (attempt, rank, name, context)."""
+
+    def take(self, one: Prepared, change: Change) -> int:
+        """Adds what is new of the batch to ``change``; the committed offset of its source once that is written."""
+        batch = one.batch
+        source = self.sources.get(batch.source) or Source(len(self.sources) + 1, batch.source)
+        if batch.start != source.committed or source.final or not (batch.end > batch.start or batch.final):
+            return source.committed
+        self.sources[batch.source] = source
+        source.committed, source.final = batch.end, batch.final
+        change.sources[source.id] = source
+        if batch.lines:
+            change.blocks.append(NewBlock(source.id, self.lines + 1, one))
+            self.lines += len(batch.lines)
+        self._take_points(source, batch, change)
+        return source.committed
+
+    def _take_points(self, source: Source, batch: Batch, change: Change) -> None:
+        seq, known, touched, rows, isnan = self.points, self.series, change.series, change.points, math.isnan
+        attempt, rank, source_id = batch.source.attempt, batch.source.rank, source.id
+        for point in batch.points:
+            seq += 1
+            key = (attempt, rank, point.name, _context(point.context))
+            series = known.get(key)
+            if series is None:
+                series = known[key] = Series(len(known) + 1, *key)
+            series.last_seq = seq
+            touched[series.id] = series
+            value = None if isnan(point.value) else point.value
+            rows.append((seq, series.id, source_id, point.offset, point.time_ms, point.step, value))
+        self.points = seq
+
+
+def _context(context: Mapping[str, str]) -> str:
+    return msgspec.json.encode(context, order="sorted").decode() if context else "{}"

@@ -1,0 +1,253 @@
+"""MetricStore over a folder per job. All work on disks is done by threads; the event loop only hands it out.
+
+Appends to one job that wait together become one transaction and so two fsyncs (lines, then offsets and points): 1,000
+ranks cost hardly more than one. One that is unsound is refused alone. Writers and readers have threads of their own, so
+that long searches cannot hold up what learners send.
+
+A job whose files are damaged harms itself only: every call for it says so, its files are left as they are for who wants
+to mend them, and all other jobs go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import apsw
+import structlog
+
+from services.core.adapters.sqlite.database import translated
+from services.core.adapters.sqlite.metrics.curves import PointReader
+from services.core.adapters.sqlite.metrics.job_file import JobFile
+from services.core.adapters.sqlite.metrics.ledger import Prepared, prepare
+from services.core.adapters.sqlite.metrics.lines import LineReader, compiled
+from services.core.adapters.sqlite.metrics.open_jobs import OpenJobs
+from services.core.adapters.sqlite.metrics.segments import SEGMENT_BYTES, Damaged
+from services.core.adapters.sqlite.place import refuse_network
+from services.core.domain.errors import Internal, InvalidRequest, NoSpace, Unavailable, WeftError
+from services.core.ports.metric_store import (
+    Batch,
+    LineQuery,
+    PointQuery,
+    SourceId,
+    SourceState,
+    StoredLine,
+    StoredPoint,
+)
+
+T = TypeVar("T")
+_JOB: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_GROUP: Final = 64
+"""Appends in one transaction: enough to hide the fsyncs, few enough to bound the memory."""
+_WRITERS: Final = 3
+_READERS: Final = 4
+_LEAST_FREE: Final = 2**20
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    batches: Sequence[Batch]
+    answer: asyncio.Future[list[int]]
+
+
+class SqliteMetricStore:
+    """One process at a time has a root open: it holds ``<root>/lock``."""
+
+    def __init__(self, root: Path, lock: int, *, open_jobs: int, search_s: float, segment_bytes: int) -> None:
+        self._root, self._lock, self._search_s = root, lock, search_s
+        self._open = OpenJobs(root, limit=open_jobs, segment_bytes=segment_bytes)
+        self._damaged: dict[str, str] = {}
+        self._waiting: dict[str, list[_Waiting]] = {}
+        self._draining: set[asyncio.Task[None]] = set()
+        self._writers = ThreadPoolExecutor(_WRITERS, "metrics-write")
+        self._readers = ThreadPoolExecutor(_READERS, "metrics-read")
+
+    @classmethod
+    async def open(
+        cls, root: Path, *, open_jobs: int = 256, search_s: float = 10.0, segment_bytes: int = SEGMENT_BYTES
+    ) -> SqliteMetricStore:
+        """``open_jobs``: files kept open (six descriptors each). ``search_s``: seconds after which a query gives up.
+
+        Unavailable where another process has the root open; InvalidRequest where it lies on a network.
+        """
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        refuse_network(root)
+        lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise Unavailable(f"another process has the metric store {root} open") from None
+        return cls(root, lock, open_jobs=open_jobs, search_s=search_s, segment_bytes=segment_bytes)
+
+    async def append(self, job_id: str, batches: Sequence[Batch]) -> Sequence[int]:
+        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.get(job_id)
+        if waiting is not None:  # somebody is writing to this job: what has come in meanwhile goes next
+            waiting.append(_Waiting(batches, answer))
+        else:
+            self._waiting[job_id] = [_Waiting(batches, answer)]
+            task = asyncio.create_task(self._drain(job_id))
+            self._draining.add(task)
+            task.add_done_callback(self._draining.discard)
+        return await answer
+
+    async def _drain(self, job_id: str) -> None:
+        """Writes until nothing waits. Ends with an answer to everyone, whatever happens."""
+        waiting = self._waiting[job_id]
+        while waiting:
+            group, waiting[:] = waiting[:_GROUP], waiting[_GROUP:]
+            try:
+                answers = await self._run(self._writers, self._append, job_id, [one.batches for one in group])
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to all of the group
+                answers = [error] * len(group)
+            for one, answer in zip(group, answers, strict=True):
+                if one.answer.done():  # its caller was cancelled
+                    continue
+                if isinstance(answer, Exception):
+                    one.answer.set_exception(answer)
+                else:
+                    one.answer.set_result(answer)
+        del self._waiting[job_id]
+
+    def _append(self, job_id: str, group: Sequence[Sequence[Batch]]) -> list[list[int] | Exception]:
+        """For each of the group its answer, or why it alone was refused."""
+        sound: list[list[Prepared] | Exception] = [_prepared(batches) for batches in group]
+        together = [one for batches in sound if not isinstance(batches, Exception) for one in batches]
+        none: list[int] = []
+        committed = iter(self._use(job_id, lambda file: file.append(together), create=True, otherwise=none))
+        return [one if isinstance(one, Exception) else [next(committed) for _ in one] for one in sound]
+
+    async def committed(self, job_id: str, attempt: int, rank: int) -> Sequence[SourceState]:
+        def read(file: JobFile) -> list[SourceState]:
+            with file.snapshot() as db:
+                rows: list[Any] = db.execute(
+                    "SELECT attempt, role, rank, run, source, generation, committed, final FROM sources "
+                    "WHERE attempt = ? AND rank = ? ORDER BY id",
+                    (attempt, rank),
+                ).fetchall()
+                return [SourceState(SourceId(*key), committed, bool(final)) for *key, committed, final in rows]
+
+        return await self._read(job_id, read, otherwise=[])
+
+    async def lines(self, job_id: str, query: LineQuery, *, limit: int = 1000) -> Sequence[StoredLine]:
+        compiled(query.search)  # said even where there is nothing to search
+        deadline = time.monotonic() + self._search_s
+
+        def read(file: JobFile) -> list[StoredLine]:
+            return LineReader(file, query, deadline=deadline).read(limit)
+
+        return await self._read(job_id, read, otherwise=[])
+
+    async def points(self, job_id: str, query: PointQuery, *, limit: int = 10_000) -> Sequence[StoredPoint]:
+        return await self._read_points(job_id, lambda reader: reader.points(query, limit), otherwise=[])
+
+    async def series(self, job_id: str, query: PointQuery) -> Sequence[StoredPoint]:
+        return await self._read_points(job_id, lambda reader: reader.curves(query), otherwise=[])
+
+    async def latest(self, job_id: str) -> Mapping[str, StoredPoint]:
+        return await self._read_points(job_id, PointReader.latest, otherwise={})
+
+    async def counts(self, job_id: str) -> tuple[int, int]:
+        def read(file: JobFile) -> tuple[int, int]:
+            with file.snapshot() as db:
+                lines, points = db.execute("SELECT lines, points FROM state").get
+                return lines, points
+
+        return await self._read(job_id, read, otherwise=(0, 0))
+
+    async def delete(self, job_id: str) -> None:
+        def forget() -> None:
+            _check_job(job_id)
+            try:
+                self._open.forget(job_id)
+            except OSError as error:
+                raise translated(error) from error
+            self._damaged.pop(job_id, None)
+
+        await self._run(self._writers, forget)
+
+    async def ping(self) -> None:
+        """NoSpace where the disk is full, Unavailable where the folder cannot be written."""
+
+        def look() -> None:
+            try:
+                disk = os.statvfs(self._root)
+            except OSError as error:
+                raise translated(error) from error
+            if not os.access(self._root, os.W_OK):
+                raise Unavailable(f"{self._root} cannot be written")
+            if disk.f_bavail * disk.f_frsize < _LEAST_FREE:
+                raise NoSpace(f"the disk of {self._root} is full; make room")
+
+        await self._run(self._readers, look)
+
+    async def close(self) -> None:
+        """What was appended before is still written."""
+        await asyncio.gather(*self._draining)
+        await asyncio.to_thread(self._writers.shutdown)
+        await asyncio.to_thread(self._readers.shutdown)
+        await asyncio.to_thread(self._open.close)
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+    async def _read_points(self, job_id: str, read: Callable[[PointReader], T], *, otherwise: T) -> T:
+        def locked(file: JobFile) -> T:
+            with file.snapshot() as db:
+                return read(PointReader(db))
+
+        return await self._read(job_id, locked, otherwise=otherwise)
+
+    async def _read(self, job_id: str, read: Callable[[JobFile], T], *, otherwise: T) -> T:
+        return await self._run(
+            self._readers, lambda: self._use(job_id, read, create=False, otherwise=otherwise)
+        )  # fmt: skip
+
+    async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., T], *args: object) -> T:
+        if self._lock < 0:
+            raise Unavailable("the metric store is closed")
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
+
+    def _use(self, job_id: str, operation: Callable[[JobFile], T], *, create: bool, otherwise: T) -> T:
+        """Runs on a thread. ``otherwise`` is the answer where nothing was ever stored."""
+        _check_job(job_id)
+        if job_id in self._damaged:
+            raise Internal(self._damaged[job_id])
+        try:
+            with self._open.borrow(job_id, create=create) as file:
+                return otherwise if file is None else operation(file)
+        except WeftError:
+            raise
+        except (Damaged, apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
+            said = f"the metrics of job {job_id} are damaged ({error}); its folder is {self._root / job_id}"
+            self._damaged[job_id] = said
+            log.error("metrics.job_damaged", job=job_id, why=str(error))  # noqa: TRY400 - the cause is known
+            raise Internal(said) from error
+        except (OSError, apsw.Error) as error:
+            if not create and not (self._root / job_id).exists():
+                return otherwise  # deleted meanwhile
+            log.warning("metrics.store_failed", job=job_id, why=str(error))
+            raise translated(error) from error
+
+
+def _check_job(job_id: str) -> None:
+    """It names a folder."""
+    if _JOB.fullmatch(job_id) is None:
+        raise InvalidRequest(f"{job_id[:80]!r} is not the id of a job")
+
+
+def _prepared(batches: Sequence[Batch]) -> list[Prepared] | Exception:
+    try:
+        return [prepare(batch) for batch in batches]
+    except InvalidRequest as error:
+        return error
