@@ -1,0 +1,101 @@
+"""The whole platform on this machine, as `weft up` starts it, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.core.home import Home
+from services.core.processes import Identity, saved, send, wait_gone
+from services.local.commands import PLATFORM
+
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Platform:
+    """Keeps its folder over all its lives. ``environment``: settings (``WEFT_*``) for every service."""
+
+    def __init__(self, root: Path, environment: Mapping[str, str]) -> None:
+        self.home, self._environment = Home(root), dict(environment)
+        self.url = self.key = ""
+
+    def up(self) -> None:
+        with _environment(self._environment):
+            answer = PLATFORM.up(str(self.home.root), report=lambda _: None)
+        self.url, self.key = answer["url"], answer["key"]
+
+    def down(self) -> None:
+        PLATFORM.down(str(self.home.root), report=lambda _: None)
+
+    def process(self, service: str) -> Identity:
+        found = saved(self.home / "run" / f"{service}.json")
+        assert found is not None, f"{service} does not run"
+        return found
+
+    def kill(self, service: str) -> Identity:
+        """kill -9, by its own pid; returns when it is gone. The supervisor starts it again."""
+        process = self.process(service)
+        assert send(process, signal.SIGKILL)
+        assert wait_gone(process, 10)
+        return process
+
+    def learner_pids(self, job_id: str, attempt: int = 1) -> dict[str, int]:
+        """Learner -> pid of its process, from the shims' own records."""
+        starts = (self.home / "node" / job_id / str(attempt)).glob("*/runs/*/start.json")
+        return {path.parts[-4]: int(json.loads(path.read_text())["pid"]) for path in starts}
+
+    def processes_of(self, job_id: str) -> list[int]:
+        """Pids of everything that belongs to the job: learners, shims, helpers."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if job_id.encode() in text and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+        return found
+
+    def counter(self, service: str, name: str) -> float:
+        """The sum of a Prometheus counter over its labels."""
+        with _direct.open(f"http://{self.home.address(service + '-ops')}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+        return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def platform(environment: Mapping[str, str] | None = None) -> Iterator[Platform]:
+    """A running platform in a new folder which learners' own uids can reach; nothing of it is left afterwards."""
+    root = Path(tempfile.mkdtemp(prefix="weft-test-"))
+    root.chmod(0o755)
+    one = Platform(root / "home", environment or {})
+    try:
+        one.up()
+        yield one
+    finally:
+        one.down()
+        shutil.rmtree(root)
