@@ -91,7 +91,7 @@ class LineQuery:
     since_ms: int | None = None
     until_ms: int | None = None
     search: str | None = None
-    """A regular expression, searched for in the text. InvalidRequest where it does not compile."""
+    """A regular expression (RE2: no look-around, no back-references), searched for in the text."""
     tail: int | None = None
     """Only the last so many of those that match."""
 
@@ -117,7 +117,9 @@ class MetricStore(Protocol):
     async def append(self, job_id: str, batches: Sequence[Batch]) -> Sequence[int]:
         """Stores batches durably; the committed offset of each batch's source afterwards, in the same order.
 
-        A batch whose start is not the committed offset stores nothing. NoSpace where the disk is full.
+        A batch whose start is not the committed offset, or whose source has ended, stores nothing. NoSpace where the
+        disk is full; NotFound where the job was deleted; InvalidRequest, and none of these batches is stored, where one
+        cannot be (a line outside its batch's bytes, text that is not Unicode).
         """
         ...
 
@@ -126,7 +128,11 @@ class MetricStore(Protocol):
         ...
 
     async def lines(self, job_id: str, query: LineQuery, *, limit: int = 1000) -> Sequence[StoredLine]:
-        """Lines by seq. A job nothing was stored of has none."""
+        """The first ``limit`` lines by seq: of those that match, or of the last ``tail`` of them.
+
+        A job nothing was stored of has none. InvalidRequest where ``search`` is no pattern; TooLarge where there was
+        too much to look through.
+        """
         ...
 
     async def points(self, job_id: str, query: PointQuery, *, limit: int = 10_000) -> Sequence[StoredPoint]:
@@ -134,18 +140,23 @@ class MetricStore(Protocol):
         ...
 
     async def series(self, job_id: str, query: PointQuery) -> Sequence[StoredPoint]:
-        """Curves: for each (name, context, rank) the newest attempt's latest value of each step, by step."""
+        """Curves: for each (name, context, rank) of the newest attempt that reported any point (or of the attempt asked
+        for) the latest value of each step, by step; points without a step follow, each for itself. ``after_seq`` is
+        not looked at.
+        """
         ...
 
     async def latest(self, job_id: str) -> Mapping[str, StoredPoint]:
-        """The last point of each name."""
+        """The last point of each name, whoever reported it."""
         ...
 
     async def counts(self, job_id: str) -> tuple[int, int]:
         """(lines, points) stored: also the highest seq of each."""
         ...
 
-    async def delete(self, job_id: str) -> None: ...
+    async def delete(self, job_id: str) -> None:
+        """Forgets the job for good. Done already is done."""
+        ...
 
     async def ping(self) -> None: ...
 

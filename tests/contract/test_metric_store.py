@@ -1,0 +1,416 @@
+"""What every MetricStore does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.core.adapters.sqlite.metrics import SqliteMetricStore
+from services.core.domain.errors import InvalidRequest, NotFound
+from services.core.ports.metric_store import (
+    Batch,
+    LineQuery,
+    LogLine,
+    MetricStore,
+    Point,
+    PointQuery,
+    SourceId,
+    SourceState,
+)
+
+ROOT = Path(__file__).parents[2]
+JOB, OTHER = "j0000000001", "j0000000002"
+OUT = SourceId(1, "worker", 0, 1, "stdout")
+METRICS = replace(OUT, source="metrics.jsonl")
+WIDTH = 10
+"""Bytes of each line in these tests."""
+
+Opener = Callable[[Path], Awaitable[MetricStore]]
+KINDS: dict[str, Opener] = {"sqlite": SqliteMetricStore.open}
+
+
+@pytest.fixture(params=list(KINDS))
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[MetricStore]:
+    opened = await KINDS[request.param](tmp_path / "metrics")
+    yield opened
+    await opened.close()
+
+
+def log(start: int, *texts: str, source: SourceId = OUT, time_ms: int = 1000, final: bool = False) -> Batch:
+    """Lines of WIDTH bytes each, from the byte ``start``."""
+    lines = [LogLine(start + at * WIDTH, time_ms + at, text) for at, text in enumerate(texts)]
+    return Batch(source, start, start + len(texts) * WIDTH, lines, final=final)
+
+
+def metrics(start: int, *points: tuple[int | None, float], name: str = "loss", source: SourceId = METRICS) -> Batch:
+    rows = [Point(start + at * WIDTH, 1000 + at, name, step, value) for at, (step, value) in enumerate(points)]
+    return Batch(source, start, start + len(points) * WIDTH, (), rows)
+
+
+async def texts(store: MetricStore, query: LineQuery | None = None, *, limit: int = 1000) -> list[str]:
+    return [one.line.text for one in await store.lines(JOB, query or LineQuery(), limit=limit)]
+
+
+async def curve(store: MetricStore, query: PointQuery | None = None) -> list[tuple[int | None, float]]:
+    return [(one.point.step, one.point.value) for one in await store.series(JOB, query or PointQuery())]
+
+
+async def test_a_job_of_which_nothing_was_stored_has_nothing(store: MetricStore) -> None:
+    assert await store.lines(JOB, LineQuery()) == []
+    assert await store.points(JOB, PointQuery()) == []
+    assert await store.series(JOB, PointQuery()) == []
+    assert await store.latest(JOB) == {}
+    assert await store.counts(JOB) == (0, 0)
+    assert await store.committed(JOB, 1, 0) == []
+
+
+async def test_what_was_appended_is_read_as_it_was(store: MetricStore) -> None:
+    line = LogLine(3, 1234, "Zählwerk \x1b[1m\U0001f9f5 \x00", partial=True)
+    point = Point(90, 1235, "acc", 7, 0.5, {"subset": "val", "a": "b"})
+    assert await store.append(JOB, [Batch(OUT, 0, 100, [line], [point])]) == [100]
+    (stored,) = await store.lines(JOB, LineQuery())
+    assert (stored.seq, stored.source, stored.line, stored.stream) == (1, OUT, line, "stdout")
+    (found,) = await store.points(JOB, PointQuery())
+    assert (found.seq, found.source, found.point) == (1, OUT, point)
+
+
+async def test_sequence_numbers_have_no_gaps_and_count_per_job(store: MetricStore) -> None:
+    rank1 = replace(OUT, rank=1)
+    await store.append(JOB, [log(0, "a", "b"), log(0, "c", source=rank1), metrics(0, (1, 1.0), (2, 2.0))])
+    await store.append(OTHER, [log(0, "x")])
+    await store.append(JOB, [log(20, "d"), metrics(20, (3, 3.0))])
+    assert [(one.seq, one.line.text) for one in await store.lines(JOB, LineQuery())] == [
+        (1, "a"), (2, "b"), (3, "c"), (4, "d"),
+    ]  # fmt: skip
+    assert [one.seq for one in await store.points(JOB, PointQuery())] == [1, 2, 3]
+    assert await store.counts(JOB) == (4, 3)
+    assert await store.counts(OTHER) == (1, 0)
+
+
+async def test_a_batch_that_does_not_begin_at_the_committed_offset_stores_nothing(store: MetricStore) -> None:
+    assert await store.append(JOB, [log(0, "a", "b")]) == [20]
+    assert await store.append(JOB, [log(0, "a", "b")]) == [20]  # the same again
+    assert await store.append(JOB, [log(10, "b", "c")]) == [20]  # overlaps
+    assert await store.append(JOB, [log(30, "d")]) == [20]  # leaves a gap
+    assert await store.append(OTHER, [log(10, "b")]) == [0]  # of a source nobody knows
+    assert await texts(store) == ["a", "b"]
+
+
+async def test_batches_of_one_request_may_follow_each_other(store: MetricStore) -> None:
+    assert await store.append(JOB, [log(0, "a"), log(10, "b"), log(10, "twice"), log(20, "c")]) == [10, 20, 20, 30]
+    assert await texts(store) == ["a", "b", "c"]
+
+
+async def test_bytes_without_lines_move_the_offset(store: MetricStore) -> None:
+    assert await store.append(JOB, [Batch(OUT, 0, 500)]) == [500]
+    assert await store.append(JOB, [log(500, "a")]) == [510]
+
+
+async def test_each_process_each_file_and_each_generation_of_it_is_a_source_of_its_own(store: MetricStore) -> None:
+    sources = [
+        OUT,
+        replace(OUT, attempt=2),
+        replace(OUT, rank=1),
+        replace(OUT, run=2),
+        replace(OUT, source="stderr"),
+        replace(OUT, generation=1),
+    ]
+    assert await store.append(JOB, [log(0, "a", source=source) for source in sources]) == [10] * 6
+    assert [one.source for one in await store.lines(JOB, LineQuery())] == sources
+
+
+async def test_a_learner_learns_its_own_sources_offsets_and_whether_they_ended(store: MetricStore) -> None:
+    await store.append(JOB, [log(0, "a", final=True), metrics(0, (1, 1.0)), log(0, "b", source=replace(OUT, rank=1))])
+    assert await store.committed(JOB, 1, 0) == [SourceState(OUT, 10, True), SourceState(METRICS, 10, False)]
+    assert await store.committed(JOB, 2, 0) == []
+
+
+async def test_nothing_comes_after_the_end_of_a_source(store: MetricStore) -> None:
+    await store.append(JOB, [log(0, "a")])
+    assert await store.append(JOB, [Batch(OUT, 10, 10, final=True)]) == [10]
+    assert await store.append(JOB, [Batch(OUT, 10, 10, final=True)]) == [10]
+    assert await store.append(JOB, [log(10, "b")]) == [10]
+    assert await texts(store) == ["a"]
+    assert (await store.committed(JOB, 1, 0))[0].final
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Batch(OUT, 10, 5),
+        Batch(OUT, -1, 5),
+        Batch(OUT, 0, 2**63),
+        Batch(OUT, 0, 0, [LogLine(0, 1, "no bytes")]),
+        Batch(OUT, 0, 10, [LogLine(10, 1, "beyond the end")]),
+        Batch(OUT, 0, 10, (), [Point(-1, 1, "before the start", 1, 1.0)]),
+        Batch(OUT, 0, 10, (), [Point(0, 1, "step", 2**63, 1.0)]),
+        Batch(OUT, 0, 10, [LogLine(0, 1, "lone surrogate \ud800")]),
+    ],
+)
+async def test_an_unsound_batch_is_refused_and_takes_no_other_request_with_it(store: MetricStore, bad: Batch) -> None:
+    other = log(0, "fine", source=replace(OUT, rank=1))
+    refused, answered = await asyncio.gather(
+        store.append(JOB, [log(0, "same request"), bad]), store.append(JOB, [other]), return_exceptions=True
+    )
+    assert isinstance(refused, InvalidRequest)
+    assert answered == [10]
+    assert await texts(store) == ["fine"]
+
+
+async def test_a_job_id_that_is_none_is_refused(store: MetricStore) -> None:
+    for job_id in ("", "../j1", ".forgotten", "j/1", "J1", "j" * 64):
+        with pytest.raises(InvalidRequest):
+            await store.append(job_id, [log(0, "a")])
+        with pytest.raises(InvalidRequest):
+            await store.lines(job_id, LineQuery())
+        with pytest.raises(InvalidRequest):
+            await store.delete(job_id)
+
+
+async def test_lines_are_found_by_every_criterion(store: MetricStore) -> None:
+    for attempt in (1, 2):
+        for rank, role in ((0, "chief"), (1, "worker")):
+            for stream in ("stdout", "stderr"):
+                source = SourceId(attempt, role, rank, 1, stream)
+                named = [f"{attempt} {role} {stream} {at}" for at in range(3)]
+                await store.append(JOB, [log(0, *named, source=source, time_ms=attempt * 1000)])
+    assert len(await texts(store)) == 24
+    assert await texts(store, LineQuery(rank=1, attempt=2, stream="stderr")) == [
+        "2 worker stderr 0", "2 worker stderr 1", "2 worker stderr 2",
+    ]  # fmt: skip
+    assert len(await texts(store, LineQuery(role="chief"))) == 12
+    assert len(await texts(store, LineQuery(rank=7))) == 0
+    assert len(await texts(store, LineQuery(since_ms=2001))) == 8
+    assert len(await texts(store, LineQuery(since_ms=1001, until_ms=2000))) == 12
+    assert await texts(store, LineQuery(after_seq=2, before_seq=5)) == ["1 chief stdout 2", "1 chief stderr 0"]
+    assert await texts(store, LineQuery(search=r"^2 .*err [12]$", tail=3)) == [
+        "2 chief stderr 2", "2 worker stderr 1", "2 worker stderr 2",
+    ]  # fmt: skip
+
+
+async def test_pages_follow_each_other_by_sequence_number(store: MetricStore) -> None:
+    wanted = [f"line {at}" for at in range(95)]
+    for at in range(0, 95, 5):
+        await store.append(JOB, [log(at * WIDTH, *wanted[at : at + 5])])
+    seen: list[str] = []
+    after = 0
+    while page := await store.lines(JOB, LineQuery(after_seq=after), limit=7):
+        seen += [one.line.text for one in page]
+        after = page[-1].seq
+    assert seen == wanted
+
+
+async def test_the_tail_is_the_last_of_what_matches_and_pages_from_its_start(store: MetricStore) -> None:
+    for at in range(300):
+        await store.append(JOB, [log(at * WIDTH, f"{'odd' if at % 2 else 'even'} {at}")])
+    assert await texts(store, LineQuery(tail=2)) == ["even 298", "odd 299"]
+    assert await texts(store, LineQuery(tail=2, search="even")) == ["even 296", "even 298"]
+    assert await texts(store, LineQuery(tail=100), limit=2) == ["even 200", "odd 201"]
+    assert await texts(store, LineQuery(tail=0)) == []
+    assert len(await texts(store, LineQuery(tail=10_000))) == 300
+    assert await texts(store, LineQuery(tail=5, after_seq=298)) == ["even 298", "odd 299"]
+    assert await texts(store, LineQuery(tail=2, before_seq=3)) == ["even 0", "odd 1"]
+
+
+async def test_a_pattern_that_does_not_compile_is_refused(store: MetricStore) -> None:
+    for search in ("(", "(?=look)", r"(a)\1", "a{1000}{1000}"):
+        with pytest.raises(InvalidRequest, match="pattern"):
+            await store.lines(JOB, LineQuery(search=search))
+
+
+async def test_a_pattern_made_to_take_for_ever_does_not(store: MetricStore) -> None:
+    await store.append(JOB, [Batch(OUT, 0, 20_000, [LogLine(0, 1, "a" * 16_384 + "b")])])
+    async with asyncio.timeout(5):
+        assert await texts(store, LineQuery(search=r"^(a+)+$")) == []
+
+
+async def test_points_are_given_as_reported_and_followed_by_sequence_number(store: MetricStore) -> None:
+    rank1 = replace(METRICS, rank=1)
+    await store.append(JOB, [metrics(0, (1, 0.9), (2, 0.8), (1, 0.7)), metrics(0, (1, 0.5), name="acc", source=rank1)])
+    every = await store.points(JOB, PointQuery())
+    assert [(one.seq, one.point.name, one.point.step, one.point.value) for one in every] == [
+        (1, "loss", 1, 0.9), (2, "loss", 2, 0.8), (3, "loss", 1, 0.7), (4, "acc", 1, 0.5),
+    ]  # fmt: skip
+    assert [one.seq for one in await store.points(JOB, PointQuery(after_seq=1), limit=2)] == [2, 3]
+    assert [one.seq for one in await store.points(JOB, PointQuery(names=("acc", "none")))] == [4]
+    assert [one.seq for one in await store.points(JOB, PointQuery(rank=0, after_seq=2))] == [3]
+    assert await store.points(JOB, PointQuery(attempt=2)) == []
+
+
+async def test_not_a_number_and_infinities_are_kept(store: MetricStore) -> None:
+    await store.append(JOB, [metrics(0, (1, math.nan), (2, math.inf), (3, -math.inf), (4, 5e-324))])
+    values = [one.point.value for one in await store.points(JOB, PointQuery())]
+    assert math.isnan(values[0])
+    assert values[1:] == [math.inf, -math.inf, 5e-324]
+    assert math.isnan((await curve(store))[0][1])
+
+
+async def test_a_curve_has_the_last_value_of_each_step_and_then_what_has_none(store: MetricStore) -> None:
+    await store.append(JOB, [metrics(0, (2, 0.2), (None, 9.0), (1, 0.1), (2, 0.3), (None, 8.0), (-1, 0.0))])
+    assert await curve(store) == [(-1, 0.0), (1, 0.1), (2, 0.3), (None, 9.0), (None, 8.0)]
+
+
+async def test_curves_are_those_of_the_newest_attempt_unless_another_is_asked_for(store: MetricStore) -> None:
+    second = replace(METRICS, attempt=2)
+    await store.append(JOB, [metrics(0, (1, 0.1), (2, 0.2)), metrics(0, (1, 1.0), source=second)])
+    await store.append(JOB, [metrics(20, (3, 0.3))])  # a late word of the first attempt
+    assert await curve(store) == [(1, 1.0)]
+    assert await curve(store, PointQuery(attempt=1)) == [(1, 0.1), (2, 0.2), (3, 0.3)]
+
+
+async def test_each_name_context_and_rank_is_a_curve_of_its_own(store: MetricStore) -> None:
+    points = [Point(0, 1, "loss", 1, 0.1, {"subset": "val"}), Point(1, 1, "loss", 1, 0.2, {"subset": "train"})]
+    await store.append(JOB, [Batch(METRICS, 0, 10, (), points), metrics(0, (1, 0.3), source=replace(METRICS, rank=1))])
+    await store.append(JOB, [metrics(10, (1, 0.4), name="acc")])
+    found = [
+        (one.point.name, dict(one.point.context), one.source.rank) for one in await store.series(JOB, PointQuery())
+    ]
+    assert found == [
+        ("acc", {}, 0), ("loss", {"subset": "train"}, 0), ("loss", {"subset": "val"}, 0), ("loss", {}, 1),
+    ]  # fmt: skip
+    assert await curve(store, PointQuery(names=("loss",), rank=1)) == [(1, 0.3)]
+
+
+async def test_a_thinned_curve_keeps_its_spikes_and_its_not_a_number(store: MetricStore) -> None:
+    values = [math.sin(at / 50) for at in range(10_000)]
+    values[1234], values[5678], values[7000] = 99.0, -99.0, math.nan
+    await store.append(JOB, [metrics(0, *enumerate(values))])
+    thinned = await curve(store, PointQuery(max_points=100))
+    assert 50 <= len(thinned) <= 110
+    assert {(1234, 99.0), (5678, -99.0)} <= set(thinned)
+    assert any(math.isnan(value) for _, value in thinned)
+    assert [step for step, _ in thinned] == sorted(step for step, _ in thinned if step is not None)
+    assert len(await curve(store, PointQuery(max_points=20_000))) == 10_000
+
+
+async def test_the_latest_point_of_each_name(store: MetricStore) -> None:
+    await store.append(JOB, [metrics(0, (1, 0.9), (2, 0.8)), metrics(0, (5, 0.5), name="acc", source=OUT)])
+    await store.append(JOB, [metrics(0, (1, 0.7), source=replace(METRICS, rank=1))])
+    latest = {name: (one.seq, one.point.value) for name, one in (await store.latest(JOB)).items()}
+    assert latest == {"acc": (3, 0.5), "loss": (4, 0.7)}
+
+
+async def test_a_deleted_job_is_gone_and_cannot_be_brought_back_by_a_late_learner(store: MetricStore) -> None:
+    await store.append(JOB, [log(0, "a"), metrics(0, (1, 1.0))])
+    await store.append(OTHER, [log(0, "other")])
+    await store.delete(JOB)
+    await store.delete(JOB)
+    assert await texts(store) == []
+    assert await store.counts(JOB) == (0, 0)
+    with pytest.raises(NotFound):
+        await store.append(JOB, [log(10, "b")])
+    assert await store.counts(OTHER) == (1, 0)
+    await store.ping()
+
+
+async def test_many_learners_append_at_once_and_readers_see_whole_prefixes(store: MetricStore) -> None:
+    async def learner(rank: int) -> None:
+        for at in range(20):
+            await store.append(JOB, [log(at * WIDTH, f"{rank}:{at}", source=replace(OUT, rank=rank))])
+
+    async def reader() -> None:
+        while (await store.counts(JOB))[0] < 200:
+            seqs = [one.seq for one in await store.lines(JOB, LineQuery())]
+            assert seqs == list(range(1, len(seqs) + 1))
+
+    await asyncio.gather(reader(), *(learner(rank) for rank in range(10)))
+    found = await texts(store)
+    assert sorted(found) == sorted(f"{rank}:{at}" for rank in range(10) for at in range(20))
+    for rank in range(10):
+        assert await texts(store, LineQuery(rank=rank)) == [f"{rank}:{at}" for at in range(20)]
+
+
+CUTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.booleans()), max_size=25)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@given(tries=st.lists(CUTS, min_size=2, max_size=2))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_however_a_sender_repeats_itself_each_line_and_point_is_stored_once(
+    kind: str, tries: list[list[tuple[int, int, bool]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two files of 12 lines each, sent in any pieces, in any order, some at once; then as a helper does it."""
+    words = [f"line {at}" for at in range(12)]
+
+    def piece(rank: int, start: int, end: int) -> Batch:
+        lines = [LogLine(at * WIDTH, at, words[at]) for at in range(start, end)]
+        points = [Point(at * WIDTH, at, "n", at, at) for at in range(start, end)]
+        return Batch(replace(OUT, rank=rank), start * WIDTH, end * WIDTH, lines, points)
+
+    async def scenario() -> None:
+        store = await KINDS[kind](tmp_path_factory.mktemp("store"))
+        for rank, pieces in enumerate(tries):
+            waiting: list[asyncio.Task[Sequence[int]]] = []
+            for start, end, at_once in pieces:
+                waiting.append(asyncio.create_task(store.append(JOB, [piece(rank, min(start, end), max(start, end))])))
+                if not at_once:
+                    await asyncio.gather(*waiting)
+            await asyncio.gather(*waiting)
+        for rank in (0, 1):
+            states = await store.committed(JOB, 1, rank)
+            committed = states[0].committed // WIDTH if states else 0
+            while committed < len(words):
+                (end,) = await store.append(JOB, [piece(rank, committed, min(committed + 5, len(words)))])
+                committed = end // WIDTH
+            assert [one.line.text for one in await store.lines(JOB, LineQuery(rank=rank))] == words
+            assert [one.point.value for one in await store.points(JOB, PointQuery(rank=rank))] == list(range(12))
+        assert [one.seq for one in await store.lines(JOB, LineQuery())] == list(range(1, 25))
+        assert [one.seq for one in await store.points(JOB, PointQuery())] == list(range(1, 25))
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+WRITER = """
+import asyncio, json, sys
+from tests.contract.test_metric_store import *
+
+async def main(kind, root):
+    store = await KINDS[kind](Path(root))
+    states = await store.committed(JOB, 1, 0)
+    at = states[0].committed // WIDTH if states else 0
+    while True:
+        lines = [LogLine(n * WIDTH, n, f"line {n}") for n in range(at, at + 7)]
+        points = [Point(n * WIDTH, n, "n", n, n) for n in range(at, at + 7)]
+        (end,) = await store.append(JOB, [Batch(OUT, at * WIDTH, (at + 7) * WIDTH, lines, points)])
+        at = end // WIDTH
+        print(json.dumps(at), flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+async def test_what_was_acknowledged_survives_kill_9_of_the_writer_and_is_there_once(kind: str, tmp_path: Path) -> None:
+    acknowledged = 0
+    for life in range(4):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WRITER, kind, str(tmp_path), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        for _ in range(10 + 13 * life):
+            acknowledged = json.loads(await process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        for said in (await process.stdout.read()).splitlines():
+            acknowledged = json.loads(said)
+        await process.wait()
+        store = await KINDS[kind](tmp_path)
+        (state,) = await store.committed(JOB, 1, 0)
+        count = state.committed // WIDTH
+        assert count >= acknowledged
+        lines = await store.lines(JOB, LineQuery(), limit=100_000)
+        assert [(one.seq, one.line.text) for one in lines] == [(n + 1, f"line {n}") for n in range(count)]
+        points = await store.points(JOB, PointQuery(), limit=100_000)
+        assert [(one.seq, one.point.value) for one in points] == [(n + 1, n) for n in range(count)]
+        assert await store.counts(JOB) == (count, count)
+        await store.close()
