@@ -1,4 +1,4 @@
-"""How a job document is changed, by anyone: read, check the claim, apply a pure function, replace; on a lost race again.
+"""How a job document is changed, by anyone: read, check the claim, apply a pure function, replace; on a lost race anew.
 
 And how its history is read and copied: the document's tail and the history collection together are the history.
 """
@@ -39,7 +39,10 @@ async def update(store: JobStore, job_id: str, claim: Claim | None, change: Call
 
 
 async def copy_history(store: JobStore, job: Job) -> Job:
-    """Copies the tail to the history collection, then trims what was copied. Any reconciler may do it, any number of times."""
+    """Copies the tail to the history collection, then trims what was copied.
+
+    Any reconciler may do it, any number of times.
+    """
     if not job.history_tail:
         return job
     await store.append_history(job.id, job.tenant, job.history_tail)
@@ -49,6 +52,8 @@ async def copy_history(store: JobStore, job: Job) -> Job:
 
 async def history(store: JobStore, job: Job, *, after_seq: int = 0) -> Sequence[Event]:
     """All events beyond ``after_seq`` in order, each once, wherever they lie."""
-    copied = await store.history(job.id, after_seq=after_seq)
-    merged = {event.seq: event for event in (*job.history_tail, *copied) if event.seq > after_seq}
+    merged = {event.seq: event for event in job.history_tail if event.seq > after_seq}
+    while page := await store.history(job.id, after_seq=after_seq):
+        merged |= {event.seq: event for event in page}
+        after_seq = page[-1].seq
     return [merged[seq] for seq in sorted(merged)]

@@ -31,15 +31,16 @@ def dump(value: object) -> Any:
     return value
 
 
-def load(kind: type[T], document: Mapping[str, Any]) -> T:
+def load(kind: type[T], document: object) -> T:
     """The dataclass of a document. Missing keys take their defaults; ValueError or TypeError where it does not fit."""
     if not isinstance(document, Mapping):
         raise TypeError(f"{kind.__name__} is written as a mapping, not as {type(document).__name__}")
-    fields = _fields(kind)
-    known = {name: _value(fields[name], item) for name, item in document.items() if name in fields}
-    rest = {name: item for name, item in document.items() if name not in fields}
-    if "extra" in _names(kind):
-        known["extra"] = rest
+    given: Mapping[str, Any] = document
+    plain: type = kind
+    fields = _fields(plain)
+    known = {name: _value(fields[name], item) for name, item in given.items() if name in fields}
+    if "extra" in _names(plain):
+        known["extra"] = {name: item for name, item in given.items() if name not in fields}
     return kind(**known)
 
 
@@ -63,16 +64,31 @@ def _value(hint: Any, item: Any) -> Any:
             return None
         return _value(next(arg for arg in args if arg is not type(None)), item)
     if origin is tuple:
+        _demand(item, (list, tuple), "list")
         return tuple(_value(args[0], each) for each in item)
-    if origin in {dict, Mapping} or (isinstance(origin, type) and issubclass(origin, Mapping)):
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        _demand(item, (Mapping,), "mapping")
         return {key: _value(args[1], each) for key, each in item.items()}
     if isinstance(hint, type):
         if dataclasses.is_dataclass(hint):
             return load(hint, item)
         if issubclass(hint, Enum):
             return hint(item)
-        if hint is float and isinstance(item, int):
-            return float(item)
-        if not isinstance(item, hint) or (hint is int and isinstance(item, bool)):
-            raise TypeError(f"expected {hint.__name__}, found {type(item).__name__}")
+        if hint is float and isinstance(item, int) and not isinstance(item, bool):
+            return _float(item)
+        _demand(item, (hint,), hint.__name__)
+        if isinstance(item, bool) and hint is not bool:
+            raise TypeError(f"expected {hint.__name__}, found bool")
     return item
+
+
+def _demand(item: Any, kinds: tuple[type, ...], name: str) -> None:
+    if not isinstance(item, kinds):
+        raise TypeError(f"expected {name}, found {type(item).__name__}")
+
+
+def _float(item: int) -> float:
+    try:
+        return float(item)
+    except OverflowError as error:
+        raise ValueError("a number without bounds") from error

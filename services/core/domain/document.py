@@ -13,17 +13,22 @@ from services.core.domain.errors import Conflict, Internal
 from services.core.domain.job import SCHEMA, Job
 
 
-def read_job(document: object) -> Job:
-    """The job of a document. Conflict where its schema is newer than ours; Internal where it does not fit."""
+def read_job(job_id: str, document: object) -> Job:
+    """The job of the document stored under this id.
+
+    Conflict where its schema is newer than ours; Internal where it does not fit, or says it is another job's.
+    """
     if not isinstance(document, Mapping):
-        raise Internal(f"a job document is a mapping, not {type(document).__name__}")
+        raise Internal(f"the document of job {job_id} is a mapping, not {type(document).__name__}")
     schema = document.get("schema", SCHEMA)
     if isinstance(schema, int) and schema > SCHEMA:
         raise Conflict(
-            f"job {document.get('id')} was written by a newer Weft (schema {schema}, this one reads {SCHEMA}); "
-            "finish the upgrade"
+            f"job {job_id} was written by a newer Weft (schema {schema}, this one reads {SCHEMA}); finish the upgrade"
         )
     try:
-        return load(Job, document)
+        job = load(Job, document)
     except (TypeError, ValueError) as error:
-        raise Internal(f"job document {document.get('id')} cannot be read: {error}") from error
+        raise Internal(f"the document of job {job_id} cannot be read: {error}") from error
+    if job.id != job_id:
+        raise Internal(f"the document of job {job_id} says that it is {job.id}")
+    return job

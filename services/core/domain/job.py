@@ -285,12 +285,15 @@ def check_replace(prior: Job, new: Job) -> None:
     fresh = [event for event in new.history_tail if event.seq > prior.history_seq]
     if [event.seq for event in fresh] != list(range(prior.history_seq + 1, new.history_seq + 1)):
         raise IllegalTransition(f"job {prior.id}: its history has a gap")
-    status: Status | None = prior.status
+    kept = new.history_tail[: len(new.history_tail) - len(fresh)]
+    if kept != prior.history_tail[len(prior.history_tail) - len(kept) :]:
+        raise IllegalTransition(f"job {prior.id}: what is in its history never changes")
+    status = prior.status
     for event in fresh:
-        if event.from_status is not status or status is None or not allowed(status, event.to):
+        if event.from_status is not status or not allowed(status, event.to):
             raise IllegalTransition(f"job {prior.id} is {status} and cannot become {event.to}")
         status = event.to
-    if status is not new.status:
+    if status is not new.status or status is Status.RESUMED:
         raise IllegalTransition(f"job {prior.id}: a change of status needs its event")
     if new.attempt.number > prior.attempt.number and prior.holds:
         raise IllegalTransition(f"job {prior.id}: attempt {prior.attempt.number} still holds hardware")

@@ -48,8 +48,7 @@ class FolderSecretStore:
 
         def agree() -> bytes:
             while (found := self._get(file)) is None:
-                with contextlib.suppress(FileExistsError):
-                    self._put(file, value, create_only=True)
+                if self._put(file, value, create_only=True):
                     return value
             return found
 
@@ -82,7 +81,8 @@ class FolderSecretStore:
             with os.fdopen(descriptor, "rb") as opened:
                 return opened.read()
 
-    def _put(self, file: str, value: bytes, *, create_only: bool) -> None:
+    def _put(self, file: str, value: bytes, *, create_only: bool) -> bool:
+        """False where ``create_only`` and there is one."""
         scratch = secrets.token_hex(16)
         with (
             _errors(),
@@ -92,7 +92,11 @@ class FolderSecretStore:
         ):
             files.write_all(descriptor, value)
             os.fsync(descriptor)
-            files.publish(new, scratch, place, file, create_only=create_only)
+            try:
+                files.publish(new, scratch, place, file, create_only=create_only)
+            except FileExistsError:
+                return False
+            return True
 
 
 @contextlib.contextmanager
@@ -100,8 +104,6 @@ def _errors() -> Generator[None]:
     """No message names the secret's file: names may tell something too."""
     try:
         yield
-    except FileExistsError:
-        raise
     except OSError as error:
         raise files.translated(error, "the secret store") from error
 

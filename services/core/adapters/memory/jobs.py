@@ -45,7 +45,7 @@ class MemoryJobStore:
 
     async def get(self, job_id: str) -> Job | None:
         found = self._jobs.get(job_id)
-        return None if found is None else _job(found)
+        return None if found is None else _job(job_id, found)
 
     async def by_idem(self, idem: str) -> Job | None:
         job_id = self._idem.get(idem)
@@ -80,7 +80,7 @@ class MemoryJobStore:
         return dict(Counter(job.status for job in self._readable(self._ids) if _matches(job, query)))
 
     async def unreadable(self) -> Sequence[tuple[str, str]]:
-        judged = [(job_id, _judge(self._jobs[job_id])) for job_id in self._ids]
+        judged = [(job_id, _judge(job_id, self._jobs[job_id])) for job_id in self._ids]
         return [(job_id, why.message) for job_id, why in judged if isinstance(why, WeftError)]
 
     async def delete(self, job_id: str) -> None:
@@ -113,24 +113,24 @@ class MemoryJobStore:
 
     def _readable(self, ids: Sequence[str]) -> Iterator[Job]:
         for job_id in ids:
-            job = _judge(self._jobs[job_id])
+            job = _judge(job_id, self._jobs[job_id])
             if isinstance(job, Job):
                 yield job
 
 
-def _job(found: Job | str) -> Job:
+def _job(job_id: str, found: Job | str) -> Job:
     if isinstance(found, Job):
         return found
     try:
         document = json.loads(found)
     except (ValueError, RecursionError) as error:
-        raise Internal(f"the job document is not JSON: {error}") from error
-    return read_job(document)
+        raise Internal(f"the document of job {job_id} is not JSON: {error}") from error
+    return read_job(job_id, document)
 
 
-def _judge(found: Job | str) -> Job | WeftError:
+def _judge(job_id: str, found: Job | str) -> Job | WeftError:
     try:
-        return _job(found)
+        return _job(job_id, found)
     except WeftError as error:
         return error
 

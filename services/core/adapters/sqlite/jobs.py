@@ -91,8 +91,8 @@ class SqliteJobStore:
 
     async def _one(self, column: str, value: str) -> Job | None:
         def read(connection: apsw.Connection) -> Job | None:
-            row = connection.execute(f"SELECT doc FROM jobs WHERE {column} = ?", (value,)).fetchone()  # noqa: S608
-            return None if row is None else _job(str(row[0]))
+            row = connection.execute(f"SELECT id, doc FROM jobs WHERE {column} = ?", (value,)).fetchone()  # noqa: S608
+            return None if row is None else _job(str(row[0]), str(row[1]))
 
         return await self._database.read(read)
 
@@ -137,7 +137,7 @@ class SqliteJobStore:
 
         def read(connection: apsw.Connection) -> list[tuple[str, Job | WeftError]]:
             rows = connection.execute(select, (*values, limit))
-            return [(str(job_id), _judge(str(doc))) for job_id, doc in rows]
+            return [(str(job_id), _judge(str(job_id), str(doc))) for job_id, doc in rows]
 
         return await self._database.read(read)
 
@@ -212,18 +212,18 @@ def _text(job: Job) -> str:
     return json.dumps(dump(job), separators=(",", ":"))
 
 
-def _job(text: str) -> Job:
+def _job(job_id: str, text: str) -> Job:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Internal(f"the job document is not JSON: {error}") from error
-    return read_job(document)
+        raise Internal(f"the document of job {job_id} is not JSON: {error}") from error
+    return read_job(job_id, document)
 
 
-def _judge(text: str) -> Job | WeftError:
+def _judge(job_id: str, text: str) -> Job | WeftError:
     """The job, or why it cannot be read: for lists, which one bad document must not spoil."""
     try:
-        return _job(text)
+        return _job(job_id, text)
     except WeftError as error:
         return error
 

@@ -1,0 +1,692 @@
+"""What every JobStore does."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import resource
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import apsw
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.core.adapters.memory import MemoryJobStore
+from services.core.adapters.sqlite import SqliteJobStore
+from services.core.domain.codec import dump
+from services.core.domain.errors import (
+    Conflict,
+    Duplicate,
+    IllegalTransition,
+    Internal,
+    InvalidRequest,
+    NoSpace,
+    NotFound,
+    StaleRevision,
+    Unavailable,
+)
+from services.core.domain.job import SCHEMA, Attempt, Claim, Event, Job, State
+from services.core.domain.status import Status
+from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore
+from tests.documents import NOW, a_job, at_status
+
+ROOT = Path(__file__).parents[2]
+
+
+class World(Protocol):
+    """One set of jobs and those who use it."""
+
+    async def another(self) -> JobStore:
+        """Another process's view of it."""
+        ...
+
+    async def plant(self, job_id: str, text: str) -> None:
+        """Puts a text where the job's document is, past the store."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class InMemory:
+    def __init__(self) -> None:
+        self.store = MemoryJobStore()
+
+    async def another(self) -> JobStore:
+        return self.store
+
+    async def plant(self, job_id: str, text: str) -> None:
+        self.store.plant(job_id, text)
+
+    async def close(self) -> None:
+        await self.store.close()
+
+
+class OnSqlite:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stores: list[SqliteJobStore] = []
+
+    async def another(self) -> JobStore:
+        self.stores.append(await SqliteJobStore.open(self.path))
+        return self.stores[-1]
+
+    async def plant(self, job_id: str, text: str) -> None:
+        connection = apsw.Connection(str(self.path))
+        connection.execute("UPDATE jobs SET doc = ? WHERE id = ?", (text, job_id))
+        assert connection.changes() == 1
+        connection.close()
+
+    async def close(self) -> None:
+        for store in self.stores:
+            await store.close()
+
+
+def the_world(kind: str, folder: Path) -> World:
+    return InMemory() if kind == "memory" else OnSqlite(folder / "jobs.sqlite")
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[World, None]:
+    it = the_world(request.param, tmp_path)
+    yield it
+    await it.close()
+
+
+@pytest.fixture
+async def store(world: World) -> JobStore:
+    return await world.another()
+
+
+@pytest.fixture
+async def on_sqlite(tmp_path: Path) -> AsyncGenerator[OnSqlite, None]:
+    it = OnSqlite(tmp_path / "jobs.sqlite")
+    yield it
+    await it.close()
+
+
+def ids(jobs: Sequence[Job]) -> list[str]:
+    return [job.id for job in jobs]
+
+
+# --- inserting and reading -----------------------------------------------------
+
+
+async def test_what_was_inserted_is_read_by_everyone(world: World) -> None:
+    ours, theirs = await world.another(), await world.another()
+    job = a_job(rev=7, trace="00-1-2-03", summary={"loss": 0.5, "∂": ["x", None, True]})
+    stored = await ours.insert(job)
+    assert stored == replace(job, rev=1)
+    assert await theirs.get(job.id) == stored
+    assert await theirs.by_idem(job.idem) == stored
+
+
+async def test_a_job_that_was_never_inserted_is_none(store: JobStore) -> None:
+    assert await store.get("jnothing") is None
+    assert await store.by_idem("acme/ada/nothing") is None
+    assert await store.find(JobQuery()) == []
+    assert await store.count(JobQuery()) == {}
+    assert await store.history("jnothing") == []
+
+
+async def test_an_id_is_taken_once(store: JobStore) -> None:
+    job = await store.insert(a_job())
+    with pytest.raises(Duplicate):
+        await store.insert(replace(job, idem="acme/ada/another", user="eve"))
+    assert await store.get(job.id) == job
+
+
+async def test_an_idempotency_key_makes_one_job_however_many_ask_at_once(world: World) -> None:
+    stores = [await world.another(), await world.another()]
+    jobs = [a_job(idem="acme/ada/key") for _ in range(16)]
+    outcomes = await asyncio.gather(
+        *[store.insert(job) for job, store in zip(jobs, itertools.cycle(stores), strict=False)], return_exceptions=True
+    )
+    (winner,) = [outcome for outcome in outcomes if isinstance(outcome, Job)]
+    assert [type(outcome) for outcome in outcomes if outcome is not winner] == [Duplicate] * 15
+    assert await stores[0].by_idem("acme/ada/key") == winner
+    assert await stores[1].find(JobQuery()) == [winner]
+
+
+async def test_a_refused_insert_takes_no_other_with_it(store: JobStore) -> None:
+    taken = await store.insert(a_job())
+    good = [a_job() for _ in range(20)]
+    mixed = [job for pair in zip(good, [replace(taken, idem=f"k{n}") for n in range(20)], strict=True) for job in pair]
+    outcomes = await asyncio.gather(*[store.insert(job) for job in mixed], return_exceptions=True)
+    assert [isinstance(outcome, Job) for outcome in outcomes] == [True, False] * 20
+    assert ids(await store.find(JobQuery(), newest_first=False)) == ids([taken, *good])
+
+
+# --- replacing -----------------------------------------------------------------
+
+
+async def test_a_replace_is_seen_by_everyone_and_raises_the_revision(world: World) -> None:
+    ours, theirs = await world.another(), await world.another()
+    first = await ours.insert(a_job())
+    second = await ours.replace(first, at_status(first, Status.PENDING))
+    assert (second.rev, second.status) == (2, Status.PENDING)
+    assert await theirs.get(first.id) == second
+    third = await theirs.replace(second, replace(second, rev=99, updated=NOW + 1))
+    assert third.rev == 3
+    assert await ours.get(first.id) == third
+
+
+async def test_of_sixteen_replaces_of_one_revision_exactly_one_wins(world: World) -> None:
+    stores = [await world.another() for _ in range(4)]
+    prior = await stores[0].insert(a_job())
+    for turn in range(5):
+        outcomes = await asyncio.gather(
+            *[stores[n % 4].replace(prior, replace(prior, summary={"by": n, "turn": turn})) for n in range(16)],
+            return_exceptions=True,
+        )
+        (winner,) = [outcome for outcome in outcomes if isinstance(outcome, Job)]
+        assert Counter(type(outcome) for outcome in outcomes) == {Job: 1, StaleRevision: 15}
+        assert await stores[turn % 4].get(prior.id) == winner
+        prior = winner
+
+
+async def test_a_stale_revision_changes_nothing(store: JobStore) -> None:
+    first = await store.insert(a_job())
+    second = await store.replace(first, replace(first, updated=NOW + 1))
+    with pytest.raises(StaleRevision):
+        await store.replace(first, replace(first, updated=NOW + 2))
+    assert await store.get(first.id) == second
+
+
+async def test_what_was_never_inserted_cannot_be_replaced(store: JobStore) -> None:
+    job = a_job()
+    with pytest.raises(NotFound):
+        await store.replace(job, job)
+    assert await store.get(job.id) is None
+
+
+async def test_the_store_refuses_an_illegal_transition(store: JobStore) -> None:
+    ended = await store.insert(a_job())
+    ended = await store.replace(ended, at_status(ended, Status.KILLED))
+    event = Event(
+        seq=3, time=NOW, actor="eve", generation=1, from_status=Status.KILLED, to=Status.QUEUED
+    )  # as a careless caller would write it
+    with pytest.raises(IllegalTransition):
+        await store.replace(
+            ended,
+            replace(
+                ended,
+                state=State(status=Status.QUEUED, since=NOW),
+                history_seq=3,
+                history_tail=(*ended.history_tail, event),
+            ),
+        )
+    assert await store.get(ended.id) == ended
+
+
+async def test_the_store_refuses_a_history_with_a_gap(store: JobStore) -> None:
+    job = await store.insert(a_job())
+    pending = at_status(job, Status.PENDING)
+    with pytest.raises(IllegalTransition, match="gap"):
+        await store.replace(job, replace(pending, history_seq=3))
+    with pytest.raises(IllegalTransition, match="gap"):
+        await store.replace(job, replace(pending, history_tail=()))
+    assert await store.get(job.id) == job
+
+
+async def test_unknown_keys_survive_a_replace(world: World) -> None:
+    store = await world.another()
+    job = await store.insert(a_job())
+    document: dict[str, Any] = dump(job)
+    document["new"] = {"deep": [1]}
+    document["state"]["newer"] = "x"
+    document["attempt"]["newest"] = None
+    document["history_tail"][0]["by"] = {"ip": "::1"}
+    await world.plant(job.id, json.dumps(document))
+
+    read = await store.get(job.id)
+    assert read is not None
+    written = await store.replace(read, replace(read, updated=NOW + 5))
+
+    again = await (await world.another()).get(job.id)
+    assert again == written
+    assert dump(again) == {**document, "rev": 2, "updated": NOW + 5}
+
+
+# --- finding -------------------------------------------------------------------
+
+
+async def test_each_field_of_a_query_filters(store: JobStore) -> None:
+    plain = a_job()
+    other_tenant = a_job(tenant="umbrella")
+    other_user = a_job(user="eve")
+    pending = at_status(a_job(), Status.PENDING)
+    holding = replace(pending, id="j0", idem="0", attempt=Attempt(number=1))
+    released = replace(pending, id="j1", idem="1", attempt=Attempt(number=1), released=NOW)
+    claimed = a_job(guardian=Claim(term=1, holder="g1", nonce="n"))
+    named = a_job(spec={"name": "Ünïque", "tags": ["mnist"]})
+    tagged = a_job(spec={"name": "x", "tags": ["big", "mnist", 'qu"ote']})
+    trimmed_job = a_job(history_tail=())
+    deleted = a_job(deleted=NOW)
+    everyone = [
+        plain, other_tenant, other_user, pending, holding, released, claimed, named, tagged, trimmed_job, deleted,
+    ]  # fmt: skip
+    for job in everyone:
+        await store.insert(job)
+
+    async def found(query: JobQuery) -> set[str]:
+        jobs = await store.find(query, limit=1000)
+        assert sum((await store.count(query)).values()) == len(jobs)
+        return set(ids(jobs))
+
+    def but(*absent: Job) -> set[str]:
+        return set(ids(everyone)) - set(ids(absent)) - {deleted.id}
+
+    assert await found(JobQuery()) == but()
+    assert await found(JobQuery(deleted=True)) == but() | {deleted.id}
+    assert await found(JobQuery(tenant="umbrella")) == {other_tenant.id}
+    assert await found(JobQuery(tenant="acme")) == but(other_tenant)
+    assert await found(JobQuery(user="eve")) == {other_user.id}
+    assert await found(JobQuery(statuses=(Status.PENDING, Status.FAILED))) == set(ids([pending, holding, released]))
+    assert await found(JobQuery(statuses=(Status.KILLED,))) == set()
+    assert await found(JobQuery(holding=True)) == {holding.id}
+    assert await found(JobQuery(holding=False)) == but(holding)
+    assert await found(JobQuery(holder="g1")) == {claimed.id}
+    assert await found(JobQuery(holder="")) == but(claimed)
+    assert await found(JobQuery(holder="", holding=True)) == {holding.id}
+    assert await found(JobQuery(name="Ünïque")) == {named.id}
+    assert await found(JobQuery(tag="mnist")) == {named.id, tagged.id}
+    assert await found(JobQuery(tag='qu"ote')) == {tagged.id}
+    assert await found(JobQuery(tag="mni")) == set()
+    assert await found(JobQuery(untrimmed=True)) == but(trimmed_job)
+    assert await found(JobQuery(tenant="acme", user="ada", tag="mnist", name="x")) == {tagged.id}
+
+
+async def test_a_filter_follows_the_document(store: JobStore) -> None:
+    job = await store.insert(a_job())
+    job = await store.replace(job, at_status(job, Status.PENDING))
+    job = await store.replace(job, replace(job, guardian=Claim(term=1, holder="g1"), attempt=Attempt(number=1)))
+    assert await store.find(JobQuery(holder="g1", holding=True, statuses=(Status.PENDING,))) == [job]
+    assert await store.count(JobQuery(statuses=(Status.QUEUED,))) == {}
+    job = await store.replace(job, replace(job, released=NOW, deleted=NOW, history_tail=()))
+    assert await store.find(JobQuery(holding=True)) == []
+    assert await store.find(JobQuery(untrimmed=True, deleted=True)) == []
+    assert await store.find(JobQuery(deleted=True)) == [job]
+
+
+async def test_jobs_are_counted_by_status(store: JobStore) -> None:
+    for path in ((), (), (Status.PENDING,), (Status.HALTED,)):
+        await store.insert(at_status(a_job(), *path))
+    await store.insert(a_job(tenant="umbrella"))
+    counts = await store.count(JobQuery(tenant="acme", after="zzz"))
+    assert counts == {Status.QUEUED: 2, Status.PENDING: 1, Status.HALTED: 1}
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_pages_join_to_the_whole_list_while_others_insert(store: JobStore, *, newest_first: bool) -> None:
+    before = [await store.insert(a_job(at=NOW + 1000)) for _ in range(7)]
+    expected = ids(before[::-1] if newest_first else before)
+    seen: list[str] = []
+    after: str | None = None
+    while page := await store.find(JobQuery(after=after), newest_first=newest_first, limit=3):
+        assert len(page) <= 3
+        seen += ids(page)
+        after = page[-1].id
+        # Behind the cursor: never seen by this reader, and it moves nobody else's place.
+        await store.insert(a_job(at=NOW + 2000 if newest_first else NOW))
+    assert seen == expected
+
+
+# --- documents that cannot be read ---------------------------------------------
+
+MALFORMED = {
+    "not JSON": "{",
+    "empty": "",
+    "a list": "[1, 2]",
+    "a number": "7",
+    "without its fields": '{"id": "x"}',
+    "an unknown status": '{"state": {"status": "BANANA", "since": 1}}',
+    "a wrong type": '{"state": 3, "tenant": 5}',
+    "nested without end": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", MALFORMED.values(), ids=MALFORMED.keys())
+async def test_a_malformed_document_harms_only_itself(world: World, text: str) -> None:
+    store = await world.another()
+    first, bad, last = [await store.insert(a_job()) for _ in range(3)]
+    await world.plant(bad.id, text)
+
+    assert ids(await store.find(JobQuery(), limit=2)) == [last.id, first.id]
+    assert ids(await store.find(JobQuery(deleted=True), newest_first=False, limit=2)) == [first.id, last.id]
+    assert await store.count(JobQuery()) == {Status.QUEUED: 2}
+    with pytest.raises(Internal):
+        await store.get(bad.id)
+    ((job_id, why),) = await store.unreadable()
+    assert job_id == bad.id
+    assert why
+    with pytest.raises(Duplicate):
+        await store.insert(a_job(idem=bad.idem))
+    await store.delete(bad.id)
+    assert await store.unreadable() == []
+
+
+async def test_a_document_of_a_newer_schema_is_left_alone(world: World) -> None:
+    store = await world.another()
+    first, newer, last = [await store.insert(a_job()) for _ in range(3)]
+    await world.plant(newer.id, json.dumps({**dump(newer), "schema": SCHEMA + 1, "state": {"status": "QUEUED"}}))
+
+    assert ids(await store.find(JobQuery(), limit=2)) == [last.id, first.id]
+    assert await store.count(JobQuery()) == {Status.QUEUED: 2}
+    with pytest.raises(Conflict, match="newer"):
+        await store.get(newer.id)
+    with pytest.raises(Conflict, match="newer"):
+        await store.by_idem(newer.idem)
+    ((job_id, why),) = await store.unreadable()
+    assert (job_id, "newer" in why) == (newer.id, True)
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+DAMAGE = st.dictionaries(st.sampled_from(sorted(dump(a_job()))), JSON, min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "memory"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(damages=st.lists(DAMAGE | JSON, min_size=1, max_size=4))
+def test_no_damage_to_some_documents_hides_the_others(
+    kind: str, damages: list[Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    async def check() -> None:
+        world = the_world(kind, tmp_path_factory.mktemp("jobs"))
+        store = await world.another()
+        sound = [await store.insert(a_job()) for _ in range(2)]
+        for damage in damages:
+            job = await store.insert(a_job())
+            whole: Any = dump(job)
+            await world.plant(job.id, json.dumps({**whole, **damage} if isinstance(damage, dict) else damage))
+        found = ids(await store.find(JobQuery(deleted=True)))
+        unreadable = dict(await store.unreadable())
+        await store.count(JobQuery())
+        await store.find(JobQuery(tag="x", name="x", holder="x", holding=True))
+        await world.close()
+        assert set(ids(sound)) <= set(found)
+        assert not set(found) & set(unreadable)
+
+    asyncio.run(check())
+
+
+# --- history, dispatcher, deletion ---------------------------------------------
+
+
+async def test_copied_events_stay_as_they_are(store: JobStore) -> None:
+    job = at_status(a_job(), Status.PENDING, Status.DOWNLOADING)
+    events = job.history_tail
+    await store.append_history(job.id, job.tenant, events[:2])
+    await store.append_history(job.id, job.tenant, [replace(events[1], actor="eve"), events[2]])
+    await store.append_history(job.id, job.tenant, [])
+    assert await store.history(job.id) == list(events)
+    assert await store.history(job.id, after_seq=1) == list(events[1:])
+    assert await store.history(job.id, limit=2) == list(events[:2])
+    assert await store.history("another") == []
+
+
+async def test_deletion_takes_the_history_along_and_may_be_repeated(store: JobStore) -> None:
+    gone, stays = await store.insert(a_job()), await store.insert(a_job())
+    for job in (gone, stays):
+        await store.append_history(job.id, job.tenant, job.history_tail)
+    await store.delete(gone.id)
+    await store.delete(gone.id)
+    assert await store.get(gone.id) is None
+    assert await store.history(gone.id) == []
+    assert await store.find(JobQuery()) == [stays]
+    assert len(await store.history(stays.id)) == 1
+
+
+async def test_the_dispatcher_s_document_is_taken_over_by_exactly_one(world: World) -> None:
+    stores = [await world.another() for _ in range(4)]
+    prior = await stores[0].dispatcher()
+    assert prior == DispatcherDoc()
+    for turn in range(3):
+        outcomes = await asyncio.gather(
+            *[
+                stores[n % 4].replace_dispatcher(prior, DispatcherDoc(term=prior.term + 1, holder=f"lcm-{n}"))
+                for n in range(8)
+            ],
+            return_exceptions=True,
+        )
+        (winner,) = [outcome for outcome in outcomes if isinstance(outcome, DispatcherDoc)]
+        assert Counter(type(outcome) for outcome in outcomes) == {DispatcherDoc: 1, StaleRevision: 7}
+        assert await stores[turn % 4].dispatcher() == winner
+        assert (winner.term, winner.rev) == (turn + 1, turn + 1)
+        prior = winner
+
+
+async def test_a_store_that_is_well_answers_a_ping(store: JobStore) -> None:
+    await store.ping()
+
+
+# --- SQLite: several processes, kill -9, full disks, wrong places ---------------
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from services.core.adapters.sqlite import SqliteJobStore
+from tests.documents import a_job
+
+async def main():
+    store = await SqliteJobStore.open(Path(sys.argv[1]))
+    async def one(lane):
+        for number in range(10_000):
+            job = await store.insert(a_job(id=f"j{lane}-{sys.argv[2]}-{number}"))
+            print(job.id, flush=True)
+    await asyncio.gather(*[one(lane) for lane in range(4)])
+
+asyncio.run(main())
+"""
+
+RACER = """
+import asyncio, sys
+from dataclasses import replace
+from pathlib import Path
+from services.core.adapters.sqlite import SqliteJobStore
+from services.core.domain.errors import StaleRevision
+
+async def main():
+    store = await SqliteJobStore.open(Path(sys.argv[1]))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    won = []
+    while len(won) < 50:
+        job = await store.get("jrace")
+        try:
+            won.append((await store.replace(job, replace(job, summary={"by": sys.argv[2]}))).rev)
+        except StaleRevision:
+            pass
+    print(*won, flush=True)
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+async def python(code: str, *args: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, *args, cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+
+
+async def line(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    return (await process.stdout.readline()).decode().strip()
+
+
+async def test_two_processes_that_replace_one_job_never_win_the_same_revision(on_sqlite: OnSqlite) -> None:
+    store = await on_sqlite.another()
+    await store.insert(a_job(id="jrace"))
+    racers = [await python(RACER, str(on_sqlite.path), str(number)) for number in range(2)]
+    for racer in racers:
+        assert await line(racer) == "ready"
+    outputs = await asyncio.gather(*[racer.communicate(b"go\n") for racer in racers])
+    won = [int(word) for output, _ in outputs for word in output.split()]
+    assert sorted(won) == list(range(2, 102))
+    final = await store.get("jrace")
+    assert final is not None
+    assert final.rev == 101
+
+
+async def test_what_was_acknowledged_before_kill_9_is_there_afterwards(on_sqlite: OnSqlite) -> None:
+    acknowledged: list[str] = []
+    for kill in range(3):
+        writer = await python(WRITER, str(on_sqlite.path), str(kill))
+        acknowledged += [await line(writer) for _ in range(40 + 30 * kill)]
+        writer.send_signal(signal.SIGKILL)
+        rest, _ = await writer.communicate()
+        # The last line may have been cut short.
+        acknowledged += rest.decode().split("\n")[:-1]
+        store = await on_sqlite.another()
+        there = set(ids(await store.find(JobQuery(), limit=100_000)))
+        assert set(acknowledged) <= there
+        assert await store.unreadable() == []
+
+
+async def test_jobs_are_there_after_reopening(on_sqlite: OnSqlite) -> None:
+    store = await on_sqlite.another()
+    job = await store.insert(a_job())
+    await store.append_history(job.id, job.tenant, job.history_tail)
+    taken = await store.replace_dispatcher(DispatcherDoc(), DispatcherDoc(term=1, holder="lcm"))
+    await store.close()
+    again = await on_sqlite.another()
+    assert await again.find(JobQuery()) == [job]
+    assert len(await again.history(job.id)) == 1
+    assert await again.dispatcher() == taken
+
+
+async def test_a_full_disk_is_said_and_harms_nothing_that_was_there(on_sqlite: OnSqlite) -> None:
+    store = await on_sqlite.another()
+    stored: list[Job] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+        while True:
+            batch = [a_job(summary={"much": "x" * 20_000}) for _ in range(8)]
+            outcomes = await asyncio.gather(*[store.insert(job) for job in batch], return_exceptions=True)
+            stored += [outcome for outcome in outcomes if isinstance(outcome, Job)]
+            failed = [outcome for outcome in outcomes if not isinstance(outcome, Job)]
+            if failed:
+                break
+        assert {type(outcome) for outcome in failed} == {NoSpace}
+        assert set(ids(await store.find(JobQuery(), limit=1000))) == set(ids(stored))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    stored.append(await store.insert(a_job()))
+    await store.close()
+    assert set(ids(await (await on_sqlite.another()).find(JobQuery(), limit=1000))) == set(ids(stored))
+
+
+async def test_a_document_that_another_holds_locked_is_unavailable_not_lost(
+    on_sqlite: OnSqlite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.core.adapters.sqlite.database._BUSY_MS", 20)
+    store = await on_sqlite.another()
+    other = apsw.Connection(str(on_sqlite.path))
+    other.execute("BEGIN IMMEDIATE")
+    outcomes = await asyncio.gather(*[store.insert(a_job()) for _ in range(5)], return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {Unavailable}
+    assert await store.find(JobQuery()) == []  # who reads does not wait for who writes
+    other.execute("ROLLBACK")
+    other.close()
+    await store.insert(a_job())
+
+
+async def test_a_cancelled_caller_takes_no_other_with_it(on_sqlite: OnSqlite) -> None:
+    store = await on_sqlite.another()
+    callers = [asyncio.create_task(store.insert(a_job())) for _ in range(10)]
+    await asyncio.sleep(0)
+    for caller in callers[::2]:
+        caller.cancel()
+    outcomes = await asyncio.gather(*callers, return_exceptions=True)
+    assert [isinstance(outcome, Job) for outcome in outcomes] == [False, True] * 5
+
+
+async def test_closing_carries_out_what_was_asked_before_and_nothing_after(on_sqlite: OnSqlite) -> None:
+    store = await on_sqlite.another()
+    inserts = [asyncio.create_task(store.insert(a_job())) for _ in range(300)]
+    await asyncio.sleep(0)
+    await store.close()
+    await store.close()
+    assert len(await asyncio.gather(*inserts)) == 300
+    with pytest.raises(Unavailable, match="closed"):
+        await store.insert(a_job())
+    with pytest.raises(Unavailable, match="closed"):
+        await store.ping()
+
+
+async def test_a_summary_with_nan_can_be_stored_and_found(on_sqlite: OnSqlite) -> None:
+    store = await on_sqlite.another()
+    job = await store.insert(a_job(summary={"loss": float("nan"), "worst": float("-inf")}))
+    (found,) = await store.find(JobQuery(tenant=job.tenant, statuses=(Status.QUEUED,)))
+    assert repr(found.summary) == repr(job.summary)
+
+
+async def test_text_that_is_not_unicode_is_refused(on_sqlite: OnSqlite) -> None:
+    store = await on_sqlite.another()
+    with pytest.raises(InvalidRequest, match="Unicode"):
+        await store.find(JobQuery(tenant="\ud800"))
+
+
+async def test_a_file_of_a_newer_weft_is_refused(on_sqlite: OnSqlite) -> None:
+    await (await on_sqlite.another()).close()
+    connection = apsw.Connection(str(on_sqlite.path))
+    connection.execute("UPDATE weft_schema SET version = version + 1")
+    connection.close()
+    with pytest.raises(Conflict, match="newer"):
+        await on_sqlite.another()
+
+
+async def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(on_sqlite: OnSqlite) -> None:
+    on_sqlite.path.write_bytes(b"precious " * 1000)
+    with pytest.raises(Internal, match="not a sound SQLite database"):
+        await on_sqlite.another()
+    assert on_sqlite.path.read_bytes() == b"precious " * 1000
+
+
+async def test_a_place_that_cannot_be_a_database_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable):
+        await SqliteJobStore.open(tmp_path / "file" / "jobs.sqlite")
+    with pytest.raises(Unavailable):
+        await SqliteJobStore.open(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "smb3", "fuse.sshfs"])
+async def test_a_network_file_system_is_refused_before_anything_is_made(tmp_path: Path, kind: str) -> None:
+    mounts = tmp_path / "mountinfo"
+    folder = tmp_path / "the share"
+    folder.mkdir()
+    escaped = str(folder).replace(" ", "\\040")
+    mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/x rw\n2 1 0:9 / {escaped} rw shared:1 - {kind} srv:/x rw\nodd\n")
+    with pytest.raises(InvalidRequest, match=f"network file system \\({kind}\\)"):
+        await SqliteJobStore.open(folder / "jobs.sqlite", mounts=mounts)
+    assert list(folder.iterdir()) == []
+
+
+async def test_where_the_system_says_nothing_of_mounts_a_folder_may_pass(tmp_path: Path) -> None:
+    store = await SqliteJobStore.open(tmp_path / "jobs.sqlite", mounts=tmp_path / "nothing")
+    await store.ping()
+    (tmp_path / "jobs.sqlite").unlink()
+    with pytest.raises(Unavailable, match="gone"):
+        await store.ping()
+    await store.close()
+
+
+async def test_the_file_is_for_its_owner_alone(on_sqlite: OnSqlite) -> None:
+    await (await on_sqlite.another()).insert(a_job())
+    files = list(on_sqlite.path.parent.glob("jobs.sqlite*"))
+    assert len(files) == 3
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}

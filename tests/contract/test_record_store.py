@@ -1,0 +1,236 @@
+"""What every RecordStore does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import apsw
+import pytest
+
+from services.core.adapters.memory import MemoryRecordStore
+from services.core.adapters.sqlite import SqliteRecordStore
+from services.core.domain.errors import Conflict, Duplicate, Internal, InvalidRequest, NotFound, StaleRevision
+from services.core.ports.record_store import Record, RecordStore
+
+
+class World(Protocol):
+    """One set of records and those who use it."""
+
+    async def another(self) -> RecordStore:
+        """Another process's view of it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class InMemory:
+    def __init__(self) -> None:
+        self.store = MemoryRecordStore()
+
+    async def another(self) -> RecordStore:
+        return self.store
+
+    async def close(self) -> None:
+        await self.store.close()
+
+
+class OnSqlite:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stores: list[SqliteRecordStore] = []
+
+    async def another(self) -> RecordStore:
+        self.stores.append(await SqliteRecordStore.open(self.path))
+        return self.stores[-1]
+
+    async def close(self) -> None:
+        for store in self.stores:
+            await store.close()
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[World, None]:
+    it: World = InMemory() if request.param == "memory" else OnSqlite(tmp_path / "records.sqlite")
+    yield it
+    await it.close()
+
+
+@pytest.fixture
+async def store(world: World) -> RecordStore:
+    return await world.another()
+
+
+@pytest.fixture
+async def on_sqlite(tmp_path: Path) -> AsyncGenerator[OnSqlite, None]:
+    it = OnSqlite(tmp_path / "records.sqlite")
+    yield it
+    await it.close()
+
+
+def a_key(record_id: str, **index: str) -> Record:
+    return Record(kind="key", id=record_id, body={"scopes": ["train", None, 1.5], "né": {"a": True}}, index=index)
+
+
+def ids(records: Sequence[Record]) -> list[str]:
+    return [record.id for record in records]
+
+
+async def test_what_was_inserted_is_read_by_everyone(world: World) -> None:
+    ours, theirs = await world.another(), await world.another()
+    stored = await ours.insert(replace(a_key("k1", tenant="acme"), rev=9))
+    assert stored == a_key("k1", tenant="acme")
+    assert await theirs.get("key", "k1") == stored
+    assert await theirs.get("key", "k2") is None
+    assert await theirs.get("user", "k1") is None
+
+
+async def test_an_id_is_taken_once_within_its_kind(store: RecordStore) -> None:
+    first = await store.insert(a_key("k1"))
+    with pytest.raises(Duplicate):
+        await store.insert(replace(first, body={}))
+    await store.insert(replace(first, kind="user", body={"name": "ada"}))
+    assert await store.get("key", "k1") == first
+
+
+async def test_of_sixteen_inserts_of_one_id_exactly_one_wins(world: World) -> None:
+    stores = [await world.another() for _ in range(2)]
+    outcomes = await asyncio.gather(
+        *[stores[n % 2].insert(replace(a_key("k"), body={"by": n})) for n in range(16)], return_exceptions=True
+    )
+    (winner,) = [outcome for outcome in outcomes if isinstance(outcome, Record)]
+    assert Counter(type(outcome) for outcome in outcomes) == {Record: 1, Duplicate: 15}
+    assert await stores[0].get("key", "k") == winner
+
+
+async def test_of_sixteen_replaces_of_one_revision_exactly_one_wins(world: World) -> None:
+    stores = [await world.another() for _ in range(4)]
+    prior = await stores[0].insert(a_key("k"))
+    outcomes = await asyncio.gather(
+        *[stores[n % 4].replace(replace(prior, body={"by": n})) for n in range(16)], return_exceptions=True
+    )
+    (winner,) = [outcome for outcome in outcomes if isinstance(outcome, Record)]
+    assert Counter(type(outcome) for outcome in outcomes) == {Record: 1, StaleRevision: 15}
+    assert winner.rev == 2
+    assert await stores[3].get("key", "k") == winner
+
+
+async def test_what_was_never_inserted_cannot_be_replaced(store: RecordStore) -> None:
+    with pytest.raises(NotFound):
+        await store.replace(a_key("k"))
+    assert await store.get("key", "k") is None
+
+
+async def test_records_are_found_by_all_the_fields_given(store: RecordStore) -> None:
+    for record in (
+        a_key("a", tenant="acme", user="ada"),
+        a_key("b", tenant="acme", user="eve"),
+        a_key("c", tenant="umbrella", user="ada"),
+        a_key("d"),
+        replace(a_key("a", tenant="acme"), kind="secret"),
+    ):
+        await store.insert(record)
+    assert ids(await store.find("key", {})) == ["a", "b", "c", "d"]
+    assert ids(await store.find("key", {"tenant": "acme"})) == ["a", "b"]
+    assert ids(await store.find("key", {"tenant": "acme", "user": "ada"})) == ["a"]
+    assert ids(await store.find("secret", {"tenant": "acme"})) == ["a"]
+    assert await store.find("key", {"tenant": "nobody"}) == []
+    assert await store.find("key", {"nothing": "acme"}) == []
+
+
+async def test_a_replaced_record_is_found_by_its_new_fields_only(store: RecordStore) -> None:
+    record = await store.insert(a_key("a", tenant="acme", state="on"))
+    record = await store.replace(replace(record, index={"tenant": "acme", "state": "off"}))
+    assert await store.find("key", {"state": "on"}) == []
+    assert await store.find("key", {"state": "off", "tenant": "acme"}) == [record]
+
+
+async def test_pages_join_to_the_whole_list_while_others_insert(store: RecordStore) -> None:
+    for number in range(7):
+        await store.insert(a_key(f"k{number}", tenant="acme"))
+    seen: list[str] = []
+    after: str | None = None
+    while page := await store.find("key", {"tenant": "acme"}, after=after, limit=3):
+        assert len(page) <= 3
+        seen += ids(page)
+        after = page[-1].id
+        await store.insert(a_key(f"a{len(seen)}", tenant="acme"))  # behind the cursor
+    assert seen == [f"k{number}" for number in range(7)]
+
+
+async def test_a_deleted_record_is_gone_and_its_id_free(store: RecordStore) -> None:
+    await store.insert(a_key("a", tenant="acme"))
+    await store.delete("key", "a")
+    await store.delete("key", "a")
+    assert await store.get("key", "a") is None
+    assert await store.find("key", {"tenant": "acme"}) == []
+    again = await store.insert(a_key("a", tenant="umbrella"))
+    assert await store.find("key", {"tenant": "umbrella"}) == [again]
+
+
+async def test_nobody_changes_what_is_stored_by_changing_what_was_read(store: RecordStore) -> None:
+    body: dict[str, Any] = {"roles": ["user"]}
+    await store.insert(Record(kind="user", id="ada", body=body, index={}))
+    body["roles"].append("admin")
+    read = await store.get("user", "ada")
+    assert read is not None
+    read.body["roles"].append("admin")
+    again = await store.get("user", "ada")
+    assert again is not None
+    assert again.body == {"roles": ["user"]}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(kind="", id="x", body={}, index={}),
+        Record(kind="x", id="", body={}, index={}),
+        Record(kind="x", id="x", body={}, index={str(n): "" for n in range(5)}),
+    ],
+    ids=["no kind", "no id", "five index fields"],
+)
+async def test_a_record_that_is_none_is_refused(store: RecordStore, record: Record) -> None:
+    with pytest.raises(InvalidRequest):
+        await store.insert(record)
+    with pytest.raises(InvalidRequest):
+        await store.replace(record)
+
+
+async def test_a_store_that_is_well_answers_a_ping(store: RecordStore) -> None:
+    await store.ping()
+
+
+# --- SQLite --------------------------------------------------------------------
+
+
+async def test_records_are_there_after_reopening(on_sqlite: OnSqlite) -> None:
+    store = await on_sqlite.another()
+    record = await store.insert(a_key("a", tenant="acme"))
+    await store.close()
+    assert await (await on_sqlite.another()).find("key", {"tenant": "acme"}) == [record]
+
+
+@pytest.mark.parametrize("body", ["{", "[]", "[" * 100_000])
+async def test_a_malformed_record_harms_only_itself(on_sqlite: OnSqlite, body: str) -> None:
+    store = await on_sqlite.another()
+    sound = [await store.insert(a_key(name)) for name in "acd"]
+    await store.insert(a_key("b"))
+    connection = apsw.Connection(str(on_sqlite.path))
+    connection.execute("UPDATE records SET body = ? WHERE id = 'b'", (body,))
+    connection.close()
+    assert await store.find("key", {}, limit=3) == sound
+    with pytest.raises(Internal, match="key record b"):
+        await store.get("key", "b")
+
+
+async def test_a_file_of_a_newer_weft_is_refused(on_sqlite: OnSqlite) -> None:
+    await (await on_sqlite.another()).close()
+    connection = apsw.Connection(str(on_sqlite.path))
+    connection.execute("UPDATE weft_schema SET version = version + 1")
+    connection.close()
+    with pytest.raises(Conflict, match="newer"):
+        await on_sqlite.another()

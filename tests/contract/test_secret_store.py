@@ -1,0 +1,166 @@
+"""What every SecretStore does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from services.core.adapters.folder import FolderSecretStore
+from services.core.domain.errors import InvalidRequest, NoSpace, PermissionDenied, Unavailable
+from services.core.ports.secret_store import SecretStore
+
+
+class World(Protocol):
+    """One set of secrets and those who use it."""
+
+    def another(self) -> SecretStore:
+        """Another process's view of it."""
+        ...
+
+
+class InFolder:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def another(self) -> SecretStore:
+        return FolderSecretStore(self.root)
+
+    def files(self) -> list[Path]:
+        return [path for path in self.root.rglob("*") if not path.is_dir()]
+
+
+@pytest.fixture(params=["folder"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    return {"folder": InFolder}[request.param](tmp_path / "secrets")
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path) -> InFolder:
+    return InFolder(tmp_path / "secrets")
+
+
+@pytest.mark.parametrize("value", [b"", b"\x00\xff\n", b"x" * 200_000], ids=len)
+async def test_what_was_put_is_read_by_everyone(world: World, value: bytes) -> None:
+    ours, theirs = world.another(), world.another()
+    assert await theirs.get("admin-key") is None
+    await ours.put("admin-key", b"the first")
+    await ours.put("admin-key", value)
+    assert await theirs.get("admin-key") == value
+    assert await theirs.get("another") is None
+
+
+async def test_get_or_create_keeps_what_is_there(world: World) -> None:
+    store = world.another()
+    assert await store.get_or_create("k", b"first") == b"first"
+    assert await store.get_or_create("k", b"second") == b"first"
+    await store.put("k", b"third")
+    assert await store.get_or_create("k", b"fourth") == b"third"
+
+
+async def test_of_racing_creators_all_get_the_same(world: World) -> None:
+    stores = [world.another() for _ in range(4)]
+    for name in ("a", "b", "c"):
+        values = await asyncio.gather(*[stores[n % 4].get_or_create(name, str(n).encode()) for n in range(16)])
+        assert len(set(values)) == 1
+        assert await stores[0].get(name) == values[0]
+
+
+async def test_a_deleted_secret_is_gone(world: World) -> None:
+    store = world.another()
+    await store.put("k", b"x")
+    await store.delete("k")
+    await store.delete("k")
+    assert await store.get("k") is None
+    assert await store.get_or_create("k", b"y") == b"y"
+
+
+async def test_names_never_meet(world: World) -> None:
+    store = world.another()
+    names = ["a/b", "a%2Fb", "..", ".", ".new", "../x", "=", "a b", "A B", "ä", "\n", "\x00"]
+    for name in names:
+        await store.put(name, name.encode())
+    assert [await store.get(name) for name in names] == [name.encode() for name in names]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, "ä" * 50, "\ud800"])
+async def test_what_is_no_name_is_refused(world: World, name: str) -> None:
+    store = world.another()
+    with pytest.raises(InvalidRequest):
+        await store.put(name, b"x")
+    with pytest.raises(InvalidRequest):
+        await store.get_or_create(name, b"x")
+    with pytest.raises(InvalidRequest):
+        await store.get(name)
+    with pytest.raises(InvalidRequest):
+        await store.delete(name)
+
+
+# --- in a folder ---------------------------------------------------------------
+
+
+async def test_files_are_for_their_owner_alone_whatever_the_umask(in_folder: InFolder) -> None:
+    in_folder.root.mkdir(mode=0o777)
+    before = os.umask(0)
+    try:
+        store = in_folder.another()
+        await store.put("../k", b"x")
+    finally:
+        os.umask(before)
+    assert in_folder.root.stat().st_mode & 0o777 == 0o700
+    (file,) = in_folder.files()
+    assert file.parent == in_folder.root
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_full_disk_is_said_and_harms_nothing(in_folder: InFolder) -> None:
+    store = in_folder.another()
+    await store.put("k", b"before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+        with pytest.raises(NoSpace):
+            await store.put("k", b"x" * 2**21)
+        with pytest.raises(NoSpace):
+            await store.get_or_create("l", b"x" * 2**21)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert await store.get("k") == b"before"
+    assert len(in_folder.files()) == 1
+
+
+async def test_what_a_dead_writer_left_is_swept(in_folder: InFolder) -> None:
+    await in_folder.another().put("k", b"x")
+    (in_folder.root / ".new" / "half").write_bytes(b"hal")
+    store = in_folder.another()
+    assert [file.name for file in in_folder.files()] == ["=k"]
+    assert await store.get("k") == b"x"
+
+
+async def test_a_link_is_no_secret(in_folder: InFolder, tmp_path: Path) -> None:
+    store = in_folder.another()
+    (tmp_path / "outside").write_bytes(b"o")
+    (in_folder.root / "=k").symlink_to(tmp_path / "outside")
+    with pytest.raises(Unavailable) as caught:
+        await store.get("k")
+    assert "=k" not in caught.value.message
+    await store.put("k", b"mine")
+    assert (tmp_path / "outside").read_bytes() == b"o"
+
+
+def test_a_folder_that_cannot_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable):
+        FolderSecretStore(tmp_path / "file")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_somebody_else_s_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secrets").mkdir()
+    os.chown(tmp_path / "secrets", 12345, -1)
+    with pytest.raises(PermissionDenied):
+        FolderSecretStore(tmp_path / "secrets")
