@@ -1,0 +1,1 @@
+"""The ``local`` cluster: this machine, by its node agent."""

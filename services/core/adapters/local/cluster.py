@@ -1,0 +1,83 @@
+"""The Cluster port over the node agent of this machine. The agent does the work; this carries it there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from services.core.adapters.rpc.client import connect, streaming, translating
+from services.core.domain.codec import dump, load
+from services.core.domain.errors import Unavailable
+from services.core.domain.plan import AttemptPlan
+from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
+from services.core.ports.cluster import LearnerProcess, Node, Observation
+
+STEPS: Final = ("reserve", "learners", "activate")
+_READ_S: Final = 5.0
+_CHANGE_S: Final = 60.0
+_REMOVE_S: Final = 600.0
+"""A teardown removes what the learners have left on the disk, which may be a lot."""
+_AGAIN_S: Final = (0.1, 0.5)
+
+
+class LocalCluster:
+    """``address`` is the node agent's, ``secret`` the services'."""
+
+    def __init__(self, address: str, *, secret: bytes) -> None:
+        self._channel = connect(address, secret=secret)
+        self._stub = node_pb2_grpc.NodeStub(self._channel)
+
+    async def capacity(self) -> Sequence[Node]:
+        with translating():
+            reply = await self._stub.Capacity(node_pb2.CapacityRequest(), timeout=_READ_S)
+        return [
+            Node(
+                name=one.name, cpus=one.cpus, memory=one.memory, gpus=one.gpus, gpu_type=one.gpu_type, ready=one.ready,
+                labels={"weft.dev/tier": reply.tier},
+            )
+            for one in reply.nodes
+        ]  # fmt: skip
+
+    def steps(self) -> Sequence[str]:
+        return STEPS
+
+    async def do(self, step: str, plan: AttemptPlan) -> None:
+        request = node_pb2.DoRequest(step=step, plan=json.dumps(dump(plan)).encode())
+        with translating():
+            await self._stub.Do(request, timeout=_CHANGE_S)
+
+    async def observe(self, job_id: str) -> Observation:
+        with translating():
+            reply = await self._stub.Observe(node_pb2.ObserveRequest(job_id=job_id), timeout=_READ_S)
+        learners = [load(LearnerProcess, json.loads(one)) for one in reply.learners]
+        return Observation(learners=learners, attempts=list(reply.attempts))
+
+    async def stop(self, job_id: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
+        request = node_pb2.StopRequest(
+            job_id=job_id, attempt=attempt, term=term, generation=generation, cause=cause, grace_ms=grace_ms
+        )
+        with translating():
+            await self._stub.Stop(request, timeout=_CHANGE_S)
+
+    async def teardown(self, job_id: str, *, attempt: int, term: int) -> None:
+        request = node_pb2.TeardownRequest(job_id=job_id, attempt=attempt, term=term)
+        with translating():
+            await self._stub.Teardown(request, timeout=_REMOVE_S)
+
+    async def watch(self) -> AsyncIterator[str]:
+        while True:
+            try:
+                async for event in streaming(self._stub.Watch(node_pb2.WatchRequest())):
+                    yield event.job_id  # the first of each connection is empty: what came before is unknown
+            except Unavailable:
+                pass  # the agent is being started again
+            await asyncio.sleep(random.uniform(*_AGAIN_S))
+
+    async def ping(self) -> None:
+        await self.capacity()
+
+    async def close(self) -> None:
+        await self._channel.close()

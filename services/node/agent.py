@@ -1,0 +1,319 @@
+"""The node agent: the ``local`` cluster's hands on this machine.
+
+What it keeps true: files are the truth (a restarted agent knows all that its predecessor knew, and disturbs nobody);
+a call of the past is refused (``fences``); an attempt is provisioned wholly or not at all; what ``teardown`` has
+answered is gone. Calls of one job come one after the other; those of different jobs do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shlex
+import stat
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from pathlib import Path
+from typing import Final, Self
+from weakref import WeakValueDictionary
+
+import structlog
+
+from services.core.domain.errors import InvalidRequest, Unavailable, WeftError
+from services.core.domain.plan import AttemptPlan
+from services.core.ports.cluster import Node, Observation
+from services.node import capacity, reservation, sdk
+from services.node.allocation import Pool, Taken, pick_gpus, pick_ports, pick_uid
+from services.node.fences import Fences
+from services.node.files import remove_tree, sync_folder
+from services.node.keeper import Keeper, end_tasks, helper_environment
+from services.node.learner import JobFolder, Learner, read_learner
+from services.node.meters import Meters
+from services.node.processes import Belonging, kill_all
+from services.node.settings import NodeSettings
+
+STEPS: Final = ("reserve", "learners", "activate")
+TIER: Final = "process"
+_POLITELY_S: Final = 2.0
+"""How long a teardown leaves it to the shims to end their learners."""
+_GONE_S: Final = 30.0
+log = structlog.get_logger()
+
+
+class Agent:
+    """Made by ``start``."""
+
+    def __init__(self, settings: NodeSettings, meters: Meters) -> None:
+        self._home = settings.place
+        self._settings = settings
+        self._meters = meters
+        self.node: Node = capacity.detect(settings)
+        self._root = self._home / "node"
+        self._own = self._root / ".agent"
+        self._fences = Fences(self._own / "fences")
+        self._uids = Pool(settings.node_uid_first, settings.node_uid_count) if os.geteuid() == 0 else None
+        self._ports = Pool(settings.node_port_first, settings.node_port_count)
+        self._learners: dict[Path, Learner] = {}
+        """All that are reserved: what is taken of the machine."""
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._watchers: set[asyncio.Queue[str | None]] = set()
+        self._keeper = Keeper(
+            helper_command=shlex.split(settings.node_helper_command), helper_env=helper_environment(os.environ),
+            helper_backoff_s=settings.node_helper_backoff_s, meters=meters, on_change=self._changed,
+        )  # fmt: skip
+        self._lock_fd = -1
+
+    @classmethod
+    async def start(cls, settings: NodeSettings, meters: Meters) -> Self:
+        """Takes up everything that is there. WeftError where another agent has this WEFT_HOME, or learners could not
+        reach their folders.
+        """
+        agent = cls(settings, meters)
+        agent._open_places()
+        await asyncio.to_thread(sdk.install, agent._home / "sdk")
+        await agent._adopt()
+        agent._count()
+        return agent
+
+    async def close(self) -> None:
+        await self._keeper.close()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    # --- the port ----------------------------------------------------------------
+
+    async def do(self, step: str, plan: AttemptPlan) -> None:
+        act = {"reserve": self._reserve, "learners": self._spawn, "activate": self._activate}.get(step)
+        if act is None:
+            raise InvalidRequest(f"there is no step '{step}'; there are: {', '.join(STEPS)}")
+        reservation.check_names(plan)
+        async with self._lock(plan.job):
+            self._fences.pass_(plan.job, plan.attempt, plan.term, makes=True)
+            await act(plan)
+
+    async def observe(self, job: str) -> Observation:
+        learners = [learner.observe() for learner in self._of(job)]
+        return Observation(learners=learners, attempts=JobFolder(self._root / job).attempts())
+
+    async def stop(self, job: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
+        async with self._lock(job):
+            self._fences.pass_(job, attempt, term)
+            learners = self._of(job, attempt)
+
+            async def one(learner: Learner) -> None:
+                await asyncio.to_thread(
+                    learner.mark_stop, generation=generation, cause=cause, grace_ms=grace_ms, now_ms=_now_ms()
+                )
+                self._keeper.hint(learner)
+                if not learner.spawned:
+                    await self._keeper.settle(learner)
+
+            await _all(one(learner) for learner in learners)
+        log.info("attempt.stopping", job=job, attempt=attempt, cause=cause, grace_ms=grace_ms, learners=len(learners))
+
+    async def teardown(self, job: str, *, attempt: int, term: int) -> None:
+        folder = JobFolder(self._root / job)
+        async with self._lock(job):
+            self._fences.pass_(job, attempt, term)
+            self._fences.seal(job, attempt, term)
+            old = [number for number in folder.attempts() if number <= attempt]
+            learners = [learner for number in old for learner in self._of(job, number)]
+            await self._end(learners, alone=len(learners) == len(self._of(job)))
+            await asyncio.to_thread(_remove, folder, old)
+            for learner in learners:
+                self._learners.pop(learner.folder, None)
+        self._count()
+        if learners:
+            log.info("attempt.gone", job=job, attempt=attempt, learners=len(learners))
+        self._changed(job)
+
+    async def watch(self) -> AsyncIterator[str]:
+        queue: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1000)
+        self._watchers.add(queue)
+        try:
+            yield ""
+            while (job := await queue.get()) is not None:
+                yield job
+        finally:
+            self._watchers.discard(queue)
+
+    def end_watches(self) -> None:
+        """They would keep the server from closing."""
+        for queue in self._watchers:
+            _put(queue, None)
+
+    # --- the steps ---------------------------------------------------------------
+
+    async def _reserve(self, plan: AttemptPlan) -> None:
+        folder = JobFolder(self._root / plan.job)
+        if folder.attempt(plan.attempt).exists():
+            return
+        taken = self._taken()
+        uid = pick_uid(plan.job, taken, self._uids) if self._uids else os.getuid()
+        allotment = reservation.Allotment(
+            uid=uid,
+            gid=uid if self._uids else os.getgid(),
+            gpus=pick_gpus(plan.learners, taken, self.node.gpus),
+            ports=pick_ports(plan, taken, self._ports, reservation.port_is_free),
+        )
+        made = reservation.documents(plan, allotment, home=self._home, tier=TIER)
+        # Counted as taken before the first await: another job's reserve may come in between.
+        places = {folder.attempt(plan.attempt) / one.learner.name: one for one in made}
+        self._learners |= {place: Learner(place, document) for place, document in places.items()}
+        try:
+            await asyncio.to_thread(reservation.make, folder, plan.attempt, made)
+        except BaseException:
+            for place in places:
+                self._learners.pop(place, None)
+            raise
+        self._count()
+        log.info("attempt.reserved", job=plan.job, attempt=plan.attempt, learners=len(made), uid=uid)
+
+    async def _spawn(self, plan: AttemptPlan) -> None:
+        learners = self._reserved(plan)
+        for learner in learners:
+            self._keeper.keep(learner)
+        await _all(self._keeper.ready(learner) for learner in learners)
+
+    async def _activate(self, plan: AttemptPlan) -> None:
+        await _all(asyncio.to_thread(learner.activate) for learner in self._reserved(plan))
+
+    def _reserved(self, plan: AttemptPlan) -> list[Learner]:
+        learners = self._of(plan.job, plan.attempt)
+        if not learners:
+            raise InvalidRequest(f"attempt {plan.attempt} of job {plan.job} has not been reserved on this machine")
+        return learners
+
+    # --- inside ------------------------------------------------------------------
+
+    async def _end(self, learners: list[Learner], *, alone: bool) -> None:
+        """Ends everything of these learners; ``alone``: the job has no others. Unavailable where something stays."""
+        if not learners:
+            return
+        for learner in learners:
+            await asyncio.to_thread(learner.mark_stop, generation=0, cause="kill", grace_ms=0, now_ms=_now_ms())
+            self._keeper.hint(learner)
+        released = [self._keeper.release(learner) for learner in learners]
+        tasks = [task for pair in released for task in pair]
+        if tasks:  # a shim does it best: it is its learner's subreaper
+            await asyncio.wait([pair[0] for pair in released if pair], timeout=_POLITELY_S)
+        everything = Belonging(
+            job_dirs=frozenset(str(learner.job_dir) for learner in learners),
+            folders=frozenset(str(learner.folder) for learner in learners),
+            uids=frozenset(one.document.uid for one in learners) if alone and self._uids else frozenset(),
+        )
+        gone = await kill_all(everything.members, timeout_s=_GONE_S)
+        await end_tasks(tasks)
+        if not gone:
+            for learner in learners:
+                self._keeper.keep(learner)
+            raise Unavailable("processes of the attempt survive SIGKILL: they hang in the kernel", retry_after_s=5)
+
+    async def _adopt(self) -> None:
+        """All folders that are there; whoever lives is found by its files and goes on undisturbed."""
+        jobs = [JobFolder(entry) for entry in self._root.iterdir() if not entry.name.startswith(".")]
+        for job in jobs:
+            for leftover in job.leftovers():
+                await asyncio.to_thread(remove_tree, leftover)
+            for folder in job.learner_folders():
+                self._adopt_learner(folder)
+        self._fences.prune({job.path.name for job in jobs})
+
+    def _adopt_learner(self, folder: Path) -> None:
+        try:
+            learner = read_learner(folder)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            log.error("learner.unreadable", folder=str(folder), why=str(error))  # noqa: TRY400 - harms itself only
+            return
+        if learner is None:
+            log.warning("learner.skipped", folder=str(folder), why="of a newer version, or not ours")
+            return
+        self._learners[folder] = learner
+        if learner.spawned:
+            self._keeper.keep(learner)
+            log.info("learner.adopted", job=learner.job, learner=learner.name, state=learner.observe().state)
+
+    def _open_places(self) -> None:
+        """The folders, passable for learners of other users; the lock that makes this agent the only one."""
+        for path in (self._home.root, self._root, self._own, self._own / "fences"):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._uids:
+            for path in (self._home.root, self._root):
+                path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o111)
+            for parent in self._home.root.resolve().parents:
+                if not parent.stat().st_mode & stat.S_IXOTH:
+                    raise WeftError(
+                        f"learners run under users of their own, which cannot pass through {parent} to "
+                        f"{self._home.root}; run `chmod o+x {parent}`, or set WEFT_HOME to a place they can reach"
+                    )
+        self._lock_fd = os.open(self._own / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WeftError(f"another node agent is running for {self._home.root}") from None
+
+    def _of(self, job: str, attempt: int | None = None) -> list[Learner]:
+        found = [one for one in self._learners.values() if one.job == job and attempt in {None, one.attempt}]
+        return sorted(found, key=lambda one: (one.attempt, one.document.learner.rank))
+
+    def _taken(self) -> Taken:
+        gpus: dict[int, float] = {}
+        for one in self._learners.values():
+            for index in one.document.gpus:
+                gpus[index] = gpus.get(index, 0.0) + min(1.0, one.document.learner.gpus)
+        documents = [one.document for one in self._learners.values()]
+        return Taken(
+            uids={one.uid: one.plan.job for one in documents},
+            gpus=gpus,
+            ports={port for one in documents for port in one.ports.values()},
+        )
+
+    def _count(self) -> None:
+        self._meters.count_gpus(self.node.gpus, sum(self._taken().gpus.values()))
+
+    def _lock(self, job: str) -> asyncio.Lock:
+        lock = self._locks.get(job)
+        if lock is None:
+            lock = self._locks[job] = asyncio.Lock()
+        return lock
+
+    def _changed(self, job: str) -> None:
+        for queue in self._watchers:
+            _put(queue, job)
+
+
+def _remove(folder: JobFolder, attempts: Iterable[int]) -> None:
+    for number in attempts:
+        gone = folder.half_removed(number)
+        for path in (gone, folder.half_made(number)):
+            if path.exists():
+                remove_tree(path)
+        if folder.attempt(number).exists():
+            folder.attempt(number).rename(gone)
+            remove_tree(gone)
+    if folder.path.exists() and not any(folder.path.iterdir()):
+        folder.path.rmdir()
+        sync_folder(folder.path.parent)
+
+
+async def _all(calls: Iterable[Awaitable[None]]) -> None:
+    """All of them, side by side; the first error once all are over."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _put(queue: asyncio.Queue[str | None], job: str | None) -> None:
+    """A reader that does not read is told to look at everything instead."""
+    if queue.full():
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait("")
+    queue.put_nowait(job)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,76 @@
+"""What this machine has for learners: as declared by the operator, else as detected.
+
+CPU and memory are what the scheduler counts with; declaring more than there is is allowed (overcommit).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pynvml
+
+from services.core.ports.cluster import Node
+from services.node.settings import NodeSettings
+
+_CGROUP_V2 = Path("/sys/fs/cgroup")
+_CGROUP_V1 = Path("/sys/fs/cgroup/memory")
+
+
+def detect(settings: NodeSettings) -> Node:
+    """This machine, once: learners already placed must not find fewer GPUs after a driver hiccup."""
+    gpus, gpu_type = nvidia_gpus() if settings.node_gpus is None else (settings.node_gpus, "")
+    return Node(
+        name=settings.node_name,
+        cpus=settings.node_cpus or len(os.sched_getaffinity(0)),
+        memory=settings.node_memory or usable_memory(),
+        gpus=gpus,
+        gpu_type=gpu_type,
+    )
+
+
+def usable_memory() -> int:
+    """Bytes: what the machine has, or the least that this process's control groups leave of it."""
+    return min([total_memory(), *cgroup_limits()])
+
+
+def total_memory() -> int:
+    """``MemTotal``, in bytes."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/meminfo has no MemTotal")
+
+
+def cgroup_limits() -> list[int]:
+    """Memory limits of the control groups this process is in, own and parents', in bytes."""
+    found: list[int] = []
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, name = _CGROUP_V2, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = _CGROUP_V1, "memory.limit_in_bytes"
+        else:
+            continue
+        inner = root / path.lstrip("/")
+        for folder in (inner, *inner.parents):
+            with suppress(OSError, ValueError):  # not there, or the word "max"
+                found.append(int((folder / name).read_text()))
+            if folder == root:
+                break
+    return found
+
+
+def nvidia_gpus() -> tuple[int, str]:
+    """How many GPUs the driver shows, and what the first is called; (0, "") without driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0, ""
+    try:
+        count = int(pynvml.nvmlDeviceGetCount())
+        return count, str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))) if count else ""
+    finally:
+        pynvml.nvmlShutdown()
