@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 
 from services.core.adapters.etcd import launcher
 
+# A member that restarts on its data waits for an election before it serves: a second or two by default.
+_QUICK_RESTART = ("--heartbeat-interval=20", "--election-timeout=200")
 _prefixes = itertools.count(1)
 
 
@@ -28,6 +31,7 @@ class Etcd:
     """Keeps its ports and its folder over all its lives."""
 
     def __init__(self, folder: Path, *options: str) -> None:
+        """``options``: more of etcd's own."""
         self.client_port, self.peer_port = free_port(), free_port()
         self.address = f"127.0.0.1:{self.client_port}"
         self._data, self._log = folder / "data", folder / "etcd.log"
@@ -46,7 +50,7 @@ class Etcd:
             token=cluster,
         )
         self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._process = launcher.spawn([*command, *self._options], self._log)
+        self._process = launcher.spawn([*command, *_QUICK_RESTART, *self._options], self._log)
 
     def start_empty(self) -> None:
         """As `weft up` does."""
@@ -63,6 +67,10 @@ class Etcd:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def empty(self) -> None:
+        """Loses all data, while it is not running."""
+        shutil.rmtree(self._data)
 
     def pause(self) -> None:
         assert self._process is not None

@@ -107,8 +107,9 @@ class Connection:
             try:
                 return await method(request, timeout=timeout_s or self.timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
-                if last or not self.forget_token(metadata, error.details() or ""):
+                if last or not metadata or not any(text in (error.details() or "") for text in _STALE_TOKEN):
                     raise self.translated(error) from None
+                self.forget_token(metadata)
             except grpc.aio.UsageError:
                 raise Unavailable("the connection to etcd was closed") from None
             except asyncio.CancelledError:
@@ -128,13 +129,10 @@ class Connection:
                     self._token = await self._authenticate()
         return (("token", self._token),)
 
-    def forget_token(self, metadata: tuple[tuple[str, str], ...], reason: str) -> bool:
-        """Whether the token was at fault and is forgotten (unless another caller has renewed it meanwhile)."""
-        if not metadata or not any(text in reason for text in _STALE_TOKEN):
-            return False
-        if self._token == metadata[0][1]:
+    def forget_token(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        """The token of a call was refused: the next call asks for one (unless another caller has done so meanwhile)."""
+        if metadata == (("token", self._token),):
             self._token = ""
-        return True
 
     async def _authenticate(self) -> str:
         request = messages.AuthenticateRequest(name=self._credentials.user, password=self._credentials.password)

@@ -58,19 +58,24 @@ class EtcdLease:
         await self._gone.wait()
 
     async def revoke(self) -> None:
-        self._gone.set()
         await self.stop()
         with suppress(WeftError):
             await self._connection.call(self._connection.lease.LeaseRevoke, messages.LeaseRevokeRequest(ID=self._id))
 
     async def stop(self) -> None:
-        """Keeps it alive no longer, without revoking it: it ends by itself."""
+        """Keeps it alive no longer, without revoking it: in etcd it ends by itself, here it has."""
+        self._gone.set()
         self._keeper.cancel()
         await asyncio.wait({self._keeper})
 
     @property
     def _remaining(self) -> float:
         return self._deadline - self._boottime()
+
+    @property
+    def _patience(self) -> float:
+        """For one keep-alive: so that another can be tried, and never past the deadline."""
+        return min(self._remaining, self._ttl_s / _SHARES)
 
     async def _keep(self) -> None:
         try:
@@ -83,14 +88,15 @@ class EtcdLease:
             self._gone.set()
 
     async def _keep_by_one_stream(self) -> None:
+        async with asyncio.timeout(self._patience):
+            metadata = await self._connection.metadata()
         channel = self._connection.channel()
         call: Any = None
         try:
             while self.alive:
                 # The first keep-alive follows the grant at once: it opens the stream while there is time.
-                async with asyncio.timeout(min(self._remaining, self._ttl_s / _SHARES)):
+                async with asyncio.timeout(self._patience):
                     if call is None:
-                        metadata = await self._connection.metadata()
                         call = stubs.LeaseStub(channel).LeaseKeepAlive(metadata=metadata)
                     sent = self._boottime()
                     await call.write(messages.LeaseKeepAliveRequest(ID=self._id))
@@ -102,6 +108,9 @@ class EtcdLease:
                     return
                 self._deadline = sent + reply.TTL
                 await asyncio.sleep(self._ttl_s / _SHARES)
+        except grpc.aio.AioRpcError:
+            self._connection.forget_token(metadata)
+            raise
         finally:
             if call is not None:
                 call.cancel()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ _PAGE: Final = 1000
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _COMPACTED: Final = "required revision has been compacted"
+_NOT_YET: Final = "required revision is a future revision"
 log = structlog.get_logger()
 
 
@@ -90,7 +91,7 @@ async def read_all(connection: Connection, keys: Keyspace, prefix: str) -> Listi
     while True:
         try:
             return await _read_pages(connection, keys, prefix)
-        except _HistoryGone:  # compacted between two pages
+        except _HistoryGone:  # compacted, or lost with everything, between two pages
             continue
 
 
@@ -105,7 +106,7 @@ async def _read_pages(connection: Connection, keys: Keyspace, prefix: str) -> Li
         try:
             reply = await connection.call(connection.kv.Range, request)
         except WeftError as error:
-            if _COMPACTED in error.message:
+            if _COMPACTED in error.message or _NOT_YET in error.message:
                 raise _HistoryGone from None
             raise
         if position is None:
@@ -175,7 +176,7 @@ class _Stream:
         self._metadata: tuple[tuple[str, str], ...] = ()
         self._channel = connection.channel()
         self._call: Any = None
-        self._reading: asyncio.Task[Any] | None = None
+        self._doing: set[asyncio.Task[Any]] = set()
 
     async def open(self, position: Position) -> Position:
         """Follows from the position on; it, with the raft term of now. _HistoryGone where etcd has another history."""
@@ -198,10 +199,13 @@ class _Stream:
         return list((await self._next()).events)
 
     async def close(self) -> None:
-        if self._reading is not None and not self._reading.cancel() and not self._reading.cancelled():
-            self._reading.exception()  # whatever it was, the call is over: not to be reported as unseen
+        for doing in self._doing:
+            if not doing.cancel() and not doing.cancelled():
+                doing.exception()  # whatever it was, the call is over: not to be reported as unseen
         if self._call is not None:
             self._call.cancel()
+        # A closed channel goes on trying to connect for as long as a call of it is referred to by anything.
+        self._doing, self._call = set(), None
         await self._connection.drop(self._channel)
 
     async def _next(self) -> Any:
@@ -211,31 +215,45 @@ class _Stream:
         if response.canceled:
             if response.compact_revision or _COMPACTED in response.cancel_reason:
                 raise _HistoryGone
-            self._connection.forget_token(self._metadata, response.cancel_reason)
+            # Some versions call a token that ran out 'permission denied' here.
+            self._connection.forget_token(self._metadata)
             raise Unavailable(f"etcd refused the watch: {response.cancel_reason}")
         return response
 
     async def _heard(self) -> Any:
         """The next message. Asks once when it is silent; Unavailable where that is not answered either."""
-        # Not wait_for: a cancelled read would cancel the whole call.
-        reading: asyncio.Task[Any] = asyncio.ensure_future(self._call.read())
-        self._reading = reading
-        for asked in (False, True):
-            await asyncio.wait(
-                {reading, self._connection.closing}, timeout=self._silence_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            # A call that was cancelled with its channel must not look like the end of our own task.
-            if self._connection.closed or reading.cancelled():
-                raise Unavailable("the watch was cut off")
-            if reading.done():
-                return reading.result()
-            if not asked:
+        reading = self._start(self._call.read())
+        try:
+            if not await self._done(reading):
                 await self._write(messages.WatchRequest.FromString(PROGRESS_REQUEST))
-        raise Unavailable("etcd is silent")
+                if not await self._done(reading):
+                    raise Unavailable("etcd is silent")
+            return reading.result()
+        finally:
+            del reading  # see close(): a frame that holds a task whose error holds that frame lives for long
 
     async def _write(self, request: Any) -> None:
+        writing = self._start(self._call.write(request))
         try:
-            async with asyncio.timeout(self._silence_s):
-                await self._call.write(request)
+            if not await self._done(writing):
+                raise Unavailable("etcd does not take our requests")
+            writing.result()
         except asyncio.InvalidStateError:
             raise Unavailable("etcd ended the watch") from None
+        finally:
+            del writing  # as above
+
+    def _start(self, doing: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        # A task of its own, not wait_for: a read or write that is cancelled by a timeout cancels the whole call.
+        task = asyncio.ensure_future(doing)
+        self._doing = {other for other in self._doing if not other.done()} | {task}
+        return task
+
+    async def _done(self, task: asyncio.Task[Any]) -> bool:
+        """Whether it is, within the time for which silence is nothing unusual."""
+        closing = self._connection.closing
+        await asyncio.wait({task, closing}, timeout=self._silence_s, return_when=asyncio.FIRST_COMPLETED)
+        # A call that was cancelled with its channel must not look like the end of our own task.
+        if closing.done() or task.cancelled():
+            raise Unavailable("the watch was cut off")
+        return task.done()
