@@ -1,8 +1,8 @@
 """The job spec: the one model of what a user may ask for (contracts.md, "Job spec").
 
-The JSON Schema, the SDK's types and the CLI's field help are generated from it. It is pydantic because it stands at the
-border: every wrong field is found in one pass and named by its JSON pointer, with the nearest valid name. Once parsed it
-is frozen, normal (``learners: 4`` has become ``roles``) and pure like the rest of the domain.
+The JSON Schema, the SDK's types and the CLI's field help are generated from it. It is pydantic because it stands at
+the border: every wrong field is found in one pass and named by its JSON pointer, with the nearest valid name. Once
+parsed it is frozen, normal (``learners: 4`` has become ``roles``) and pure like the rest of the domain.
 
 What is declared here but not carried out yet is refused by ``unsupported`` with the field's name: accepting a wish and
 ignoring it would be worse than saying no.
@@ -16,7 +16,16 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from services.core.domain.errors import FieldError, InvalidSpec
@@ -37,7 +46,7 @@ MAX_LEARNERS: Final = 10_000
 RESERVED_ENV: Final = frozenset(
     """MODEL_DIR DATA_DIR RESULT_DIR LOG_DIR CHECKPOINT_DIR JOB_STATE_DIR TRAINING_ID LEARNER_ID NUM_LEARNERS GPU_COUNT
     HOME TMPDIR PYTHONUNBUFFERED MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK TF_CONFIG JAX_COORDINATOR_ADDRESS
-    JAX_NUM_PROCESSES JAX_PROCESS_ID CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES""".split()
+    JAX_NUM_PROCESSES JAX_PROCESS_ID CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES""".split()  # noqa: SIM905 - reads better
 )
 RESERVED_PREFIXES: Final = ("WEFT_", "PET_")
 
@@ -51,6 +60,12 @@ def _plain(value: object) -> object:
     if isinstance(value, str) and _CONTROL.search(value):
         raise ValueError("control characters are not allowed")
     return value
+
+
+def _whole_or_shared(gpus: float) -> float:
+    if gpus > 1 and gpus != int(gpus):
+        raise ValueError("gpus is a whole number, or a fraction below 1")
+    return gpus
 
 
 def _label(pattern: re.Pattern[str], says: str) -> BeforeValidator:
@@ -72,6 +87,7 @@ RoleName = Annotated[
     str, _label(_ROLE, "a role is 1 to 20 lower-case letters, digits or '-', first a letter, e.g. worker or ps")
 ]
 EnvName = Annotated[str, _label(_ENV, "an environment variable's name has letters, digits and '_', e.g. BATCH_SIZE")]
+Gpus = Annotated[float, Field(ge=0, le=1024), AfterValidator(_whole_or_shared)]
 RelativePath = Annotated[Text, Field(min_length=1, max_length=1024)]
 
 
@@ -105,17 +121,11 @@ class Resources(_Model):
     size: str | None = Field(default=None, description="T-shirt size, e.g. cpu, k80, v100x2 (`weft sizes`).")
     cpus: float | None = Field(default=None, gt=0, le=4096, description="CPU cores, fractions allowed.")
     memory: Bytes | None = Field(default=None, ge=2**20, description="e.g. 16GB or 512MiB.")
-    gpus: float | None = Field(default=None, ge=0, le=1024, description="GPUs; a fraction below 1 shares one.")
+    gpus: Gpus | None = Field(default=None, description="GPUs; a fraction below 1 shares one.")
     gpu_type: Text | None = None
     devices: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     shm: Bytes | None = Field(default=None, description="Size of /dev/shm.")
     disk: Bytes | None = Field(default=None, description="Scratch space.")
-
-    @model_validator(mode="after")
-    def _whole(self) -> Resources:
-        if self.gpus is not None and self.gpus > 1 and self.gpus != int(self.gpus):
-            raise PydanticCustomError("gpu_fraction", "gpus is a whole number, or a fraction below 1")
-        return self
 
 
 class Role(_Model):
@@ -125,7 +135,7 @@ class Role(_Model):
     min: int | None = Field(default=None, ge=1, description="Fewest learners the gang may run with; default: count.")
     cpus: float | None = Field(default=None, gt=0, le=4096)
     memory: Bytes | None = Field(default=None, ge=2**20)
-    gpus: float | None = Field(default=None, ge=0, le=1024)
+    gpus: Gpus | None = None
     gpu_type: Text | None = None
     command: Text | None = Field(default=None, description="Instead of the job's command.")
     on_failure: OnFailure = "restart-gang"
@@ -155,8 +165,11 @@ class DataStore(_Model):
         if self.type == "http" and not re.match(r"https?://[^/\s]+", self.url or ""):
             raise PydanticCustomError("store_url", "a data store of type http needs 'url', http://... or https://...")
         if self.type in {"local", "host", "http"} and self.__pydantic_extra__:
-            unknown = sorted(self.__pydantic_extra__)[0]
-            raise PydanticCustomError("store_field", f"a data store of type {self.type} has no field '{unknown}'")
+            raise PydanticCustomError(
+                "store_field",
+                "a data store of type {type} has no field '{field}'",
+                {"type": self.type, "field": min(self.__pydantic_extra__)},
+            )
         return self
 
 
@@ -254,7 +267,9 @@ class JobSpec(_Model):
                 raise PydanticCustomError("learners_and_roles", "give either learners or roles, not both")
             learners = value.pop("learners")
             if isinstance(learners, bool) or not isinstance(learners, int) or not 1 <= learners <= MAX_LEARNERS:
-                raise PydanticCustomError("learners", f"learners is a whole number from 1 to {MAX_LEARNERS}")
+                raise PydanticCustomError(
+                    "learners", "learners is a whole number from 1 to {max}", {"max": MAX_LEARNERS}
+                )
             value["roles"] = {"worker": {"count": learners}}
         value.setdefault("roles", {"worker": {"count": 1}})
         if isinstance(value.get("command"), list) and all(isinstance(word, str) for word in value["command"]):
@@ -312,28 +327,33 @@ def _contradictions(spec: JobSpec) -> Iterator[FieldError]:
     for name in spec.env:
         if name in RESERVED_ENV or name.startswith(RESERVED_PREFIXES):
             yield FieldError(f"/env/{name}", f"{name} is set by Weft and cannot be given", "use another name")
+    if _leaves(spec.checkpoint.path):
+        yield FieldError("/checkpoint/path", "a relative path without '..', e.g. ckpt")
+    yield from _wrong_stores(spec)
+    yield from _wrong_inputs(spec)
+
+
+def _wrong_stores(spec: JobSpec) -> Iterator[FieldError]:
     stores = [store.id for store in spec.data_stores]
     for place, store in enumerate(stores):
         if store in stores[:place]:
             yield FieldError(f"/data_stores/{place}/id", f"two data stores are called '{store}'")
+    used = [(f"/inputs/{place}/store", entry.store) for place, entry in enumerate(spec.inputs)]
+    if spec.outputs is not None:
+        used.append(("/outputs/store", spec.outputs.store))
+    for pointer, store in used:
+        if store not in stores:
+            yield FieldError(pointer, f"there is no data store '{store}'", nearest(store, stores))
+
+
+def _wrong_inputs(spec: JobSpec) -> Iterator[FieldError]:
+    mounts = [entry.mount or entry.store for entry in spec.inputs]
     for place, entry in enumerate(spec.inputs):
-        if entry.store not in stores:
-            yield FieldError(
-                f"/inputs/{place}/store", f"there is no data store '{entry.store}'", nearest(entry.store, stores)
-            )
         for field, path in (("path", entry.path), ("mount", entry.mount or "")):
             if _leaves(path):
                 yield FieldError(f"/inputs/{place}/{field}", "a relative path without '..', e.g. mnist/")
-    mounts = [entry.mount or entry.store for entry in spec.inputs]
-    for place, mount in enumerate(mounts):
-        if mount in mounts[:place]:
-            yield FieldError(f"/inputs/{place}/mount", f"two inputs are mounted at '{mount}'")
-    if spec.outputs is not None and spec.outputs.store not in stores:
-        yield FieldError(
-            "/outputs/store", f"there is no data store '{spec.outputs.store}'", nearest(spec.outputs.store, stores)
-        )
-    if _leaves(spec.checkpoint.path):
-        yield FieldError("/checkpoint/path", "a relative path without '..', e.g. ckpt")
+        if mounts[place] in mounts[:place]:
+            yield FieldError(f"/inputs/{place}/mount", f"two inputs are mounted at '{mounts[place]}'")
 
 
 def _leaves(path: str) -> bool:
@@ -370,7 +390,8 @@ def _summary(errors: tuple[FieldError, ...]) -> str:
 
 
 def _field_errors(detail: ErrorDetails) -> Iterator[FieldError]:
-    cause = (detail.get("ctx") or {}).get("error")
+    context = detail.get("ctx") or {}
+    cause = context.get("error")
     if isinstance(cause, _Contradictions):
         yield from cause.errors
         return
@@ -382,7 +403,7 @@ def _field_errors(detail: ErrorDetails) -> Iterator[FieldError]:
     elif kind == "missing":
         yield FieldError(pointer, "this field is required")
     elif kind == "literal_error":
-        expected = [word.strip(" '") for word in detail["ctx"]["expected"].replace(" or ", ",").split(",")]
+        expected = [word.strip(" '") for word in str(context["expected"]).replace(" or ", ",").split(",")]
         yield FieldError(
             pointer, "not one of the values this field may have", nearest(str(detail["input"])[:100], expected)
         )
@@ -401,36 +422,41 @@ def _fields_at(path: tuple[int | str, ...]) -> list[str]:
     return list(nested[str(path[0])].model_fields) if path[0] in nested else []
 
 
+_LATER: Final = "not available on this platform yet"
+
+
 def unsupported(spec: JobSpec) -> tuple[FieldError, ...]:
     """What this version of Weft knows how to say but not yet how to do, on the ``local`` cluster."""
+    return (*_unsupported_runs(spec), *_unsupported_data(spec), *_unsupported_fields(spec))
 
-    def found() -> Iterator[FieldError]:
-        later = "not available on this platform yet"
-        if spec.image is not None or spec.image_pull_secret is not None:
-            yield FieldError("/image", f"container images are {later}", "use framework: (see `weft frameworks`)")
-        if spec.distribution not in {"none", "torchrun", "jax"}:
-            yield FieldError("/distribution", f"'{spec.distribution}' is {later}", "there are: jax, none, torchrun")
-        for name, role in spec.roles.items():
-            if role.on_failure == "restart":
-                yield FieldError(f"/roles/{name}/on_failure", f"'restart' is {later}", "use restart-gang or ignore")
-            if role.min is not None and role.min != role.count:
-                yield FieldError(f"/roles/{name}/min", f"elastic roles are {later}", "leave min out")
-        for place, store in enumerate(spec.data_stores):
-            if store.type not in {"local", "http"}:
-                yield FieldError(f"/data_stores/{place}/type", f"'{store.type}' is {later}", "there are: http, local")
-            if store.secret is not None:
-                yield FieldError(f"/data_stores/{place}/secret", f"secrets of data stores are {later}")
-        for place, source in enumerate(spec.metrics):
-            if source.type != "jsonl":
-                yield FieldError(f"/metrics/{place}/type", f"'{source.type}' is {later}", "there is: jsonl")
-        for field, value in (
-            ("elastic", spec.elastic), ("secrets", spec.secrets), ("notify", spec.notify), ("outputs", spec.outputs),
-            ("preemptible", spec.preemptible), ("stall_timeout", spec.stall_timeout),
-        ):  # fmt: skip
-            if value:
-                yield FieldError(f"/{field}", f"{field} is {later}", "leave it out")
-        for field in ("shm", "disk", "devices"):
-            if getattr(spec.resources, field):
-                yield FieldError(f"/resources/{field}", f"{field} is {later}", "leave it out")
 
-    return tuple(found())
+def _unsupported_runs(spec: JobSpec) -> Iterator[FieldError]:
+    if spec.image is not None or spec.image_pull_secret is not None:
+        yield FieldError("/image", f"container images are {_LATER}", "use framework: (see `weft frameworks`)")
+    if spec.distribution not in {"none", "torchrun", "jax"}:
+        yield FieldError("/distribution", f"'{spec.distribution}' is {_LATER}", "there are: jax, none, torchrun")
+    for name, role in spec.roles.items():
+        if role.on_failure == "restart":
+            yield FieldError(f"/roles/{name}/on_failure", f"'restart' is {_LATER}", "use restart-gang or ignore")
+        if role.min is not None and role.min != role.count:
+            yield FieldError(f"/roles/{name}/min", f"elastic roles are {_LATER}", "leave min out")
+
+
+def _unsupported_data(spec: JobSpec) -> Iterator[FieldError]:
+    for place, store in enumerate(spec.data_stores):
+        if store.type not in {"local", "http"}:
+            yield FieldError(f"/data_stores/{place}/type", f"'{store.type}' is {_LATER}", "there are: http, local")
+        if store.secret is not None:
+            yield FieldError(f"/data_stores/{place}/secret", f"secrets of data stores are {_LATER}")
+    for place, source in enumerate(spec.metrics):
+        if source.type != "jsonl":
+            yield FieldError(f"/metrics/{place}/type", f"'{source.type}' is {_LATER}", "there is: jsonl")
+
+
+def _unsupported_fields(spec: JobSpec) -> Iterator[FieldError]:
+    for field in ("elastic", "secrets", "notify", "outputs", "preemptible", "stall_timeout"):
+        if getattr(spec, field):
+            yield FieldError(f"/{field}", f"{field} is {_LATER}", "leave it out")
+    for field in ("shm", "disk", "devices"):
+        if getattr(spec.resources, field):
+            yield FieldError(f"/resources/{field}", f"{field} is {_LATER}", "leave it out")

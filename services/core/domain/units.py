@@ -6,6 +6,7 @@ Parsing and printing are inverse: what is printed parses to the same integer, so
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Final
 
 _DURATION_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -17,9 +18,9 @@ _BYTES: Final = {
     "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
 }  # fmt: skip
 _PRINT_BYTES: Final = (("TiB", 2**40), ("TB", 10**12), ("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6))
-_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _MOST_BYTES: Final = 2**63
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", re.ASCII)
 
 
 def parse_duration(value: object) -> int:
@@ -34,7 +35,7 @@ def parse_duration(value: object) -> int:
     parts = _DURATION_PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError("write a duration such as 30s, 10m, 2h or 1h30m")
-    total = sum(float(number) * _DURATION_MS[unit] for number, unit in parts)
+    total = sum(Fraction(number) * _DURATION_MS[unit] for number, unit in parts)
     if not total < 1e15:
         raise ValueError("a duration is not negative and not endless")
     return round(total)
@@ -60,7 +61,7 @@ def parse_bytes(value: object) -> int:
     match = _SIZE.fullmatch(str(value).strip())
     if match is None or match[2].lower() not in (*_BYTES, ""):
         raise ValueError("write a size such as 512MiB or 16GB")
-    count = float(match[1]) * _BYTES.get(match[2].lower(), 1)
+    count = Fraction(match[1]) * _BYTES.get(match[2].lower(), 1)
     if not count < _MOST_BYTES:
         raise ValueError("a size is less than 8 EiB")
     return round(count)
