@@ -1,0 +1,162 @@
+"""The learner's folder: the files that shim, agent and helper share (docs/adr/0002-one-machine.md).
+
+What the helper writes there for others is whole and durable, or absent. What lies below ``job/`` belongs to the learner
+and is never opened by path: see ``services.helper.learner_files``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from services.core.domain.codec import load
+from services.core.domain.learner import Exit
+from services.core.domain.plan import AttemptPlan, LearnerPlan
+
+SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """``learner.json``: all that a helper needs to know, written once by the agent."""
+
+    plan: AttemptPlan
+    learner: LearnerPlan
+    uid: int
+    gid: int
+    addresses_file: str
+    objects: str
+    cache: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    allowed_paths: tuple[str, ...] = ()
+    """Folders that the operator lets jobs read as ``local`` data."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> tuple[int, int] | None:
+        """Whom files for the learner shall belong to; None where only one user exists for us."""
+        return (self.uid, self.gid) if os.geteuid() == 0 else None
+
+    @property
+    def learner_uid(self) -> int:
+        """Who the learner's files belong to."""
+        return self.uid if os.geteuid() == 0 else os.geteuid()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """``runs/<n>/start.json``."""
+
+    pid: int
+    start_time: int
+    boot_id: str
+    time: int
+    run: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class LearnerFolder:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def assignment(self) -> Assignment:
+        return load(Assignment, json.loads((self.root / "learner.json").read_text()))
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A document of the folder; None where there is none (yet)."""
+        try:
+            found: dict[str, Any] = json.loads((self.root / name).read_bytes())
+        except FileNotFoundError:
+            return None
+        return found
+
+    def has(self, name: str) -> bool:
+        return (self.root / name).exists()
+
+    @property
+    def gone(self) -> bool:
+        """Whether a teardown has removed the folder: nothing is left to do for anybody."""
+        return not self.has("learner.json")
+
+    def write(self, name: str, document: Mapping[str, Any]) -> None:
+        """Durable when this returns."""
+        write_json(self.root / name, {"schema": SCHEMA, **document}, durable=True)
+
+    def start(self, run: int) -> Start | None:
+        found = self.read(f"runs/{run}/start.json")
+        return load(Start, found) if found is not None else None
+
+    def exit(self, run: int) -> Exit | None:
+        found = self.read(f"runs/{run}/exit.json")
+        return load(Exit, found) if found is not None else None
+
+    def lock(self) -> int | None:
+        """The descriptor that holds ``helper.lock``; None where another helper of this learner lives."""
+        fd = os.open(self.root / "helper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return fd
+
+
+def write_json(path: Path, document: Mapping[str, Any], *, durable: bool) -> None:
+    """Whole or absent, also for who is killed meanwhile; ``durable``: also for a machine that loses its power."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as file:
+        json.dump(document, file, separators=(",", ":"))
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.replace(path)
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes what was created, renamed or removed in the folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def boot_id() -> str:
+    """Another one after each start of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_time(pid: int) -> int | None:
+    """The process's start in clock ticks since boot: tells it from a later one of the same pid. None: it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def identity() -> dict[str, Any]:
+    """This process, as others can recognise it."""
+    return {"pid": os.getpid(), "start_time": start_time(os.getpid()), "boot_id": boot_id()}
+
+
+def open_process(who: Mapping[str, Any] | None) -> int | None:
+    """A pidfd of exactly the process that was written down; None where it is gone."""
+    if who is None or who.get("boot_id") != boot_id():
+        return None
+    fd: int | None = None
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(int(who["pid"]))
+    # Asked after opening: from here on the pid cannot come to mean another process.
+    if fd is not None and start_time(int(who["pid"])) != who.get("start_time"):
+        os.close(fd)
+        return None
+    return fd

@@ -1,0 +1,199 @@
+"""All sources of a learner, until the metrics service has everything.
+
+One Append at a time, which carries what every source has next. While the service is away nothing is kept but where each
+source stands: the files are the spool. They are looked at all the same, so that lines keep the time they came at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from services.core.domain.errors import InvalidRequest, ResourceExhausted, Unavailable, WeftError
+from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
+from services.helper.folder import Assignment, LearnerFolder
+from services.helper.intake import Backoff, Intake
+from services.helper.journal import note
+from services.helper.reporter import now_ms
+from services.helper.ship.points import Reported
+from services.helper.ship.source import Place, TailedSource
+from services.helper.spool import Spool
+
+BATCH_BYTES: Final = 2**20
+BATCH_LINES: Final = 1_000
+QUICK_S: Final = 0.02
+"""How often files are looked at while something happens in them: half of it is added to a line's way."""
+IDLE_S: Final = 0.1
+"""And while nothing does."""
+_FULL_AGAIN_S: Final = 1.0
+
+
+def places(folder: LearnerFolder, assignment: Assignment, run: int) -> list[Place]:
+    """Every source of a run. Those for machines come first: a flood of text must not hold them up."""
+    names: Mapping[str, Sequence[str]] = {
+        "metrics.jsonl": ("job", "metrics.jsonl"),
+        **{f"logs/{path}": ("job", "logs", *path.split("/")) for path in assignment.plan.metrics_files},
+    }
+    out = [Place(name=name, run=run, root=folder.root, parts=parts, text=False) for name, parts in names.items()]
+    streams = folder.root / "runs" / str(run)
+    return out + [Place(name=name, run=run, root=streams, parts=(name,), text=True) for name in ("stdout", "stderr")]
+
+
+class Shipper:
+    """``run`` beside the learner; ``end`` once it has exited; ``finished`` when all is taken in."""
+
+    def __init__(self, folder: LearnerFolder, assignment: Assignment, spool: Spool, intake: Intake, run: int) -> None:
+        self.progress: tuple[float, int] = (-1.0, -1)
+        """(fraction, milliseconds left) by the learner's last word; -1: unknown."""
+        self.refused_since: float | None = None
+        """The service answers, and takes nothing (its disk is full): since when, on the monotonic clock."""
+        self.finished = asyncio.Event()
+        self._intake = intake
+        self._ended = False
+        self._wake = asyncio.Event()
+        learner = assignment.learner
+        identity = Source(attempt=assignment.plan.attempt, role=learner.role, rank=learner.rank, run=run)
+        self.sources = [
+            TailedSource(
+                place,
+                _named(identity, place.name),
+                assignment.learner_uid,
+                spool,
+                clock=now_ms,
+                reported=self._reported,
+            )
+            for place in places(folder, assignment, run)
+        ]
+        self._first_text = len(self.sources) - 2
+
+    def end(self) -> None:
+        """The learner has exited."""
+        self._ended = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        backoff = Backoff()
+        await self._resume(backoff)
+        retry_at, idle = 0.0, QUICK_S
+        while True:
+            self._look()
+            batches = self._collect() if time.monotonic() >= retry_at else []
+            if batches:
+                try:
+                    await self._append(batches)
+                    backoff.reset()
+                    self.refused_since, idle = None, QUICK_S
+                    continue
+                except WeftError as error:
+                    retry_at = time.monotonic() + self._noted(error, backoff)
+            elif self._ended and all(source.done for source in self.sources):
+                self.finished.set()
+                return
+            await self._pause(idle if time.monotonic() >= retry_at else IDLE_S)
+            idle = min(IDLE_S, idle * 1.2)
+
+    async def _resume(self, backoff: Backoff) -> None:
+        """Where the metrics service stands, before anything is sent to it."""
+        by_name = {source.place.name: source for source in self.sources}
+        hello = None
+        while hello is None:
+            try:
+                hello = await self._intake.hello()
+            except WeftError as error:
+                note("hello.failed", why=error.message)
+                self._look()
+                await backoff.wait()
+        for state in hello.sources:
+            source = by_name.get(state.source.source)
+            if source is not None and state.source.run == source.place.run:
+                source.resume(state.source.generation, state.committed, final=state.final)
+
+    def _look(self) -> None:
+        for source in self.sources:
+            if self._ended:
+                source.end()
+            else:
+                source.look()
+
+    def _collect(self) -> list[SourceBatch]:
+        """What every source has next, the two texts taking turns at being first."""
+        text = self.sources[self._first_text :]
+        self.sources[self._first_text :] = [*text[1:], *text[:1]]
+        out: list[SourceBatch] = []
+        room, lines = BATCH_BYTES, BATCH_LINES
+        for source in self.sources:
+            batch = source.batch(room, lines) if room > 0 and lines > 0 else None
+            if batch is not None:
+                out.append(batch)
+                room -= batch.end - batch.start
+                lines -= len(batch.lines)
+        return out
+
+    async def _append(self, batches: list[SourceBatch]) -> None:
+        call = asyncio.ensure_future(self._intake.append(batches))
+        try:
+            while not (await asyncio.wait({call}, timeout=IDLE_S))[0]:
+                self._look()
+            committed = call.result()
+        except InvalidRequest as refused:
+            if len(batches) == 1 and not batches[0].lines and not batches[0].points:
+                raise
+            note("batch.refused", why=refused.message)
+            for batch in batches:
+                await self._append_without_content(batch, refused.message)
+            return
+        finally:
+            call.cancel()
+        self._accept(batches, committed)
+
+    async def _append_without_content(self, batch: SourceBatch, why: str) -> None:
+        """A batch that can never be taken must not hold up what follows: it is tried alone, then without its content.
+
+        The raw bytes are stored with the logs at the end.
+        """
+        try:
+            self._accept([batch], await self._intake.append([batch]))
+        except InvalidRequest:
+            lost = SourceBatch(source=batch.source, start=batch.start, end=batch.end, final=batch.final)
+            if batch.lines:
+                text = f"[weft: {len(batch.lines)} lines could not be shown here: {why}]"
+                lost.lines.add(offset=batch.start, time_ms=batch.lines[0].time_ms, text=text)
+            self._accept([lost], await self._intake.append([lost]))
+
+    def _accept(self, batches: Sequence[SourceBatch], committed: Sequence[int]) -> None:
+        for batch, offset in zip(batches, committed, strict=True):
+            for source in self.sources:
+                if source.place.name == batch.source.source:
+                    source.accept(batch, offset)
+
+    def _noted(self, error: WeftError, backoff: Backoff) -> float:
+        """How long to wait before the next try."""
+        note("append.failed", kind=type(error).__name__, why=error.message)
+        if not isinstance(error, Unavailable) and self.refused_since is None:
+            self.refused_since = time.monotonic()
+        if isinstance(error, ResourceExhausted):
+            return error.retry_after_s or _FULL_AGAIN_S
+        return backoff.next()
+
+    async def _pause(self, seconds: float) -> None:
+        if self._ended:
+            await asyncio.sleep(seconds)
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _reported(self, found: Reported) -> None:
+        if found.progress is not None:
+            self.progress = found.progress
+
+
+def _named(identity: Source, name: str) -> Source:
+    out = Source()
+    out.CopyFrom(identity)
+    out.source = name
+    return out
