@@ -33,7 +33,7 @@ def clock() -> Clock:
 
 
 def secret_store(settings: Settings) -> SecretStore:
-    from services.core.adapters.folder.secret_store import FolderSecretStore
+    from services.core.adapters.folder.secrets import FolderSecretStore
 
     return FolderSecretStore(settings.place / "secrets")
 
@@ -44,19 +44,19 @@ async def service_secret(settings: Settings) -> bytes:
 
 
 async def job_store(settings: Settings) -> JobStore:
-    from services.core.adapters.sqlite.job_store import SqliteJobStore
+    from services.core.adapters.sqlite.jobs import SqliteJobStore
 
     return await SqliteJobStore.open(settings.place / "jobs.sqlite")
 
 
 async def record_store(settings: Settings) -> RecordStore:
-    from services.core.adapters.sqlite.record_store import SqliteRecordStore
+    from services.core.adapters.sqlite.records import SqliteRecordStore
 
     return await SqliteRecordStore.open(settings.place / "records.sqlite")
 
 
 def object_store(settings: Settings) -> ObjectStore:
-    from services.core.adapters.folder.object_store import FolderObjectStore
+    from services.core.adapters.folder.objects import FolderObjectStore
 
     return FolderObjectStore(settings.place / "objects")
 

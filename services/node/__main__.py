@@ -15,6 +15,7 @@ from services.node.agent import Agent
 from services.node.meters import Meters
 from services.node.rpc import NodeServicer
 from services.node.settings import NodeSettings
+from services.node.shutdown import end_all
 
 _GRACE_S = 2.0
 
@@ -42,6 +43,8 @@ async def serve_node(service: Service, settings: NodeSettings) -> None:
 def main() -> int:
     """The exit code."""
     settings = NodeSettings()
+    if sys.argv[1:] == ["end-all"]:
+        return 0 if end_all(settings.place / "node") else 1
     return run("node", settings, lambda service: serve_node(service, settings))
 
 
