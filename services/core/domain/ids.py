@@ -26,7 +26,7 @@ def make_id(prefix: str, *, now_ms: int, random_bits: int) -> str:
 
     ``random_bits`` must be a fresh number below ``2**RANDOM_BITS``.
     """
-    if len(prefix) != 1 or not prefix.isalpha() or not prefix.islower():
+    if re.fullmatch("[a-z]", prefix) is None:
         raise ValueError(f"an id's prefix is one lower-case letter, not {prefix!r}")
     return prefix + _base32(now_ms, _TIME_CHARS) + _base32(random_bits, _RANDOM_CHARS)
 

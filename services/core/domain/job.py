@@ -203,19 +203,20 @@ def advanced(job: Job, to: Status, *, actor: str, now: int, times: Mapping[Statu
     """
     if job.status not in _PATH or to not in _PATH:
         return job
-    for step in _PATH[_PATH.index(job.status) + 1 : _PATH.index(to) + 1]:
+    steps = _PATH[_PATH.index(job.status) + 1 : _PATH.index(to) + 1]
+    for step in steps:
         job = moved(job, step, actor=actor, now=min((times or {}).get(step, now), now))
-    return replace(job, updated=now)
+    return replace(job, updated=now) if steps else job
 
 
 def admitted(job: Job, *, placement: Mapping[str, str], dispatcher_term: int, now: int) -> Job:
     """QUEUED -> PENDING with a new attempt. Only the dispatcher does this."""
-    job = moved(job, Status.PENDING, actor="lcm", now=now)
     attempt = Attempt(number=job.attempt.number + 1, admitted=now, placement=placement)
-    return replace(
+    job = replace(
         job, attempt=attempt, dispatcher_term=dispatcher_term, verdict=None, released=None,
         guardian=replace(job.guardian, holder="", nonce=""),
     )  # fmt: skip
+    return moved(job, Status.PENDING, actor="lcm", now=now)
 
 
 def desire(job: Job, wish: Desired, *, actor: str, now: int) -> Job:

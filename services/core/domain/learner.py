@@ -44,7 +44,13 @@ class Exit:
 
     @property
     def ok(self) -> bool:
-        return self.code == 0 and not self.lost
+        """It succeeded by itself. A learner that exits 0 because it was told to stop has only obeyed."""
+        return self.natural and self.code == 0 and not self.lost
+
+    @property
+    def shell_code(self) -> int | None:
+        """The code as a shell would show it, and as people write it: 137 is SIGKILL."""
+        return self.code if self.signal is None else 128 + self.signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,16 +109,9 @@ def judge(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], *, now
     failed = _first_failure(job, spec, learners, now)
     if failed is not None:
         return failed
-    deciding = _deciding(spec)
-    done = [one for one in learners.values() if one.role in deciding and one.exit is not None and one.exit.ok]
-    wanted = sum(spec.roles[role].count for role in deciding if spec.roles[role].on_failure != "ignore")
-    ignorable = [role for role in deciding if spec.roles[role].on_failure == "ignore"]
-    if wanted and sum(one.role not in ignorable for one in done) == wanted and _over(ignorable, spec, learners):
+    if _completed(spec, learners):
         return Verdict(to=Status.COMPLETED, reason="", message="", time=now)
-    if not wanted and done and _over(ignorable, spec, learners):
-        return Verdict(to=Status.COMPLETED, reason="", message="", time=now)
-    ended = [one for one in learners.values() if one.exit is not None]
-    if job.desired is Desired.HALT and len(ended) == spec.learners:
+    if job.desired is Desired.HALT and sum(_is_over(one) for one in learners.values()) == spec.learners:
         return Verdict(to=Status.HALTED, reason="Halted", message="halted by its owner", time=now)
     return None
 
@@ -122,41 +121,62 @@ def _deciding(spec: JobSpec) -> list[str]:
     return named or list(spec.roles)
 
 
-def _over(roles: list[str], spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> bool:
-    ended = sum(one.role in roles and one.exit is not None for one in learners.values())
-    return ended == sum(spec.roles[role].count for role in roles)
+def _completed(spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> bool:
+    """Of those who decide, all whose failure counts have succeeded; the others have ended, and somebody succeeded."""
+    deciding = _deciding(spec)
+    theirs = [one for one in learners.values() if one.role in deciding]
+    for role in deciding:
+        ended = _is_over if spec.roles[role].on_failure == "ignore" else _succeeded
+        if sum(ended(one) for one in theirs if one.role == role) < spec.roles[role].count:
+            return False
+    return any(_succeeded(one) for one in theirs)
+
+
+def _hopeless(spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> bool:
+    """All who decide have failed: an ignored failure counts once nobody is left who could succeed."""
+    deciding = _deciding(spec)
+    failed = sum(one.role in deciding and _failed(one) for one in learners.values())
+    return failed == sum(spec.roles[role].count for role in deciding)
+
+
+def _succeeded(one: LearnerStatus) -> bool:
+    return one.exit is not None and one.exit.ok
+
+
+def _failed(one: LearnerStatus) -> bool:
+    """By itself: its process, or its helper before there was one."""
+    if one.exit is None:
+        return bool(one.reason)
+    return one.exit.natural and not one.exit.ok
+
+
+def _is_over(one: LearnerStatus) -> bool:
+    return one.exit is not None or _failed(one)
 
 
 def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], now: int) -> Verdict | None:
-    failures = [one for one in learners.values() if _counts_as_failure(one)]
+    failures = [one for one in learners.values() if _failed(one)]
     fatal = [one for one in failures if spec.roles[one.role].on_failure != "ignore"]
-    if not fatal and not (len(failures) == len(learners) == spec.learners):
+    if not fatal and not _hopeless(spec, learners):
         return None
     first = min(fatal or failures, key=lambda one: (one.exit.time if one.exit else now, one.rank))
     reason, message = describe_failure(first)
-    code = first.exit.code if first.exit else None
-    infrastructure = bool(first.exit and first.exit.lost)
-    retry = job.desired is Desired.RUN and (infrastructure or _in_budget(job, spec, code))
+    end = first.exit
+    infrastructure = end is not None and end.lost
+    retry = job.desired is Desired.RUN and (infrastructure or _in_budget(job, spec, end))
     if retry:
         left = "" if infrastructure else f" (retry {job.counters.retries + 1} of {spec.retries.max})"
         message = f"{message}; trying again{left}"
     return Verdict(
         to=Status.QUEUED if retry else Status.FAILED, reason=reason, message=message, time=now, learner=first.name,
-        exit_code=code, signal=first.exit.signal if first.exit else None, budgeted=not infrastructure,
+        exit_code=end.code if end else None, signal=end.signal if end else None, budgeted=not infrastructure,
     )  # fmt: skip
 
 
-def _counts_as_failure(one: LearnerStatus) -> bool:
-    if one.reason and one.exit is None:
-        return True
-    return one.exit is not None and one.exit.natural and not one.exit.ok
-
-
-def _in_budget(job: Job, spec: JobSpec, code: int | None) -> bool:
+def _in_budget(job: Job, spec: JobSpec, end: Exit | None) -> bool:
     if job.counters.retries >= spec.retries.max:
         return False
-    causes = [cause for cause in spec.retries.on if cause != "infrastructure"]
-    return not spec.retries.on or (code is not None and f"exit:{code}" in causes)
+    return not spec.retries.on or (end is not None and f"exit:{end.shell_code}" in spec.retries.on)
 
 
 def describe_failure(one: LearnerStatus) -> tuple[str, str]:
