@@ -73,25 +73,28 @@ def pick_gpus(learners: Sequence[LearnerPlan], taken: Taken, count: int) -> dict
     ResourceExhausted where one learner cannot have what it asks for: then none gets any.
     """
     used = {index: taken.gpus.get(index, 0.0) for index in range(count)}
+    idle = sum(part == 0 for part in used.values())
     picked: dict[str, tuple[int, ...]] = {}
     for learner in sorted(learners, key=lambda one: -one.gpus):
-        picked[learner.name] = _of_one(learner, used)
-        for index in picked[learner.name]:
+        found = _of_one(learner, used)
+        if found is None:
+            asked = sum(one.gpus for one in learners)
+            raise ResourceExhausted(
+                f"{len(learners)} learners ask for {asked:g} GPUs together; {idle} of {count} are free on this machine"
+            )
+        picked[learner.name] = found
+        for index in found:
             used[index] += min(1.0, learner.gpus)
     return picked
 
 
-def _of_one(learner: LearnerPlan, used: Mapping[int, float]) -> tuple[int, ...]:
+def _of_one(learner: LearnerPlan, used: Mapping[int, float]) -> tuple[int, ...] | None:
     if learner.gpus <= 0:
         return ()
     if learner.gpus >= 1:
         idle = [index for index, part in used.items() if part == 0]
-        if len(idle) < learner.gpus:
-            raise ResourceExhausted(
-                f"{learner.name} asks for {learner.gpus:g} GPUs; {len(idle)} of {len(used)} are free on this machine"
-            )
-        return tuple(idle[: int(learner.gpus)])
+        return None if len(idle) < learner.gpus else tuple(idle[: int(learner.gpus)])
     room = [index for index, part in used.items() if part + learner.gpus <= _WHOLE]
     if not room:
-        raise ResourceExhausted(f"{learner.name} asks for {learner.gpus:g} of a GPU; none has as much left")
+        return None
     return (max(room, key=lambda index: (used[index], -index)),)

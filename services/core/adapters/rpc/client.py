@@ -5,7 +5,7 @@ Use ``connect`` once per peer and process; generated stubs take the channel. Eve
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ _BY_CODE: Final = {shown.code: kind for kind, shown in TABLE.items() if kind is 
 _AWAY: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 
 
-class _Credential(grpc.aio.UnaryUnaryClientInterceptor, grpc.aio.UnaryStreamClientInterceptor):
+class _Credential:
     def __init__(self, authorization: str) -> None:
         self._entry = ("authorization", authorization)
 
@@ -27,20 +27,29 @@ class _Credential(grpc.aio.UnaryUnaryClientInterceptor, grpc.aio.UnaryStreamClie
         metadata = grpc.aio.Metadata(*(details.metadata or ()), self._entry)
         return details._replace(metadata=metadata)
 
-    async def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        return await continuation(self._with(details), request)
 
-    async def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        return await continuation(self._with(details), request)
+class _UnaryCredential(_Credential, grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        return await continuation(self._with(client_call_details), request)
+
+
+class _StreamCredential(_Credential, grpc.aio.UnaryStreamClientInterceptor):
+    """A class of its own: a channel takes an interceptor of both kinds for one of the first kind only."""
+
+    async def intercept_unary_stream(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        return await continuation(self._with(client_call_details), request)
 
 
 def connect(address: str, *, secret: bytes | None = None, learner_token: str = "") -> grpc.aio.Channel:
     """A channel to ``host:port``, as a service (``secret``) or as a learner's helper. Connects when first used."""
     authorization = f"Bearer {secret.hex()}" if secret is not None else f"Learner {learner_token}"
-    unary, stream = _Credential(authorization), _Credential(authorization)
     return grpc.aio.insecure_channel(
         address,
-        interceptors=(unary, stream),
+        interceptors=(_UnaryCredential(authorization), _StreamCredential(authorization)),
         options=(
             # A restarted peer is found again within half a second instead of gRPC's two minutes.
             ("grpc.initial_reconnect_backoff_ms", 100),
@@ -58,9 +67,8 @@ def connect(address: str, *, secret: bytes | None = None, learner_token: str = "
 def translated(error: grpc.RpcError) -> WeftError:
     """The error of the table that the peer raised, or Unavailable where it did not answer."""
     code = error.code() if callable(getattr(error, "code", None)) else None
-    trailing: dict[str, Any] = (
-        dict(error.trailing_metadata() or ()) if callable(getattr(error, "trailing_metadata", None)) else {}
-    )
+    entries: Any = error.trailing_metadata() if callable(getattr(error, "trailing_metadata", None)) else None
+    trailing: dict[str, Any] = dict(entries or ())
     name = code.name if code is not None else "UNAVAILABLE"
     details = (error.details() if callable(getattr(error, "details", None)) else "") or name
     retry_ms = trailing.get(RETRY_KEY)
@@ -74,14 +82,14 @@ def translated(error: grpc.RpcError) -> WeftError:
 
 @contextmanager
 def translating() -> Any:
-    """``with translating(): await stub.Method(...)`` raises the table's errors instead of gRPC's."""
+    """Inside it calls raise the table's errors instead of gRPC's: ``with translating(): await stub.Method(...)``."""
     try:
         yield
     except grpc.RpcError as error:
         raise translated(error) from None
 
 
-async def streaming(call: Any) -> AsyncIterator[Any]:
+async def streaming(call: Any) -> AsyncGenerator[Any]:
     """The replies of a streaming call, with the table's errors; the call is cancelled when the reader leaves."""
     try:
         async for reply in call:

@@ -1,0 +1,137 @@
+"""A real node agent as a process, in a WEFT_HOME of its own, with real learners and the tiniest helper."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from services.core.adapters.local.cluster import LocalCluster
+from services.core.domain.ids import RANDOM_BITS, make_id
+from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.home import Home
+from services.core.settings import Settings
+from services.core.wiring import service_secret
+from tests.testbed.etcd import free_port
+
+ROOT = Path(__file__).parents[2]
+
+
+def job_id() -> str:
+    return make_id("j", now_ms=time.time_ns() // 1_000_000, random_bits=int.from_bytes(os.urandom(8)) % 2**RANDOM_BITS)
+
+
+def plan(
+    commands: Sequence[str], *, job: str = "", attempt: int = 1, term: int = 1, distribution: str = "none",
+    gpus: float = 0, env: Mapping[str, str] | None = None,
+) -> AttemptPlan:  # fmt: skip
+    """One learner per command."""
+    learners = tuple(
+        LearnerPlan(
+            name=f"worker-{rank}", role="worker", rank=rank, command=command, cpus=1, memory=2**20, gpus=gpus,
+            node="local", token=f"secret-of-{rank}", env=dict(env or {}),
+        )
+        for rank, command in enumerate(commands)
+    )  # fmt: skip
+    return AttemptPlan(
+        job=job or job_id(), tenant="t", attempt=attempt, term=term, learners=learners, distribution=distribution,
+        framework="", code_digest="", inputs=(), grace=1000, store_timeout=1000, checkpoint_keep=1,
+    )  # fmt: skip
+
+
+class NodeProcess:
+    """Keeps its folder and its address over all its lives."""
+
+    def __init__(self, root: Path, environment: Mapping[str, str]) -> None:
+        self.home = Home(root / "home")
+        helper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tiny_helper.py"))]
+        self._log = root / "node.log"
+        self._environment = {
+            "PATH": os.environ["PATH"], "WEFT_HOME": str(self.home.root), "WEFT_NODE_GPUS": "4",
+            "WEFT_NODE_HELPER_COMMAND": shlex.join(helper), **environment,
+        }  # fmt: skip
+        ports = {"node": free_port(), "node-ops": free_port()}
+        self.addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+        (self.home.root / "run").mkdir(parents=True)
+        self.home.addresses_file.write_text(json.dumps(self.addresses))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, ready: bool = True) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.node"], cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        if ready:
+            with grpc.insecure_channel(self.addresses["node"], options=(("grpc.enable_http_proxy", 0),)) as channel:
+                grpc.channel_ready_future(channel).result(timeout=20)
+
+    def end(self, sign: signal.Signals = signal.SIGTERM) -> int:
+        """The exit code of the agent. Learners live on."""
+        if self.process is None:
+            return 0
+        self.process.send_signal(sign)
+        code = self.process.wait(20)
+        self.process = None
+        return code
+
+    async def cluster(self) -> LocalCluster:
+        secret = await service_secret(Settings(home=self.home.root))
+        return LocalCluster(self.addresses["node"], secret=secret)
+
+    def folder(self, of: AttemptPlan, rank: int = 0) -> Path:
+        return self.home / "node" / of.job / str(of.attempt) / of.learners[rank].name
+
+    def read(self, of: AttemptPlan, file: str, rank: int = 0) -> dict[str, Any]:
+        """A JSON file of a learner's folder."""
+        return dict(json.loads((self.folder(of, rank) / file).read_text()))
+
+    def output(self, of: AttemptPlan, rank: int = 0, stream: str = "stdout") -> str:
+        path = self.folder(of, rank) / "runs" / "1" / stream
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+def living_with(text: str) -> list[int]:
+    """Pids of processes that have the text in their command line or environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if text.encode() in told:
+                found.append(int(entry.name))
+    return found
+
+
+@contextmanager
+def node_process(environment: Mapping[str, str] | None = None) -> Generator[NodeProcess]:
+    """A running agent in a folder which learners' own users can reach; nothing of it is left afterwards."""
+    root = Path(tempfile.mkdtemp(prefix="weft-node-"))
+    root.chmod(0o711)
+    node = NodeProcess(root, environment or {})
+    try:
+        node.start()
+        yield node
+    finally:
+        node.end(signal.SIGKILL)
+        for pid in living_with(str(root)):
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(root)
