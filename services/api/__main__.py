@@ -1,0 +1,34 @@
+"""``python -m services.api``: the gateway, HTTP on the address ``api``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import prometheus_client
+
+from services.api.rest.app import create_app
+from services.api.settings import ApiSettings
+from services.api.wiring import gateway
+from services.core.service import Service, http_server, run, serve_http
+
+
+def main() -> int:
+    """Serves until told to stop; the exit code."""
+    settings = ApiSettings()
+
+    async def serve(service: Service) -> None:
+        async with gateway(settings, stopping=service.stopping, registry=prometheus_client.REGISTRY) as (uses, store):
+            server = http_server(create_app(uses), settings.place.address("api"))
+            service.checks["jobs"] = store.ping
+            async with asyncio.TaskGroup() as group:
+                group.create_task(serve_http(server, service.stopping))
+                while not server.started and not service.stopping.is_set():  # noqa: ASYNC110 - uvicorn has no event
+                    await asyncio.sleep(0.01)
+                service.started = True
+
+    return run("api", settings, serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""A job's files as its owner sees them: results, logs, checkpoints of each attempt, and the code it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from services.api.measures import Measures
+from services.api.uploads import code_key
+from services.core.domain.errors import NotFound
+from services.core.domain.job import Job
+from services.core.ports.object_store import ObjectMeta, ObjectStore
+
+CODE: Final = "code.zip"
+_ATTEMPTS: Final = "attempts/"
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    path: str
+    """Relative to the job: ``attempts/1/results/worker-0/model.npz``, ``code.zip``."""
+    meta: ObjectMeta
+
+
+class Artifacts:
+    def __init__(self, objects: ObjectStore, measures: Measures) -> None:
+        self._objects = objects
+        self._measures = measures
+
+    async def list(
+        self, job: Job, *, prefix: str, after: str | None, limit: int
+    ) -> tuple[Sequence[Artifact], str | None]:
+        """A page by path, and the cursor of the next one. ``prefix`` is empty or begins with ``attempts/``."""
+        if after is not None and after >= CODE:  # it is the last by name
+            return [], None
+        base = _base(job)
+        below = base + (prefix or _ATTEMPTS)
+        last = base + after if after is not None else None
+        found = await self._objects.list(below, after=last, limit=limit + 1)
+        out = [Artifact(one.key.removeprefix(base), one) for one in found]
+        if len(out) <= limit and not prefix and job.code_digest:
+            code = await self._objects.head(code_key(job.tenant, job.code_digest))
+            out.extend([Artifact(CODE, code)] if code is not None else [])
+        return out[:limit], out[limit - 1].path if len(out) > limit else None
+
+    async def find(self, job: Job, path: str) -> Artifact:
+        """NotFound. InvalidRequest where it is no path at all."""
+        if path == CODE and job.code_digest:
+            key = code_key(job.tenant, job.code_digest)
+        elif path.startswith(_ATTEMPTS):
+            key = _base(job) + path
+        else:
+            raise NotFound(f"job {job.id} has no artifact of this path")
+        meta = await self._objects.head(key)
+        if meta is None:
+            raise NotFound(f"job {job.id} has no artifact of this path")
+        return Artifact(path, meta)
+
+    def read(self, artifact: Artifact, *, start: int, end: int) -> AsyncIterator[bytes]:
+        """Its bytes [start, end)."""
+        self._measures.downloads.inc()
+        return self._objects.get(artifact.meta.key, start=start, end=end)
+
+
+def _base(job: Job) -> str:
+    return f"tenants/{job.tenant}/jobs/{job.id}/"

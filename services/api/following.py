@@ -1,0 +1,190 @@
+"""Live streams that never lie: each ends only when the job is at rest and everything that was stored of it was given.
+
+At rest means released: the learners and their helpers are gone, so nothing more can be stored. Only what is counted
+*after* that was seen is the whole; the stream goes on until it has given so much. Until then the metrics service may
+restart, drop the stream or be away: the follower asks again from the last number it gave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, TypeVar
+
+from services.api.peers import TelemetryPeer
+from services.api.watching import Watched, Watcher
+from services.core import jobs
+from services.core.domain.errors import Unavailable
+from services.core.domain.job import Event, Job
+from services.core.ports.job_store import JobStore
+from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
+
+_AGAIN_S: Final = 0.5
+_PAGE: Final = 1000
+
+
+class _Numbered(Protocol):
+    @property
+    def seq(self) -> int: ...
+
+
+T = TypeVar("T", bound=_Numbered)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The job's document is another one."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last item. ``job`` is None where the job was deleted meanwhile."""
+
+    job: Job | None
+    job_id: str
+
+
+class Following:
+    def __init__(self, store: JobStore, telemetry: TelemetryPeer, watcher: Watcher) -> None:
+        self._store = store
+        self._telemetry = telemetry
+        self._watcher = watcher
+
+    async def lines(self, job: Job, query: LineQuery) -> AsyncGenerator[Sequence[StoredLine] | End]:
+        """Lines beyond ``query.after_seq`` (or the last ``tail`` first) as they are stored, then the end."""
+
+        async def page(after: int, limit: int) -> tuple[Sequence[StoredLine], int]:
+            return await self._telemetry.lines(job.id, replace(query, after_seq=after, tail=None), limit=limit)
+
+        def live(after: int) -> AsyncGenerator[tuple[Sequence[StoredLine], int]]:
+            return self._telemetry.follow_lines(job.id, replace(query, after_seq=after, tail=None))
+
+        async def total() -> int:
+            return (await self._telemetry.summary(job.id)).lines
+
+        after = query.after_seq
+        if query.tail is not None:
+            first, after = await self._tail(job.id, query)
+            yield first
+        async with self._watcher.follow(job) as watched:
+            async with aclosing(_all(watched, after, page=page, live=live, total=total)) as items:
+                async for batch in items:
+                    yield batch
+            yield End(watched.job, job.id)
+
+    async def points(self, job: Job, query: PointQuery) -> AsyncGenerator[Sequence[StoredPoint] | End]:
+        async def page(after: int, limit: int) -> tuple[Sequence[StoredPoint], int]:
+            return await self._telemetry.points(job.id, replace(query, after_seq=after), limit=limit)
+
+        def live(after: int) -> AsyncGenerator[tuple[Sequence[StoredPoint], int]]:
+            return self._telemetry.follow_points(job.id, replace(query, after_seq=after))
+
+        async def total() -> int:
+            return (await self._telemetry.summary(job.id)).points
+
+        async with self._watcher.follow(job) as watched:
+            async with aclosing(_all(watched, query.after_seq, page=page, live=live, total=total)) as items:
+                async for batch in items:
+                    yield batch
+            yield End(watched.job, job.id)
+
+    async def events(self, job: Job, *, after_seq: int) -> AsyncGenerator[Event | Changed | End]:
+        """History beyond ``after_seq`` as it is written, and the document at once and after each change."""
+        async with self._watcher.follow(job) as watched:
+            while True:
+                changed, over, current = watched.changed, watched.over, watched.job
+                if current is not None:
+                    for event in await jobs.history(self._store, current, after_seq=after_seq):
+                        after_seq = event.seq
+                        yield event
+                    yield Changed(current)
+                if over:
+                    yield End(current, job.id)
+                    return
+                await changed.wait()
+
+    async def _tail(self, job_id: str, query: LineQuery) -> tuple[Sequence[StoredLine], int]:
+        """The last lines, and the seq to go on from: counted before, so that nothing falls in between."""
+        while True:
+            try:
+                counted = (await self._telemetry.summary(job_id)).lines
+                found, _ = await self._telemetry.lines(
+                    job_id, replace(query, before_seq=counted + 1), limit=query.tail or 1
+                )
+            except Unavailable:
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            return found, counted
+
+
+async def _all(
+    watched: Watched,
+    after: int,
+    *,
+    page: Callable[[int, int], Awaitable[tuple[Sequence[T], int]]],
+    live: Callable[[int], AsyncGenerator[tuple[Sequence[T], int]]],
+    total: Callable[[], Awaitable[int]],
+) -> AsyncGenerator[Sequence[T]]:
+    """Every item beyond ``after``, each once and in order, until the job is over and all were given."""
+    while True:
+        try:
+            if watched.over:
+                goal = await total()
+                while after < goal:
+                    items, through = await page(after, _PAGE)
+                    yield items
+                    # A page that gives nothing says that nothing more matches up to the goal.
+                    after = max(items[-1].seq, through) if items else goal
+                return
+            async with aclosing(_while_running(watched, live(after))) as batches:
+                async for items, through in batches:
+                    yield [item for item in items if item.seq > after]
+                    after = max(after, through, items[-1].seq if items else 0)
+        except Unavailable:
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            await _pause(watched)
+
+
+async def _while_running(
+    watched: Watched, stream: AsyncGenerator[tuple[Sequence[T], int]]
+) -> AsyncGenerator[tuple[Sequence[T], int]]:
+    """The stream's batches, until it ends or the job is over; what is under way then is read again by page."""
+    reading: asyncio.Task[tuple[Sequence[T], int]] | None = None
+    try:
+        while True:
+            changed = watched.changed
+            if watched.over:
+                return
+            if reading is None:
+                reading = asyncio.ensure_future(anext(stream))
+            waking = asyncio.ensure_future(changed.wait())
+            await asyncio.wait({reading, waking}, return_when=asyncio.FIRST_COMPLETED)
+            waking.cancel()
+            if reading.done():
+                done, reading = reading, None
+                try:
+                    batch = done.result()
+                except StopAsyncIteration:
+                    return
+                yield batch
+    finally:
+        if reading is not None:
+            reading.cancel()
+            await asyncio.wait({reading})
+        await stream.aclose()
+
+
+async def _pause(watched: Watched) -> None:
+    """Half a second, or less where the job is over."""
+    changed = watched.changed
+    if watched.over:
+        return
+    try:
+        await asyncio.wait_for(changed.wait(), _AGAIN_S)
+    except TimeoutError:
+        return

@@ -1,0 +1,33 @@
+"""All use cases of the api in one hand, for the doors (REST now, gRPC later) that translate to them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from services.api.artifacts import Artifacts
+from services.api.following import Following
+from services.api.jobs import Jobs
+from services.api.keys import Keys
+from services.api.measures import Measures
+from services.api.peers import TelemetryPeer
+from services.api.platform import Platform
+from services.api.settings import ApiSettings
+from services.api.submit import Submissions
+from services.api.uploads import Uploads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    settings: ApiSettings
+    keys: Keys
+    jobs: Jobs
+    submissions: Submissions
+    uploads: Uploads
+    artifacts: Artifacts
+    telemetry: TelemetryPeer
+    following: Following
+    platform: Platform
+    measures: Measures
+    stopping: asyncio.Event
+    """Set when the service is to end: live streams are cut then, without an ``end``."""

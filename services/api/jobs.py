@@ -1,0 +1,100 @@
+"""What an owner does with a job that is there: look, list, halt, resume, kill, delete.
+
+Only wishes are written here; the Guardian and the dispatcher carry them out. A job that holds nothing obeys at once,
+within the same replace (``domain.job.desire``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from services.api.access import Principal
+from services.api.measures import Measures
+from services.core import jobs
+from services.core.domain.errors import Conflict, IllegalTransition, NotFound, PreconditionFailed
+from services.core.domain.ids import is_id
+from services.core.domain.job import Event, Job, desire, removed
+from services.core.domain.status import Desired
+from services.core.ports.clock import Clock
+from services.core.ports.hints import Hints
+from services.core.ports.job_store import JobQuery, JobStore
+
+
+class Jobs:
+    def __init__(
+        self, store: JobStore, hints: Hints, clock: Clock, measures: Measures, *, delete_wait_s: float, poll_s: float
+    ) -> None:
+        self._store = store
+        self._hints = hints
+        self._clock = clock
+        self._measures = measures
+        self._delete_wait_s = delete_wait_s
+        self._poll_s = poll_s
+
+    async def get(self, who: Principal, job_id: str) -> Job:
+        """NotFound for what is not there, was deleted, or is another tenant's."""
+        found = await self._store.get(job_id) if is_id(job_id, "j") else None
+        return who.own(found, job_id)
+
+    async def find(self, query: JobQuery, *, limit: int) -> tuple[Sequence[Job], str | None]:
+        """A page, newest first, and the cursor of the next one (None: this was the last)."""
+        found = await self._store.find(query, limit=limit + 1)
+        return found[:limit], found[limit - 1].id if len(found) > limit else None
+
+    async def waiting(self, query: JobQuery, *, limit: int) -> Sequence[Job]:
+        """Oldest first."""
+        return await self._store.find(query, newest_first=False, limit=limit)
+
+    async def history(self, who: Principal, job_id: str, *, after_seq: int = 0) -> Sequence[Event]:
+        return await jobs.history(self._store, await self.get(who, job_id), after_seq=after_seq)
+
+    async def wish(self, who: Principal, job_id: str, wish: Desired, *, generation: int | None = None) -> Job:
+        """Writes down what the owner wants, and wakes up who carries it out.
+
+        ``generation``: only while the job is still at this one, else PreconditionFailed. IllegalTransition where the
+        wish can no longer be had. Wishing the same again changes nothing.
+        """
+        await self.get(who, job_id)  # an id that is none of ours is not asked for by ``update``
+
+        def change(job: Job) -> Job:
+            who.own(job, job_id)
+            if generation is not None and job.generation != generation:
+                raise PreconditionFailed(
+                    f"job {job_id} is at generation {job.generation}, not {generation}: somebody changed it; look again"
+                )
+            return desire(job, wish, actor=f"user:{who.user}", now=self._clock.now_ms())
+
+        job = await jobs.update(self._store, job_id, None, change)
+        await self._hints.send("desired", job_id)
+        if wish is Desired.HALT:
+            self._measures.halted.inc()
+        return job
+
+    async def delete(self, who: Principal, job_id: str, *, kill: bool) -> None:
+        """Soft. Conflict while the job is live; with ``kill`` it is killed first, and waited for a while."""
+        job = await self.get(who, job_id)
+        if kill and not job.at_rest:
+            await self._kill_and_wait(who, job)
+
+        def change(job: Job) -> Job:
+            return removed(who.own(job, job_id), now=self._clock.now_ms())
+
+        await jobs.update(self._store, job_id, None, change)
+        self._measures.deleted.inc()
+
+    async def _kill_and_wait(self, who: Principal, job: Job) -> None:
+        """Deleting it unfinished would hide it from those who must clean up after it: so it is waited for."""
+        if not job.finished:
+            with contextlib.suppress(IllegalTransition):  # it has ended by itself just now
+                job = await self.wish(who, job.id, Desired.KILL)
+        deadline = self._clock.boottime() + self._delete_wait_s
+        while not job.at_rest:
+            if self._clock.boottime() >= deadline:
+                raise Conflict(f"job {job.id} is being killed; delete it again in a moment", retry_after_s=2)
+            await asyncio.sleep(self._poll_s)
+            found = await self._store.get(job.id)
+            if found is None:
+                raise NotFound(f"there is no job {job.id}")
+            job = found

@@ -1,0 +1,229 @@
+"""API keys: ``weft_<id>_<secret>``, the secret 256 bit, kept only as an HMAC under the installation's pepper.
+
+The id finds the record, so checking costs one look-up and one HMAC whoever asks; a stolen record store holds nothing
+that can be tried offline without the pepper, which lies in the SecretStore. A record is cached for two seconds: so long
+may a revoked key still work, and not longer.
+
+Revoked keys stay as records: a replayed creation must not bring one back to life, and ids in histories keep a name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+from services.api.access import Principal, Scope, checked_name
+from services.core.domain import codec
+from services.core.domain.errors import (
+    Duplicate,
+    FieldError,
+    IdempotencyMismatch,
+    Internal,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    StaleRevision,
+    Unauthenticated,
+)
+from services.core.domain.ids import RANDOM_BITS, is_id, make_id
+from services.core.ports.clock import Clock
+from services.core.ports.record_store import Record, RecordStore
+from services.core.ports.secret_store import SecretStore
+
+KIND: Final = "keys"
+ADMIN_KEY: Final = "admin-key"
+"""Name of the secret that holds the first administrator's whole key."""
+PEPPER: Final = "key-pepper"
+_TOKEN: Final = re.compile(r"weft_(k[0-9a-z]{22})_([0-9a-f]{64})")
+_CACHED: Final = 10_000
+_LABEL: Final = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{0,100}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """What is known of a key. Times in Unix ms."""
+
+    id: str
+    name: str
+    """For people: where it is used."""
+    user: str
+    tenant: str
+    scope: Scope
+    created: int
+    mac: str
+    """Hex HMAC-SHA256 of the secret; never shown."""
+    revoked: int | None = None
+    made_from: str = ""
+    """Digest of the request that made it under an idempotency key."""
+
+
+class Keys:
+    def __init__(self, records: RecordStore, *, pepper: bytes, clock: Clock, cache_s: float) -> None:
+        self._records = records
+        self._pepper = pepper
+        self._clock = clock
+        self._cache_s = cache_s
+        self._cache: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
+
+    async def authenticate(self, token: str) -> Principal:
+        """Whose key it is. Unauthenticated, in the same words, for any that is not good."""
+        match = _TOKEN.fullmatch(token)
+        key = await self._cached(match[1]) if match else None
+        secret = match[2] if match else ""
+        known = key.mac if key else "0" * 64
+        if not hmac.compare_digest(self._mac(secret), known) or key is None or key.revoked is not None:
+            raise Unauthenticated("this key is not known, or was revoked")
+        return Principal(key_id=key.id, user=key.user, tenant=key.tenant, scope=key.scope)
+
+    async def create(
+        self,
+        who: Principal,
+        *,
+        name: str,
+        user: str | None = None,
+        tenant: str | None = None,
+        scope: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> tuple[ApiKey, str]:
+        """A new key and its whole text, which nobody can be told again. A user makes keys for themselves only.
+
+        Under an idempotency key the text is made from it and the pepper, so that a retry gets the same answer without
+        the text being kept anywhere.
+        """
+        wanted = self._wanted(who, name=name, user=user, tenant=tenant, scope=scope)
+        if idempotency_key is None:
+            bits = self._clock.random_bits(RANDOM_BITS)
+            key_id = make_id("k", now_ms=self._clock.now_ms(), random_bits=bits)
+            return await self._insert(key_id, f"{self._clock.random_bits(256):064x}", wanted)
+        origin = f"{who.tenant}/{who.user}/{idempotency_key}"
+        bits = int(self._derived("id", origin), 16) % 2**RANDOM_BITS
+        key_id = make_id("k", now_ms=int(self._derived("time", origin)[:10], 16), random_bits=bits)
+        made_from = hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()
+        try:
+            return await self._insert(key_id, self._derived("secret", origin), wanted, made_from=made_from)
+        except Duplicate:
+            key = await self._read(key_id)
+        if key is None or key.made_from != made_from:
+            raise IdempotencyMismatch("this Idempotency-Key came before, with another body")
+        return key, f"weft_{key_id}_{self._derived('secret', origin)}"
+
+    async def list(self, who: Principal) -> list[ApiKey]:
+        """One's own keys, revoked ones too; an admin sees everybody's."""
+        index = {} if who.admin else {"tenant": who.tenant, "user": who.user}
+        return [self._key(record) for record in await self._records.find(KIND, index)]
+
+    async def revoke(self, who: Principal, key_id: str) -> None:
+        """It stops working within the cache's time. NotFound where there is none of that id within reach."""
+        for _ in range(10):
+            record = await self._records.get(KIND, key_id) if is_id(key_id, "k") else None
+            if record is None or not (
+                who.admin or (record.body["tenant"], record.body["user"]) == (who.tenant, who.user)
+            ):
+                raise NotFound(f"there is no key {key_id}")
+            key = self._key(record)
+            if key.revoked is not None:
+                return
+            body = codec.dump(replace(key, revoked=self._clock.now_ms()))
+            try:
+                await self._records.replace(replace(record, body=body))
+            except StaleRevision:
+                continue
+            self._cache.pop(key_id, None)
+            return
+        raise Internal("the key kept changing while it was revoked")
+
+    async def adopt(self, text: str, wanted: dict[str, Any]) -> None:
+        """Makes the record of a key whose text exists already, unless there is one."""
+        match = _TOKEN.fullmatch(text)
+        if match is None:
+            raise Internal(f"the secret '{ADMIN_KEY}' does not hold a key; remove it, and a new one is made")
+        try:
+            await self._insert(match[1], match[2], wanted)
+        except Duplicate:
+            return
+
+    def _wanted(
+        self, who: Principal, *, name: str, user: str | None, tenant: str | None, scope: str | None
+    ) -> dict[str, Any]:
+        wanted: dict[str, Any] = {
+            "name": name, "user": user or who.user, "tenant": tenant or who.tenant, "scope": scope or "user"
+        }  # fmt: skip
+        if wanted["scope"] not in {"admin", "user"}:
+            raise _wrong("/scope", "a scope is admin or user")
+        if _LABEL.fullmatch(name) is None:
+            raise _wrong("/name", "a key's name has at most 100 characters, none of them a control character")
+        checked_name(wanted["user"], "/user")
+        checked_name(wanted["tenant"], "/tenant")
+        others = (wanted["user"], wanted["tenant"]) != (who.user, who.tenant) or wanted["scope"] == "admin"
+        if others and not who.admin:
+            raise PermissionDenied("only an admin may make keys for others, or keys of an admin")
+        return wanted
+
+    async def _insert(
+        self, key_id: str, secret: str, wanted: dict[str, Any], *, made_from: str = ""
+    ) -> tuple[ApiKey, str]:
+        key = ApiKey(
+            id=key_id, created=self._clock.now_ms(), mac=self._mac(secret), made_from=made_from, **wanted
+        )  # fmt: skip
+        index = {"tenant": key.tenant, "user": key.user}
+        await self._records.insert(Record(kind=KIND, id=key_id, body=codec.dump(key), index=index))
+        self._cache.pop(key_id, None)
+        return key, f"weft_{key_id}_{secret}"
+
+    async def _cached(self, key_id: str) -> ApiKey | None:
+        now = self._clock.boottime()
+        held = self._cache.get(key_id)
+        if held is not None and now < held[0]:
+            return held[1]
+        key = await self._read(key_id)
+        self._cache[key_id] = (now + self._cache_s, key)
+        self._cache.move_to_end(key_id)
+        while len(self._cache) > _CACHED:
+            self._cache.popitem(last=False)
+        return key
+
+    async def _read(self, key_id: str) -> ApiKey | None:
+        record = await self._records.get(KIND, key_id)
+        return self._key(record) if record is not None else None
+
+    @staticmethod
+    def _key(record: Record) -> ApiKey:
+        body = record.body
+        return ApiKey(
+            id=record.id, name=body["name"], user=body["user"], tenant=body["tenant"], created=body["created"],
+            scope=cast(Scope, body["scope"]), mac=body["mac"], revoked=body["revoked"], made_from=body["made_from"],
+        )  # fmt: skip
+
+    def _mac(self, secret: str) -> str:
+        return hmac.new(self._pepper, b"weft api key v1\x00" + secret.encode(), hashlib.sha256).hexdigest()
+
+    def _derived(self, what: str, origin: str) -> str:
+        message = f"weft derived key v1\x00{what}\x00{origin}".encode()
+        return hmac.new(self._pepper, message, hashlib.sha256).hexdigest()
+
+
+def _wrong(pointer: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{pointer}: {message}", errors=(FieldError(pointer, message),))
+
+
+async def open_keys(records: RecordStore, store: SecretStore, clock: Clock, *, cache_s: float) -> Keys:
+    """Keys with this installation's pepper, which is made once."""
+    pepper = await store.get_or_create(PEPPER, secrets.token_bytes(32))
+    return Keys(records, pepper=pepper, clock=clock, cache_s=cache_s)
+
+
+async def ensure_admin_key(keys: Keys, store: SecretStore, clock: Clock) -> None:
+    """The first administrator's key: its text in the SecretStore (0600), its record among the keys.
+
+    Any number of processes may do this at once, again and after the loss of either half. A revoked one stays revoked;
+    removing the secret makes a new one.
+    """
+    key_id = make_id("k", now_ms=clock.now_ms(), random_bits=clock.random_bits(RANDOM_BITS))
+    fresh = f"weft_{key_id}_{clock.random_bits(256):064x}"
+    text = (await store.get_or_create(ADMIN_KEY, fresh.encode())).decode().strip()
+    await keys.adopt(text, {"name": "first admin", "user": "admin", "tenant": "default", "scope": "admin"})

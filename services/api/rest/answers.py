@@ -1,0 +1,89 @@
+"""How answers are written: JSON without NaN, times as RFC 3339, errors as RFC 9457 problems, all of the one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from services.core.domain.errors import WeftError, row
+
+PROBLEM: Final = "application/problem+json"
+_encoder: Final = msgspec.json.Encoder()
+
+
+def encode(body: object) -> bytes:
+    """Numbers that JSON has no word for become null; where they mean something they are made words by ``number``."""
+    return _encoder.encode(body)
+
+
+def answer(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode(body), status_code=status, headers=headers, media_type="application/json")
+
+
+def rfc3339(ms: int) -> str:
+    """Unix milliseconds as ``2026-11-21T13:20:00.123Z``."""
+    seconds, rest = divmod(ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
+
+
+def rfc3339_or_none(ms: int | None) -> str | None:
+    return None if ms is None else rfc3339(ms)
+
+
+def number(value: float) -> float | str:
+    """A metric's value: what JSON cannot write is a word."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def problem(error: WeftError, trace_id: str) -> dict[str, Any]:
+    shown = row(error)
+    return {
+        "type": shown.problem_type,
+        "title": shown.code.replace("-", " ").capitalize(),
+        "status": shown.http,
+        "code": shown.code,
+        "detail": error.message,
+        "errors": [
+            {"pointer": one.pointer, "message": one.message, **({"hint": one.hint} if one.hint else {})}
+            for one in error.errors
+        ],
+        "trace_id": trace_id,
+    }
+
+
+def refusal(error: WeftError, trace_id: str) -> Response:
+    """The error as a response, with when to try again where that may help."""
+    body = problem(error, trace_id)
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None or body["status"] in {429, 503, 507}:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or 1)))
+    if body["status"] == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = 'Bearer realm="weft"'
+    return Response(_printable(body), status_code=body["status"], headers=headers, media_type=PROBLEM)
+
+
+def http_refusal(status: int, trace_id: str, headers: Mapping[str, str] | None = None) -> Response:
+    """What HTTP itself refuses and the table has no error for: a method that a path does not have."""
+    phrase = HTTPStatus(status).phrase
+    code = phrase.lower().replace(" ", "-")
+    body = {
+        "type": f"urn:weft:error:{code}", "title": phrase.capitalize(), "status": status, "code": code,
+        "detail": phrase, "errors": [], "trace_id": trace_id,
+    }  # fmt: skip
+    return Response(encode(body), status_code=status, headers=headers, media_type=PROBLEM)
+
+
+def _printable(body: dict[str, Any]) -> bytes:
+    """Messages may hold pieces of what was sent; half a surrogate pair in one must not fail the refusal."""
+    try:
+        return encode(body)
+    except UnicodeEncodeError:
+        return encode({**body, "detail": body["title"], "errors": []})

@@ -1,0 +1,108 @@
+"""A job's files: a list, and their bytes by ranges, so that a broken download goes on where it stopped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from typing import Annotated, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.responses import StreamingResponse
+
+from services.api.artifacts import Artifact
+from services.api.gateway import Gateway
+from services.api.rest.answers import answer, http_refusal
+from services.api.rest.gate import trace_id_of
+from services.api.rest.openapi import ok
+from services.api.rest.permissions import Reader, Uses
+from services.api.rest.shapes import ArtifactsJson
+from services.api.rest.writing import artifact_json
+from services.core.domain.errors import FieldError, InvalidRequest
+
+router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
+_RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_BYTES: Final = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+
+
+@router.get("", **ok(ArtifactsJson, "Files by path"))
+async def list_artifacts(
+    uses: Uses,
+    who: Reader,
+    job_id: str,
+    attempt: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
+    prefix: str = "",
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+) -> Response:
+    job = await uses.jobs.get(who, job_id)
+    if attempt is not None and not prefix:
+        prefix = f"attempts/{attempt}/"
+    if prefix and not (prefix.startswith("attempts/") and prefix.endswith("/")):
+        message = "a prefix begins with attempts/ and ends with /"
+        raise InvalidRequest(message, errors=(FieldError("/query/prefix", message),))
+    found, following = await uses.artifacts.list(job, prefix=prefix, after=after, limit=limit)
+    return answer({"artifacts": [artifact_json(one) for one in found], "next": following})
+
+
+@router.get(
+    "/{path:path}",
+    responses={200: {"description": "The bytes", "content": _BYTES}, 206: {"description": "A range of them"}},
+)
+async def get_artifact(uses: Uses, who: Reader, request: Request, job_id: str, path: str) -> Response:
+    job = await uses.jobs.get(who, job_id)
+    artifact = await uses.artifacts.find(job, path)
+    return _bytes(request, uses, artifact)
+
+
+@router.head("/{path:path}", include_in_schema=False)
+async def head_artifact(uses: Uses, who: Reader, request: Request, job_id: str, path: str) -> Response:
+    response = await get_artifact(uses, who, request, job_id, path)
+    return Response(status_code=response.status_code, headers=response.headers)
+
+
+def _bytes(request: Request, uses: Gateway, artifact: Artifact) -> Response:
+    size = artifact.meta.size
+    etag = f'"{artifact.meta.etag.strip(chr(34))}"'
+    headers = {
+        "Accept-Ranges": "bytes",
+        "ETag": etag,
+        "Last-Modified": format_datetime(datetime.fromtimestamp(artifact.meta.modified // 1000, UTC), usegmt=True),
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(artifact.path.rpartition('/')[2], safe='')}",
+        "X-Content-Type-Options": "nosniff",
+    }
+    if etag in [one.strip() for one in request.headers.get("if-none-match", "").split(",")]:
+        return Response(status_code=304, headers=headers)
+    wanted = request.headers.get("range") if request.headers.get("if-range") in {None, etag} else None
+    span = _span(wanted, size)
+    if span is None:
+        return http_refusal(416, trace_id_of(request.scope), {"Content-Range": f"bytes */{size}"})
+    start, end = span
+    status = 200
+    if (start, end) != (0, size) or (wanted and _RANGE.fullmatch(wanted) and size):
+        status = 206
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+    headers["Content-Length"] = str(end - start)
+    chunks = uses.artifacts.read(artifact, start=start, end=end) if end > start else _nothing()
+    return StreamingResponse(chunks, status_code=status, headers=headers, media_type="application/octet-stream")
+
+
+def _span(header: str | None, size: int) -> tuple[int, int] | None:
+    """[start, end) that is asked for; the whole where the header is not understood (RFC 9110, 14.2), None beyond."""
+    match = _RANGE.fullmatch(header or "")
+    if match is None or not (match[1] or match[2]):
+        return 0, size
+    if not match[1]:
+        length = int(match[2])
+        return (max(0, size - length), size) if length and size else None
+    start = int(match[1])
+    last = int(match[2]) if match[2] else size - 1
+    if match[2] and last < start:
+        return 0, size
+    return (start, min(last + 1, size)) if start < size else None
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    yield b""

@@ -1,0 +1,268 @@
+"""POST /v1/jobs: a spec, perhaps with code, streamed in.
+
+The parser is pushed what arrives and the code goes straight to the spool: memory does not grow with the upload. The
+spec is checked as soon as it is whole, so that a wrong one is refused before hundreds of megabytes follow it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from services.api.gateway import Gateway
+from services.api.rest.answers import answer
+from services.api.rest.bodies import read_body
+from services.api.rest.gate import TRACE
+from services.api.rest.openapi import ok
+from services.api.rest.permissions import Uses, Writer
+from services.api.rest.shapes import JobJson, PlanJson
+from services.api.rest.writing import job_json, plan_json
+from services.api.submit import DIGEST, Submitted, checked_key, read_spec
+from services.api.uploads import Upload, code_key
+from services.core.domain.errors import FieldError, InvalidArchive, InvalidRequest, NoSpace, TooLarge, WeftError
+from services.core.domain.spec import JobSpec
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_YAML: Final = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/plain", ""})
+_OVERHEAD: Final = 64 * 1024
+"""What multipart adds to its parts, at most."""
+_DRAIN_BYTES: Final = 32 * 2**20
+_DRAIN_S: Final = 3.0
+_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["spec"],
+                    "properties": {
+                        "spec": {"type": "string", "description": "YAML or JSON; put it first"},
+                        "code": {"type": "string", "format": "binary", "description": "a zip archive"},
+                    },
+                }
+            },
+            "application/json": {"schema": {"type": "object", "description": "the spec"}},
+            "application/yaml": {"schema": {"type": "string", "description": "the spec"}},
+        },
+    }
+}
+
+
+@dataclass(slots=True)
+class _Incoming:
+    spec: JobSpec
+    code_digest: str = ""
+    upload: Upload | None = None
+
+
+@router.post(
+    "",
+    **ok(JobJson, "The job is durable", 201, **{"200": {"model": PlanJson, "description": "The answer of a dry run"}}),
+    openapi_extra=_BODY,
+)
+async def submit_job(
+    uses: Uses,
+    who: Writer,
+    request: Request,
+    tenant: str | None = None,
+    code_digest: str | None = None,
+    *,
+    dry_run: Annotated[bool, Query(description="Only say what would become of it")] = False,
+) -> Response:
+    key = checked_key(request.headers.get("idempotency-key"))
+    into = who.acting_tenant(tenant)
+    async with contextlib.AsyncExitStack() as closing:
+        try:
+            incoming = await _receive(request, uses, closing, code_digest)
+            if incoming.upload is not None:
+                code = await incoming.upload.finish()
+                incoming.code_digest = code.digest
+                if not dry_run:
+                    await uses.submissions.keep_code(incoming.upload, code_key(into, code.digest))
+            elif incoming.code_digest and not dry_run:
+                await uses.submissions.known_code(into, incoming.code_digest)
+        except WeftError as refused:
+            if isinstance(refused, (InvalidArchive, TooLarge, NoSpace)):
+                uses.measures.code_refused.labels("weft" if isinstance(refused, NoSpace) else "user").inc()
+            await _drain(request)
+            raise
+    if dry_run:
+        plan = await uses.submissions.plan(into, incoming.spec, incoming.code_digest)
+        limits = uses.settings
+        return answer(
+            plan_json(plan, {"max_code_bytes": limits.max_code_bytes, "max_spec_bytes": limits.max_spec_bytes})
+        )
+    done = await uses.submissions.submit(
+        who, into, incoming.spec, code_digest=incoming.code_digest, key=key, trace=request.scope[TRACE]
+    )
+    return _created(done)
+
+
+def _created(done: Submitted) -> Response:
+    headers = {"Location": f"/v1/jobs/{done.job.id}", "ETag": f'"{done.job.generation}"'}
+    if done.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    return answer({**job_json(done.job), "warnings": list(done.warnings)}, status=201, headers=headers)
+
+
+async def _receive(
+    request: Request, uses: Gateway, closing: contextlib.AsyncExitStack, code_digest: str | None
+) -> _Incoming:
+    limits = uses.settings
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    media = kind.decode("latin-1")
+    if media == "multipart/form-data":
+        if code_digest is not None:
+            raise _wrong("/query/code_digest", "give either code or its digest, not both")
+        _check_length(request, limits.max_code_bytes + limits.max_spec_bytes + _OVERHEAD)
+        upload = await closing.enter_async_context(uses.uploads.receive())
+        return await _Parts(options.get(b"boundary", b""), upload, limits.max_spec_bytes).read(request.stream())
+    if media != "application/json" and media not in _YAML:
+        raise InvalidRequest(
+            "send multipart/form-data with the parts `spec` and `code`, application/json or application/yaml"
+        )
+    if code_digest is not None and DIGEST.fullmatch(code_digest) is None:
+        raise _wrong("/query/code_digest", "a digest is sha256: and 64 hexadecimal digits")
+    text = await read_body(request, limits.max_spec_bytes)
+    spec = await _parsed(text, "json" if media == "application/json" else "yaml")
+    return _Incoming(spec, code_digest or "")
+
+
+async def _parsed(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
+    """A long spec takes tens of milliseconds to read, which other requests must not wait for."""
+    return read_spec(text, kind) if len(text) < 4096 else await asyncio.to_thread(read_spec, text, kind)
+
+
+def _check_length(request: Request, limit: int) -> None:
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > limit:
+        raise TooLarge(f"this is larger than the {limit} bytes that are taken in; leave data out of the code")
+
+
+def _wrong(pointer: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{pointer}: {message}", errors=(FieldError(pointer, message),))
+
+
+async def _drain(request: Request) -> None:
+    """Reads on for a moment: a client that is still sending would get a reset instead of our answer."""
+    with contextlib.suppress(Exception):  # whatever it is, the answer is on its way already
+        async with asyncio.timeout(_DRAIN_S):
+            left = _DRAIN_BYTES
+            while left > 0:
+                message = await request.receive()
+                left -= len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+
+
+@dataclass(slots=True)
+class _Part:
+    name: str = ""
+    media: str = ""
+    header: bytes = b""
+    value: bytes = b""
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+
+
+class _Parts:
+    """The parts ``spec`` and ``code`` out of a multipart stream, in any order."""
+
+    def __init__(self, boundary: bytes, upload: Upload, max_spec_bytes: int) -> None:
+        if not boundary:
+            raise InvalidRequest("the Content-Type names no boundary between the parts")
+        self._upload = upload
+        self._max_spec = max_spec_bytes
+        self._events: list[tuple[str, bytes]] = []
+        """What one piece of the body contained: begin (with the name), data, end."""
+        self._part = _Part()
+        self._spec_text: bytearray | None = None
+        self._spec: JobSpec | None = None
+        self._seen: set[str] = set()
+        self._complete = False
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._on_begin,
+                    "on_header_field": self._on_header_field,
+                    "on_header_value": self._on_header_value,
+                    "on_header_end": self._on_header_end,
+                    "on_headers_finished": self._on_headers,
+                    "on_part_data": lambda data, start, end: self._events.append(("data", data[start:end])),
+                    "on_part_end": lambda: self._events.append(("end", b"")),
+                    "on_end": self._on_end,
+                },
+            )
+        except FormParserError:
+            raise InvalidRequest("the boundary between the parts is too long") from None
+
+    async def read(self, stream: AsyncIterator[bytes]) -> _Incoming:
+        name = ""
+        try:
+            async for piece in stream:
+                if not piece:
+                    continue
+                self._parser.write(piece)
+                for kind, data in self._events:
+                    name = await self._take(kind, data, name)
+                self._events.clear()
+        except FormParserError:
+            raise InvalidRequest("the body is not the multipart/form-data that its Content-Type says") from None
+        if not self._complete:
+            raise InvalidRequest("the body ends in the middle of a part")
+        if self._spec is None:
+            raise _wrong("/spec", "the part `spec` is missing")
+        return _Incoming(self._spec, upload=self._upload if "code" in self._seen else None)
+
+    async def _take(self, kind: str, data: bytes, name: str) -> str:
+        if kind == "begin":
+            name = data.decode("utf-8", "replace")
+            if name not in {"spec", "code"}:
+                raise InvalidRequest("there are two parts: `spec` and `code`; this has another one")
+            if name in self._seen:
+                raise InvalidRequest(f"the part `{name}` came twice")
+            self._seen.add(name)
+            self._spec_text = bytearray() if name == "spec" else None
+        elif kind == "data" and self._spec_text is None:
+            await self._upload.write(data)
+        elif kind == "data" and self._spec_text is not None:
+            self._spec_text += data
+            if len(self._spec_text) > self._max_spec:
+                raise TooLarge(f"a spec has at most {self._max_spec} bytes")
+        elif name == "spec" and self._spec_text is not None:
+            self._spec = await _parsed(
+                bytes(self._spec_text), "json" if self._part.media == "application/json" else "yaml"
+            )
+            self._spec_text = None
+        return name
+
+    def _on_begin(self) -> None:
+        self._part = _Part()
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._part.header += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._part.value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        self._part.headers[self._part.header.lower()] = self._part.value
+        self._part.header = self._part.value = b""
+
+    def _on_headers(self) -> None:
+        _, options = parse_options_header(self._part.headers.get(b"content-disposition", b""))
+        media, _ = parse_options_header(self._part.headers.get(b"content-type", b""))
+        self._part.media = media.decode("latin-1")
+        self._events.append(("begin", options.get(b"name", b"")))
+
+    def _on_end(self) -> None:
+        self._complete = True

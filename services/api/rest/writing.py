@@ -1,0 +1,342 @@
+"""Use cases' values written down as the JSON of ``shapes``. Pure, one function per shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from services.api.artifacts import Artifact
+from services.api.keys import ApiKey
+from services.api.peers import Summary, Waiting
+from services.api.platform import ClusterState, spec_of
+from services.api.rest.answers import number, rfc3339, rfc3339_or_none
+from services.api.rest.shapes import (
+    ArtifactJson,
+    ClusterJson,
+    EndJson,
+    EventJson,
+    ExplainJson,
+    FrameworkJson,
+    JobJson,
+    KeyJson,
+    LimitsJson,
+    LineJson,
+    PlanJson,
+    PointJson,
+    ProgressJson,
+    RoleNeedsJson,
+    SeriesJson,
+    SizeJson,
+    VerdictJson,
+    WaitingJson,
+)
+from services.api.submit import Plan
+from services.core.domain.codec import dump
+from services.core.domain.job import Event, Job, Verdict
+from services.core.domain.sizes import Size
+from services.core.domain.spec import dump_spec
+from services.core.domain.status import Status
+from services.core.frameworks import Framework
+from services.core.ports.metric_store import StoredLine, StoredPoint
+
+
+def size_json(size: Size, count: int = 1) -> SizeJson:
+    return {"cpus": size.cpus * count, "memory": size.memory * count, "gpus": size.gpus * count}
+
+
+def total_json(sizes: Iterable[SizeJson]) -> SizeJson:
+    total: SizeJson = {"cpus": 0.0, "memory": 0, "gpus": 0.0}
+    for one in sizes:
+        total["cpus"] += one["cpus"]
+        total["memory"] += one["memory"]
+        total["gpus"] += one["gpus"]
+    return total
+
+
+def job_json(job: Job, waiting: Waiting | None = None) -> JobJson:
+    spec = spec_of(job)
+    needs = [size_json(spec.role_resources(name), role.count) for name, role in spec.roles.items()] if spec else []
+    framework = spec.framework if spec else None
+    state, attempt = job.state, job.attempt
+    out: JobJson = {
+        "id": job.id,
+        "name": str(job.spec.get("name", "")),
+        "tenant": job.tenant,
+        "user": job.user,
+        "tags": list(job.spec.get("tags", ())),
+        "status": state.status.value,
+        "reason": state.reason,
+        "message": state.message,
+        "since": rfc3339(state.since),
+        "pending_reason": waiting.pending_reason if waiting else state.pending_reason,
+        "at_rest": job.at_rest,
+        "desired": job.desired.value,
+        "generation": job.generation,
+        "observed_generation": job.observed_generation,
+        "learners": spec.learners if spec else 0,
+        "resources": total_json(needs),
+        "framework": ":".join(filter(None, (framework.name, framework.version))) if framework else "",
+        "attempt": {
+            "number": attempt.number,
+            "admitted": rfc3339_or_none(attempt.admitted),
+            "started": rfc3339_or_none(attempt.started),
+            "committed": attempt.committed,
+            "placement": dict(attempt.placement),
+        },
+        "counters": {
+            "retries": job.counters.retries,
+            "restarts": job.counters.restarts,
+            "preemptions": job.counters.preemptions,
+        },
+        "verdict": verdict_json(job.verdict) if job.verdict else None,
+        "code_digest": job.code_digest,
+        "created": rfc3339(job.created),
+        "updated": rfc3339(job.updated),
+        "finished": rfc3339_or_none(job.finished),
+        "released": rfc3339_or_none(job.released),
+        "summary": dump(job.summary),
+        "spec": dump(job.spec),
+    }
+    if waiting is not None:
+        out["queue_position"] = waiting.position
+        out["pending_message"] = waiting.message
+    if job.deleted is not None:
+        out["deleted"] = rfc3339(job.deleted)
+    return out
+
+
+def verdict_json(verdict: Verdict) -> VerdictJson:
+    return {
+        "to": verdict.to.value,
+        "reason": verdict.reason,
+        "message": verdict.message,
+        "time": rfc3339(verdict.time),
+        "learner": verdict.learner,
+        "exit_code": verdict.exit_code,
+        "signal": verdict.signal,
+    }
+
+
+def event_json(event: Event) -> EventJson:
+    return {
+        "seq": event.seq,
+        "time": rfc3339(event.time),
+        "actor": event.actor,
+        "generation": event.generation,
+        "from": event.from_status.value if event.from_status else None,
+        "to": event.to.value,
+        "attempt": event.attempt,
+        "reason": event.reason,
+        "message": event.message,
+    }
+
+
+def end_json(job: Job | None, job_id: str) -> EndJson:
+    if job is None:
+        return {
+            "id": job_id, "status": "", "reason": "", "message": "", "exit_code": None, "at_rest": True, "deleted": True,
+        }  # fmt: skip
+    return {
+        "id": job.id,
+        "status": job.status.value,
+        "reason": job.state.reason,
+        "message": job.state.message,
+        "exit_code": job.verdict.exit_code if job.verdict else None,
+        "at_rest": job.at_rest,
+        "deleted": job.deleted is not None,
+    }
+
+
+_ADVICE: Final[Mapping[str, str]] = {
+    "NoMatchingFlavor": "ask for less (resources), or for fewer learners: see `weft status` for what the cluster has",
+    "WaitingForCapacity": "it starts by itself once running jobs have ended",
+    "BackOff": "it is tried again by itself; `retries.backoff` says how long after",
+    "Releasing": "what its last attempt held is being given back; it goes on by itself",
+    "ExitCode": "see the learner's last lines with `weft logs --tail 50`",
+    "OOMKilled": "ask for more with resources.memory",
+}
+
+
+def explain_json(job: Job, waiting: Waiting | None) -> ExplainJson:
+    """Why it is as it is, in words, and what to do."""
+    state = job.state
+    pending = waiting.pending_reason if waiting else state.pending_reason
+    if job.status is Status.QUEUED:
+        place = f"waits at place {waiting.position}" if waiting else "waits"
+        why = waiting.message if waiting else state.message
+        summary = f"{place}: {why}" if why else f"{place} to be admitted"
+    elif job.observed_generation < job.generation and not job.at_rest and job.desired.value != "run":
+        summary = f"is {job.status.value}; its owner asked to {job.desired.value} it, which is under way"
+    else:
+        summary = f"is {job.status.value}" + (f": {state.message}" if state.message else "")
+    out: ExplainJson = {
+        "id": job.id,
+        "status": job.status.value,
+        "summary": summary,
+        "reason": state.reason,
+        "message": state.message,
+        "pending_reason": pending,
+        "hints": [_ADVICE[code] for code in (pending, state.reason) if code in _ADVICE],
+    }
+    if waiting is not None:
+        out["queue_position"] = waiting.position
+    return out
+
+
+def plan_json(plan: Plan, limits: LimitsJson) -> PlanJson:
+    roles: dict[str, RoleNeedsJson] = {
+        name: {"count": role.count, **size_json(role.each)} for name, role in plan.roles.items()
+    }
+    return {
+        "dry_run": True,
+        "spec": dump_spec(plan.spec),
+        "learners": plan.spec.learners,
+        "resources": {
+            "total": total_json(size_json(role.each, role.count) for role in plan.roles.values()),
+            "roles": roles,
+        },
+        "framework": framework_json(plan.framework) if plan.framework else None,
+        "fits": plan.fit.verdict,
+        "fits_message": plan.fit.message,
+        "code": {"digest": plan.code_digest, "stored": plan.code_stored} if plan.code_digest else None,
+        "limits": limits,
+        "warnings": list(plan.warnings),
+    }
+
+
+def framework_json(entry: Framework) -> FrameworkJson:
+    return {
+        "id": f"{entry.name}-{entry.version}",
+        "name": entry.name,
+        "version": entry.version,
+        "aliases": list(entry.aliases),
+        "python": entry.python,
+        "size_mb": entry.size_mb,
+        "description": entry.description,
+    }
+
+
+def line_json(one: StoredLine) -> LineJson:
+    source = one.source
+    return {
+        "seq": one.seq,
+        "time": rfc3339(one.line.time_ms),
+        "attempt": source.attempt,
+        "role": source.role,
+        "rank": source.rank,
+        "run": source.run,
+        "stream": one.stream,
+        "text": one.line.text,
+        "partial": one.line.partial,
+    }
+
+
+def point_json(one: StoredPoint) -> PointJson:
+    source, point = one.source, one.point
+    return {
+        "seq": one.seq,
+        "time": rfc3339(point.time_ms),
+        "attempt": source.attempt,
+        "role": source.role,
+        "rank": source.rank,
+        "run": source.run,
+        "source": source.source,
+        "name": point.name,
+        "step": point.step,
+        "value": number(point.value),
+        "context": dict(point.context),
+    }
+
+
+def series_json(points: Sequence[StoredPoint]) -> list[SeriesJson]:
+    """Curves, in columns: one per (name, context, role, rank), in the order in which they come."""
+    curves: dict[tuple[object, ...], SeriesJson] = {}
+    for one in points:
+        point, source = one.point, one.source
+        key = (point.name, tuple(sorted(point.context.items())), source.role, source.rank)
+        curve = curves.setdefault(
+            key,
+            {
+                "name": point.name,
+                "context": dict(point.context),
+                "role": source.role,
+                "rank": source.rank,
+                "steps": [],
+                "values": [],
+                "times": [],
+                "attempts": [],
+            },
+        )
+        curve["steps"].append(point.step)
+        curve["values"].append(number(point.value))
+        curve["times"].append(rfc3339(point.time_ms))
+        curve["attempts"].append(source.attempt)
+    return list(curves.values())
+
+
+def progress_json(job: Job, summary: Summary) -> ProgressJson:
+    return {
+        "status": job.status.value,
+        "progress": summary.progress,
+        "eta_ms": summary.eta_ms,
+        "lines": summary.lines,
+        "points": summary.points,
+        "latest": {name: point_json(point) for name, point in summary.latest.items()},
+    }
+
+
+def artifact_json(one: Artifact) -> ArtifactJson:
+    return {"path": one.path, "size": one.meta.size, "modified": rfc3339(one.meta.modified), "etag": one.meta.etag}
+
+
+def waiting_json(job: Job, waiting: Waiting | None) -> WaitingJson:
+    out: WaitingJson = {
+        "id": job.id,
+        "name": str(job.spec.get("name", "")),
+        "tenant": job.tenant,
+        "user": job.user,
+        "created": rfc3339(job.created),
+        "pending_reason": waiting.pending_reason if waiting else job.state.pending_reason,
+        "message": waiting.message if waiting else "",
+    }
+    if waiting is not None:
+        out["position"] = waiting.position
+    return out
+
+
+def cluster_json(state: ClusterState) -> ClusterJson:
+    out: ClusterJson = {
+        "used": size_json(state.used),
+        "jobs": {status.value: count for status, count in state.jobs.items()},
+    }
+    if state.nodes is not None and state.tier is not None:
+        out["nodes"] = [
+            {
+                "name": node.name,
+                "cpus": node.cpus,
+                "memory": node.memory,
+                "gpus": float(node.gpus),
+                "gpu_type": node.gpu_type,
+                "ready": node.ready,
+            }
+            for node in state.nodes
+        ]
+        out["tier"] = state.tier
+        out["total"] = total_json(
+            {"cpus": node["cpus"], "memory": node["memory"], "gpus": node["gpus"]}
+            for node in out["nodes"]
+            if node["ready"]
+        )
+    return out
+
+
+def key_json(key: ApiKey) -> KeyJson:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "user": key.user,
+        "tenant": key.tenant,
+        "scope": key.scope,
+        "created": rfc3339(key.created),
+        "revoked": rfc3339_or_none(key.revoked),
+    }

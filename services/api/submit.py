@@ -1,0 +1,204 @@
+"""How a job comes to be: a spec and perhaps code become ONE durable document, once per idempotency key.
+
+The order is what makes it safe: spec checked, code checked, code durable, document inserted, only then answered and
+hinted. A crash before the insert leaves code that nobody names, which garbage collection removes; a crash after it
+leaves a job that the dispatcher finds by itself. Of racing submissions under one key the store's unique index picks one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from services.api.access import Principal
+from services.api.measures import Measures
+from services.api.platform import Fit, Platform
+from services.api.uploads import Upload, code_key
+from services.core import frameworks
+from services.core.domain.errors import (
+    Duplicate,
+    FieldError,
+    IdempotencyMismatch,
+    Internal,
+    InvalidRequest,
+    InvalidSpec,
+)
+from services.core.domain.ids import RANDOM_BITS, make_id
+from services.core.domain.job import Job, new_job
+from services.core.domain.sizes import Size
+from services.core.domain.spec import JobSpec, dump_spec, nearest, parse_spec, unsupported
+from services.core.frameworks import Framework
+from services.core.manifest import parse_manifest
+from services.core.ports.clock import Clock
+from services.core.ports.hints import Hints
+from services.core.ports.job_store import JobStore
+from services.core.ports.object_store import ObjectStore
+
+DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleNeeds:
+    count: int
+    each: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would become of a spec: the answer of a dry run."""
+
+    spec: JobSpec
+    roles: Mapping[str, RoleNeeds]
+    framework: Framework | None
+    fit: Fit
+    code_digest: str
+    code_stored: bool
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    job: Job
+    replayed: bool
+    warnings: tuple[str, ...]
+
+
+def read_spec(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
+    """The spec in normal form. InvalidSpec with every error that can be found, places included."""
+    spec = parse_spec(parse_manifest(text, kind=kind))
+    errors = (*unsupported(spec), *_unknown_framework(spec))
+    if errors:
+        first = errors[0]
+        hint = f"; {first.hint}" if first.hint else ""
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise InvalidSpec(f"{first.pointer}: {first.message}{hint}{more}", errors=errors)
+    return spec
+
+
+def framework_of(spec: JobSpec) -> Framework | None:
+    """The library's entry that the spec names; None where it names none, or none that is there."""
+    return frameworks.find(spec.framework.name, spec.framework.version) if spec.framework is not None else None
+
+
+def _unknown_framework(spec: JobSpec) -> tuple[FieldError, ...]:
+    wanted = spec.framework
+    if wanted is None or framework_of(spec) is not None:
+        return ()
+    if frameworks.find(wanted.name) is None:
+        message = f"there is no framework '{wanted.name}'"
+        return (FieldError("/framework", message, nearest(wanted.name.lower(), frameworks.names())),)
+    there = sorted(
+        entry.version for entry in frameworks.library() if wanted.name.lower() in (entry.name, *entry.aliases)
+    )
+    message = f"there is no version '{wanted.version}' of {wanted.name}"
+    return (FieldError("/framework/version", message, f"there are: {', '.join(there)}"),)
+
+
+def checked_key(key: str | None) -> str | None:
+    """An Idempotency-Key as it may be stored. InvalidRequest."""
+    if key is not None and _KEY.fullmatch(key) is None:
+        raise InvalidRequest("an Idempotency-Key has 1 to 255 visible ASCII characters")
+    return key
+
+
+class Submissions:
+    def __init__(
+        self,
+        *,
+        store: JobStore,
+        objects: ObjectStore,
+        hints: Hints,
+        clock: Clock,
+        platform: Platform,
+        measures: Measures,
+    ) -> None:
+        self._store = store
+        self._objects = objects
+        self._hints = hints
+        self._clock = clock
+        self._platform = platform
+        self._measures = measures
+
+    async def plan(self, tenant: str, spec: JobSpec, code_digest: str) -> Plan:
+        """Changes nothing."""
+        stored = bool(code_digest) and await self._objects.head(code_key(tenant, code_digest)) is not None
+        fit = await self._platform.fit(spec)
+        roles = {name: RoleNeeds(role.count, spec.role_resources(name)) for name, role in spec.roles.items()}
+        return Plan(spec, roles, framework_of(spec), fit, code_digest, stored, _warnings(fit))
+
+    async def known_code(self, tenant: str, code_digest: str) -> None:
+        """InvalidRequest where this tenant has not uploaded it."""
+        if await self._objects.head(code_key(tenant, code_digest)) is None:
+            message = "no code of this digest was uploaded; send the code itself"
+            raise InvalidRequest(f"/code_digest: {message}", errors=(FieldError("/code_digest", message),))
+
+    async def keep_code(self, upload: Upload, key: str) -> None:
+        """Durably, before any document names it."""
+        await upload.store(self._objects, key)
+
+    async def submit(
+        self, who: Principal, tenant: str, spec: JobSpec, *, code_digest: str, key: str | None, trace: str
+    ) -> Submitted:
+        """The job, durably; ``replayed``: it was there already, under this key and with this very request.
+
+        The code lies in the object store by now. IdempotencyMismatch where the key came with another request.
+        """
+        if spec.code is not None and not code_digest:
+            message = "the spec names code, but none was sent with it"
+            raise InvalidSpec(
+                f"/code: {message}", errors=(FieldError("/code", message, "send it, or leave `code` out"),)
+            )
+        stored_spec = dump_spec(spec)
+        idem_digest = _digest({"spec": stored_spec, "code": code_digest})
+        job, replayed = await self._insert(
+            who, tenant, spec=stored_spec, code=code_digest, key=key, digest=idem_digest, trace=trace
+        )
+        if not replayed:
+            await self._hints.send("submitted", job.id)
+            self._measures.accepted(spec)
+        return Submitted(job, replayed, _warnings(await self._platform.fit(spec)))
+
+    async def _insert(
+        self,
+        who: Principal,
+        tenant: str,
+        *,
+        spec: Mapping[str, Any],
+        code: str,
+        key: str | None,
+        digest: str,
+        trace: str,
+    ) -> tuple[Job, bool]:
+        """The new job, or the one that is there under the key (and True)."""
+        for _ in range(5):
+            now = self._clock.now_ms()
+            job_id = make_id("j", now_ms=now, random_bits=self._clock.random_bits(RANDOM_BITS))
+            idem = f"{tenant}/{who.user}/{key}" if key is not None else job_id
+            job = new_job(
+                job_id=job_id, tenant=tenant, user=who.user, spec=spec, code_digest=code, idem=idem,
+                idem_digest=digest, trace=trace, now=now,
+            )  # fmt: skip
+            try:
+                return await self._store.insert(job), False
+            except Duplicate:
+                there = await self._store.by_idem(idem)
+            if there is None:
+                continue  # the id was taken: odds of 2^-60, but a loop costs nothing
+            if there.idem_digest != digest:
+                raise IdempotencyMismatch("this Idempotency-Key came before, with another spec or other code")
+            return there, True
+        raise Internal("no free job id was found")
+
+
+def _warnings(fit: Fit) -> tuple[str, ...]:
+    return (fit.message,) if fit.verdict == "never" else ()
+
+
+def _digest(request: Mapping[str, Any]) -> str:
+    text = json.dumps(request, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,69 @@
+"""Which adapters the api stands on, chosen once, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from prometheus_client import CollectorRegistry
+
+from services.api.artifacts import Artifacts
+from services.api.following import Following
+from services.api.gateway import Gateway
+from services.api.jobs import Jobs
+from services.api.keys import ensure_admin_key, open_keys
+from services.api.measures import Measures
+from services.api.peers import DispatcherPeer, NodePeer, Peer, TelemetryPeer
+from services.api.platform import Platform
+from services.api.settings import ApiSettings
+from services.api.submit import Submissions
+from services.api.uploads import Uploads
+from services.api.watching import Watcher
+from services.core import wiring
+from services.core.ports.job_store import JobStore
+
+
+@contextlib.asynccontextmanager
+async def gateway(
+    settings: ApiSettings, *, stopping: asyncio.Event, registry: CollectorRegistry
+) -> AsyncIterator[tuple[Gateway, JobStore]]:
+    """The use cases over the profile's adapters, the first administrator's key made; all closed at the end."""
+    async with contextlib.AsyncExitStack() as closing:
+        secrets, clock = wiring.secret_store(settings), wiring.clock()
+        secret = await wiring.service_secret(settings)
+        store = await wiring.job_store(settings)
+        closing.push_async_callback(store.close)
+        records = await wiring.record_store(settings)
+        closing.push_async_callback(records.close)
+        objects, hints = wiring.object_store(settings), wiring.hints(settings)
+        closing.push_async_callback(hints.close)
+        peers = {name: Peer(settings.place, name, secret) for name in ("metrics", "lcm", "node")}
+        for peer in peers.values():
+            closing.push_async_callback(peer.close)
+        keys = await open_keys(records, secrets, clock, cache_s=settings.key_cache_s)
+        await ensure_admin_key(keys, secrets, clock)
+        uploads = Uploads(settings.place / "uploads", max_bytes=settings.max_code_bytes)
+        uploads.open()
+        measures, telemetry = Measures(registry), TelemetryPeer(peers["metrics"])
+        platform = Platform(store, DispatcherPeer(peers["lcm"]), NodePeer(peers["node"]))
+        yield (
+            Gateway(
+                settings=settings,
+                keys=keys,
+                jobs=Jobs(
+                    store, hints, clock, measures, delete_wait_s=settings.delete_wait_s, poll_s=settings.follow_poll_s
+                ),
+                submissions=Submissions(
+                    store=store, objects=objects, hints=hints, clock=clock, platform=platform, measures=measures
+                ),
+                uploads=uploads,
+                artifacts=Artifacts(objects, measures),
+                telemetry=telemetry,
+                following=Following(store, telemetry, Watcher(store, every_s=settings.follow_poll_s)),
+                platform=platform,
+                measures=measures,
+                stopping=stopping,
+            ),
+            store,
+        )

@@ -1,0 +1,96 @@
+"""The real api over uvicorn on a free port: SQLite, folders, and whatever other services the test starts."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import zipfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from prometheus_client import CollectorRegistry, generate_latest
+
+from services.api.gateway import Gateway
+from services.api.rest.app import create_app
+from services.api.settings import ApiSettings
+from services.api.wiring import gateway
+from services.core.domain.job import Job
+from services.core.ports.job_store import JobStore
+from services.core.service import http_server, serve_http
+from tests.testbed.etcd import free_port
+from tests.waiting import until
+
+SPEC: dict[str, Any] = {"name": "digits", "command": "python train.py"}
+
+
+@dataclass
+class Api:
+    url: str
+    settings: ApiSettings
+    gateway: Gateway
+    store: JobStore
+    registry: CollectorRegistry
+    admin_key: str
+    stopping: asyncio.Event
+    admin: httpx2.AsyncClient
+
+    def client(self, key: str | None, **options: Any) -> httpx2.AsyncClient:
+        headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=20, trust_env=False, **options)
+
+    async def key(self, user: str, tenant: str) -> str:
+        """A new user's key."""
+        made = await self.admin.post("/v1/keys", json={"name": "test", "user": user, "tenant": tenant})
+        assert made.status_code == 201, made.text
+        return str(made.json()["key"])
+
+    async def submit(self, spec: Mapping[str, Any] = SPEC, **options: Any) -> dict[str, Any]:
+        made = await self.admin.post("/v1/jobs", json=dict(spec), **options)
+        assert made.status_code == 201, made.text
+        return dict(made.json())
+
+    async def change(self, job_id: str, change: Callable[[Job], Job]) -> Job:
+        """What a Guardian or the dispatcher would write."""
+        job = await self.store.get(job_id)
+        assert job is not None
+        return await self.store.replace(job, change(job))
+
+    def measured(self) -> str:
+        return generate_latest(self.registry).decode()
+
+
+@asynccontextmanager
+async def running_api(home: Path, addresses: Mapping[str, str] | None = None, **settings: Any) -> AsyncIterator[Api]:
+    """``addresses``: of other services that are there; all others are away."""
+    address = f"127.0.0.1:{free_port()}"
+    (home / "run").mkdir(parents=True, exist_ok=True)
+    (home / "run" / "addresses.json").write_text(json.dumps({"api": address, **(addresses or {})}))
+    loaded = ApiSettings(home=home, hints="drop", **{"follow_poll_s": 0.02, **settings})
+    stopping, registry = asyncio.Event(), CollectorRegistry()
+    async with gateway(loaded, stopping=stopping, registry=registry) as (uses, store):
+        server = http_server(create_app(uses), address)
+        serving = asyncio.create_task(serve_http(server, stopping))
+        await until(lambda: server.started)
+        key = (home / "secrets" / "admin-key").read_text()
+        api = Api(f"http://{address}", loaded, uses, store, registry, key, stopping, httpx2.AsyncClient())
+        async with api.client(key) as admin:
+            api.admin = admin
+            try:
+                yield api
+            finally:
+                stopping.set()
+                await serving
+
+
+def a_zip(files: Mapping[str, bytes | str] | None = None) -> bytes:
+    """A zip archive of these files."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in (files or {"train.py": "print('hello')\n"}).items():
+            archive.writestr(name, content)
+    return out.getvalue()
