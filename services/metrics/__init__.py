@@ -1,1 +1,1 @@
-"""Training metrics: takes in logs, points and learner states; stores and serves them."""
+"""The training metrics service: takes in logs, metrics and learner status; stores, queries, streams them."""

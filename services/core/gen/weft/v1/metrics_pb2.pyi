@@ -46,7 +46,7 @@ class HelloReply(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     current: _builtins.bool
-    """whether the attempt is the job's current one"""
+    """false only where a newer attempt is known; Beat is the question that decides"""
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceOffset]: ...
     def __init__(
@@ -314,6 +314,9 @@ class ReportReply(_message.Message):
 
     CURRENT_FIELD_NUMBER: _builtins.int
     current: _builtins.bool
+    """False: a newer attempt has taken this one's place. Where it is not known which attempt is
+    current (etcd away, or wiped and not told again yet) Report and Beat answer UNAVAILABLE.
+    """
     def __init__(
         self,
         *,
@@ -495,7 +498,9 @@ class LinesReply(_message.Message):
     LINES_FIELD_NUMBER: _builtins.int
     THROUGH_SEQ_FIELD_NUMBER: _builtins.int
     through_seq: _builtins.int
-    """The seq up to which everything that matches has been given: where to go on."""
+    """The seq up to which everything that matches has been given: where to go on. A page may be
+    shorter than the limit (4 MiB are enough for one); without lines there is no more.
+    """
     @_builtins.property
     def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredLine]: ...
     def __init__(
@@ -648,7 +653,9 @@ class SummaryReply(_message.Message):
     eta_ms: _builtins.int
     """negative: unknown"""
     @_builtins.property
-    def latest(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredPoint]: ...
+    def latest(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredPoint]:
+        """of each name, by name"""
+
     def __init__(
         self,
         *,

@@ -299,7 +299,9 @@ class TelemetryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FollowLines(self, request, context):
-        """Lines beyond after_seq as they are stored. Ends with `end` once every source of a sealed job is final.
+        """Lines beyond after_seq as they are stored, without end: who follows knows when the job is over
+        and leaves. A reply without lines is a sign of life, each 10 s. Answers UNAVAILABLE when the
+        service stops: follow again from through_seq.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

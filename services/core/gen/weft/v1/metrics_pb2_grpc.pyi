@@ -108,7 +108,10 @@ class TelemetryStub:
     def __new__(cls, channel: _aio.Channel) -> TelemetryAsyncStub: ...
     Lines: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.LinesRequest, _metrics_pb2.LinesReply]
     FollowLines: _grpc.UnaryStreamMultiCallable[_metrics_pb2.LinesRequest, _metrics_pb2.LinesReply]
-    """Lines beyond after_seq as they are stored. Ends with `end` once every source of a sealed job is final."""
+    """Lines beyond after_seq as they are stored, without end: who follows knows when the job is over
+    and leaves. A reply without lines is a sign of life, each 10 s. Answers UNAVAILABLE when the
+    service stops: follow again from through_seq.
+    """
     Points: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]
     FollowPoints: _grpc.UnaryStreamMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]
     Series: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]
@@ -124,7 +127,10 @@ class TelemetryAsyncStub(TelemetryStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Lines: _aio.UnaryUnaryMultiCallable[_metrics_pb2.LinesRequest, _metrics_pb2.LinesReply]  # type: ignore[assignment]
     FollowLines: _aio.UnaryStreamMultiCallable[_metrics_pb2.LinesRequest, _metrics_pb2.LinesReply]  # type: ignore[assignment]
-    """Lines beyond after_seq as they are stored. Ends with `end` once every source of a sealed job is final."""
+    """Lines beyond after_seq as they are stored, without end: who follows knows when the job is over
+    and leaves. A reply without lines is a sign of life, each 10 s. Answers UNAVAILABLE when the
+    service stops: follow again from through_seq.
+    """
     Points: _aio.UnaryUnaryMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]  # type: ignore[assignment]
     FollowPoints: _aio.UnaryStreamMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]  # type: ignore[assignment]
     Series: _aio.UnaryUnaryMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]  # type: ignore[assignment]
@@ -149,7 +155,10 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.LinesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_metrics_pb2.LinesReply], _abc.AsyncIterator[_metrics_pb2.LinesReply]]:
-        """Lines beyond after_seq as they are stored. Ends with `end` once every source of a sealed job is final."""
+        """Lines beyond after_seq as they are stored, without end: who follows knows when the job is over
+        and leaves. A reply without lines is a sign of life, each 10 s. Answers UNAVAILABLE when the
+        service stops: follow again from through_seq.
+        """
 
     @_abc_1.abstractmethod
     def Points(

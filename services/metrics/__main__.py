@@ -1,0 +1,69 @@
+"""``python -m services.metrics``: the training metrics service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import sys
+
+import grpc.aio
+
+from services.core.adapters.rpc.server import serve
+from services.core.gen.weft.v1 import metrics_pb2_grpc
+from services.core.members import Membership
+from services.core.service import Service, run
+from services.metrics.attempts import Attempts
+from services.metrics.following import Bells, Follower
+from services.metrics.instruments import Instruments
+from services.metrics.presence import Presence
+from services.metrics.reports import Reports
+from services.metrics.rpc.intake import Intake
+from services.metrics.rpc.telemetry import Telemetry
+from services.metrics.settings import MetricsSettings
+from services.metrics.wiring import connect
+
+
+def allow_many_files() -> None:
+    """Takes all the file descriptors that it may have: the usual 1,024 are for programs with few files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def main(service: Service) -> None:
+    """Serves until the service is told to stop; then followers are sent away, and running appends end."""
+    settings = MetricsSettings()
+    allow_many_files()
+    ports = await connect(settings)
+    service.checks |= {"metric store": ports.store.ping, "status store": ports.status.ping}
+    instruments, bells, attempts = Instruments(), Bells(), Attempts(ports.status)
+    presence = Presence(ports.clock, remember_s=settings.metrics_remember_s)
+    instruments.learners.set_function(lambda: len(presence))
+    intake = Intake(ports.store, attempts, Reports(ports.status, attempts), presence, bells, instruments)
+    pace = (bells, service.stopping, settings.metrics_keep_alive_s, settings.metrics_follow_pause_s)
+    telemetry = Telemetry(ports.store, attempts, presence, Follower(*pace), Follower(*pace), instruments)
+
+    def register(server: grpc.aio.Server) -> None:
+        metrics_pb2_grpc.add_IntakeServicer_to_server(intake, server)
+        metrics_pb2_grpc.add_TelemetryServicer_to_server(telemetry, server)
+
+    membership = Membership("metrics", ports.status, ports.clock, settings)
+    server = await serve(settings.place.address("metrics"), ports.secret, register)
+    try:
+        async with asyncio.TaskGroup() as group:
+            # Joining is not waited for either: etcd may be away, and logs do not depend on it.
+            tasks = [group.create_task(one) for one in (membership.start(), attempts.follow(), presence.listen())]
+            service.started = True
+            await service.stopping.wait()
+            await server.stop(settings.metrics_drain_s)
+            for task in tasks:
+                task.cancel()
+    finally:
+        await server.stop(0)
+        await membership.leave()
+        await ports.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run("metrics", MetricsSettings(), main))

@@ -1,0 +1,107 @@
+"""What helpers say: each for its own job, attempt and rank, which its token names.
+
+Taking in logs and points never depends on etcd: a learner of a former attempt may still send what it wrote until then.
+Reports and beats do, for they are about the present.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from services.core.adapters.rpc.server import caller
+from services.core.domain.errors import PermissionDenied, Unavailable
+from services.core.domain.tokens import LearnerIdentity
+from services.core.gen.weft.v1 import metrics_pb2 as pb
+from services.core.gen.weft.v1 import metrics_pb2_grpc
+from services.core.ports.metric_store import Batch, MetricStore
+from services.metrics.attempts import Attempts
+from services.metrics.following import Bells
+from services.metrics.instruments import Instruments
+from services.metrics.presence import Presence
+from services.metrics.reports import STALE, UNCHANGED, Reports, status_of
+from services.metrics.rpc.messages import batch_of, source_message
+
+PROTOCOL: Final = 1
+log = structlog.get_logger()
+
+
+def me() -> LearnerIdentity:
+    """Whose helper calls."""
+    learner = caller()
+    if learner is None:
+        raise PermissionDenied("this is for learners' helpers")
+    return learner
+
+
+@dataclass(frozen=True)
+class Intake(metrics_pb2_grpc.IntakeServicer):
+    store: MetricStore
+    attempts: Attempts
+    reports: Reports
+    presence: Presence
+    bells: Bells
+    instruments: Instruments
+
+    async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
+        learner = me()
+        self.presence.seen(learner)
+        sources = await self.store.committed(learner.job, learner.attempt, learner.rank)
+        log.info("learner.hello", job=learner.job, attempt=learner.attempt, learner=learner.name)
+        return pb.HelloReply(
+            protocol=PROTOCOL,
+            current=await self._maybe_current(learner),
+            sources=[
+                pb.SourceOffset(source=source_message(one.source), committed=one.committed, final=one.final)
+                for one in sources
+            ],
+        )
+
+    async def _maybe_current(self, learner: LearnerIdentity) -> bool:
+        try:
+            return (await self.attempts.current(learner)).number == learner.attempt
+        except Unavailable:
+            return True
+
+    async def Append(self, request: pb.AppendRequest, context: Any) -> pb.AppendReply:
+        learner, began = me(), time.perf_counter()
+        self.presence.seen(learner)
+        batches = [batch_of(one) for one in request.batches]
+        for batch in batches:
+            source = batch.source
+            if (source.attempt, source.role, source.rank) != (learner.attempt, learner.role, learner.rank):
+                raise PermissionDenied(f"{learner.name} of attempt {learner.attempt} writes for itself only")
+        committed = await self.store.append(learner.job, batches)
+        self.bells.ring(learner.job)
+        self._count(batches, committed, time.perf_counter() - began)
+        return pb.AppendReply(committed=committed)
+
+    def _count(self, batches: list[Batch], committed: Any, seconds: float) -> None:
+        taken = [batch for batch, end in zip(batches, committed, strict=True) if batch.end == end]
+        self.instruments.lines.inc(sum(len(batch.lines) for batch in taken))
+        self.instruments.points.inc(sum(len(batch.points) for batch in taken))
+        self.instruments.refused.inc(len(batches) - len(taken))
+        self.instruments.append_seconds.observe(seconds)
+
+    async def Report(self, request: pb.ReportRequest, context: Any) -> pb.ReportReply:
+        learner = me()
+        self.presence.seen(learner)
+        status = status_of(learner, request.status)
+        result = await self.reports.write(learner, status)
+        self.instruments.reports.labels(result).inc()
+        if result != UNCHANGED:
+            log.info(
+                "learner.report", result=result, job=learner.job, attempt=learner.attempt, learner=learner.name,
+                seq=status.seq, phase=status.phase.value,
+            )  # fmt: skip
+        return pb.ReportReply(current=result != STALE)
+
+    async def Beat(self, request: pb.BeatRequest, context: Any) -> pb.BeatReply:
+        learner = me()
+        self.presence.seen(learner)
+        self.presence.tell_progress(learner, request.progress, request.eta_ms)
+        current, go = await self.attempts.may_go(learner)
+        return pb.BeatReply(current=current, go=go)

@@ -1,0 +1,136 @@
+"""Translation between the wire's messages and the metric store's values."""
+
+# ruff: noqa: D103 - the names and types say all there is
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Protocol, TypeVar
+
+from services.core.gen.weft.v1 import metrics_pb2 as pb
+from services.core.ports.metric_store import (
+    Batch,
+    LineQuery,
+    LogLine,
+    Point,
+    PointQuery,
+    SourceId,
+    StoredLine,
+    StoredPoint,
+)
+
+PAGE_BYTES: Final = 3 * 2**20
+"""Characters in one reply: even if each takes four bytes, it stays below what a peer accepts."""
+_ENTRY_BYTES: Final = 64
+"""What an entry takes besides its text."""
+
+
+class Stored(Protocol):
+    @property
+    def seq(self) -> int: ...
+
+
+T = TypeVar("T", bound=Stored)
+
+
+def batch_of(message: pb.SourceBatch) -> Batch:
+    """Values are checked by the store."""
+    return Batch(
+        source_of(message.source),
+        message.start,
+        message.end,
+        [LogLine(one.offset, one.time_ms, one.text, one.partial) for one in message.lines],
+        [
+            Point(
+                one.offset,
+                one.time_ms,
+                one.name,
+                one.step if one.HasField("step") else None,
+                one.value,
+                dict(one.context),
+            )
+            for one in message.points
+        ],
+        message.final,
+    )
+
+
+def source_of(message: pb.Source) -> SourceId:
+    return SourceId(
+        message.attempt, message.role, message.rank, message.run, message.source, message.generation
+    )  # fmt: skip
+
+
+def source_message(source: SourceId) -> pb.Source:
+    return pb.Source(
+        attempt=source.attempt,
+        role=source.role,
+        rank=source.rank,
+        run=source.run,
+        source=source.source,
+        generation=source.generation,
+    )
+
+
+def line_messages(lines: Iterable[StoredLine]) -> list[pb.StoredLine]:
+    sources: dict[SourceId, pb.Source] = {}
+    out: list[pb.StoredLine] = []
+    for stored in lines:
+        source = sources.get(stored.source) or sources.setdefault(stored.source, source_message(stored.source))
+        line = stored.line
+        message = pb.LogLine(offset=line.offset, time_ms=line.time_ms, text=line.text, partial=line.partial)
+        out.append(pb.StoredLine(seq=stored.seq, source=source, line=message))
+    return out
+
+
+def point_messages(points: Iterable[StoredPoint]) -> list[pb.StoredPoint]:
+    sources: dict[SourceId, pb.Source] = {}
+    out: list[pb.StoredPoint] = []
+    for stored in points:
+        source = sources.get(stored.source) or sources.setdefault(stored.source, source_message(stored.source))
+        point = stored.point
+        message = pb.MetricPoint(
+            offset=point.offset,
+            time_ms=point.time_ms,
+            name=point.name,
+            step=point.step,
+            value=point.value,
+            context=point.context,
+        )
+        out.append(pb.StoredPoint(seq=stored.seq, source=source, point=message))
+    return out
+
+
+def line_query(request: pb.LinesRequest) -> LineQuery:
+    return LineQuery(
+        after_seq=request.after_seq,
+        before_seq=request.before_seq if request.HasField("before_seq") else None,
+        rank=request.rank if request.HasField("rank") else None,
+        role=request.role if request.HasField("role") else None,
+        attempt=request.attempt if request.HasField("attempt") else None,
+        stream=request.stream if request.HasField("stream") else None,
+        since_ms=request.since_ms if request.HasField("since_ms") else None,
+        until_ms=request.until_ms if request.HasField("until_ms") else None,
+        search=request.search if request.HasField("search") else None,
+        tail=request.tail if request.HasField("tail") else None,
+    )
+
+
+def point_query(request: pb.PointsRequest) -> PointQuery:
+    return PointQuery(
+        after_seq=request.after_seq,
+        names=tuple(request.names),
+        rank=request.rank if request.HasField("rank") else None,
+        attempt=request.attempt if request.HasField("attempt") else None,
+        max_points=request.max_points if request.HasField("max_points") else None,
+    )
+
+
+def line_size(stored: StoredLine) -> int:
+    return _ENTRY_BYTES + len(stored.line.text)
+
+
+def point_size(stored: StoredPoint) -> int:
+    """As ``line_size``."""
+    point = stored.point
+    return _ENTRY_BYTES + len(point.name) + sum(len(key) + len(value) for key, value in point.context.items())
