@@ -6,7 +6,6 @@ and is never opened by path: see ``services.helper.learner_files``.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any, Final
 from services.core.domain.codec import load
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.processes import Identity
 
 SCHEMA: Final = 1
 
@@ -34,8 +34,6 @@ class Assignment:
     objects: str
     cache: str
     env: Mapping[str, str] = field(default_factory=dict)
-    allowed_paths: tuple[str, ...] = ()
-    """Folders that the operator lets jobs read as ``local`` data."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -47,18 +45,6 @@ class Assignment:
     def learner_uid(self) -> int:
         """Who the learner's files belong to."""
         return self.uid if os.geteuid() == 0 else os.geteuid()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """``runs/<n>/start.json``."""
-
-    pid: int
-    start_time: int
-    boot_id: str
-    time: int
-    run: int
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class LearnerFolder:
@@ -88,9 +74,15 @@ class LearnerFolder:
         """Durable when this returns."""
         write_json(self.root / name, {"schema": SCHEMA, **document}, durable=True)
 
-    def start(self, run: int) -> Start | None:
+    def process(self, name: str) -> Identity | None:
+        """Who ``shim.json`` or ``runs/<n>/start.json`` is about."""
+        found = self.read(name)
+        return None if found is None else Identity(found["pid"], found["start_time"], found["boot_id"])
+
+    def started(self, run: int) -> int | None:
+        """When the learner's process was started, Unix ms."""
         found = self.read(f"runs/{run}/start.json")
-        return load(Start, found) if found is not None else None
+        return None if found is None else int(found["time"])
 
     def exit(self, run: int) -> Exit | None:
         found = self.read(f"runs/{run}/exit.json")
@@ -127,36 +119,3 @@ def sync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def boot_id() -> str:
-    """Another one after each start of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def start_time(pid: int) -> int | None:
-    """The process's start in clock ticks since boot: tells it from a later one of the same pid. None: it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in {"Z", "X"} else int(fields[19])
-
-
-def identity() -> dict[str, Any]:
-    """This process, as others can recognise it."""
-    return {"pid": os.getpid(), "start_time": start_time(os.getpid()), "boot_id": boot_id()}
-
-
-def open_process(who: Mapping[str, Any] | None) -> int | None:
-    """A pidfd of exactly the process that was written down; None where it is gone."""
-    if who is None or who.get("boot_id") != boot_id():
-        return None
-    fd: int | None = None
-    with contextlib.suppress(ProcessLookupError):
-        fd = os.pidfd_open(int(who["pid"]))
-    # Asked after opening: from here on the pid cannot come to mean another process.
-    if fd is not None and start_time(int(who["pid"])) != who.get("start_time"):
-        os.close(fd)
-        return None
-    return fd

@@ -14,13 +14,15 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.status import Phase
+from services.core.processes import identify
 from services.helper.fetch import Cancelled, Cannot, Fetch
-from services.helper.folder import Assignment, LearnerFolder, identity
+from services.helper.folder import Assignment, LearnerFolder
 from services.helper.journal import note
 from services.helper.shim import ShimWatch
 from services.helper.spool import Spool
@@ -51,7 +53,9 @@ def main(root: Path) -> int:
     folder = LearnerFolder(root)
     if folder.lock() is None:
         return HELD
-    folder.write("helper.json", identity())
+    me = identify(os.getpid())
+    if me is not None:  # always; the type does not know that we live
+        folder.write("helper.json", asdict(me))
     if not folder.has("stored"):
         asyncio.run(Helper(folder).live())
     return 0
@@ -189,9 +193,9 @@ class Helper:
         """How the learner's process ended; None where the folder was removed before it did."""
         while True:
             end = self._exit() or shim.lost(RUN)
-            start = self._folder.start(RUN) if Phase.PROCESSING.value not in reporter.status.times else None
-            if start is not None:
-                reporter.enter(Phase.PROCESSING, at=start.time)
+            started = None if Phase.PROCESSING.value in reporter.status.times else self._folder.started(RUN)
+            if started is not None:
+                reporter.enter(Phase.PROCESSING, at=started)
             if end is not None:
                 return end
             if self._folder.gone:

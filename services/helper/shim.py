@@ -10,13 +10,14 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
-from services.core.domain.codec import dump
 from services.core.domain.learner import Exit
-from services.helper.folder import LearnerFolder, open_process
+from services.core.processes import Identity, alive, send
+from services.helper.folder import LearnerFolder
 from services.helper.journal import note
 
-LOST_S: Final = 2.0
-"""Its last write may be seen a moment after its end; after so long without one nobody saw how the learner ended."""
+LOST_S: Final = 5.0
+"""Normally the agent writes the exit of a learner whose shim has died; where nobody does for so long, it is lost."""
+_SHIM: Final = "shim.json"
 
 
 class ShimWatch:
@@ -38,11 +39,9 @@ class ShimWatch:
 
     def wake(self) -> None:
         """SIGUSR1: look at your files. A hint; it looks each second anyway."""
-        fd = open_process(self._folder.read("shim.json"))
-        if fd is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGUSR1)
-            os.close(fd)
+        who = self._folder.process(_SHIM)
+        if who is not None:
+            send(who, signal.SIGUSR1)
 
     async def pause(self, seconds: float) -> None:
         """Waits so long, or until the shim has ended."""
@@ -55,26 +54,22 @@ class ShimWatch:
             self._let_go()
 
     def lost(self, run: int) -> Exit | None:
-        """An end that nobody saw: shim and learner are gone as processes and left no ``exit.json``."""
-        start = self._folder.start(run)
-        if self._fd is not None or start is None:
+        """An end that nobody saw: learner and shim are gone as processes, and no ``exit.json`` came."""
+        learner = self._folder.process(f"runs/{run}/start.json") if self._fd is None else None
+        shim = self._folder.process(_SHIM)
+        if learner is None or alive(learner) or (shim is not None and alive(shim)):
             self._missed_since = None
             return None
-        for who in (self._folder.read("shim.json"), dump(start)):
-            alive = open_process(who)
-            if alive is not None:
-                os.close(alive)
-                self._missed_since = None
-                return None
         now = time.monotonic()
         self._missed_since = self._missed_since or now
         if now - self._missed_since < LOST_S:
             return None
-        note("learner.lost", pid=start.pid)
+        note("learner.lost", pid=learner.pid)
         return Exit(time=time.time_ns() // 1_000_000, lost=True)
 
     def _watch(self) -> None:
-        self._fd = open_process(self._folder.read("shim.json"))
+        who = self._folder.process(_SHIM)
+        self._fd = _handle(who) if who is not None else None
         if self._fd is not None:
             asyncio.get_running_loop().add_reader(self._fd, self._ended.set)
 
@@ -84,3 +79,16 @@ class ShimWatch:
             os.close(self._fd)
             self._fd = None
         self._ended.clear()
+
+
+def _handle(who: Identity) -> int | None:
+    """A pidfd of exactly this process; None where it is gone."""
+    try:
+        fd = os.pidfd_open(who.pid)
+    except ProcessLookupError:
+        return None
+    # Asked after opening: from here on the pid cannot come to mean another process.
+    if not alive(who):
+        os.close(fd)
+        return None
+    return fd

@@ -1,0 +1,123 @@
+"""A peer for helpers: weft.v1.Intake with the memory of offsets that the contract asks for, and switches for tests.
+
+It listens on one port over all its lives; between ``stop`` and ``start`` it keeps what it has taken in, as the real one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from services.core.adapters.rpc.server import caller, serve
+from services.core.domain.codec import load
+from services.core.domain.errors import WeftError
+from services.core.domain.learner import LearnerStatus
+from services.core.gen.weft.v1 import metrics_pb2 as pb
+from services.core.gen.weft.v1.metrics_pb2_grpc import IntakeServicer, add_IntakeServicer_to_server
+
+SECRET = bytes(range(32))
+Key = tuple[int, str, int, int, str, int]
+
+
+class Intake(IntakeServicer):
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.current = True
+        self.go = True
+        self.refuse: WeftError | None = None
+        self.poison = ""
+        """Batches with this text in a line are invalid."""
+        self.reports: list[LearnerStatus] = []
+        """Each change once, in order."""
+        self.sent = 0
+        """Reports, with those sent again."""
+        self.progress: list[tuple[float, int]] = []
+        self.committed: dict[Key, int] = {}
+        self.final: set[Key] = set()
+        self.lines: list[tuple[Key, pb.LogLine]] = []
+        self.points: list[tuple[Key, pb.MetricPoint]] = []
+        self.on_append: Callable[[], None] = lambda: None
+        self._server: Any = None
+
+    async def start(self) -> None:
+        self._server = await serve(self.address, SECRET, lambda server: add_IntakeServicer_to_server(self, server))
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    def text(self, source: str = "stdout") -> list[str]:
+        """The lines of a source, in the order they were taken in."""
+        return [line.text for key, line in self.lines if key[4] == source]
+
+    def values(self, name: str) -> list[tuple[int, float]]:
+        return [(point.step, point.value) for _, point in self.points if point.name == name]
+
+    @property
+    def phases(self) -> list[str]:
+        return list(dict.fromkeys(report.phase.value for report in self.reports))
+
+    @property
+    def last(self) -> LearnerStatus | None:
+        return self.reports[-1] if self.reports else None
+
+    # --- the calls ---------------------------------------------------------------------------------------------------
+
+    async def Hello(self, request: pb.HelloRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.HelloReply:  # type: ignore[override]  # noqa: N802
+        assert request.protocol == 1
+        known = [
+            pb.SourceOffset(source=_source(key), committed=committed, final=key in self.final)
+            for key, committed in self.committed.items()
+        ]
+        return pb.HelloReply(protocol=1, current=self.current, sources=known)
+
+    async def Append(self, request: pb.AppendRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.AppendReply:  # type: ignore[override]  # noqa: N802
+        if self.refuse is not None:
+            raise self.refuse
+        for batch in request.batches:
+            if self.poison and any(self.poison in line.text for line in batch.lines):
+                from services.core.domain.errors import InvalidRequest  # noqa: PLC0415
+
+                raise InvalidRequest("poisoned")
+        out = []
+        for batch in request.batches:
+            key = _key(batch.source)
+            who = caller()
+            assert who is not None
+            assert (who.attempt, who.rank) == (batch.source.attempt, batch.source.rank)
+            committed = self.committed.setdefault(key, 0)
+            if batch.start == committed and key not in self.final:
+                assert batch.end >= batch.start
+                assert all(len(line.text.encode()) <= 16 * 1024 for line in batch.lines)
+                self.lines += [(key, line) for line in batch.lines]
+                self.points += [(key, point) for point in batch.points]
+                self.committed[key] = batch.end
+                if batch.final:
+                    self.final.add(key)
+            out.append(self.committed[key])
+        self.on_append()
+        return pb.AppendReply(committed=out)
+
+    async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ReportReply:  # type: ignore[override]  # noqa: N802
+        status = load(LearnerStatus, json.loads(request.status))
+        self.sent += 1
+        if self.current and (self.last is None or status.seq > self.last.seq):
+            self.reports.append(status)
+        return pb.ReportReply(current=self.current)
+
+    async def Beat(self, request: pb.BeatRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.BeatReply:  # type: ignore[override]  # noqa: N802
+        self.progress.append((request.progress, request.eta_ms))
+        return pb.BeatReply(current=self.current, go=self.go)
+
+
+def _key(source: pb.Source) -> Key:
+    return (source.attempt, source.role, source.rank, source.run, source.source, source.generation)
+
+
+def _source(key: Key) -> pb.Source:
+    attempt, role, rank, run, source, generation = key
+    return pb.Source(attempt=attempt, role=role, rank=rank, run=run, source=source, generation=generation)
