@@ -6,6 +6,7 @@ goes to ``report``, trouble is raised as WeftError with what to do.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.home import Home, default_home
 from services.core.processes import Identity, saved, send, wait_gone
@@ -39,10 +41,18 @@ def _supervisor(home: Home) -> Identity | None:
     return saved(home / "run" / "supervisor.json")
 
 
+def _admin_key(home: Home) -> str:
+    """Made by the api at its first start."""
+    found = asyncio.run(FolderSecretStore(home / "secrets").get("admin-key"))
+    if found is None:
+        raise WeftError(f"the api has not made its admin key in {home.root}; see {home / 'logs' / 'api.log'}")
+    return found.decode().strip()
+
+
 def _answer(home: Home, addresses: Mapping[str, str]) -> dict[str, Any]:
     return {
         "url": f"http://{addresses['api']}",
-        "key": (home / "secrets" / "admin-key").read_text().strip(),
+        "key": _admin_key(home),
         "home": str(home.root),
     }
 
