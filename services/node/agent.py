@@ -129,6 +129,10 @@ class Agent:
             log.info("attempt.gone", job=job, attempt=attempt, learners=len(learners))
         self._changed(job)
 
+    async def jobs(self) -> list[str]:
+        """Also of folders that nobody can read: whoever asks wants to know what is left behind."""
+        return sorted(entry.name for entry in self._root.iterdir() if not entry.name.startswith("."))
+
     async def watch(self) -> AsyncIterator[str]:
         queue: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1000)
         self._watchers.add(queue)

@@ -161,6 +161,7 @@ class Learner:
             pid=started.get("pid"),
             started=started.get("time"),
             exit=None if ended is None else load(Exit, ended),
+            stored=self.stored,
         )
 
 

@@ -62,6 +62,9 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         await self._whole(self._agent.teardown(request.job_id, attempt=request.attempt, term=request.term))
         return node_pb2.TeardownReply()
 
+    async def Jobs(self, request: node_pb2.JobsRequest, context: _Context) -> node_pb2.JobsReply:
+        return node_pb2.JobsReply(job_ids=await self._agent.jobs())
+
     async def Watch(self, request: node_pb2.WatchRequest, context: _Context) -> AsyncIterator[node_pb2.WatchEvent]:
         async for job in self._agent.watch():
             yield node_pb2.WatchEvent(job_id=job)

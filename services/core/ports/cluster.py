@@ -40,6 +40,8 @@ class LearnerProcess:
     pid: int | None = None
     started: int | None = None
     exit: Exit | None = None
+    stored: bool = False
+    """Its helper has stored everything and ended: known here too, for the status store may have forgotten it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,10 @@ class Cluster(Protocol):
 
     async def teardown(self, job_id: str, *, attempt: int, term: int) -> None:
         """Ends and removes everything of the attempt and of earlier ones; returns when it is really gone."""
+        ...
+
+    async def jobs(self) -> Sequence[str]:
+        """Ids of all jobs of which anything exists here, whether their documents know of it or not."""
         ...
 
     def watch(self) -> AsyncIterator[str]:

@@ -67,6 +67,10 @@ class LocalCluster:
         with translating():
             await self._stub.Teardown(request, timeout=_REMOVE_S)
 
+    async def jobs(self) -> Sequence[str]:
+        with translating():
+            return list((await self._stub.Jobs(node_pb2.JobsRequest(), timeout=_READ_S)).job_ids)
+
     async def watch(self) -> AsyncIterator[str]:
         while True:
             try:

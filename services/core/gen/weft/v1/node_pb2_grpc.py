@@ -61,6 +61,11 @@ class NodeStub:
                 request_serializer=weft_dot_v1_dot_node__pb2.TeardownRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_node__pb2.TeardownReply.FromString,
                 _registered_method=True)
+        self.Jobs = channel.unary_unary(
+                '/weft.v1.Node/Jobs',
+                request_serializer=weft_dot_v1_dot_node__pb2.JobsRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_node__pb2.JobsReply.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/weft.v1.Node/Watch',
                 request_serializer=weft_dot_v1_dot_node__pb2.WatchRequest.SerializeToString,
@@ -105,6 +110,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Jobs(self, request, context):
+        """Every job of which anything exists here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -138,6 +150,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Teardown,
                     request_deserializer=weft_dot_v1_dot_node__pb2.TeardownRequest.FromString,
                     response_serializer=weft_dot_v1_dot_node__pb2.TeardownReply.SerializeToString,
+            ),
+            'Jobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.Jobs,
+                    request_deserializer=weft_dot_v1_dot_node__pb2.JobsRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_node__pb2.JobsReply.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -282,6 +299,33 @@ class Node:
             '/weft.v1.Node/Teardown',
             weft_dot_v1_dot_node__pb2.TeardownRequest.SerializeToString,
             weft_dot_v1_dot_node__pb2.TeardownReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Jobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Node/Jobs',
+            weft_dot_v1_dot_node__pb2.JobsRequest.SerializeToString,
+            weft_dot_v1_dot_node__pb2.JobsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,8 @@ class NodeStub:
     Stop: _grpc.UnaryUnaryMultiCallable[_node_pb2.StopRequest, _node_pb2.StopReply]
     Teardown: _grpc.UnaryUnaryMultiCallable[_node_pb2.TeardownRequest, _node_pb2.TeardownReply]
     """Answers once everything is gone."""
+    Jobs: _grpc.UnaryUnaryMultiCallable[_node_pb2.JobsRequest, _node_pb2.JobsReply]
+    """Every job of which anything exists here."""
     Watch: _grpc.UnaryStreamMultiCallable[_node_pb2.WatchRequest, _node_pb2.WatchEvent]
 
 @_typing.type_check_only
@@ -58,6 +60,8 @@ class NodeAsyncStub(NodeStub):
     Stop: _aio.UnaryUnaryMultiCallable[_node_pb2.StopRequest, _node_pb2.StopReply]  # type: ignore[assignment]
     Teardown: _aio.UnaryUnaryMultiCallable[_node_pb2.TeardownRequest, _node_pb2.TeardownReply]  # type: ignore[assignment]
     """Answers once everything is gone."""
+    Jobs: _aio.UnaryUnaryMultiCallable[_node_pb2.JobsRequest, _node_pb2.JobsReply]  # type: ignore[assignment]
+    """Every job of which anything exists here."""
     Watch: _aio.UnaryStreamMultiCallable[_node_pb2.WatchRequest, _node_pb2.WatchEvent]  # type: ignore[assignment]
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
@@ -101,6 +105,14 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.TeardownReply, _abc.Awaitable[_node_pb2.TeardownReply]]:
         """Answers once everything is gone."""
+
+    @_abc_1.abstractmethod
+    def Jobs(
+        self,
+        request: _node_pb2.JobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.JobsReply, _abc.Awaitable[_node_pb2.JobsReply]]:
+        """Every job of which anything exists here."""
 
     @_abc_1.abstractmethod
     def Watch(
