@@ -14,23 +14,68 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from weft._client import Client
+    from weft._errors import (
+        Conflict,
+        ConnectionFailed,
+        FieldError,
+        IdempotencyMismatch,
+        InvalidArchive,
+        InvalidRequest,
+        InvalidSpec,
+        NotFinished,
+        NotFound,
+        PermissionDenied,
+        ResourceExhausted,
+        Unauthenticated,
+        Unavailable,
+        WeftError,
+    )
+    from weft._job import Job
     from weft._learner import checkpoint_requested, progress, report
+    from weft._records import Artifact, HistoryEvent, LogLine, Point, Series
 
-# Public name -> the private module that defines it.
+__all__ = [
+    "Artifact",
+    "Client",
+    "Conflict",
+    "ConnectionFailed",
+    "FieldError",
+    "HistoryEvent",
+    "IdempotencyMismatch",
+    "InvalidArchive",
+    "InvalidRequest",
+    "InvalidSpec",
+    "Job",
+    "LogLine",
+    "NotFinished",
+    "NotFound",
+    "PermissionDenied",
+    "Point",
+    "ResourceExhausted",
+    "Series",
+    "Unauthenticated",
+    "Unavailable",
+    "WeftError",
+    "checkpoint_requested",
+    "progress",
+    "report",
+]
+
+# Public name -> the private module that defines it; the errors share one.
 _HOMES = {
-    "checkpoint_requested": "weft._learner",
-    "progress": "weft._learner",
-    "report": "weft._learner",
+    "Client": "weft._client",
+    "Job": "weft._job",
+    **dict.fromkeys(("Artifact", "HistoryEvent", "LogLine", "Point", "Series"), "weft._records"),
+    **dict.fromkeys(("checkpoint_requested", "progress", "report"), "weft._learner"),
 }
-
-__all__ = ["checkpoint_requested", "progress", "report"]
 
 
 def __getattr__(name: str) -> object:
     """Fetch a public name from its module. Unknown names: AttributeError."""
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    home = _HOMES.get(name, "weft._errors")
     from importlib import import_module
 
     value: object = getattr(import_module(home), name)

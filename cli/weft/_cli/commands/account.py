@@ -1,0 +1,111 @@
+"""login, logout, whoami, profile: which platforms are known here, and who one is there."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from weft._cli.call import Call, command
+
+
+@command("login")
+@click.argument("url")
+@click.option("--key", metavar="KEY", help="The API key; better --key-stdin, which no process list shows.")
+@click.option("--key-stdin", is_flag=True, help="Read the API key from standard input.")
+@click.option("--name", metavar="NAME", help="Name of the profile; by default the host's.")
+def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: str | None) -> None:
+    """Sign in to a platform and make it current.
+
+    The key is tried before it is stored. On a terminal it is asked for unless it is given; WEFT_KEY works, too.
+    """
+    import os
+    from urllib.parse import urlsplit
+
+    from weft._cli.output import emit
+    from weft._client import Client
+    from weft._profile import Profile, config_file, normal_address, read_config, write_config
+
+    address = normal_address(url)
+    if key_stdin:
+        key = sys.stdin.readline()
+    key = key or os.environ.get("WEFT_KEY")
+    if not key:
+        if not sys.stdin.isatty():
+            raise click.UsageError("no key: give it with --key-stdin, --key or WEFT_KEY")
+        key = click.prompt("API key", hide_input=True)
+    profile = Profile(name or call.profile or urlsplit(address).hostname or "default", address, str(key).strip())
+    with Client(address, profile.key) as client:
+        me = client.whoami()
+    write_config(read_config().with_profile(profile, current=True))
+    document = {"profile": profile.name, "url": address, "user": me.get("user"), "tenant": me.get("tenant")}
+    emit(
+        call, document, names=[profile.name],
+        people=lambda _wide: f"signed in to {address} as {me.get('user')}; profile '{profile.name}' in {config_file()}",
+    )  # fmt: skip
+
+
+@command("logout")
+@click.argument("name", required=False)
+def logout_command(call: Call, name: str | None) -> None:
+    """Forget a platform and its key.
+
+    NAME is a profile; by default the current one. The key itself stays valid until it is revoked.
+    """
+    from weft._cli.output import emit
+    from weft._errors import Unauthenticated
+    from weft._profile import no_such_profile, read_config, write_config
+
+    config = read_config()
+    name = name or call.profile or config.current
+    if not name:
+        raise Unauthenticated("not signed in anywhere")
+    if name not in config.profiles:
+        raise no_such_profile(name, config)
+    write_config(config.without(name))
+    emit(call, {"profile": name, "removed": True}, people=lambda _wide: f"forgot '{name}'", names=[name])
+
+
+@command("whoami")
+def whoami_command(call: Call) -> None:
+    """Show who the key stands for."""
+    from weft._cli.output import emit, facts
+
+    client = call.client
+    me = {**client.whoami(), "url": client.url, "profile": client.profile.name}
+
+    def people(wide: bool) -> str:
+        return facts([
+            ("user", me.get("user")), ("tenant", me.get("tenant")), ("scope", me.get("scope")),
+            ("platform", me["url"]), ("profile", me["profile"] or "(from the environment)"), ("key", me.get("key_id")),
+            ("may", "\n".join(me.get("permissions") or ()) if wide else ""),
+        ])  # fmt: skip
+
+    emit(call, me, people=people, names=[str(me.get("user"))])
+
+
+@command("profile")
+@click.argument("name", required=False)
+def profile_command(call: Call, name: str | None) -> None:
+    """List the platforms you know, or switch to one.
+
+    With NAME: commands go to that platform from now on. WEFT_PROFILE, and WEFT_URL with WEFT_KEY, win over it.
+    """
+    from weft._cli.output import Column, emit, note, table
+    from weft._profile import read_config, write_config
+
+    config = read_config()
+    if name:
+        config = config.using(name)
+        write_config(config)
+    documents = [
+        {"name": one.name, "url": one.url, "current": one.name == config.current} for one in config.profiles.values()
+    ]
+
+    def people(_wide: bool) -> str:
+        rows = [["*" if d["current"] else "", d["name"], d["url"]] for d in documents]
+        return table([Column(""), Column("NAME"), Column("URL", flexible=True)], rows)
+
+    emit(call, {"profiles": documents}, people=people, names=(str(d["name"]) for d in documents))
+    if call.for_people and not documents:
+        note("none yet: `weft up` starts a platform on this machine, `weft login URL` signs in to one")

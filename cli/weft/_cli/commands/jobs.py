@@ -1,0 +1,254 @@
+"""list, show, events, explain: what there is and how it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from weft._cli.call import Call, Stop, command
+
+
+@command("list")
+@click.option("--status", "-s", multiple=True, metavar="STATE", help="Only jobs in this state; repeat for several.")
+@click.option("--name", metavar="NAME", help="Only jobs of this name.")
+@click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
+@click.option("--user", metavar="USER", help="Only jobs of this user.")
+@click.option("--tenant", metavar="TENANT", help="Administrators: another tenant, or * for all.")
+@click.option("--limit", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many.")
+@click.option("--all", "everything", is_flag=True, help="Without a limit.")
+def list_command(
+    call: Call,
+    status: tuple[str, ...],
+    name: str | None,
+    tag: str | None,
+    user: str | None,
+    tenant: str | None,
+    limit: int,
+    everything: bool,
+) -> None:
+    """List jobs, newest first."""
+    from weft._cli.output import emit, note
+
+    wanted = [part.strip().upper() for one in status for part in one.split(",") if part.strip()]
+    found = call.client.jobs.list(
+        status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, limit=None if everything else limit + 1
+    )
+    documents = [job.document for job in found]
+    more = not everything and len(documents) > limit
+    documents = documents[: None if everything else limit]
+    emit(call, {"jobs": documents}, people=lambda wide: _job_table(documents, wide), names=(d["id"] for d in documents))
+    if call.for_people:
+        if not documents:
+            note("no jobs yet; `weft init` writes one to start from, `weft train` submits it")
+        elif more:
+            note(f"the newest {limit}; -n or --all shows more")
+
+
+def _job_table(documents: list[dict[str, Any]], wide: bool) -> str:
+    from weft._cli.output import Column, table
+    from weft._cli.text import ago, amount, size, span
+    from weft._records import parse_time
+
+    columns = [
+        Column("ID"), Column("NAME", flexible=True), Column("STATUS"), Column("LEARNERS", right=True),
+        Column("AGE", right=True), Column("TOOK", right=True), Column("WHY", flexible=True),
+        Column("USER", wide_only=True), Column("TENANT", wide_only=True), Column("CPUS", right=True, wide_only=True),
+        Column("MEMORY", right=True, wide_only=True), Column("GPUS", right=True, wide_only=True),
+        Column("FRAMEWORK", wide_only=True), Column("ATTEMPT", right=True, wide_only=True),
+    ]  # fmt: skip
+    rows: list[list[object]] = []
+    for job in documents:
+        resources, attempt = job.get("resources") or {}, job.get("attempt") or {}
+        started, finished = attempt.get("started"), job.get("finished")
+        took = ""
+        if started:
+            took = (
+                span((parse_time(finished) - parse_time(started)).total_seconds())
+                if finished
+                else ago(parse_time(started))
+            )
+        rows.append([
+            job["id"], job.get("name", ""), job.get("status", ""), job.get("learners", ""),
+            ago(parse_time(job["created"])), took, job.get("reason") or job.get("pending_reason") or "",
+            job.get("user", ""), job.get("tenant", ""), amount(resources.get("cpus", 0)),
+            size(resources.get("memory", 0)), amount(resources.get("gpus", 0)), job.get("framework") or "-",
+            attempt.get("number", 0),
+        ])  # fmt: skip
+    return table(columns, rows, wide=wide)
+
+
+@command("show")
+@click.argument("job")
+def show_command(call: Call, job: str) -> None:
+    """Show one job: state, reason, resources, attempt.
+
+    JOB is an id, a name that only one job has, or @last.
+    """
+    from weft._cli.find import job_id
+    from weft._cli.output import emit
+
+    document = call.client.jobs.document(job_id(call.client, job))
+    emit(call, document, people=lambda wide: _facts(document, wide), names=[document["id"]])
+
+
+def _facts(job: dict[str, Any], wide: bool) -> str:
+    from weft._cli.output import facts
+    from weft._cli.text import ago, amount, size
+
+    resources, attempt, counters = job.get("resources") or {}, job.get("attempt") or {}, job.get("counters") or {}
+    placement: dict[str, str] = attempt.get("placement") or {}
+    why = ": ".join(text for text in (job.get("reason") or job.get("pending_reason"), job.get("message")) if text)
+    tries = ", ".join(f"{count} {name}" for name, count in counters.items() if count)
+    verdict = job.get("verdict") or {}
+    ended = ", ".join(
+        text
+        for text in (
+            verdict.get("learner") or "",
+            f"exit code {verdict['exit_code']}" if verdict.get("exit_code") is not None else "",
+            f"signal {verdict['signal']}" if verdict.get("signal") else "",
+        )
+        if text
+    )
+    asked = f"{amount(resources.get('cpus', 0))} CPUs, {size(resources.get('memory', 0))}"
+    if resources.get("gpus"):
+        asked += f", {amount(resources['gpus'])} GPUs"
+    pairs: list[tuple[str, object]] = [
+        ("id", job["id"]),
+        ("name", job.get("name")),
+        ("status", job.get("status", "") + _wish(job)),
+        ("why", why),
+        ("waits", job.get("pending_message")),
+        ("queue", f"position {job['queue_position']}" if job.get("queue_position") else ""),
+        ("first cause", ended),
+        ("owner", f"{job.get('user')} in {job.get('tenant')}"),
+        ("tags", ", ".join(job.get("tags") or ())),
+        ("learners", f"{job.get('learners')}, in all {asked}"),
+        ("framework", job.get("framework")),
+        ("attempt", f"{attempt.get('number')}{f' ({tries})' if tries else ''}" if attempt.get("number") else ""),
+        (
+            "placed",
+            "\n".join(f"{learner} on {node}" for learner, node in placement.items()) if wide else _nodes(placement),
+        ),
+        ("created", _when(job.get("created"))),
+        ("started", _when(attempt.get("started"))),
+        ("finished", _when(job.get("finished"))),
+        ("took", _took(job)),
+    ]
+    if wide:
+        pairs += [
+            ("generation", f"{job.get('generation')} (carried out: {job.get('observed_generation')})"),
+            ("code", job.get("code_digest")),
+            ("since", f"{_when(job.get('since'))} ({ago(_time(job.get('since')))})"),
+        ]
+    return facts(pairs)
+
+
+def _wish(job: dict[str, Any]) -> str:
+    """What the owner asked for and is not yet so."""
+    asked = job.get("generation", 0) > job.get("observed_generation", 0) and job.get("desired") in {"halt", "kill"}
+    return f" ({job['desired']} asked for)" if asked and not job.get("at_rest") else ""
+
+
+def _nodes(placement: dict[str, str]) -> str:
+    nodes = sorted(set(placement.values()))
+    return ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+
+
+def _time(text: str | None) -> Any:
+    from weft._records import parse_time
+
+    return parse_time(text) if text else None
+
+
+def _when(text: str | None) -> str:
+    from weft._cli.text import local_time
+
+    return local_time(_time(text)) if text else ""
+
+
+def _took(job: dict[str, Any]) -> str:
+    from weft._cli.text import span
+
+    begin, end = _time((job.get("attempt") or {}).get("started")), _time(job.get("finished"))
+    return span((end - begin).total_seconds()) if begin and end else ""
+
+
+@command("events")
+@click.argument("job")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job is at rest; its end is the exit code.")
+def events_command(call: Call, job: str, follow: bool) -> None:
+    """Show how a job's state changed, and why."""
+    from weft._cli.find import job_id
+    from weft._cli.output import Column, emit, table
+    from weft._cli.text import local_time
+
+    id_ = job_id(call.client, job)
+    if follow:
+        _follow_events(call, id_)
+        return
+    events = call.client.jobs.history(id_)
+
+    def people(wide: bool) -> str:
+        columns = [
+            Column("TIME"), Column("TO"), Column("TRY", right=True), Column("WHY", flexible=True),
+            Column("BY", wide_only=True), Column("FROM", wide_only=True),
+        ]  # fmt: skip
+        rows = [
+            [
+                local_time(e.time),
+                e.to,
+                e.attempt,
+                ": ".join(t for t in (e.reason, e.message) if t),
+                e.actor,
+                e.before or "",
+            ]
+            for e in events
+        ]
+        return table(columns, rows, wide=wide)
+
+    documents = [_event_document(event) for event in events]
+    emit(call, {"events": documents}, people=people, names=(event.to for event in events))
+
+
+def _event_document(event: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {**asdict(event), "time": event.time.isoformat()}
+
+
+def _follow_events(call: Call, id_: str) -> None:
+    from weft._cli.ends import exit_code
+    from weft._cli.output import emit_line, note
+    from weft._cli.text import local_time, one_line
+    from weft._records import HistoryEvent
+
+    followed = call.client.jobs.follow_events(id_, on_cut=lambda why: note(f"reconnecting: {why}"))
+    for event in followed:
+        if event.kind == "history":
+            seen = HistoryEvent.of(event.data)
+            why = ": ".join(text for text in (seen.reason, seen.message) if text)
+            emit_line(call, event.data, people=one_line(f"{local_time(seen.time)}  {seen.to:<12} {why}").rstrip())
+    raise Stop(exit_code(followed.end.status if followed.end else ""))
+
+
+@command("explain")
+@click.argument("job")
+def explain_command(call: Call, job: str) -> None:
+    """Say in words why a job is where it is."""
+    from weft._cli.find import job_id
+    from weft._cli.output import emit
+    from weft._cli.text import plain
+
+    answer = call.client.jobs.explain(job_id(call.client, job))
+
+    def people(_wide: bool) -> str:
+        position = answer.get("queue_position")
+        lines = [
+            f"{answer['status']}: {answer['summary']}",
+            f"It is number {position} in the queue." if position else "",
+        ]
+        lines += [f"  - {hint}" for hint in answer.get("hints") or ()]
+        return plain("\n".join(line for line in lines if line))
+
+    emit(call, answer, people=people, names=[answer["id"]])

@@ -1,0 +1,99 @@
+"""logs: what the learners print, stored or as it comes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+
+from weft._cli.call import Call, Stop, command
+
+_AGO = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+class When(click.ParamType[datetime]):
+    """A time (2026-11-21T13:20:00, in local time unless it says otherwise), or how long ago: 90s, 10m, 2h, 1d."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        text = str(value).strip()
+        parts = _AGO.fullmatch(text.removesuffix(" ago"))
+        if text and parts is not None:
+            days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+            return datetime.now(UTC) - timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        try:
+            return datetime.fromisoformat(text).astimezone(UTC)
+        except ValueError:
+            self.fail(f"'{text}' is no time; write 10m, 2h or 2026-11-21T13:20:00", param, ctx)
+
+
+@command("logs")
+@click.argument("job")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job is at rest; its end is the exit code.")
+@click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
+@click.option("--since", type=When(), metavar="TIME", help="From this time on: 10m, 2h, 2026-11-21T13:20:00.")
+@click.option("--until", type=When(), metavar="TIME", help="Up to this time.")
+@click.option("--search", metavar="REGEX", help="Only lines that match.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this learner (0 is the first).")
+@click.option("--role", metavar="ROLE", help="Only learners of this role.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Only this attempt.")
+@click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only this stream.")
+@click.option("--timestamps", is_flag=True, help="Begin each line with its time.")
+def logs_command(
+    call: Call, job: str, follow: bool, tail: int | None, until: datetime | None, timestamps: bool, **which: Any
+) -> None:
+    """Print or follow what the learners print.
+
+    Lines of jobs with several learners begin with the learner. A cut connection is taken up where it stopped: no line
+    is lost or comes twice. With -o json, one JSON object per line.
+    """
+    from weft._cli.ends import exit_code, said
+    from weft._cli.find import job_id
+    from weft._cli.lines import LineWriter
+    from weft._cli.output import note
+    from weft._errors import InvalidRequest
+
+    jobs = call.client.jobs
+    id_ = job_id(call.client, job)
+    writer = LineWriter(several=jobs.document(id_).get("learners", 1) > 1, timestamps=timestamps)
+    if not follow:
+        for line in jobs.logs(id_, until=until, tail=tail, **which):
+            _print(call, line, writer)
+        return
+    if until is not None:
+        raise InvalidRequest("--follow goes on until the job is at rest; leave out --until")
+    followed = jobs.follow_logs(id_, tail=tail, on_cut=lambda why: note(f"reconnecting: {why}"), **which)
+    for line in _lines(followed):
+        _print(call, line, writer)
+    end = followed.end
+    if end is None:  # pragma: no cover - a Follow ends with an end or an error
+        raise Stop(1)
+    if call.for_people:
+        note(said(job if job != "@last" else id_, end.status, end.reason, end.message))
+    raise Stop(exit_code(end.status))
+
+
+def _lines(followed: Any) -> Iterator[Any]:
+    from weft._records import LogLine
+
+    for event in followed:
+        if event.kind == "line":
+            yield LogLine.of(event.data)
+
+
+def _print(call: Call, line: Any, writer: Any) -> None:
+    from weft._cli.output import emit_line
+    from weft._cli.text import plain
+
+    if call.for_people:
+        click.echo(writer.text(line), nl=False)
+        return
+    document = {name: getattr(line, name) for name in line.__dataclass_fields__}
+    document["time"] = line.time.isoformat()
+    emit_line(call, document, people=plain(line.text))

@@ -1,0 +1,122 @@
+"""up, down, status, doctor: the platform on this machine, found by its entry point.
+
+The SDK does not depend on the platform. What it needs of it is one object behind the entry point ``weft.platform``,
+name ``local``, which answers with plain dictionaries; its errors have the same names as ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from weft._cli.call import Call, Stop, command
+
+_HOME_HELP = "The installation's folder; WEFT_HOME."
+
+
+@command("up")
+@click.option("--home", metavar="DIR", help=_HOME_HELP)
+@click.option("--gpus", type=click.IntRange(min=0), help="How many GPUs to offer; by default those that are found.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Port of the API; by default a free one.")
+def up_command(call: Call, home: str | None, gpus: int | None, port: int | None) -> None:
+    """Start the platform on this machine.
+
+    Prints its address and key, and writes the profile 'local'. Already running: says so, and changes nothing.
+    """
+    from weft._cli.local import platform, translated
+    from weft._cli.output import emit, facts, note
+    from weft._profile import Profile, config_file, read_config, write_config
+
+    with translated():
+        answer: dict[str, Any] = platform().up(home, gpus=gpus, port=port, report=note)
+    config = read_config()
+    current = config.current in {"", "local"} or config.current not in config.profiles
+    write_config(config.with_profile(Profile("local", answer["url"], answer["key"]), current=current))
+
+    def people(_wide: bool) -> str:
+        profile = f"'local' in {config_file()}" + (
+            "" if current else f"; '{config.current}' stays current: `weft profile local`"
+        )
+        return facts([
+            ("address", answer["url"]), ("key", answer["key"]), ("folder", answer["home"]), ("profile", profile),
+            ("next", "weft init, weft train, weft status, weft down"),
+        ])  # fmt: skip
+
+    emit(call, answer, people=people, names=[answer["url"]])
+
+
+@command("down")
+@click.option("--home", metavar="DIR", help=_HOME_HELP)
+@click.option("--purge", is_flag=True, help="Remove the folder, too: every job, result and key.")
+def down_command(call: Call, home: str | None, purge: bool) -> None:
+    """Stop the platform on this machine.
+
+    Jobs that ran go on, from their checkpoints, after the next `weft up`.
+    """
+    from weft._cli.local import platform, translated
+    from weft._cli.output import emit, note
+    from weft._profile import read_config, write_config
+
+    with translated():
+        answer: dict[str, Any] = platform().down(home, purge=purge, report=note)
+    if purge and "local" in (config := read_config()).profiles:
+        write_config(config.without("local"))
+    said = "stopped" if answer.get("was_running", True) else "nothing was running"
+    if purge:
+        said += "; its folder is removed"
+    emit(call, answer, people=lambda _wide: f"{said} ({answer.get('home', '')})", names=[str(answer.get("home", ""))])
+
+
+@command("status")
+@click.option("--home", metavar="DIR", help=_HOME_HELP)
+def status_command(call: Call, home: str | None) -> None:
+    """Show what runs on this machine."""
+    from weft._cli.local import platform, translated
+    from weft._cli.output import Column, emit, facts, table
+
+    with translated():
+        answer: dict[str, Any] = platform().status(home)
+
+    def people(wide: bool) -> str:
+        where = facts([("address", answer.get("url")), ("folder", answer.get("home"))])
+        if not answer["running"]:
+            return f"not running; `weft up` starts it\n{where}"
+        columns = [
+            Column("SERVICE"), Column("STATE"), Column("PID", right=True), Column("RESTARTS", right=True),
+            Column("ADDRESS"), Column("WHY", flexible=True),
+        ]  # fmt: skip
+        rows = [
+            [s["name"], s["state"], s["pid"] or "-", s["restarts"], s.get("address") or "-", s.get("why") or ""]
+            for s in answer["services"]
+        ]
+        return f"{where}\n\n{table(columns, rows, wide=wide)}"
+
+    emit(call, answer, people=people, names=(s["name"] for s in answer["services"]))
+    if not answer["running"]:
+        raise Stop(1)
+
+
+@command("doctor")
+@click.option("--home", metavar="DIR", help=_HOME_HELP)
+def doctor_command(call: Call, home: str | None) -> None:
+    """Find what is missing or unsafe here, and how to mend it."""
+    from weft._cli.local import platform, translated
+    from weft._cli.output import emit
+    from weft._cli.text import plain
+
+    with translated():
+        checks: list[dict[str, Any]] = platform().doctor(home)
+
+    def people(_wide: bool) -> str:
+        lines: list[str] = []
+        for check in checks:
+            mark = click.style("ok  ", fg="green") if check["ok"] else click.style("BAD ", fg="red")
+            lines.append(f"{mark} {plain(check['check'])}: {plain(check['detail'])}")
+            if not check["ok"] and check.get("fix"):
+                lines.append(f"     -> {plain(check['fix'])}")
+        return "\n".join(lines)
+
+    emit(call, {"checks": checks}, people=people, names=(c["check"] for c in checks if not c["ok"]))
+    if not all(check["ok"] for check in checks):
+        raise Stop(1)

@@ -1,0 +1,235 @@
+"""train: plan, upload, queue, follow."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft._cli.call import Call, Stop, command
+
+if TYPE_CHECKING:
+    from weft._archive import Archive
+    from weft._job import Job
+    from weft._spec_file import SpecFile
+
+CANNOT_BE_PLACED = 6
+
+
+def _field_help(ctx: click.Context, _param: click.Parameter, field: str | None) -> None:
+    if field is None or ctx.resilient_parsing:
+        return
+    if not field:
+        click.echo(ctx.get_help())
+    else:
+        from weft._cli.fields import explain_field
+
+        click.echo(explain_field(field))
+    ctx.exit()
+
+
+@command("train", add_help_option=False)
+@click.argument("where", required=False, metavar="[FOLDER]")
+@click.argument("code", required=False, metavar="[CODE]")
+@click.option("--file", "-f", "file", type=click.Path(path_type=Path), help="The spec; by default FOLDER/weft.yaml.")
+@click.option("--name", metavar="NAME", help="Another name for the job.")
+@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. resources.gpus=1.")
+@click.option("--dry-run", is_flag=True, help="Only check and plan; works without a platform, too.")
+@click.option(
+    "--follow/--no-follow", default=None, help="Watch until it is at rest; on a terminal that is the default."
+)
+@click.option("--metric", metavar="NAME", help="The curve to draw while following; by default the loss.")
+@click.option(
+    "--wait-placed", type=click.FloatRange(min=0), metavar="SECONDS", help="Exit code 6 if it still waits then."
+)
+@click.option("--idempotency-key", metavar="KEY", help="The same key never makes a second job; made by default.")
+@click.option(
+    "-h", "--help", "_help", is_flag=False, flag_value="", metavar="[FIELD]", is_eager=True, expose_value=False,
+    callback=_field_help, help="This, or what a field of the spec means: -h resources.gpus",
+)  # fmt: skip
+def train_command(
+    call: Call,
+    where: str | None,
+    code: str | None,
+    file: Path | None,
+    name: str | None,
+    settings: tuple[str, ...],
+    dry_run: bool,
+    follow: bool | None,
+    metric: str | None,
+    wait_placed: float | None,
+    idempotency_key: str | None,
+) -> None:
+    r"""Submit a job: plan, upload, queue, follow.
+
+    \b
+    weft train                    the job in this folder (weft.yaml)
+    weft train FOLDER             the job in another folder
+    weft train -f FILE            a spec; the code is what its `code:` names
+    weft train MANIFEST CODE      a spec and a folder or zip of code (as with FfDL)
+
+    Following, the exit code is the job's end: 0 COMPLETED, 100 FAILED, 103 KILLED or HALTED. Ctrl-C only stops
+    following.
+    """
+    from weft._archive import make_archive
+    from weft._cli.output import emit, warn
+    from weft._errors import ConnectionFailed, Unauthenticated
+    from weft._spec_file import set_field
+
+    spec, code_path = _find(where, code, file)
+    if name:
+        spec.document["name"] = name
+    for assignment in settings:
+        set_field(spec.document, assignment)
+    if not code:
+        code_path = spec.code
+    with ExitStack() as stack:
+        archive = stack.enter_context(make_archive(code_path)) if code_path is not None else None
+        for skipped in archive.listing.skipped if archive else ():
+            warn(f"{skipped} is no plain file and is left out")
+        try:
+            plan = _planned(call, spec, archive)
+        except (ConnectionFailed, Unauthenticated) as away:
+            if not dry_run:
+                raise
+            _offline(call, spec, archive, away.message)
+            return
+        if dry_run:
+            emit(call, plan, people=lambda _wide: _plan_text(plan, archive), names=[str(plan["spec"].get("name"))])
+            return
+        if call.for_people:
+            print(_plan_text(plan, archive), flush=True)
+        for warning in plan.get("warnings") or ():
+            warn(warning)
+        job = _submitted(call, spec, archive, plan, idempotency_key or uuid.uuid4().hex)
+    _after(call, job, plan, follow=follow, metric=metric, wait_placed=wait_placed)
+
+
+def _find(where: str | None, code: str | None, file: Path | None) -> tuple[SpecFile, Path | None]:
+    """The spec that is meant, and the code if the command line names it."""
+    from weft._spec_file import find_spec, read_spec
+
+    if file is not None and code is not None:
+        raise click.UsageError("give the spec either with -f or as the first argument, not both")
+    if file is not None:
+        return read_spec(file), Path(where) if where else None
+    place = Path(where or ".")
+    path = find_spec(place) if place.is_dir() else place
+    return read_spec(path), Path(code) if code else None
+
+
+def _planned(call: Call, spec: SpecFile, archive: Archive | None) -> dict[str, Any]:
+    from weft._errors import InvalidRequest
+
+    try:
+        return call.client.jobs.plan(spec.document, digest=archive.digest if archive else None)
+    except InvalidRequest as refused:
+        raise _located(refused, spec) from None
+
+
+def _submitted(call: Call, spec: SpecFile, archive: Archive | None, plan: dict[str, Any], key: str) -> Job:
+    from weft._cli.progress import upload_bar
+    from weft._errors import InvalidRequest
+
+    stored = bool((plan.get("code") or {}).get("stored"))
+    with upload_bar(shown=archive is not None and not stored and call.for_people) as told:
+        try:
+            job = call.client.jobs.submit_document(
+                spec.document, archive=archive, idempotency_key=key, on_upload=told, stored=stored
+            )
+        except InvalidRequest as refused:
+            raise _located(refused, spec) from None
+    return job
+
+
+def _located(refused: Any, spec: SpecFile) -> Any:
+    """The same error, its fields with the lines where they stand."""
+    from weft._cli.fields import located
+
+    return located(refused, spec)
+
+
+def _plan_text(plan: dict[str, Any], archive: Archive | None) -> str:
+    from weft._cli.plan import plan_text
+
+    return plan_text(plan, archive)
+
+
+def _offline(call: Call, spec: SpecFile, archive: Archive | None, why: str) -> None:
+    """Check a spec without a platform that answers, by the code of one that is installed."""
+    from weft._cli.local import find_platform
+    from weft._cli.output import emit, note
+    from weft._cli.plan import count, listing_lines
+    from weft._cli.text import size
+    from weft._errors import FieldError, InvalidSpec, Unavailable
+
+    platform = find_platform()
+    if platform is None:
+        raise Unavailable(f"nothing here can check a spec: {why}")
+    checked = platform.check_spec(spec.document)
+    errors = tuple(FieldError(e["pointer"], e["message"], e.get("hint") or "") for e in checked["errors"])
+    if errors:
+        raise _located(InvalidSpec(f"{spec.path}: {len(errors)} wrong", errors=errors), spec)
+    note(f"checked without a platform: {why}")
+
+    def people(_wide: bool) -> str:
+        lines = [f"{spec.document.get('name')}: the spec is right"]
+        if archive is not None:
+            listing = archive.listing
+            what = f"{count(len(listing.files), 'file')}, {size(listing.size)}, {size(archive.size)} compressed"
+            lines += [f"  {'upload':<10}{what}", *listing_lines(listing)]
+        return "\n".join(lines)
+
+    document = {"dry_run": True, "spec": checked["spec"], "fits": "unknown", "warnings": []}
+    emit(call, document, people=people, names=[str(spec.document.get("name"))])
+
+
+def _after(
+    call: Call, job: Job, plan: dict[str, Any], *, follow: bool | None, metric: str | None, wait_placed: float | None
+) -> None:
+    from weft._cli.output import emit
+
+    if follow is None:
+        follow = call.for_people and sys.stdout.isatty() and wait_placed is None
+    if not follow:
+        emit(call, job.document, people=lambda _wide: _next_commands(job), names=[job.id])
+        if wait_placed is not None:
+            raise Stop(_placed(job, plan, wait_placed))
+        return
+    from weft._cli.watch import watch
+
+    if call.for_people:
+        print(f"submitted {job.id}", flush=True)
+    code = watch(call, job, metric=metric)
+    if not call.for_people:
+        emit(call, job.refresh().document, people=lambda _wide: "", names=[job.id])
+    raise Stop(code)
+
+
+def _placed(job: Job, plan: dict[str, Any], seconds: float) -> int:
+    """0 once the job has left the queue; 6 where it cannot, or has not in time."""
+    import time
+
+    from weft._cli.output import note
+
+    deadline = time.monotonic() + seconds
+    while job.status == "QUEUED":
+        if plan.get("fits") == "never" or time.monotonic() >= deadline:
+            note(f"{job.id} is accepted but waits: `weft explain {job.id}`")
+            return CANNOT_BE_PLACED
+        time.sleep(min(0.25, max(0.0, deadline - time.monotonic())))
+        job.refresh()
+    return 0
+
+
+def _next_commands(job: Job) -> str:
+    return "\n".join([
+        f"submitted {job.id}",
+        f"  weft logs -f {job.id}      what it prints",
+        f"  weft show {job.id}         how it stands",
+        f"  weft kill {job.id}         end it",
+    ])  # fmt: skip

@@ -1,0 +1,57 @@
+"""version, completion."""
+
+from __future__ import annotations
+
+import click
+
+from weft._cli.call import Call, command
+
+
+def own_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("weft-sdk")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@command("version")
+def version_command(call: Call) -> None:
+    """Show the versions of this command and of the platform."""
+    from weft._cli.output import emit, facts
+    from weft._errors import WeftError
+
+    document: dict[str, object] = {"client": own_version(), "platform": None, "url": None}
+    why = ""
+    try:
+        document["url"] = call.client.url
+        document["platform"] = call.client.version()["version"]
+    except WeftError as unknown:  # the command's own version is an answer without a platform, too
+        why = unknown.message
+    emit(
+        call, document, names=[own_version()],
+        people=lambda _wide: facts([
+            ("weft", document["client"]), ("platform", document["platform"] or f"unknown: {why}"),
+            ("address", document["url"]),
+        ]),
+    )  # fmt: skip
+
+
+@command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_command(call: Call, shell: str) -> None:
+    """Print a script that completes commands in your shell.
+
+    For bash: weft completion bash > ~/.local/share/bash-completion/completions/weft
+    """
+    from click.shell_completion import get_completion_class
+
+    from weft._cli.main import weft
+    from weft._cli.output import emit
+
+    kind = get_completion_class(shell)
+    if kind is None:  # pragma: no cover - click knows the three
+        raise click.UsageError(f"there is no completion for {shell}")
+    script = kind(weft, {}, "weft", "_WEFT_COMPLETE").source()
+    emit(call, {"shell": shell, "script": script}, people=lambda _wide: script, names=[script])

@@ -1,0 +1,49 @@
+"""wait: until jobs are at rest."""
+
+from __future__ import annotations
+
+import click
+
+from weft._cli.call import Call, Stop, command
+
+
+@command("wait")
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.option(
+    "--timeout", "-t", type=click.FloatRange(min=0), metavar="SECONDS", help="Give up then, with exit code 101."
+)
+def wait_command(call: Call, jobs: tuple[str, ...], timeout: float | None) -> None:
+    """Wait until jobs are at rest; the exit code says how they ended.
+
+    0 all COMPLETED, 100 one FAILED, 103 one KILLED or HALTED, 101 not finished in time.
+    """
+    import time
+
+    from weft._cli.ends import NOT_FINISHED, exit_code, said, worst
+    from weft._cli.find import job_id
+    from weft._cli.output import emit, note
+    from weft._errors import NotFinished
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    ids = [job_id(call.client, job) for job in jobs]
+    codes: list[int] = []
+    documents: list[dict[str, object]] = []
+    for id_ in ids:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            job = call.client.jobs.wait(id_, timeout=left)
+            codes.append(exit_code(job.status))
+        except NotFinished:
+            job = call.client.jobs.get(id_)
+            codes.append(NOT_FINISHED)
+            note(f"{job.name} is still {job.status}; it goes on (`weft wait {id_}`)")
+        documents.append(job.document)
+
+    def people(_wide: bool) -> str:
+        return "\n".join(
+            said(str(d.get("name")), str(d.get("status")), str(d.get("reason") or ""), str(d.get("message") or ""))
+            for d in documents
+        )
+
+    emit(call, {"jobs": documents}, people=people, names=ids)
+    raise Stop(worst(codes))

@@ -1,0 +1,42 @@
+"""Finds the platform on this machine, if it is installed, and speaks its errors as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from typing import Any
+
+from weft import _errors
+from weft._errors import FieldError, NotFound, WeftError
+
+
+def find_platform() -> Any | None:
+    """The object behind the entry point; None where no platform is installed."""
+    for point in entry_points(group="weft.platform", name="local"):
+        return point.load()
+    return None
+
+
+def platform() -> Any:
+    """The same; NotFound, with how to install it, where there is none."""
+    found = find_platform()
+    if found is None:
+        raise NotFound("no platform is installed here, only its command line: `pip install weft-platform`")
+    return found
+
+
+@contextmanager
+def translated() -> Generator[None, None, None]:
+    """The platform's errors carry the names and fields of ours, but other classes: raise ours for them."""
+    try:
+        yield
+    except WeftError:
+        raise
+    except Exception as failed:
+        kinds = [getattr(_errors, parent.__name__, None) for parent in type(failed).__mro__]
+        kind = next((k for k in kinds if isinstance(k, type) and issubclass(k, WeftError)), None)
+        if kind is None:
+            raise
+        errors = tuple(FieldError(error.pointer, error.message, error.hint) for error in getattr(failed, "errors", ()))
+        raise kind(str(failed), errors=errors) from failed

@@ -1,0 +1,134 @@
+"""The command `weft`: which commands there are, where they are found, and how a failure is shown.
+
+`weft --help` has 150 ms, so this module imports click and nothing else, and no command's module before it is called:
+what the help says of each stands in the table below (a test keeps it equal to what the commands say of themselves).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from importlib import import_module
+from typing import Final
+
+import click
+
+from weft._cli.call import Call, shared_options
+
+# Section -> command -> (module in weft._cli.commands, what it does).
+COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "Train": {
+        "init": ("init", "Write a job to start from: weft.yaml and train.py."),
+        "train": ("train", "Submit a job: plan, upload, queue, follow."),
+        "list": ("jobs", "List jobs, newest first."),
+        "show": ("jobs", "Show one job: state, reason, resources, attempt."),
+        "logs": ("logs", "Print or follow what the learners print."),
+        "metrics": ("metrics", "Show a job's metrics and their curves."),
+        "events": ("jobs", "Show how a job's state changed, and why."),
+        "explain": ("jobs", "Say in words why a job is where it is."),
+        "wait": ("wait", "Wait until jobs are at rest; the exit code says how they ended."),
+        "download": ("download", "Fetch results, logs, checkpoints or code of a job."),
+    },
+    "Steer": {
+        "halt": ("control", "Let jobs checkpoint and stop; they can be resumed."),
+        "resume": ("control", "Queue halted jobs again, from their checkpoints."),
+        "kill": ("control", "End jobs at once; nothing more is stored."),
+        "delete": ("control", "Remove jobs that have ended."),
+    },
+    "This machine": {
+        "up": ("platform", "Start the platform on this machine."),
+        "down": ("platform", "Stop the platform on this machine."),
+        "status": ("platform", "Show what runs on this machine."),
+        "doctor": ("platform", "Find what is missing or unsafe here, and how to mend it."),
+    },
+    "Account": {
+        "login": ("account", "Sign in to a platform and make it current."),
+        "logout": ("account", "Forget a platform and its key."),
+        "whoami": ("account", "Show who the key stands for."),
+        "profile": ("account", "List the platforms you know, or switch to one."),
+    },
+    "More": {
+        "version": ("version", "Show the versions of this command and of the platform."),
+        "completion": ("version", "Print a script that completes commands in your shell."),
+    },
+}
+# FfDL's users type `list` and `train`; others come from batch systems and containers.
+ALIASES: Final = {"ps": "list", "ls": "list", "submit": "train"}
+_HOMES: Final = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
+
+
+class LazyGroup(click.Group):
+    """Commands by name, imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(_HOMES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        name = ALIASES.get(cmd_name, cmd_name)
+        if name not in _HOMES:
+            return None
+        module = import_module(f"weft._cli.commands.{_HOMES[name][0]}")
+        command: click.Command = getattr(module, f"{name}_command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(name, [*_HOMES, *ALIASES], n=1, cutoff=0.5)
+            hint = f"did you mean '{close[0]}'?" if close else "`weft --help` lists what there is."
+            raise click.UsageError(f"there is no command '{name}'; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        for title, section in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, summary) for name, (_module, summary) in section.items()], col_max=12)
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="`weft COMMAND --help` says more. Exit codes: 0 ok, 1 error, 2 usage, 3 not allowed, 4 not found, "
+    "5 conflict, 6 cannot be placed, 100 job failed, 101 not finished, 103 job killed or halted.",
+)
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=lambda c, _p, v: _version(c, v))
+@shared_options
+def weft() -> None:
+    """Train deep-learning models on a shared platform."""
+
+
+def _version(ctx: click.Context, asked: bool) -> None:
+    if asked:
+        from weft._cli.commands.version import own_version
+
+        click.echo(f"weft {own_version()}")
+        ctx.exit()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and leave with its exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command; its exit code. Whatever goes wrong is one red line, and a trace only with --debug."""
+    call = Call()
+    try:
+        code = weft.main(args=arguments, prog_name="weft", standalone_mode=False, obj=call)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        # `weft logs | head`: whoever read has read enough. Python would complain once more while it leaves.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    # The edge of the program: everything has to become a line and an exit code here.
+    except (Exception, KeyboardInterrupt) as failure:  # noqa: BLE001
+        from weft._cli.failure import show
+
+        return show(failure, debug=call.debug)

@@ -1,0 +1,132 @@
+"""Prints one answer in the form that was asked for. With json, yaml and name, stdout carries that and nothing else.
+
+Tables fit the terminal: columns that may shrink end in an ellipsis, and the rest is never cut. Where stdout is no
+terminal they are as wide as they need to be (unless COLUMNS says otherwise), so that grep sees everything.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from weft._cli.call import Call
+from weft._cli.text import one_line, plain
+
+_ENDLESS: Final = 10_000
+STATUS_STYLES: Final = {
+    "COMPLETED": "green", "FAILED": "red", "KILLED": "magenta", "HALTED": "yellow", "HALTING": "yellow",
+    "PROCESSING": "cyan", "STORING": "cyan", "DOWNLOADING": "blue", "PENDING": "blue", "QUEUED": "dim",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    flexible: bool = False
+    """May be cut with an ellipsis where the terminal is narrow."""
+    right: bool = False
+    wide_only: bool = False
+
+
+Rows = Sequence[Sequence[object]]
+
+
+def width() -> int:
+    """Columns that stdout has."""
+    if os.environ.get("COLUMNS", "").isdigit():
+        return max(20, int(os.environ["COLUMNS"]))
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _ENDLESS
+
+
+def colored() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def table(columns: Sequence[Column], rows: Rows, *, wide: bool = False, columns_wide: int | None = None) -> str:
+    """The table as text, without a newline at its end. Cells that name a status are coloured."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = [place for place, column in enumerate(columns) if wide or not column.wide_only]
+    grid = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
+    for place in shown:
+        column = columns[place]
+        grid.add_column(
+            Text(column.title, no_wrap=True, overflow="ellipsis"),
+            no_wrap=not column.flexible,
+            justify="right" if column.right else "left",
+        )
+    for row in rows:
+        cells = [one_line(row[place]) for place in shown]
+        grid.add_row(
+            *(Text(cell, style=STATUS_STYLES.get(cell, ""), no_wrap=True, overflow="ellipsis") for cell in cells)
+        )
+    page = io.StringIO()
+    console = Console(
+        file=page, width=columns_wide or width(), force_terminal=colored(), color_system="auto" if colored() else None,
+        highlight=False, markup=False, emoji=False, legacy_windows=False,
+    )  # fmt: skip
+    console.print(grid)
+    return "\n".join(line.rstrip() for line in page.getvalue().rstrip("\n").split("\n"))
+
+
+def emit(
+    call: Call,
+    document: Any,
+    *,
+    people: Callable[[bool], str],
+    names: Iterable[str] = (),
+) -> None:
+    """Print an answer.
+
+    document: what json and yaml print.
+    people: gives the text for people; told whether it may be wide.
+    names: what `-o name` prints, one per line.
+    """
+    match call.output:
+        case "json":
+            print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+        case "yaml":
+            import yaml
+
+            text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False)
+            print(text, end="")
+        case "name":
+            for name in names:
+                print(plain(name))
+        case _:
+            print(people(call.output == "wide"))
+
+
+def emit_line(call: Call, document: Any, *, people: str) -> None:
+    """Print one of a stream of answers: for programs, one JSON document per line."""
+    if call.output in {"json", "yaml"}:
+        print(json.dumps(document, ensure_ascii=False, default=str), flush=True)
+    else:
+        print(people, flush=True)
+
+
+def note(text: str) -> None:
+    """Something aside, on stderr: stdout belongs to the answer."""
+    click.secho(plain(text), dim=True, err=True)
+
+
+def warn(text: str) -> None:
+    click.secho(plain(f"warning: {text}"), fg="yellow", err=True)
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> str:
+    """Names and values under one another; empty values are left out."""
+    shown = [(name, plain(value)) for name, value in pairs if value not in {"", None}]
+    widest = max((len(name) for name, _value in shown), default=0)
+    indent = "\n" + " " * (widest + 2)
+    return "\n".join(f"{name:<{widest}}  {value.replace(chr(10), indent)}" for name, value in shown)

@@ -1,0 +1,65 @@
+"""What submitting would do, in words: roles, resources, upload, whether it fits, warnings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft._archive import Archive, Listing
+from weft._cli.text import amount, one_line, plain, size
+
+_FITS = {
+    "now": "it fits now",
+    "later": "it fits, but has to wait",
+    "never": "it is larger than the whole cluster",
+    "unknown": "whether it fits is not known",
+}
+
+
+def plan_text(plan: dict[str, Any], archive: Archive | None) -> str:
+    """The plan for people; ``plan`` is what the platform's dry run answered (docs/api.md, "PLAN")."""
+    spec, framework = plan.get("spec") or {}, plan.get("framework") or {}
+    lines = [
+        f"{one_line(spec.get('name', 'job'))}: {count(plan.get('learners', 1), 'learner')}" + _framework(framework)
+    ]
+    resources = plan.get("resources") or {}
+    for role, one in (resources.get("roles") or {}).items():
+        lines.append(f"  {one_line(role):<10}{one.get('count', 1)} x {_amounts(one)}")
+    if resources.get("total") and plan.get("learners", 1) > 1:
+        lines.append(f"  {'in all':<10}{_amounts(resources['total'])}")
+    if archive is not None:
+        stored = bool((plan.get("code") or {}).get("stored"))
+        lines += _upload(archive, stored=stored)
+    fits = str(plan.get("fits", ""))
+    if fits in _FITS:
+        message = one_line(plan.get("fits_message") or "")
+        lines.append(f"  {'cluster':<10}{_FITS[fits]}{f': {message}' if message else ''}")
+    return "\n".join(lines)
+
+
+def listing_lines(listing: Listing) -> list[str]:
+    """The five largest files."""
+    return [f"  {'':<10}{size(file.size):>8}  {plain(file.path)}" for file in listing.largest(5)]
+
+
+def _upload(archive: Archive, *, stored: bool) -> list[str]:
+    what = f"{count(len(archive.listing.files), 'file')}, {size(archive.listing.size)}"
+    if stored:
+        return [f"  {'code':<10}{what}; the platform has it already"]
+    return [f"  {'upload':<10}{what}, {size(archive.size)} compressed", *listing_lines(archive.listing)]
+
+
+def _framework(framework: dict[str, Any]) -> str:
+    if not framework:
+        return ""
+    return one_line(f", {framework.get('name')} {framework.get('version')}")
+
+
+def _amounts(of: dict[str, Any]) -> str:
+    parts = [f"{amount(of.get('cpus', 0))} CPU{'' if of.get('cpus') == 1 else 's'}", size(of.get("memory", 0))]
+    if of.get("gpus"):
+        parts.append(f"{amount(of['gpus'])} GPU{'' if of['gpus'] == 1 else 's'}")
+    return ", ".join(parts)
+
+
+def count(number: int, of: str) -> str:
+    return f"{number} {of}{'' if number == 1 else 's'}"

@@ -1,0 +1,83 @@
+"""Words and numbers for people; and nothing that a terminal would obey.
+
+Log lines, names and messages come from others: `plain` shows control characters instead of sending them, so that no
+output can move the cursor, change the title, hide text or type into the shell.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+
+# C0 but tab and newline, DEL, C1, and what turns the direction of text or hides it.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def plain(text: object) -> str:
+    """Text that a terminal only shows. Tabs and newlines stay."""
+    return _UNSAFE.sub(_shown, str(text))
+
+
+def one_line(text: object) -> str:
+    """As `plain`, for a place that has a single line."""
+    return plain(text).replace("\n", " ").replace("\t", " ")
+
+
+def _shown(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def span(seconds: float) -> str:
+    """A length of time in at most two units: 4.2s, 38s, 2m05s, 3h12m, 4d06h."""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
+
+
+def ago(time: datetime | None, now: datetime | None = None) -> str:
+    """How long ago; "-" where there is no time."""
+    if time is None:
+        return "-"
+    return span(((now or datetime.now(UTC)) - time).total_seconds())
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units: 512 B, 34 kB, 1.2 GB."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        count /= 1000
+        if count < 999.5 or unit == "TB":
+            return f"{count:.1f} {unit}" if count < 9.95 else f"{count:.0f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def number(value: float) -> str:
+    """A metric's value in at most seven characters or so: 0.3125, 12.5, 1.2e-05, NaN."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.4g}"
+
+
+def amount(value: float) -> str:
+    """A count that may be a fraction: 2, 0.5."""
+    return f"{value:g}"
+
+
+def local_time(time: datetime, *, with_date: bool = True) -> str:
+    """In the reader's time zone."""
+    return f"{time.astimezone():%Y-%m-%d %H:%M:%S}" if with_date else f"{time.astimezone():%H:%M:%S}"

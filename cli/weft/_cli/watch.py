@@ -1,0 +1,298 @@
+"""Following a job to its end: state, output and curve in one view.
+
+On a terminal the curve and a status line are redrawn in place below the output; elsewhere everything is plain lines.
+The view is over when the three streams have said that nothing more comes, so it never claims an end too early, and its
+exit code is the job's. Ctrl-C ends the view and not the job.
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from weft._cli.call import Call
+from weft._cli.chart import chart
+from weft._cli.curves import Curves, label
+from weft._cli.ends import exit_code, said
+from weft._cli.lines import LineWriter
+from weft._cli.output import STATUS_STYLES, note
+from weft._cli.text import one_line, span
+from weft._errors import WeftError
+from weft._follow import End, Event, Follow
+from weft._job import Job
+from weft._records import HistoryEvent, LogLine, Point
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+_REDRAW_S: Final = 0.15
+_PROGRESS_S: Final = 2.0
+_PLAIN_METRICS_S: Final = 5.0
+_INTERRUPTED: Final = 130
+
+Message = tuple[str, Event | WeftError | dict[str, Any] | None]
+"""What a thread says: the name of its stream, and an event, how it failed, or None at its end."""
+
+
+def watch(call: Call, job: Job, *, metric: str | None = None) -> int:
+    """Follow ``job`` until it is at rest; the exit code of its end."""
+    view: _View
+    if call.for_people and sys.stdout.isatty():
+        view = _Screen(job, Curves(metric))
+    elif call.for_people:
+        view = _Plain(job, Curves(metric))
+    else:
+        view = _Silent(job, Curves(metric))
+    try:
+        end = _run(job, view)
+    except KeyboardInterrupt:
+        view.close()
+        print(_detached(job), file=sys.stdout if call.for_people else sys.stderr)
+        return _INTERRUPTED
+    if call.for_people:
+        view.finish(end)
+    return exit_code(end.status)
+
+
+def _run(job: Job, view: _View) -> End:
+    """Pump the streams into the view until all have ended."""
+    messages: queue.Queue[Message] = queue.Queue(maxsize=10_000)
+    over = threading.Event()
+    jobs = job._jobs  # noqa: SLF001 - the same package
+    follows = {
+        "events": jobs.follow_events(job.id, on_cut=lambda why: _cut(over, why)),
+        "logs": jobs.follow_logs(job.id),
+        "metrics": jobs.follow_metrics(job.id),
+    }
+    for name, follow in follows.items():
+        _start(_pump, name, follow, messages)
+    _start(_poll_progress, job, messages, over)
+    try:
+        left = set(follows)
+        while left:
+            try:
+                name, message = messages.get(timeout=_REDRAW_S)
+            except queue.Empty:
+                view.draw()
+                continue
+            if name == "progress":
+                view.progress = message if isinstance(message, dict) else {}
+            elif isinstance(message, Event):
+                view.take(name, message)
+            else:
+                left.discard(name)
+                if isinstance(message, WeftError):
+                    if name == "events":
+                        raise message
+                    note(f"the {name} cannot be followed: {message}")
+        view.draw(now=True)
+    finally:
+        over.set()
+        view.close()
+    end = follows["events"].end
+    if end is None:  # pragma: no cover - a Follow ends with an end or an error
+        raise WeftError("the stream of events ended without saying how")
+    return end
+
+
+def _start(work: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=work, args=arguments, daemon=True).start()
+
+
+def _pump(name: str, follow: Follow, messages: queue.Queue[Message]) -> None:
+    failure: WeftError | None = None
+    try:
+        for event in follow:
+            messages.put((name, event))
+    except WeftError as failed:
+        failure = failed
+    # The edge of a thread: the view has to hear of whatever happened.
+    except Exception as failed:  # noqa: BLE001
+        failure = WeftError(f"{type(failed).__name__}: {failed}")
+    messages.put((name, failure))
+
+
+def _poll_progress(job: Job, messages: queue.Queue[Message], over: threading.Event) -> None:
+    while not over.wait(_PROGRESS_S):
+        try:
+            messages.put(("progress", job.progress()))
+        except WeftError:
+            continue  # shown only while it is known
+
+
+def _cut(over: threading.Event, why: WeftError) -> None:
+    if not over.is_set():
+        note(f"reconnecting: {why}")
+
+
+def _detached(job: Job) -> str:
+    return "\n".join([
+        "",
+        f"no longer following; {one_line(job.name)} goes on:",
+        f"  weft logs -f {job.id}      follow it again",
+        f"  weft metrics {job.id}      its curves",
+        f"  weft kill {job.id}         end it",
+    ])  # fmt: skip
+
+
+class _View:
+    """What is known so far; the subclasses show it."""
+
+    def __init__(self, job: Job, curves: Curves) -> None:
+        self.job = job
+        self.curves = curves
+        self.progress: dict[str, Any] = {}
+        self.status = job.status
+        self.why = ""
+        self.began = time.monotonic()
+        self.writer = LineWriter(several=int(job.document.get("learners", 1)) > 1)
+
+    def take(self, stream: str, event: Event) -> None:
+        if stream == "logs" and event.kind == "line":
+            self.line(LogLine.of(event.data))
+        elif stream == "metrics" and event.kind == "point":
+            self.curves.add(Point.of(event.data))
+            self.measured()
+        elif event.kind == "history":
+            self.changed(HistoryEvent.of(event.data))
+        elif event.kind == "status":
+            self.job.document = {**self.job.document, **event.data}
+            self.status = self.job.status
+            self.why = one_line(event.data.get("pending_message") or event.data.get("pending_reason") or "")
+
+    def line(self, line: LogLine) -> None: ...
+
+    def measured(self) -> None: ...
+
+    def changed(self, event: HistoryEvent) -> None: ...
+
+    def draw(self, *, now: bool = False) -> None: ...
+
+    def close(self) -> None: ...
+
+    def finish(self, end: End) -> None:
+        took = span(time.monotonic() - self.began)
+        print(said(self.job.name, end.status, end.reason, end.message))
+        if self.curves.latest:
+            print(f"  {self.curves.said()}")
+        print(f"  followed for {took}; {_then(self.job.id, end.status)}")
+
+
+def _then(id_: str, status: str) -> str:
+    return {
+        "COMPLETED": f"fetch the results with: weft download {id_}",
+        "HALTED": f"go on with: weft resume {id_}",
+        "FAILED": f"see why with: weft explain {id_}",
+    }.get(status, f"see it with: weft show {id_}")
+
+
+class _Silent(_View):
+    """stdout belongs to a program."""
+
+
+class _Plain(_View):
+    """One line per thing that happens."""
+
+    _said_at = -_PLAIN_METRICS_S
+
+    def line(self, line: LogLine) -> None:
+        print(self.writer.text(line), end="", flush=True)
+
+    def measured(self) -> None:
+        if time.monotonic() - self._said_at >= _PLAIN_METRICS_S:
+            self._said_at = time.monotonic()
+            print(f"[{self.status}] {self.curves.said()}", flush=True)
+
+    def changed(self, event: HistoryEvent) -> None:
+        why = ": ".join(text for text in (event.reason, event.message) if text)
+        print(f"[{event.to}] {one_line(why)}".rstrip(), flush=True)
+        self.status = event.to
+
+
+class _Screen(_View):
+    """Output scrolls; below it stand the curve and a status line."""
+
+    def __init__(self, job: Job, curves: Curves) -> None:
+        super().__init__(job, curves)
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console: Console = Console(highlight=False, markup=False, emoji=False)
+        self._live: Live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
+        self._live.start()
+        self._pending: list[str] = []
+        self._drawn_at = 0.0
+        self._closed = False
+
+    def line(self, line: LogLine) -> None:
+        self._pending.append(self.writer.text(line))
+        self.draw()
+
+    def measured(self) -> None:
+        self.draw()
+
+    def changed(self, event: HistoryEvent) -> None:
+        self.status = event.to
+        self.draw()
+
+    def draw(self, *, now: bool = False) -> None:
+        if self._closed or (not now and time.monotonic() - self._drawn_at < _REDRAW_S):
+            return
+        self._drawn_at = time.monotonic()
+        if self._pending:
+            from rich.text import Text
+
+            # Whole lines only: the view is drawn below them.
+            text = "".join(self._pending)
+            self._pending = []
+            self._console.print(Text(text.rstrip("\n")))
+        self._live.update(self._picture(), refresh=True)
+
+    def close(self) -> None:
+        if not self._closed:
+            self.draw(now=True)
+            self._closed = True
+            self._live.stop()
+
+    def _picture(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        columns, rows = shutil.get_terminal_size()
+        key = self.curves.main()
+        curve = self.curves.curve(key) if key else []
+        height = 8 if rows >= 24 else 5
+        lines = chart(curve, width=columns - 1, height=height, title=label(key)) if key and len(curve) > 1 else []
+        picture = [Text(line, style="cyan", no_wrap=True, overflow="crop") for line in lines]
+        return Group(*picture, self._status_line())
+
+    def _status_line(self) -> RenderableType:
+        from rich.text import Text
+
+        parts = [span(time.monotonic() - self.began)]
+        fraction = self.progress.get("progress")
+        if isinstance(fraction, (int, float)):
+            parts.append(f"{_bar(fraction)} {fraction:.0%}")
+        if isinstance(self.progress.get("eta_ms"), (int, float)) and self.status == "PROCESSING":
+            parts.append(f"{span(self.progress['eta_ms'] / 1000)} left")
+        if self.job.attempt > 1:
+            parts.append(f"attempt {self.job.attempt}")
+        if self.curves.latest:
+            parts.append(self.curves.said(most=3))
+        if self.why and self.status == "QUEUED":
+            parts.append(self.why)
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append(self.status, style=f"bold {STATUS_STYLES.get(self.status, '')}")
+        line.append("  " + "  ".join(parts))
+        return line
+
+
+def _bar(fraction: float, width: int = 12) -> str:
+    done = round(max(0.0, min(1.0, fraction)) * width)
+    return "█" * done + "░" * (width - done)

@@ -1,0 +1,142 @@
+"""Which platform to talk to, and with which key.
+
+In this order: what the caller gives, WEFT_URL and WEFT_KEY, the profile that the caller or WEFT_PROFILE names, the
+current profile of the configuration file ($XDG_CONFIG_HOME/weft/config.json):
+
+    {"current": "local", "profiles": {"local": {"url": "http://127.0.0.1:8080", "key": "weft_..."}}}
+
+The file holds keys: it is only ever written with mode 0600, whole, by rename, so that a crash leaves the old one.
+A key belongs to the address it came with: naming another address does not send it there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from weft._errors import InvalidRequest, NotFound, Unauthenticated, WeftError
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    name: str
+    """Empty for one that comes from the environment or from arguments."""
+    url: str
+    key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    current: str
+    """Name of the current profile; empty where none is."""
+    profiles: Mapping[str, Profile]
+
+    def with_profile(self, profile: Profile, *, current: bool) -> Config:
+        now = profile.name if current else self.current
+        return Config(now, {**self.profiles, profile.name: profile})
+
+    def without(self, name: str) -> Config:
+        rest = {other: profile for other, profile in self.profiles.items() if other != name}
+        return Config("" if self.current == name else self.current, rest)
+
+    def using(self, name: str) -> Config:
+        if name not in self.profiles:
+            raise no_such_profile(name, self)
+        return replace(self, current=name)
+
+
+def config_file(environ: Mapping[str, str] = os.environ) -> Path:
+    base = environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "weft" / "config.json"
+
+
+def read_config(path: Path | None = None) -> Config:
+    """What is stored; an empty Config where nothing is. InvalidRequest where the file cannot be read."""
+    path = path or config_file()
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        profiles = {
+            str(name): Profile(str(name), str(entry["url"]), str(entry["key"]))
+            for name, entry in document.get("profiles", {}).items()
+        }
+        return Config(str(document.get("current") or ""), profiles)
+    except FileNotFoundError:
+        return Config("", {})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
+        told = f"{path} cannot be used as a configuration ({broken}); mend or delete it, then `weft login`"
+        raise InvalidRequest(told) from None
+
+
+def write_config(config: Config, path: Path | None = None) -> None:
+    """Replace the file, readable by its owner alone."""
+    path = path or config_file()
+    profiles = {name: {"url": entry.url, "key": entry.key} for name, entry in sorted(config.profiles.items())}
+    document = {"current": config.current, "profiles": profiles}
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".config-")  # made with mode 0600
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def resolve(
+    url: str | None = None,
+    key: str | None = None,
+    profile: str | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+) -> Profile:
+    """The address and key to use. Unauthenticated where there is none, NotFound for an unknown profile."""
+    if not profile:  # a profile that the caller names is meant more than the environment
+        url, key = url or environ.get("WEFT_URL") or None, key or environ.get("WEFT_KEY") or None
+    if url and key:
+        return Profile("", _address(url), key)
+    config = read_config(config_file(environ))
+    name = profile or environ.get("WEFT_PROFILE") or config.current
+    if name and name not in config.profiles:
+        raise no_such_profile(name, config)
+    if name:
+        stored = config.profiles[name]
+        if url and _address(url) != stored.url:
+            raise Unauthenticated(f"there is no key for {url}: set WEFT_KEY, or `weft login {url}`")
+        return Profile(name, stored.url, key or stored.key)
+    if url:
+        raise Unauthenticated(f"there is no key for {url}: set WEFT_KEY, or `weft login {url}`")
+    raise Unauthenticated(
+        "not signed in anywhere: start a platform on this machine with `weft up`, or sign in with `weft login URL`"
+    )
+
+
+def no_such_profile(name: str, config: Config) -> WeftError:
+    there = ", ".join(sorted(config.profiles)) or "none"
+    return NotFound(f"there is no profile '{name}' (there are: {there}); `weft login URL --name {name}` makes it")
+
+
+def _address(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise InvalidRequest(f"'{url}' is no address of a platform: write it as http://HOST:PORT or https://HOST")
+    return url.rstrip("/")
+
+
+def normal_address(url: str) -> str:
+    """The address without a trailing slash; ``HOST:PORT`` alone means https, or http on this machine."""
+    if "://" not in url:
+        host = url.split("/", 1)[0].rsplit(":", 1)[0]
+        url = f"{'http' if is_loopback(host) else 'https'}://{url}"
+    return _address(url)
+
+
+def is_loopback(host: str) -> bool:
+    host = host.strip("[]").lower()
+    return host in {"localhost", "::1"} or host.startswith("127.") or host.endswith(".localhost")

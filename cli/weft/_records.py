@@ -1,0 +1,168 @@
+"""What a job said while it ran: lines, points, series and events, with times as times and numbers as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+
+def parse_time(text: str) -> datetime:
+    """An RFC 3339 time, aware, in UTC."""
+    return datetime.fromisoformat(text)
+
+
+def parse_value(value: object) -> float:
+    """A metric's value; JSON spells those that are not finite as text ("NaN", "Infinity", "-Infinity")."""
+    return float(value)  # type: ignore[arg-type]  # float() reads all three spellings
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a learner's output."""
+
+    seq: int
+    """Rises by one over the whole job; a resume token."""
+    time: datetime
+    attempt: int
+    role: str
+    rank: int
+    run: int
+    stream: str
+    """``stdout`` or ``stderr``."""
+    text: str
+    partial: bool = False
+    """The line was too long and goes on in the next one."""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> LogLine:
+        return cls(
+            seq=int(document["seq"]),
+            time=parse_time(document["time"]),
+            attempt=int(document["attempt"]),
+            role=str(document["role"]),
+            rank=int(document["rank"]),
+            run=int(document.get("run", 1)),
+            stream=str(document["stream"]),
+            text=str(document["text"]),
+            partial=bool(document.get("partial")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One value of one metric, as a learner reported it."""
+
+    seq: int
+    time: datetime
+    attempt: int
+    role: str
+    rank: int
+    name: str
+    step: int | None
+    value: float
+    """May be NaN or infinite."""
+    context: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Point:
+        return cls(
+            seq=int(document["seq"]),
+            time=parse_time(document["time"]),
+            attempt=int(document["attempt"]),
+            role=str(document["role"]),
+            rank=int(document["rank"]),
+            name=str(document["name"]),
+            step=document.get("step"),
+            value=parse_value(document["value"]),
+            context=dict(document.get("context") or {}),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric of one learner over its steps: lists of one length, ready for numpy or a plot.
+
+    Unpacks into steps and values: ``steps, losses = job.metrics("loss")``.
+    """
+
+    name: str
+    role: str
+    rank: int
+    context: Mapping[str, str]
+    steps: list[int | None]
+    values: list[float]
+    times: list[datetime]
+    attempts: list[int]
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Series:
+        return cls(
+            name=str(document["name"]),
+            role=str(document["role"]),
+            rank=int(document["rank"]),
+            context=dict(document.get("context") or {}),
+            steps=list(document["steps"]),
+            values=[parse_value(value) for value in document["values"]],
+            times=[parse_time(text) for text in document["times"]],
+            attempts=list(document["attempts"]),
+        )
+
+    def __iter__(self) -> Iterator[list[int | None] | list[float]]:
+        return iter((self.steps, self.values))
+
+    def frame(self) -> Any:
+        """A pandas DataFrame with the columns step, value, time and attempt. Needs pandas."""
+        import pandas as pd  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415 - an extra
+
+        columns = {"step": self.steps, "value": self.values, "time": self.times, "attempt": self.attempts}
+        return pd.DataFrame(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEvent:
+    """One change of a job's status: who or what made it, and why."""
+
+    seq: int
+    time: datetime
+    actor: str
+    before: str | None
+    to: str
+    attempt: int
+    reason: str = ""
+    message: str = ""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> HistoryEvent:
+        return cls(
+            seq=int(document["seq"]),
+            time=parse_time(document["time"]),
+            actor=str(document["actor"]),
+            before=document.get("from"),
+            to=str(document["to"]),
+            attempt=int(document["attempt"]),
+            reason=str(document.get("reason") or ""),
+            message=str(document.get("message") or ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file that a job left behind."""
+
+    path: str
+    """e.g. ``attempts/1/results/worker-0/model.npz``"""
+    size: int
+    """Bytes."""
+    etag: str
+    modified: datetime
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Artifact:
+        return cls(
+            path=str(document["path"]),
+            size=int(document["size"]),
+            etag=str(document["etag"]),
+            modified=parse_time(document["modified"]),
+        )

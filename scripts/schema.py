@@ -1,0 +1,79 @@
+"""Writes cli/weft/_cli/_schema.json, the JSON Schema of the job spec, from the platform's model.
+
+The command line explains fields with it (`weft train -h resources.gpus`), and editors may check and complete by it. It
+is committed, since the command line is installed without the platform. With --check: only says whether it is current.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, BeforeValidator
+
+from services.core.domain import spec
+from services.core.domain.units import format_bytes, format_duration, parse_bytes, parse_duration
+
+TARGET = Path(__file__).parents[1] / "cli" / "weft" / "_cli" / "_schema.json"
+_FORMATS: dict[Any, str] = {parse_duration: "duration", parse_bytes: "bytes"}
+
+
+def schema() -> dict[str, Any]:
+    """As pydantic gives it, with what pydantic cannot know: units as people write them, and the shorthands."""
+    made = spec.JobSpec.model_json_schema()
+    models = {
+        name: model for name, model in vars(spec).items() if isinstance(model, type) and issubclass(model, BaseModel)
+    }
+    for name, model in models.items():
+        target = made if name == "JobSpec" else made["$defs"].get(name)
+        for field, of in (model.model_fields if target else {}).items():
+            found = [_FORMATS[v] for v in _validators((of.annotation, *of.metadata)) if v in _FORMATS]
+            if found:
+                _as_text(target["properties"][field], found[0])
+    learners = {"type": "integer", "minimum": 1, "maximum": spec.MAX_LEARNERS}
+    made["properties"]["learners"] = {
+        **learners, "title": "Learners", "description": "Shorthand for roles: {worker: {count: N}}.",
+    }  # fmt: skip
+    made["required"] = [field for field in made["required"] if field != "roles"]  # one worker by default
+    made["properties"]["framework"]["anyOf"].insert(0, {"type": "string", "description": "NAME or NAME:VERSION"})
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+def _validators(annotation: Any) -> list[Any]:
+    """Functions of all BeforeValidators within an annotation."""
+    if isinstance(annotation, BeforeValidator):
+        return [annotation.func]
+    inside = annotation if isinstance(annotation, tuple) else (
+        *typing.get_args(annotation), *getattr(annotation, "__metadata__", ())
+    )  # fmt: skip
+    return [found for part in inside for found in _validators(part)]
+
+
+def _as_text(field: dict[str, Any], form: str) -> None:
+    """People write ``30s`` and ``16GB``; the numbers that pydantic names are what they become."""
+    for key in ("type", "anyOf", "minimum", "maximum", "exclusiveMinimum"):
+        field.pop(key, None)
+    if isinstance(field.get("default"), int):
+        field["default"] = (format_duration if form == "duration" else format_bytes)(field["default"])
+    field["anyOf"] = [
+        {"type": kind, "format": form} for kind in ("string", "number" if form == "duration" else "integer")
+    ]
+
+
+def main() -> int:
+    """Write the schema, or check it; the exit code."""
+    text = json.dumps(schema(), indent=1, sort_keys=True) + "\n"
+    if "--check" in sys.argv[1:]:
+        if not TARGET.exists() or TARGET.read_text() != text:
+            print(f"{TARGET.name} is not what the model gives: run scripts/schema.py", file=sys.stderr)
+            return 1
+        return 0
+    TARGET.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
