@@ -1,0 +1,484 @@
+"""The metrics service as a process, beside a real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.domain.errors import InvalidRequest, NotFound, PermissionDenied, Unauthenticated, Unavailable
+from services.core.domain.status import Phase
+from services.core.gen.weft.v1 import metrics_pb2 as pb
+from services.core.gen.weft.v1 import metrics_pb2_grpc
+from services.core.ports.status_store import StatusStore
+from tests.testbed.etcd import Etcd
+from tests.testbed.metrics import SECRET, Helper, MetricsProcess, Peer, Reader, job_id, running
+from tests.waiting import until
+
+HelperOf = Callable[..., Helper]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[MetricsProcess]:
+    """For tests that do not kill it; each has a job of its own."""
+    with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
+        yield service
+
+
+@pytest.fixture
+def service(request: pytest.FixtureRequest, tmp_path: Any, etcd: Etcd) -> Iterator[MetricsProcess]:
+    """The shared one, or (``@own``) one that the test may ill-treat."""
+    if request.node.get_closest_marker("usefixtures") is None:
+        yield request.getfixturevalue("shared")
+        return
+    with running(tmp_path, etcd.address) as own:
+        yield own
+
+
+@pytest.fixture
+def own_service() -> None:
+    """Asks ``service`` for a process of the test's own."""
+
+
+own = pytest.mark.usefixtures("own_service")
+
+
+@pytest.fixture
+async def status(etcd: Etcd) -> AsyncGenerator[StatusStore]:
+    store = EtcdStatusStore(etcd.address)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def peers(service: MetricsProcess) -> AsyncGenerator[list[Peer]]:
+    made: list[Peer] = []
+    yield made
+    await asyncio.gather(*(peer.close() for peer in made))
+
+
+@pytest.fixture
+def job() -> str:
+    return job_id()
+
+
+@pytest.fixture
+def helper(service: MetricsProcess, peers: list[Peer], job: str) -> HelperOf:
+    def make(rank: int = 0, attempt: int = 1, **options: Any) -> Helper:
+        made = Helper(service, job, rank=rank, attempt=attempt, **options)
+        peers.append(made)
+        return made
+
+    return make
+
+
+@pytest.fixture
+async def reader(service: MetricsProcess, peers: list[Peer]) -> Reader:
+    made = Reader(service)
+    peers.append(made)
+    return made
+
+
+async def announce(status: StatusStore, job: str, *, attempt: int = 1, learners: int = 1) -> None:
+    await status.put(f"/jobs/{job}/attempt", json.dumps({"attempt": attempt, "learners": learners}))
+
+
+async def in_etcd(status: StatusStore, job: str, name: str = "worker-0") -> dict[str, Any] | None:
+    entry = await status.get(f"/jobs/{job}/learners/{name}")
+    return None if entry is None else json.loads(entry.value)
+
+
+# --- who may do what ---
+
+
+async def test_a_learner_may_write_for_itself_only(helper: HelperOf, reader: Reader, job: str) -> None:
+    mine = helper(rank=0)
+    foreigners: list[dict[str, Any]] = [{"rank": 1}, {"attempt": 2}, {"role": "ps"}]
+    for foreign in foreigners:
+        batch = mine.lines(0, ["forged"], source=mine.source(**foreign))
+        with pytest.raises(PermissionDenied):
+            await mine.append(mine.lines(0, ["mine"]), batch)
+        other = mine.status(Phase.READY)
+        forged = {"name": other.name, "role": "worker", "rank": 0, "attempt": 1, "seq": 1, "phase": "READY", **foreign}
+        with pytest.raises(PermissionDenied):
+            await mine.call("Report", pb.ReportRequest(status=json.dumps(forged).encode()))
+    assert await reader.lines(job) == []
+
+
+async def test_bad_credentials_are_refused(service: MetricsProcess, helper: HelperOf, peers: list[Peer]) -> None:
+    await helper().append()  # it is up
+    stranger = helper(secret=b"another installation's secret")
+    with pytest.raises(Unauthenticated):
+        await stranger.append()
+    as_service = Peer(service, metrics_pb2_grpc.IntakeStub, secret=SECRET)
+    as_learner = Peer(service, metrics_pb2_grpc.TelemetryStub, learner_token="x.y")
+    peers += [as_service, as_learner]
+    with pytest.raises(PermissionDenied):
+        await as_service.call("Append", pb.AppendRequest())
+    with pytest.raises(Unauthenticated):
+        await as_learner.call("Lines", pb.LinesRequest(job_id="j0"))
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"{}", b'{"times": []}', b"[" * 60_000, b"\xff", b'{"name": 1}', b"x" * 70_000]
+)
+async def test_a_report_that_is_none_is_refused(helper: HelperOf, text: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        await helper().call("Report", pb.ReportRequest(status=text))
+
+
+# --- logs and points ---
+
+
+async def test_what_is_appended_is_read_once_however_often_it_was_sent(
+    helper: HelperOf, reader: Reader, job: str
+) -> None:
+    mine, other = helper(0), helper(1)
+    assert await mine.append(mine.lines(0, ["a", "b"]), mine.points(0, [0.5, math.nan])) == [20, 20]
+    assert await mine.append(mine.lines(0, ["a", "b"])) == [20]
+    assert await mine.append(mine.lines(1, ["b", "c"])) == [20]
+    assert await mine.append(mine.lines(2, ["c"], final=True)) == [30]
+    assert await other.append(other.lines(0, ["x"])) == [10]
+    assert await reader.lines(job) == ["a", "b", "c", "x"]
+    assert await reader.lines(job, rank=0, search="[bc]", tail=1) == ["c"]
+    hello = await mine.call("Hello", pb.HelloRequest(protocol=1))
+    assert [(one.source.source, one.committed, one.final) for one in hello.sources] == [
+        ("stdout", 30, True), ("metrics.jsonl", 20, False),
+    ]  # fmt: skip
+    points = (await reader.call("Points", pb.PointsRequest(job_id=job))).points
+    assert [(one.seq, one.point.step) for one in points] == [(1, 0), (2, 1)]
+    assert math.isnan(points[1].point.value)
+    series = await reader.call("Series", pb.PointsRequest(job_id=job, names=["loss"]))
+    assert series.points[0].point.value == 0.5
+    summary = await reader.call("Summary", pb.SummaryRequest(job_id=job))
+    assert (summary.lines, summary.points, summary.latest[0].point.name) == (4, 2, "loss")
+    assert (summary.progress, summary.eta_ms) == (-1, -1)
+
+
+async def test_a_former_attempt_may_still_send_what_it_wrote(
+    helper: HelperOf, reader: Reader, status: StatusStore, job: str
+) -> None:
+    await announce(status, job, attempt=2)
+    former = helper(attempt=1)
+    assert await former.append(former.lines(0, ["last words"], final=True)) == [10]
+    assert await reader.lines(job) == ["last words"]
+
+
+async def test_a_forgotten_job_is_gone_and_stays_so(helper: HelperOf, reader: Reader, job: str) -> None:
+    mine = helper()
+    await mine.append(mine.lines(0, ["a"]))
+    await reader.call("Forget", pb.ForgetRequest(job_id=job))
+    assert await reader.lines(job) == []
+    with pytest.raises(NotFound):
+        await mine.append(mine.lines(1, ["b"]))
+
+
+async def test_long_lines_come_in_pages_that_a_peer_accepts(helper: HelperOf, reader: Reader, job: str) -> None:
+    mine = helper()
+    for at in range(0, 400, 100):
+        await mine.append(mine.lines(at, ["\U0001f9f5" * 4_000] * 100))
+    after, seqs = 0, list[int]()
+    while True:
+        reply = await reader.call("Lines", pb.LinesRequest(job_id=job, after_seq=after, limit=10_000))
+        after = reply.through_seq
+        if not reply.lines:
+            break
+        seqs += [one.seq for one in reply.lines]
+    assert seqs == list(range(1, 401))
+
+
+@own
+async def test_each_line_is_stored_once_over_kill_9_of_the_service(
+    service: MetricsProcess, helper: HelperOf, reader: Reader, job: str
+) -> None:
+    async def ship(mine: Helper) -> None:
+        at = 0
+        while at < 300:
+            (end,) = await mine.append(mine.lines(at, [f"{mine.me.rank}:{at + n}" for n in range(3)]))
+            at = end // 10
+
+    shipping = [asyncio.create_task(ship(helper(rank))) for rank in range(3)]
+    for stored in (150, 400, 650):
+        await until(lambda stored=stored: _stored(reader, job, stored))  # type: ignore[misc]
+        service.kill()
+        service.start()
+    await asyncio.gather(*shipping)
+    for rank in range(3):
+        assert await reader.lines(job, rank=rank) == [f"{rank}:{at}" for at in range(300)]
+
+
+async def _stored(reader: Reader, job: str, lines: int) -> bool:
+    return bool((await reader.call("Summary", pb.SummaryRequest(job_id=job))).lines >= lines)
+
+
+# --- following ---
+
+
+async def test_a_follower_sees_each_line_once_and_soon(helper: HelperOf, reader: Reader, job: str) -> None:
+    mine = helper()
+    await mine.append(mine.lines(0, [f"old {at}" for at in range(5)]))
+    stream = reader.stream("FollowLines", pb.LinesRequest(job_id=job, tail=2))
+    seen: list[str] = []
+    delays: list[float] = []
+    async for reply in stream:
+        now = time.time_ns() // 1_000_000
+        seen += [one.line.text for one in reply.lines]
+        delays += [now - one.line.time_ms for one in reply.lines if one.line.text.startswith("new")]
+        if len(seen) == 22:
+            break
+        await mine.append(mine.lines(3 + len(seen), [f"new {len(seen) - 2}"]))
+    stream.cancel()
+    assert seen == ["old 3", "old 4", *(f"new {at}" for at in range(20))]
+    assert sorted(delays)[10] < 200  # generous: the bench says how fast
+
+
+async def test_a_follower_of_what_is_not_there_yet_hears_signs_of_life(reader: Reader, job: str) -> None:
+    stream = reader.stream("FollowPoints", pb.PointsRequest(job_id=job, after_seq=0))
+    replies = [await stream.read() for _ in range(3)]
+    stream.cancel()
+    assert [(len(one.points), one.through_seq) for one in replies] == [(0, 0)] * 3
+
+
+async def test_a_follower_with_a_filter_goes_on_past_what_does_not_match(
+    helper: HelperOf, reader: Reader, job: str
+) -> None:
+    mine = helper()
+    stream = reader.stream("FollowLines", pb.LinesRequest(job_id=job, search="^yes"))
+    await stream.read()
+    await mine.append(mine.lines(0, ["no"] * 50))
+    await mine.append(mine.lines(50, ["yes"]))
+    reply = await stream.read()
+    while not reply.lines:
+        reply = await stream.read()
+    stream.cancel()
+    assert [(one.seq, one.line.text) for one in reply.lines] == [(51, "yes")]
+    assert reply.through_seq == 51
+
+
+@own
+@pytest.mark.parametrize("end", ["kill", "stop"])
+async def test_a_follower_loses_and_doubles_nothing_over_restarts_of_the_service(
+    service: MetricsProcess, helper: HelperOf, reader: Reader, job: str, end: str
+) -> None:
+    count = 400
+
+    async def ship() -> None:
+        mine, at = helper(), 0
+        while at < count:
+            (committed,) = await mine.append(mine.lines(at, [str(at), str(at + 1)]))
+            at = committed // 10
+
+    async def follow() -> list[int]:
+        seen: list[int] = []
+        after = 0
+        while len(seen) < count:
+            try:
+                async for reply in reader.stream("FollowLines", pb.LinesRequest(job_id=job, after_seq=after)):
+                    seen += [one.seq for one in reply.lines]
+                    after = reply.through_seq
+                    if len(seen) >= count:
+                        break
+            except grpc.RpcError:
+                await asyncio.sleep(0.02)
+        return seen
+
+    following, shipping = asyncio.create_task(follow()), asyncio.create_task(ship())
+    for stored in (100, 250):
+        await until(lambda stored=stored: _stored(reader, job, stored))  # type: ignore[misc]
+        if end == "kill":
+            service.kill()
+        else:
+            assert await asyncio.to_thread(service.stop) == 0
+        service.start()
+    await shipping
+    assert await following == list(range(1, count + 1))
+
+
+# --- reports and beats ---
+
+
+async def test_a_report_is_in_etcd_once_its_attempt_is_current(helper: HelperOf, status: StatusStore, job: str) -> None:
+    mine = helper()
+    await announce(status, job)
+    assert await mine.report(Phase.WAITING)
+    assert await mine.report(Phase.DOWNLOADING)
+    found = await in_etcd(status, job)
+    assert found is not None
+    assert (found["phase"], found["seq"], found["attempt"]) == ("DOWNLOADING", 2, 1)
+
+
+async def test_an_older_report_never_overwrites_a_newer_one(helper: HelperOf, status: StatusStore, job: str) -> None:
+    mine = helper()
+    await announce(status, job)
+    assert await mine.report(Phase.READY, seq=5)
+    assert await mine.report(Phase.WAITING, seq=4)
+    found = await in_etcd(status, job)
+    assert found is not None
+    assert (found["phase"], found["seq"]) == ("READY", 5)
+
+
+async def test_a_stale_attempt_is_told_so_and_writes_nothing(helper: HelperOf, status: StatusStore, job: str) -> None:
+    former, newer = helper(attempt=1), helper(attempt=2)
+    await announce(status, job, attempt=1)
+    assert await former.report(Phase.PROCESSING)
+    await announce(status, job, attempt=2)
+    assert await newer.report(Phase.WAITING)
+    assert not await former.report(Phase.STORED)
+    assert await former.beat() == (False, False)
+    found = await in_etcd(status, job)
+    assert found is not None
+    assert (found["attempt"], found["phase"]) == (2, "WAITING")
+
+
+@pytest.mark.parametrize("value", [None, '{"attempt": 1, "learners": 1}', "no JSON", "[]"])
+async def test_where_the_current_attempt_is_not_known_nobody_is_told_that_it_is_over(
+    helper: HelperOf, status: StatusStore, job: str, value: str | None
+) -> None:
+    if value is not None:
+        await status.put(f"/jobs/{job}/attempt", value)
+    mine = helper(attempt=2)
+    await mine.append()  # it is up
+    with pytest.raises(Unavailable, match="not known"):
+        await mine.once("Beat", pb.BeatRequest())
+    with pytest.raises(Unavailable, match="not known"):
+        await mine.once("Report", pb.ReportRequest(status=_json(mine, Phase.READY)))
+    assert (await mine.once("Hello", pb.HelloRequest(protocol=1))).current
+
+
+def _json(helper: Helper, phase: Phase) -> bytes:
+    status = helper.status(phase)
+    return json.dumps({"name": status.name, "role": "worker", "rank": status.rank, "attempt": status.attempt,
+                       "seq": status.seq, "phase": phase.value}).encode()  # fmt: skip
+
+
+async def test_nobody_goes_before_everyone_is_ready(helper: HelperOf, status: StatusStore, job: str) -> None:
+    await announce(status, job, learners=3)
+    gang = [helper(rank) for rank in range(3)]
+    former = helper(rank=2, attempt=1)
+    for one in gang[:2]:
+        await one.report(Phase.READY)
+        assert await one.beat() == (True, False)
+    await former.report(Phase.DOWNLOADING)
+    assert await gang[0].beat() == (True, False)
+    await gang[2].report(Phase.READY, seq=9)
+    assert [await one.beat() for one in gang] == [(True, True)] * 3
+    await announce(status, job, attempt=2, learners=3)
+    await until(lambda: _is(gang[0], current=False))
+
+
+async def _is(one: Helper, *, current: bool) -> bool:
+    return (await one.beat())[0] is current
+
+
+async def test_learners_of_a_former_attempt_do_not_make_a_gang_ready(
+    helper: HelperOf, status: StatusStore, job: str
+) -> None:
+    await announce(status, job, attempt=1, learners=2)
+    for rank in range(2):
+        await helper(rank).report(Phase.PROCESSING)
+    await announce(status, job, attempt=2, learners=2)
+    second = helper(0, attempt=2)
+    await second.report(Phase.READY)
+    assert await second.beat() == (True, False)
+
+
+async def test_who_was_heard_of_when_and_how_far_they_are(
+    helper: HelperOf, reader: Reader, status: StatusStore, job: str
+) -> None:
+    before = time.time_ns() // 1_000_000
+    slow, fast, former = helper(0, attempt=2), helper(1, attempt=2), helper(1, attempt=1)
+    await announce(status, job, attempt=2)
+    for one, progress in ((fast, 0.9), (slow, 0.25), (former, 0.1)):
+        await one.call("Beat", pb.BeatRequest(progress=progress, eta_ms=7000))
+    reply = await reader.call("LastSeen", pb.LastSeenRequest(job_id=job))
+    assert set(reply.seen_ms) == {"worker-0", "worker-1"}
+    assert all(seen >= before for seen in reply.seen_ms.values())
+    assert reply.listening_since_ms <= time.time_ns() // 1_000_000
+    summary = await reader.call("Summary", pb.SummaryRequest(job_id=job))
+    assert (summary.progress, summary.eta_ms) == (0.25, 7000)
+
+
+@own
+async def test_a_service_that_was_stopped_for_a_while_does_not_pretend_to_have_listened(
+    service: MetricsProcess, reader: Reader
+) -> None:
+    async def since() -> int:
+        return int((await reader.call("LastSeen", pb.LastSeenRequest(job_id="j0"))).listening_since_ms)
+
+    before = await since()
+    os.kill(service.pid, signal.SIGSTOP)
+    try:
+        stopped = time.monotonic()
+        await until(lambda: time.monotonic() - stopped > 1.6)
+    finally:
+        os.kill(service.pid, signal.SIGCONT)
+    went_on = time.time_ns() // 1_000_000
+    await until(lambda: _later(since, before))
+    assert await since() >= went_on - 100
+
+
+async def _later(since: Callable[[], Any], before: int) -> bool:
+    return bool(await since() > before)
+
+
+# --- the service's own life ---
+
+
+async def test_it_is_ready_a_member_and_counted(
+    service: MetricsProcess, helper: HelperOf, status: StatusStore, job: str
+) -> None:
+    mine = helper()
+    await mine.append(mine.lines(0, ["a"]))
+    await until(lambda: _members(status))
+    assert json.loads(service.operations("/readyz"))["ready"]
+    told = service.operations("/metrics")
+    for name in ("lines_total", "points_total", "batches_refused_total", "followers", "learners_seen", "reports"):
+        assert f"weft_metrics_{name}" in told
+
+
+async def _members(status: StatusStore) -> bool:
+    return bool(await status.list("/members/metrics/"))
+
+
+async def test_logs_are_taken_in_while_etcd_is_away_and_reports_come_back_when_it_lost_everything(
+    own_etcd: Etcd, tmp_path: Any, job: str
+) -> None:
+    with running(tmp_path, own_etcd.address) as service:
+        mine, reader = Helper(service, job), Reader(service)
+        assert await mine.append(mine.lines(0, ["before etcd is there"])) == [10]
+        with pytest.raises(Unavailable):
+            await mine.once("Report", pb.ReportRequest(status=_json(mine, Phase.READY)))
+
+        own_etcd.start()
+        await own_etcd.ready()
+        status = EtcdStatusStore(own_etcd.address)
+        await announce(status, job)
+        assert await mine.report(Phase.READY, seq=7)
+        assert await mine.beat() == (True, True)
+
+        own_etcd.kill()
+        assert await mine.append(mine.lines(1, ["etcd is dead"])) == [20]
+        own_etcd.start_empty()
+        await own_etcd.ready()
+        assert await in_etcd(status, job) is None
+
+        await announce(status, job)
+        await until(lambda: _comes_back(mine, status, job))  # as a helper does: the same state again and again
+        assert await mine.beat() == (True, True)
+        assert await reader.lines(job) == ["before etcd is there", "etcd is dead"]
+        await until(lambda: _members(status))
+        for peer in (mine, reader, status):
+            await peer.close()
+
+
+async def _comes_back(mine: Helper, status: StatusStore, job: str) -> bool:
+    return await mine.report(Phase.READY, seq=7) and await in_etcd(status, job) is not None

@@ -1,0 +1,190 @@
+"""A real metrics service as a process, in a WEFT_HOME of its own, and those who speak with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from services.core.adapters.rpc.client import connect, translating
+from services.core.domain.codec import dump
+from services.core.domain.errors import Unavailable
+from services.core.domain.ids import RANDOM_BITS, make_id
+from services.core.domain.learner import LearnerStatus
+from services.core.domain.status import Phase
+from services.core.domain.tokens import LearnerIdentity, mint
+from services.core.gen.weft.v1 import metrics_pb2 as pb
+from services.core.gen.weft.v1 import metrics_pb2_grpc
+from services.core.home import Home
+from services.core.settings import Settings
+from services.core.wiring import SERVICE_SECRET, secret_store
+from tests.testbed.etcd import free_port
+
+ROOT = Path(__file__).parents[2]
+SECRET = b"metrics tests' own service secret"
+WIDTH = 10
+"""Bytes of each line and point."""
+_PATIENCE_S = 20.0
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def job_id() -> str:
+    return make_id("j", now_ms=time.time_ns() // 1_000_000, random_bits=int.from_bytes(os.urandom(8)) % 2**RANDOM_BITS)
+
+
+class MetricsProcess:
+    """Keeps its folder and its address over all its lives."""
+
+    def __init__(self, root: Path, etcd_address: str) -> None:
+        self.home = Home(root / "home")
+        self.log = root / "metrics.log"
+        self.address = f"127.0.0.1:{free_port()}"
+        self._process: subprocess.Popen[bytes] | None = None
+        (self.home / "run").mkdir(parents=True)
+        secrets = secret_store(Settings(home=self.home.root))
+        # On a thread: what asks for this may be asynchronous, and its loop runs already.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, secrets.put(SERVICE_SECRET, SECRET)).result()
+        addresses = {"etcd": etcd_address, "metrics": self.address, "metrics-ops": f"127.0.0.1:{free_port()}"}
+        self.home.addresses_file.write_text(json.dumps(addresses))
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "services.metrics"],
+                cwd=ROOT,
+                env={**os.environ, "WEFT_HOME": str(self.home.root), "WEFT_METRICS_KEEP_ALIVE_S": "0.5"},
+                stderr=log,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """Kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(_PATIENCE_S)
+
+    def operations(self, path: str) -> str:
+        with _direct.open(f"http://{self.home.address('metrics-ops')}{path}", timeout=5) as answer:
+            return str(answer.read().decode())
+
+
+@contextmanager
+def running(root: Path, etcd_address: str) -> Generator[MetricsProcess]:
+    service = MetricsProcess(root, etcd_address)
+    service.start()
+    try:
+        yield service
+    finally:
+        service.kill()
+
+
+class Peer:
+    """Calls as somebody, again while the service does not answer."""
+
+    def __init__(self, service: MetricsProcess, stub: Any, **credential: Any) -> None:
+        self.channel = connect(service.address, **credential)
+        self._stub = stub(self.channel)
+
+    async def call(self, method: str, request: Any) -> Any:
+        """Raises the table's errors; Unavailable only after long patience."""
+        give_up = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return await self.once(method, request)
+            except Unavailable:
+                if time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(0.02)
+
+    async def once(self, method: str, request: Any) -> Any:
+        with translating():
+            return await getattr(self._stub, method)(request, timeout=5)
+
+    def stream(self, method: str, request: Any) -> Any:
+        return getattr(self._stub, method)(request)
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+
+class Reader(Peer):
+    """Another service."""
+
+    def __init__(self, service: MetricsProcess) -> None:
+        super().__init__(service, metrics_pb2_grpc.TelemetryStub, secret=SECRET)
+
+    async def lines(self, job: str, **query: Any) -> list[str]:
+        reply = await self.call("Lines", pb.LinesRequest(job_id=job, **query))
+        return [one.line.text for one in reply.lines]
+
+
+class Helper(Peer):
+    """One learner's helper, in miniature."""
+
+    def __init__(
+        self, service: MetricsProcess, job: str, *, rank: int = 0, attempt: int = 1, secret: bytes = SECRET
+    ) -> None:
+        self.me = LearnerIdentity(job, "t", attempt, "worker", rank, f"worker-{rank}")
+        self.seq = 0
+        super().__init__(service, metrics_pb2_grpc.IntakeStub, learner_token=mint(secret, self.me))
+
+    def source(self, name: str = "stdout", **other: Any) -> pb.Source:
+        mine: dict[str, Any] = {"attempt": self.me.attempt, "role": self.me.role, "rank": self.me.rank, "run": 1}
+        fields: dict[str, Any] = {**mine, "source": name, **other}
+        return pb.Source(**fields)
+
+    def lines(self, start: int, texts: Sequence[str], **more: Any) -> pb.SourceBatch:
+        """Lines number ``start`` and on."""
+        rows = [
+            pb.LogLine(offset=(start + at) * WIDTH, time_ms=time.time_ns() // 1_000_000, text=text)
+            for at, text in enumerate(texts)
+        ]
+        place: dict[str, Any] = {"start": start * WIDTH, "end": (start + len(texts)) * WIDTH}
+        fields: dict[str, Any] = {"source": self.source(), **place, "lines": rows, **more}
+        return pb.SourceBatch(**fields)
+
+    def points(self, start: int, values: Sequence[float], name: str = "loss") -> pb.SourceBatch:
+        rows = [
+            pb.MetricPoint(offset=(start + at) * WIDTH, time_ms=1000, name=name, step=start + at, value=value)
+            for at, value in enumerate(values)
+        ]
+        start, end = start * WIDTH, (start + len(values)) * WIDTH
+        return pb.SourceBatch(source=self.source("metrics.jsonl"), start=start, end=end, points=rows)
+
+    async def append(self, *batches: pb.SourceBatch) -> list[int]:
+        return list((await self.call("Append", pb.AppendRequest(batches=batches))).committed)
+
+    def status(self, phase: Phase, *, seq: int | None = None) -> LearnerStatus:
+        me = self.me
+        self.seq = self.seq + 1 if seq is None else seq
+        return LearnerStatus(name=me.name, role=me.role, rank=me.rank, attempt=me.attempt, seq=self.seq, phase=phase)
+
+    async def report(self, phase: Phase, *, seq: int | None = None) -> bool:
+        """Whether the attempt is current."""
+        text = json.dumps(dump(self.status(phase, seq=seq))).encode()
+        return bool((await self.call("Report", pb.ReportRequest(status=text))).current)
+
+    async def beat(self) -> tuple[bool, bool]:
+        """(current, go)."""
+        reply = await self.call("Beat", pb.BeatRequest(progress=-1, eta_ms=-1))
+        return reply.current, reply.go
