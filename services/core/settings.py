@@ -22,6 +22,10 @@ class Settings(BaseSettings):
     hints: Literal["celery", "drop"] = Field(
         default="celery", description="'drop' loses every hint on purpose: everything must still work, only slower."
     )
+    broker_url: str = Field(
+        default="filesystem://",
+        description="Carries the hints: filesystem://, amqp://user:password@host or redis://host.",
+    )
     sweep_s: float = Field(
         default=1.0, gt=0, description="How often each actor looks at everything without being told, in seconds."
     )

@@ -1,0 +1,94 @@
+"""The sender's side of hints. A service never waits for the broker, and never fails with it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+import structlog
+
+from services.core.settings import Settings
+
+_PENDING_AT_MOST: Final = 1000
+"""Hints that wait for a broker which does not answer; those beyond are dropped."""
+_GOODBYE_S: Final = 1.0
+log = structlog.get_logger()
+
+
+class CeleryHints:
+    """Sends from a thread of its own, in the order given. Celery is imported there too, at the first hint."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hints")
+        self._app: Any = None
+        self._pending: set[Future[None]] = set()
+        self._sent = 0
+        self._dropped = 0
+        self._failing = False
+
+    @property
+    def sent(self) -> int:
+        return self._sent
+
+    @property
+    def dropped(self) -> int:
+        return self._dropped
+
+    async def send(self, topic: str, job_id: str) -> None:
+        traceparent = str(structlog.contextvars.get_contextvars().get("traceparent", ""))
+        self._pending = {future for future in self._pending if not future.done()}
+        if len(self._pending) >= _PENDING_AT_MOST:
+            self._dropped += 1
+            return
+        try:
+            self._pending.add(self._thread.submit(self._send, topic, job_id, traceparent))
+        except RuntimeError:  # closed
+            self._dropped += 1
+
+    async def close(self) -> None:
+        """Gives what is on its way a second to leave."""
+        self._thread.shutdown(wait=False)
+        if self._pending:
+            await asyncio.wait([asyncio.wrap_future(future) for future in self._pending], timeout=_GOODBYE_S)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._app is not None:
+            await asyncio.to_thread(self._app.close)
+
+    def _send(self, topic: str, job_id: str, traceparent: str) -> None:
+        try:
+            from services.core.adapters.celery.app import Broker, make_app, send  # noqa: PLC0415 - see the class
+
+            if self._app is None:
+                self._app = make_app(Broker.of(self._settings))
+            send(self._app, topic, job_id, traceparent)
+        except Exception as error:  # noqa: BLE001 - a hint never harms its sender, whatever the broker's library raises
+            self._dropped += 1
+            if not self._failing:
+                log.warning("hints.dropped", why=str(error) or type(error).__name__)
+            self._failing = True
+        else:
+            self._sent += 1
+            self._failing = False
+
+
+class DropHints:
+    """Loses every hint, to show that nothing depends on them."""
+
+    def __init__(self) -> None:
+        self._dropped = 0
+
+    @property
+    def sent(self) -> int:
+        return 0
+
+    @property
+    def dropped(self) -> int:
+        return self._dropped
+
+    async def send(self, topic: str, job_id: str) -> None:  # noqa: ARG002 - the port's
+        self._dropped += 1
+
+    async def close(self) -> None:
+        return
