@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -103,18 +104,15 @@ def http_server(app: Any, address: str) -> uvicorn.Server:
 
 async def serve_http(server: uvicorn.Server, stopping: asyncio.Event) -> None:
     """Serves until ``stopping``; raises WeftError where the port is taken."""
-    task = asyncio.ensure_future(server.serve())
-    stop = asyncio.ensure_future(stopping.wait())
     try:
-        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done() and not stopping.is_set():
-            raise WeftError(f"cannot listen on port {server.config.port}: the port is taken")
+        listener = socket.create_server((server.config.host, server.config.port), backlog=server.config.backlog)
+    except OSError as error:  # found out here: uvicorn would end the whole process with SystemExit
+        raise WeftError(f"cannot listen on port {server.config.port}: {error.strerror}") from None
+    with listener:
+        task = asyncio.ensure_future(server.serve(sockets=[listener]))
+        await stopping.wait()
         server.should_exit = True
         await task
-    except SystemExit:
-        raise WeftError(f"cannot listen on port {server.config.port}: the port is taken") from None
-    finally:
-        stop.cancel()
 
 
 def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]]) -> int:

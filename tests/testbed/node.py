@@ -26,6 +26,7 @@ from services.core.settings import Settings
 from services.core.wiring import service_secret
 from tests.testbed.etcd import free_port
 
+_QUICKLY = (("grpc.min_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20))
 ROOT = Path(__file__).parents[2]
 
 
@@ -75,7 +76,8 @@ class NodeProcess:
                 stdout=log, stderr=log,
             )  # fmt: skip
         if ready:
-            with grpc.insecure_channel(self.addresses["node"], options=(("grpc.enable_http_proxy", 0),)) as channel:
+            options = (("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 20), *_QUICKLY)
+            with grpc.insecure_channel(self.addresses["node"], options=options) as channel:
                 grpc.channel_ready_future(channel).result(timeout=20)
 
     def end(self, sign: signal.Signals = signal.SIGTERM) -> int:

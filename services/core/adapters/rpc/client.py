@@ -82,7 +82,7 @@ def translated(error: grpc.RpcError) -> WeftError:
 
 @contextmanager
 def translating() -> Any:
-    """Inside it calls raise the table's errors instead of gRPC's: ``with translating(): await stub.Method(...)``."""
+    """Inside it, calls raise the errors of the table instead of those of gRPC."""
     try:
         yield
     except grpc.RpcError as error:
