@@ -13,7 +13,7 @@ import grpc
 
 from services.core.adapters.rpc.server import caller, serve
 from services.core.domain.codec import load
-from services.core.domain.errors import WeftError
+from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.learner import LearnerStatus
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1.metrics_pb2_grpc import IntakeServicer, add_IntakeServicer_to_server
@@ -80,9 +80,7 @@ class Intake(IntakeServicer):
             raise self.refuse
         for batch in request.batches:
             if self.poison and any(self.poison in line.text for line in batch.lines):
-                from services.core.domain.errors import InvalidRequest  # noqa: PLC0415
-
-                raise InvalidRequest("poisoned")
+                raise InvalidRequest("such a batch is never taken")
         out = []
         for batch in request.batches:
             key = _key(batch.source)

@@ -7,6 +7,7 @@ source stands: the files are the spool. They are looked at all the same, so that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -138,8 +139,6 @@ class Shipper:
                 self._look()
             committed = call.result()
         except InvalidRequest as refused:
-            if len(batches) == 1 and not batches[0].lines and not batches[0].points:
-                raise
             note("batch.refused", why=refused.message)
             for batch in batches:
                 await self._append_without_content(batch, refused.message)
@@ -153,14 +152,17 @@ class Shipper:
 
         The raw bytes are stored with the logs at the end.
         """
-        try:
-            self._accept([batch], await self._intake.append([batch]))
-        except InvalidRequest:
-            lost = SourceBatch(source=batch.source, start=batch.start, end=batch.end, final=batch.final)
-            if batch.lines:
-                text = f"[weft: {len(batch.lines)} lines could not be shown here: {why}]"
-                lost.lines.add(offset=batch.start, time_ms=batch.lines[0].time_ms, text=text)
-            self._accept([lost], await self._intake.append([lost]))
+        empty = SourceBatch(source=batch.source, start=batch.start, end=batch.end, final=batch.final)
+        told = SourceBatch()
+        told.CopyFrom(empty)
+        if batch.lines:
+            text = f"[weft: {len(batch.lines)} lines could not be shown here: {why}]"
+            told.lines.add(offset=batch.start, time_ms=batch.lines[0].time_ms, text=text)
+        for attempt in (batch, told, empty):
+            with contextlib.suppress(InvalidRequest):
+                self._accept([attempt], await self._intake.append([attempt]))
+                return
+        raise InvalidRequest(why)
 
     def _accept(self, batches: Sequence[SourceBatch], committed: Sequence[int]) -> None:
         for batch, offset in zip(batches, committed, strict=True):

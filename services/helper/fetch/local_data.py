@@ -1,0 +1,107 @@
+"""Data that lies on this machine: a link to it, where the operator allows the folder and the learner can read it.
+
+A link, because data is large and shared; learners have users of their own, so the file system keeps them from writing.
+What they cannot read is copied for them, since the operator has said that jobs may have it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from services.core.domain.plan import Input
+from services.helper.fetch import Cannot, Watched
+from services.helper.folder import Assignment
+from services.helper.settings import FetchSettings
+
+DENIED: Final = "DataStoreDenied"
+_LOOKED_AT: Final = 10_000
+"""Files whose sizes and times go into the digest; of larger sets only the first so many."""
+
+
+def fetch_local(one: Input, target: Path, assignment: Assignment, settings: FetchSettings, watched: Watched) -> str:
+    """``target`` leads to the data; its digest (names, sizes, times). Cannot."""
+    source = Path(one.location, one.path)
+    try:
+        real = source.resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise Cannot(DENIED, f"data at {source} cannot be read: {error}") from error
+    allowed = [path.resolve() for path in settings.data_paths]
+    if not any(real.is_relative_to(path) for path in allowed):
+        shown = ", ".join(map(str, settings.data_paths)) or "none"
+        raise Cannot(DENIED, f"{source} is not below a folder that the operator allows (WEFT_DATA_PATHS: {shown})")
+    files = sorted(_listed(real))
+    if assignment.owner is None or _readable(real, files, *assignment.owner):
+        target.symlink_to(real)
+    else:
+        watched.say(f"copying {source}")
+        _copy(real, target, watched)
+    return _digest(real, files)
+
+
+def _listed(root: Path) -> list[Path]:
+    if root.is_file():
+        return [root]
+    out: list[Path] = []
+    for folder, _, names in os.walk(root):
+        out += [Path(folder, name) for name in names]
+        if len(out) >= _LOOKED_AT:
+            break
+    return out[:_LOOKED_AT]
+
+
+def _readable(root: Path, files: list[Path], uid: int, gid: int) -> bool:
+    """Whether a user can open the files: by their modes, since asking as that user would take a process."""
+
+    def may(path: Path, bit: int) -> bool:
+        status = path.stat()
+        shift = 6 if status.st_uid == uid else 3 if status.st_gid == gid else 0
+        return bool(status.st_mode >> shift & bit)
+
+    try:
+        folders = {*root.parents, *(file.parent for file in files)}
+        return all(may(folder, 1) for folder in folders) and may(root, 4) and all(may(file, 4) for file in files)
+    except OSError:
+        return False
+
+
+def _copy(source: Path, target: Path, watched: Watched) -> None:
+    """Readable for all, links inside left out: they could lead anywhere."""
+    if source.is_file():
+        shutil.copyfile(source, target)
+        target.chmod(0o644)
+        return
+    for folder, folders, names in os.walk(source):
+        watched.check()
+        here = target / Path(folder).relative_to(source)
+        here.mkdir(mode=0o755)
+        folders[:] = [name for name in folders if not Path(folder, name).is_symlink()]
+        for name in names:
+            path = Path(folder, name)
+            if path.is_file() and not path.is_symlink():
+                _copy_file(path, here / name)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        raise Cannot(DENIED, f"{source} cannot be read: {error.strerror}") from error
+    target.chmod(0o644)
+
+
+def _digest(root: Path, files: list[Path]) -> str:
+    hashing = hashlib.sha256()
+    for path in files:
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        hashing.update(f"{path.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="replace"))
+    return hashing.hexdigest()
