@@ -1,0 +1,104 @@
+"""Which user, GPUs and ports an attempt gets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.domain.errors import ResourceExhausted
+from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.node.allocation import Pool, Taken, pick_gpus, pick_ports, pick_uid
+
+UIDS = Pool(70_000, 100)
+PORTS = Pool(20_000, 50)
+
+
+def learners(*gpus: float) -> list[LearnerPlan]:
+    return [
+        LearnerPlan(
+            name=f"worker-{rank}", role="worker", rank=rank, command="", cpus=1, memory=1, gpus=count, node="", token=""
+        )
+        for rank, count in enumerate(gpus)
+    ]
+
+
+def attempt(job: str, number: int = 1, distribution: str = "jax") -> AttemptPlan:
+    return AttemptPlan(
+        job=job, tenant="t", attempt=number, term=1, learners=(), distribution=distribution, framework="",
+        code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
+    )  # fmt: skip
+
+
+def anyone(port: int) -> bool:
+    return port > 0
+
+
+def test_a_job_keeps_its_user_over_its_attempts() -> None:
+    assert pick_uid("a", Taken(uids={70_005: "a", 70_006: "b"}), UIDS) == 70_005
+
+
+def test_no_two_jobs_have_one_user() -> None:
+    uids: dict[int, str] = {}
+    for number in range(100):
+        uids[pick_uid(f"job{number}", Taken(uids=uids), UIDS)] = f"job{number}"
+    assert len(uids) == 100
+    with pytest.raises(ResourceExhausted, match="user ids"):
+        pick_uid("one-more", Taken(uids=uids), UIDS)
+
+
+def test_the_next_job_does_not_get_the_user_that_the_last_one_left() -> None:
+    assert len({pick_uid(f"job{number}", Taken(), UIDS) for number in range(20)}) > 10
+
+
+def test_only_learners_that_meet_get_a_port() -> None:
+    assert pick_ports(attempt("a", distribution="none"), Taken(), PORTS, anyone) == {}
+    assert pick_ports(attempt("a", distribution="torchrun"), Taken(), PORTS, anyone).keys() == {"master"}
+
+
+def test_no_two_attempts_have_one_port() -> None:
+    ports: set[int] = set()
+    for number in range(50):
+        ports.add(pick_ports(attempt("a", number), Taken(ports=ports), PORTS, anyone)["master"])
+    assert ports == set(range(20_000, 20_050))
+    with pytest.raises(ResourceExhausted, match="ports"):
+        pick_ports(attempt("b"), Taken(ports=ports), PORTS, anyone)
+
+
+def test_a_port_where_somebody_listens_is_passed_over() -> None:
+    assert pick_ports(attempt("a"), Taken(), PORTS, lambda port: port == 20_033) == {"master": 20_033}
+
+
+def test_whole_gpus_are_nobody_elses() -> None:
+    picked = pick_gpus(learners(1, 2, 0), Taken(gpus={0: 0.5}), 4)
+    assert picked == {"worker-0": (3,), "worker-1": (1, 2), "worker-2": ()}
+
+
+def test_fractions_share_the_gpu_that_has_least_left() -> None:
+    assert pick_gpus(learners(0.5), Taken(gpus={1: 0.5, 2: 0.25}), 4) == {"worker-0": (1,)}
+    assert pick_gpus(learners(0.6), Taken(gpus={1: 0.5}), 4) == {"worker-0": (0,)}
+    assert set(pick_gpus(learners(1 / 3, 1 / 3, 1 / 3), Taken(), 1).values()) == {(0,)}
+
+
+@pytest.mark.parametrize("asked", [(1, 1, 1), (3,), (0.6, 0.6, 0.6), (2, 0.1)])
+def test_a_gang_that_does_not_fit_gets_nothing_and_is_told_why(asked: tuple[float, ...]) -> None:
+    with pytest.raises(ResourceExhausted, match=r"ask for [\d.]+ GPUs together; 2 of 2 are free"):
+        pick_gpus(learners(*asked), Taken(), 2)
+
+
+@given(
+    st.lists(st.sampled_from([0, 0.1, 0.25, 0.5, 0.9, 1, 2, 3]), max_size=8),
+    st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 0.5, 1.0])),
+)
+def test_no_gpu_is_given_out_more_than_once(asked: list[float], used: dict[int, float]) -> None:
+    try:
+        picked = pick_gpus(learners(*asked), Taken(gpus=used), 6)
+    except ResourceExhausted:
+        return
+    total = dict(used)
+    for rank, gpus in enumerate(asked):
+        mine = picked[f"worker-{rank}"]
+        assert len(mine) == (gpus if gpus >= 1 else int(gpus > 0))
+        for index in mine:
+            total[index] = total.get(index, 0) + min(1, gpus)
+    assert all(part <= 1 + 1e-6 for part in total.values())
