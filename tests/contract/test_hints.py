@@ -192,7 +192,7 @@ async def test_a_worker_ends_at_once_when_told_and_logs_json_only(
     (tmp_path / "run").symlink_to(home / "run")
     secrets = FolderSecretStore(tmp_path / "secrets")
     await secrets.get_or_create(SERVICE_SECRET, SECRET)
-    worker = Worker(tmp_path)
+    workers = [worker := Worker(tmp_path)]
     hints = CeleryHints(Settings(home=tmp_path))
     try:
         await hints.send("submitted", "first")
@@ -205,11 +205,11 @@ async def test_a_worker_ends_at_once_when_told_and_logs_json_only(
         assert [line["event"] for line in worker.lines()] == ["service.starting", "hint.delivered", "service.stopped"]
         await hints.send("submitted", "while nobody works")
         await until(lambda: hints.sent == 2)
-        again = Worker(tmp_path)
+        workers.append(Worker(tmp_path))
         await until(lambda: ("submitted", "while nobody works") in services["lcm"].nudged.heard, timeout=20)
-        again.end()
     finally:
-        worker.end()
+        for each in workers:
+            each.end()
         await hints.close()
 
 
