@@ -69,16 +69,16 @@ def _value(hint: Any, item: Any) -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         _demand(item, (Mapping,), "mapping")
         return {key: _value(args[1], each) for key, each in item.items()}
-    if isinstance(hint, type):
-        if dataclasses.is_dataclass(hint):
-            return load(hint, item)
-        if issubclass(hint, Enum):
-            return hint(item)
-        if hint is float and isinstance(item, int) and not isinstance(item, bool):
-            return _float(item)
-        _demand(item, (hint,), hint.__name__)
-        if isinstance(item, bool) and hint is not bool:
-            raise TypeError(f"expected {hint.__name__}, found bool")
+    kind: type[Any] = hint
+    if dataclasses.is_dataclass(kind):
+        return load(kind, item)
+    if issubclass(kind, Enum):
+        return kind(item)
+    if hint is float and isinstance(item, int) and not isinstance(item, bool):
+        return _float(item)
+    _demand(item, (hint,), hint.__name__)
+    if isinstance(item, bool) and hint is not bool:
+        raise TypeError(f"expected {hint.__name__}, found bool")
     return item
 
 

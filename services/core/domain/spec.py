@@ -389,6 +389,10 @@ def _summary(errors: tuple[FieldError, ...]) -> str:
     return f"{where}: {first.message}{'; ' + first.hint if first.hint else ''}{more}"
 
 
+# pydantic speaks of a text's "items" where the text has been looked at before it is counted.
+_LENGTHS: Final = {"too_short": "write at least one character", "too_long": "write at most {max_length} characters"}
+
+
 def _field_errors(detail: ErrorDetails) -> Iterator[FieldError]:
     context = detail.get("ctx") or {}
     cause = context.get("error")
@@ -400,6 +404,8 @@ def _field_errors(detail: ErrorDetails) -> Iterator[FieldError]:
     kind = detail["type"]
     if kind == "extra_forbidden":
         yield FieldError(pointer, f"there is no field '{path[-1]}'", nearest(str(path[-1]), _fields_at(path[:-1])))
+    elif kind in _LENGTHS and isinstance(detail["input"], str):
+        yield FieldError(pointer, _LENGTHS[kind].format(**context))
     elif kind == "missing":
         yield FieldError(pointer, "this field is required")
     elif kind == "literal_error":

@@ -1,0 +1,130 @@
+"""Dataclasses to JSON and back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.domain.codec import dump, load
+from services.core.domain.document import read_job
+from services.core.domain.errors import Conflict, Internal
+from services.core.domain.job import SCHEMA, Job
+from services.core.domain.learner import LearnerStatus
+from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
+from services.core.domain.status import Phase, Status
+from tests.documents import a_job
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=10,
+)
+OBJECTS = st.dictionaries(st.text(max_size=8), JSON, max_size=3)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """Without ``extra``: what it does not know is dropped."""
+
+    number: int
+    share: float = 0.0
+    flag: bool = False
+    colour: Colour | None = None
+    anything: Any = None
+    several: tuple[int, ...] = ()
+    by_name: Mapping[str, int] = field(default_factory=dict)
+    of_names: dict[str, float] = field(default_factory=dict)
+
+
+def test_every_kind_of_field_comes_back() -> None:
+    whole = Plain(
+        number=1, share=2.0, flag=True, colour=Colour.RED, anything=[{"x": None}], several=(1, 2), by_name={"a": 1},
+        of_names={"b": 0.5},
+    )  # fmt: skip
+    written = json.loads(json.dumps(dump(whole)))
+    assert written["colour"] == "red"
+    assert load(Plain, written) == whole
+    assert load(Plain, {"number": 1, "share": 3, "colour": None, "new": 1}) == Plain(number=1, share=3.0)
+
+
+WRONG_FIELDS: list[dict[str, Any]] = [
+    {"number": "1"}, {"number": None}, {"number": True}, {"number": 1.5}, {"share": "x"}, {"share": True},
+    {"share": 10**400}, {"flag": 1}, {"colour": "blue"}, {"several": 1}, {"several": "12"}, {"several": {}},
+    {"several": ["x"]}, {"by_name": []}, {"by_name": {"a": "x"}}, {"by_name": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [[], None, "x", 7, {}, *({"number": 1, **field} for field in WRONG_FIELDS)], ids=repr)
+def test_what_does_not_fit_is_a_type_or_value_error(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        load(Plain, wrong)
+
+
+@given(OBJECTS, OBJECTS, OBJECTS)
+def test_what_is_not_known_survives_at_every_depth(
+    top: dict[str, Any], state: dict[str, Any], event: dict[str, Any]
+) -> None:
+    document = dump(a_job())
+    document = {**top, **document}
+    document["state"] = {**state, **document["state"]}
+    document["history_tail"] = [{**event, **document["history_tail"][0]}]
+    assert dump(load(Job, json.loads(json.dumps(document)))) == document
+
+
+@given(st.sampled_from([Plain, Job, LearnerStatus, AttemptPlan]), JSON)
+def test_whatever_comes_in_only_type_and_value_errors_come_out(kind: type[Any], document: Any) -> None:
+    with contextlib.suppress(TypeError, ValueError):
+        load(kind, document)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(dump(a_job()))), JSON, min_size=1, max_size=3))
+def test_a_damaged_document_is_read_or_refused_and_nothing_else(damage: dict[str, Any]) -> None:
+    job = a_job()
+    with contextlib.suppress(Internal, Conflict):
+        assert read_job(job.id, {**dump(job), **damage}).id == job.id
+
+
+def test_a_document_says_why_it_cannot_be_read() -> None:
+    job = a_job()
+    whole = dump(job)
+    assert read_job(job.id, whole) == job
+    assert read_job(job.id, {key: value for key, value in whole.items() if key != "schema"}) == job
+    with pytest.raises(Conflict, match="finish the upgrade"):
+        read_job(job.id, {"schema": SCHEMA + 1})
+    with pytest.raises(Internal, match="is a mapping, not list"):
+        read_job(job.id, [])
+    with pytest.raises(Internal, match="cannot be read: expected str, found int"):
+        read_job(job.id, {**whole, "tenant": 1})
+    with pytest.raises(Internal, match="says that it is"):
+        read_job("jother", whole)
+
+
+def test_a_plan_and_a_learner_s_status_come_back() -> None:
+    learner = LearnerPlan(
+        name="worker-0", role="worker", rank=0, command="true", cpus=1, memory=5, gpus=0.5, node="n", token="t",
+        env={"A": "b"},
+    )  # fmt: skip
+    plan = AttemptPlan(
+        job="j", tenant="t", attempt=1, term=2, learners=(learner,), distribution="none", framework="", code_digest="",
+        inputs=(Input(mount="m", type="http", location="http://x/"),), grace=1, store_timeout=2, checkpoint_keep=3,
+        checkpoint_attempts=(2, 1),
+    )  # fmt: skip
+    assert load(AttemptPlan, json.loads(json.dumps(dump(plan)))) == plan
+    status = LearnerStatus(
+        name="worker-0", role="worker", rank=0, attempt=1, seq=3, phase=Phase.READY, times={"READY": 5}
+    )
+    assert load(LearnerStatus, json.loads(json.dumps(dump(status)))) == status
+    assert dump(status)["phase"] == "READY"
+    assert dump({Status.QUEUED: 1}) == {"QUEUED": 1}

@@ -1,0 +1,282 @@
+"""What learners' states mean for their job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.domain.job import Counters, Job
+from services.core.domain.learner import (
+    Exit,
+    LearnerStatus,
+    describe_failure,
+    job_status,
+    judge,
+    learner_name,
+    step_times,
+)
+from services.core.domain.spec import JobSpec, parse_spec
+from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
+from tests.documents import NOW, a_job
+
+OK = Exit(time=NOW, code=0)
+WORKERS = {"worker": {"count": 2}}
+IGNORED = {"worker": {"count": 2, "on_failure": "ignore"}}
+CHIEF = {"chief": {"count": 1, "decides": True}, "worker": {"count": 2}}
+LOOSE_CHIEF = {"chief": {"count": 1, "decides": True, "on_failure": "ignore"}, "worker": {"count": 1}}
+SERVER = {"ps": {"count": 1}, "worker": {"count": 2, "decides": True, "on_failure": "ignore"}}
+MIXED = {"chief": {"count": 1}, "worker": {"count": 1, "on_failure": "ignore"}}
+
+
+def failed(code: int = 1, *, at: int = NOW, **more: Any) -> Exit:
+    return Exit(time=at, code=None if more.get("lost") or more.get("signal") else code, **more)
+
+
+def stopped(cause: str = "halt", code: int = 143) -> Exit:
+    return Exit(time=NOW, code=code, stop_cause=cause)
+
+
+def a_spec(roles: dict[str, Any] = WORKERS, **more: Any) -> JobSpec:
+    return parse_spec({"name": "n", "command": "true", "roles": roles, **more})
+
+
+def learners(spec: JobSpec, **ends: Exit | str | None) -> dict[str, LearnerStatus]:
+    """By name (``worker_0``): how it ended, why its helper failed, or None: it runs. Of others nothing is known."""
+    names = [(role, index) for role, its in spec.roles.items() for index in range(its.count)]
+    out: dict[str, LearnerStatus] = {}
+    for rank, (role, index) in enumerate(names):
+        key = f"{role}_{index}"
+        if key in ends:
+            end = ends[key]
+            out[learner_name(role, index)] = LearnerStatus(
+                name=learner_name(role, index), role=role, rank=rank, attempt=1, seq=1, phase=Phase.PROCESSING,
+                exit=end if isinstance(end, Exit) else None, reason=end if isinstance(end, str) else "",
+            )  # fmt: skip
+    return out
+
+
+RUN, HALT, KILL = Desired.RUN, Desired.HALT, Desired.KILL
+W = Status
+
+TRUTHS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None], Status | None]] = [
+    ("nothing is known yet", WORKERS, RUN, {}, None),
+    ("all run", WORKERS, RUN, {"worker_0": None, "worker_1": None}, None),
+    ("one of two has succeeded", WORKERS, RUN, {"worker_0": OK, "worker_1": None}, None),
+    ("one has succeeded, of the other nothing is known", WORKERS, RUN, {"worker_0": OK}, None),
+    ("all have succeeded", WORKERS, RUN, {"worker_0": OK, "worker_1": OK}, W.COMPLETED),
+    ("one has failed", WORKERS, RUN, {"worker_0": failed(), "worker_1": None}, W.FAILED),
+    ("one has failed after the other succeeded", WORKERS, RUN, {"worker_0": OK, "worker_1": failed()}, W.FAILED),
+    ("one was killed by a signal", WORKERS, RUN, {"worker_0": failed(signal=9)}, W.FAILED),
+    ("one was lost", WORKERS, RUN, {"worker_0": failed(lost=True)}, W.QUEUED),
+    ("one exited 0 but its parent vanished", WORKERS, RUN, {"worker_0": Exit(time=1, code=0, lost=True)}, W.QUEUED),
+    ("a helper failed before there was a process", WORKERS, RUN, {"worker_0": "DataStoreDenied"}, W.FAILED),
+    # kill > facts > halt > run
+    ("killed while all run", WORKERS, KILL, {"worker_0": None}, W.KILLED),
+    ("killed after all have succeeded", WORKERS, KILL, {"worker_0": OK, "worker_1": OK}, W.KILLED),
+    ("killed before anything is known", WORKERS, KILL, {}, W.KILLED),
+    ("halting, all run", WORKERS, HALT, {"worker_0": None, "worker_1": None}, None),
+    ("halting, one still runs", WORKERS, HALT, {"worker_0": stopped(), "worker_1": None}, None),
+    ("halting, all were stopped", WORKERS, HALT, {"worker_0": stopped(), "worker_1": stopped()}, W.HALTED),
+    ("halting, all exit 0 because they were told to", WORKERS, HALT,
+     {"worker_0": stopped(code=0), "worker_1": stopped(code=0)}, W.HALTED),
+    ("halting, one had succeeded before", WORKERS, HALT, {"worker_0": OK, "worker_1": stopped()}, W.HALTED),
+    ("halting, all had succeeded before", WORKERS, HALT, {"worker_0": OK, "worker_1": OK}, W.COMPLETED),
+    ("halting, one had failed before", WORKERS, HALT, {"worker_0": failed(), "worker_1": stopped()}, W.FAILED),
+    ("halting, one is lost", WORKERS, HALT, {"worker_0": failed(lost=True), "worker_1": None}, W.FAILED),
+    ("halting, those whose failure is ignored had failed", IGNORED, HALT,
+     {"worker_0": failed(), "worker_1": stopped()}, W.HALTED),
+    ("halting, an ignored helper had failed", IGNORED, HALT, {"worker_0": "NoSpace", "worker_1": stopped()}, W.HALTED),
+    ("stopped because of a peer explains nothing", WORKERS, RUN, {"worker_0": stopped("peer")}, None),
+    # who decides
+    ("the chief has succeeded, workers go on", CHIEF, RUN,
+     {"chief_0": OK, "worker_0": None, "worker_1": None}, W.COMPLETED),
+    ("workers have succeeded, the chief goes on", CHIEF, RUN, {"chief_0": None, "worker_0": OK, "worker_1": OK}, None),
+    ("a worker fails under a chief", CHIEF, RUN, {"chief_0": None, "worker_0": failed()}, W.FAILED),
+    ("a loose chief failed, nobody else may decide", LOOSE_CHIEF, RUN,
+     {"chief_0": failed(), "worker_0": None}, W.FAILED),
+    # whose failure is ignored
+    ("one ignored failure, the other runs", IGNORED, RUN, {"worker_0": failed(), "worker_1": None}, None),
+    ("one ignored failure, the other unknown", IGNORED, RUN, {"worker_0": failed()}, None),
+    ("one ignored failure, the other succeeded", IGNORED, RUN, {"worker_0": failed(), "worker_1": OK}, W.COMPLETED),
+    ("one ignored helper failure, the other succeeded", IGNORED, RUN,
+     {"worker_0": "NoSpace", "worker_1": OK}, W.COMPLETED),
+    ("all ignored have failed", IGNORED, RUN, {"worker_0": failed(), "worker_1": failed(lost=True)}, W.FAILED),
+    ("one ignored succeeded, the other runs", IGNORED, RUN, {"worker_0": OK, "worker_1": None}, None),
+    ("the parameter server serves, a worker failed", SERVER, RUN,
+     {"ps_0": None, "worker_0": failed(), "worker_1": None}, None),
+    ("the parameter server serves for ever, every worker failed", SERVER, RUN,
+     {"ps_0": None, "worker_0": failed(), "worker_1": failed()}, W.FAILED),
+    ("the parameter server serves for ever, the last worker succeeded", SERVER, RUN,
+     {"ps_0": None, "worker_0": failed(), "worker_1": OK}, W.COMPLETED),
+    ("the parameter server failed", SERVER, RUN, {"ps_0": failed(), "worker_0": None}, W.FAILED),
+    ("who counts succeeded, who is ignored runs", MIXED, RUN, {"chief_0": OK, "worker_0": None}, None),
+    ("who counts succeeded, who is ignored failed", MIXED, RUN, {"chief_0": OK, "worker_0": failed()}, W.COMPLETED),
+    ("who is ignored succeeded, who counts runs", MIXED, RUN, {"chief_0": None, "worker_0": OK}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("roles", "desired", "ends", "to"), [truth[1:] for truth in TRUTHS], ids=[t[0] for t in TRUTHS]
+)
+def test_the_verdict(
+    roles: dict[str, Any], desired: Desired, ends: dict[str, Exit | str | None], to: Status | None
+) -> None:
+    spec = a_spec(roles)
+    verdict = judge(a_job(desired=desired), spec, learners(spec, **ends), now=NOW + 5)
+    assert (verdict and verdict.to) == to
+    assert verdict is None or verdict.time == NOW + 5
+
+
+ENDS: st.SearchStrategy[Exit | str] = st.sampled_from(
+    [OK, failed(), failed(signal=9), failed(lost=True), failed(oom=True), stopped(), stopped(code=0), "NoSpace"]
+)
+
+
+@given(st.sampled_from([WORKERS, IGNORED, CHIEF, LOOSE_CHIEF, SERVER, MIXED]), st.sampled_from(Desired), st.data())
+def test_an_attempt_of_which_all_learners_have_ended_never_goes_on_for_ever(
+    roles: dict[str, Any], desired: Desired, data: st.DataObject
+) -> None:
+    spec = a_spec(roles)
+    names = [f"{role}_{index}" for role, its in spec.roles.items() for index in range(its.count)]
+    ends = {name: data.draw(ENDS, label=name) for name in names}
+    marked = any(isinstance(end, Exit) and end.stop_cause for end in ends.values())
+    if marked and desired is RUN:
+        return  # somebody was told to stop, and by then there had been a verdict
+    assert judge(a_job(desired=desired), spec, learners(spec, **ends), now=NOW) is not None
+
+
+# --- first cause, retries ------------------------------------------------------
+
+
+def verdict_of(job: Job, spec: JobSpec, **ends: Exit | str | None) -> tuple[Status, str, str]:
+    verdict = judge(job, spec, learners(spec, **ends), now=NOW)
+    assert verdict is not None
+    return verdict.to, verdict.learner, verdict.reason
+
+
+def test_who_failed_first_by_itself_names_the_cause() -> None:
+    spec = a_spec({"worker": {"count": 4}})
+    ends = {
+        "worker_0": stopped("peer"), "worker_1": failed(7, at=NOW + 2), "worker_2": failed(signal=11, at=NOW + 1),
+        "worker_3": failed(1, at=NOW + 1),
+    }  # fmt: skip
+    verdict = judge(a_job(), spec, learners(spec, **ends), now=NOW + 3)
+    assert verdict is not None
+    assert (verdict.learner, verdict.reason, verdict.signal, verdict.exit_code) == ("worker-2", "Signalled", 11, None)
+    assert verdict.message == "learner worker-2 was ended by SIGSEGV; see `weft logs --rank 2`"
+    # A helper's failure has no time of its own: it counts as of now.
+    assert verdict_of(a_job(), spec, worker_0="NoSpace", worker_1=failed(at=NOW - 1))[1] == "worker-1"
+    assert verdict_of(a_job(), spec, worker_1="NoSpace", worker_0=failed(at=NOW + 1))[1:] == ("worker-1", "NoSpace")
+
+
+def test_a_fatal_failure_is_the_cause_even_where_an_ignored_one_came_first() -> None:
+    spec = a_spec(MIXED)
+    ended = {"worker_0": failed(3, at=NOW - 10), "chief_0": failed(4, at=NOW)}
+    assert verdict_of(a_job(), spec, **ended) == (W.FAILED, "chief-0", "ExitCode")
+
+
+@pytest.mark.parametrize(
+    ("retries", "used", "end", "to"),
+    [
+        ({}, 0, failed(), W.FAILED),
+        ({"max": 2}, 0, failed(), W.QUEUED),
+        ({"max": 2}, 1, failed(), W.QUEUED),
+        ({"max": 2}, 2, failed(), W.FAILED),
+        ({"max": 0}, 0, failed(lost=True), W.QUEUED),
+        ({"max": 1}, 9, failed(lost=True), W.QUEUED),
+        ({"max": 1, "on": ["exit:3"]}, 0, failed(3), W.QUEUED),
+        ({"max": 1, "on": ["exit:3"]}, 0, failed(4), W.FAILED),
+        ({"max": 1, "on": ["exit:137"]}, 0, failed(signal=9), W.QUEUED),
+        ({"max": 1, "on": ["exit:137"]}, 0, failed(signal=15), W.FAILED),
+        ({"max": 1, "on": ["infrastructure"]}, 0, failed(), W.FAILED),
+        ({"max": 1, "on": ["infrastructure"]}, 0, failed(lost=True), W.QUEUED),
+        ({"max": 1, "on": ["exit:3"]}, 0, "EnvironmentFailed", W.FAILED),
+        ({"max": 1}, 0, "EnvironmentFailed", W.QUEUED),
+    ],
+    ids=str,
+)
+def test_retries_count_what_the_job_did_itself(retries: dict[str, Any], used: int, end: Exit | str, to: Status) -> None:
+    spec = a_spec(retries=retries)
+    verdict = judge(a_job(counters=Counters(retries=used)), spec, learners(spec, worker_0=end), now=NOW)
+    assert verdict is not None
+    lost = isinstance(end, Exit) and end.lost
+    assert (verdict.to, verdict.budgeted) == (to, not lost)
+    again = "; trying again" if lost else f"; trying again (retry {used + 1} of {spec.retries.max})"
+    assert verdict.message.endswith(again) == (to is W.QUEUED)
+
+
+def test_a_job_that_is_to_halt_is_not_retried() -> None:
+    spec = a_spec(retries={"max": 5})
+    assert verdict_of(a_job(desired=HALT), spec, worker_0=failed(lost=True))[0] is W.FAILED
+
+
+@pytest.mark.parametrize(
+    ("end", "reason", "fragment"),
+    [
+        (None, "LearnerLost", "vanished"),
+        (failed(lost=True), "LearnerLost", "vanished"),
+        (failed(oom=True), "OOMKilled", "resources.memory"),
+        (failed(signal=9), "Signalled", "SIGKILL"),
+        (failed(signal=63), "Signalled", "signal 63"),
+        (failed(3), "ExitCode", "exited with code 3; see `weft logs --rank 0`"),
+        ("NoSpace", "NoSpace", "learner worker-0 could not start"),
+    ],
+    ids=str,
+)
+def test_a_failure_is_described_with_what_to_look_at(end: Exit | str | None, reason: str, fragment: str) -> None:
+    (one,) = learners(a_spec(), worker_0=end).values()
+    found, message = describe_failure(one)
+    assert (found, fragment in message) == (reason, True)
+    assert describe_failure(replace(one, reason="X", message="why")) == ("X", "why")
+
+
+# --- where a job is on its path ------------------------------------------------
+
+
+def at(*phases: str) -> list[LearnerStatus]:
+    return [
+        LearnerStatus(name=f"worker-{n}", role="worker", rank=n, attempt=1, seq=1, phase=Phase(phase))
+        for n, phase in enumerate(phases)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phases", "status"),
+    [
+        ([], W.PENDING),
+        (["WAITING", "WAITING"], W.PENDING),
+        (["DOWNLOADING"], W.DOWNLOADING),
+        (["WAITING", "DOWNLOADING"], W.DOWNLOADING),
+        (["READY", "READY"], W.DOWNLOADING),
+        (["READY", "PROCESSING"], W.PROCESSING),
+        (["PROCESSING", "STORING"], W.PROCESSING),
+        (["STORED"], W.PROCESSING),  # of the other nothing is known
+        (["STORING", "STORED"], W.STORING),
+        (["STORED", "STORED"], W.STORING),
+    ],
+)
+def test_a_job_is_where_its_learners_are(phases: list[str], status: Status) -> None:
+    assert job_status(at(*phases), expected=2) is status
+
+
+PATH = [W.PENDING, W.DOWNLOADING, W.PROCESSING, W.STORING]
+
+
+@given(st.lists(st.sampled_from(Phase), min_size=2, max_size=2), st.data())
+def test_a_job_never_goes_back_when_a_learner_goes_on(phases: list[Phase], data: st.DataObject) -> None:
+    before = job_status(at(*phases), expected=2)
+    onward = [data.draw(st.sampled_from([one for one in Phase if PHASE_ORDER[one] >= PHASE_ORDER[p]])) for p in phases]
+    assert PATH.index(job_status(at(*onward), expected=2)) >= PATH.index(before)
+
+
+def test_a_step_begins_with_the_first_and_storing_with_the_last() -> None:
+    first, second = at("STORING", "STORING")
+    first = replace(first, times={"DOWNLOADING": 5, "PROCESSING": 10, "STORING": 30})
+    second = replace(second, times={"DOWNLOADING": 4, "PROCESSING": 12, "STORING": 31})
+    assert step_times([first, second]) == {W.DOWNLOADING: 4, W.PROCESSING: 10, W.STORING: 31}
+    assert step_times([]) == {}
+    assert step_times(iter([replace(first, times={"WAITING": 1})])) == {}

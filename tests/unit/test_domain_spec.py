@@ -1,0 +1,205 @@
+"""What a job spec may say, and what is answered to those that are wrong (wrong_specs.yaml)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.domain.errors import FieldError, InvalidSpec
+from services.core.domain.sizes import Size
+from services.core.domain.spec import JobSpec, dump_spec, nearest, parse_spec, unsupported
+
+WRONG: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "wrong_specs.yaml").read_text())
+
+
+def a_spec(**fields: Any) -> JobSpec:
+    return parse_spec({"name": "n", "command": "true", **fields})
+
+
+def errors_of(document: object) -> tuple[FieldError, ...]:
+    with pytest.raises(InvalidSpec) as caught:
+        parse_spec(document)
+    return caught.value.errors
+
+
+# --- wrong specs ---------------------------------------------------------------
+
+
+def test_there_are_forty_different_wrong_specs() -> None:
+    assert len(WRONG) >= 40
+    assert max(Counter(case["rule"] for case in WRONG).values()) == 1
+    assert len({json.dumps(case["spec"], sort_keys=True) for case in WRONG}) == len(WRONG)
+
+
+@pytest.mark.parametrize("case", WRONG, ids=[case["rule"] for case in WRONG])
+def test_a_wrong_spec_is_answered_with_where_what_and_what_to_write(case: dict[str, Any]) -> None:
+    (error,) = errors_of(case["spec"])
+    assert error.pointer == case["pointer"]
+    assert case["says"] in error.message
+    assert error.hint == case.get("hint", "")
+
+
+def test_every_wrong_field_is_found_in_one_pass() -> None:
+    errors = errors_of({"nmae": "x", "command": 1, "priority": "normla", "retries": {"max": -1, "n": 2}})
+    assert {error.pointer for error in errors} == {
+        "/name",
+        "/nmae",
+        "/command",
+        "/priority",
+        "/retries/max",
+        "/retries/n",
+    }
+    errors = errors_of({
+        "name": "n", "command": "true", "env": {"HOME": "/", "PET_X": "1"}, "inputs": [{"store": "a"}, {"store": "b"}],
+        "checkpoint": {"path": "/x"},
+    })  # fmt: skip
+    assert {error.pointer for error in errors} == {
+        "/env/HOME", "/env/PET_X", "/checkpoint/path", "/inputs/0/store", "/inputs/1/store",
+    }  # fmt: skip
+
+
+def test_the_message_is_the_first_error_and_how_many_more() -> None:
+    with pytest.raises(InvalidSpec, match=r"^/nmae: .*; did you mean 'name'\? \(and 1 more\)$") as caught:
+        parse_spec({"nmae": "x", "grcae": "1s", "name": "n", "command": "true"})
+    assert len(caught.value.errors) == 2
+    with pytest.raises(InvalidSpec, match=r"^the spec: a job spec is a mapping"):
+        parse_spec(None)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_or_with_all() -> None:
+    assert nearest("wroker", ["worker", "ps"]) == "did you mean 'worker'?"
+    assert nearest("zzz", ("worker", "ps")) == "there are: ps, worker"
+    assert nearest("x", []) == ""
+
+
+ODD = [None, True, False, 10**400, "9" * 500 + "d", "", "\ud800"]
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.sampled_from(ODD) | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = [*JobSpec.model_fields, "learners"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6) | JSON)
+def test_whatever_comes_in_only_invalid_spec_comes_out(document: Any) -> None:
+    if isinstance(document, dict):
+        document = {"name": "n", "command": "true", **document}
+    try:
+        spec = parse_spec(document)
+    except InvalidSpec as wrong:
+        known = [error for error in wrong.errors if error.message and error.pointer[:1] in {"", "/"}]
+        if len(known) != len(wrong.errors):
+            raise
+    else:
+        assert parse_spec(json.loads(json.dumps(dump_spec(spec)))) == spec
+
+
+# --- right specs ---------------------------------------------------------------
+
+FULL: dict[str, Any] = {
+    "name": "digits", "description": "d", "framework": {"name": "jax", "version": "0.10"},
+    "command": "python train.py", "code": ".",
+    "roles": {"ps": {"count": 2, "gpus": 0}, "worker": {"count": 4, "decides": True, "memory": "2GiB"}},
+    "distribution": "jax", "resources": {"size": "k80", "cpus": 2, "gpus": 0.5, "memory": "16Gb"},
+    "placement": "spread",
+    "data_stores": [{"id": "d", "type": "http", "url": "https://h/"}, {"id": "s", "type": "s3", "bucket": "b"}],
+    "inputs": [{"store": "d", "path": "mnist/", "mount": "data"}, {"store": "s"}], "outputs": {"store": "s"},
+    "checkpoint": {"path": "c", "keep": 9}, "metrics": [{"type": "jsonl", "path": "m.jsonl"}],
+    "retries": {"max": 3, "backoff": "1m30s", "on": ["infrastructure", "exit:137"]}, "max_runtime": "2h", "grace": "0s",
+    "priority": "high", "elastic": {"min": 1, "max": 8}, "env": {"A": "b", "N": 3, "F": 0.5}, "tags": ["x"],
+}  # fmt: skip
+
+
+def test_a_full_spec_is_read_and_its_stored_form_reads_as_the_same() -> None:
+    spec = parse_spec(FULL)
+    stored = dump_spec(spec)
+    assert parse_spec(stored) == spec
+    assert dump_spec(parse_spec(stored)) == stored
+    assert (stored["max_runtime"], stored["retries"]["backoff"], stored["grace"]) == ("2h", "1m30s", "0s")
+    assert (stored["resources"]["memory"], stored["roles"]["worker"]["memory"]) == ("16GB", "2GiB")
+    assert (spec.max_runtime, spec.learners, spec.env) == (7_200_000, 6, {"A": "b", "N": "3", "F": "0.5"})
+    assert stored["data_stores"][1]["bucket"] == "b"
+
+
+def test_a_stored_spec_says_only_what_differs_from_the_default() -> None:
+    assert dump_spec(a_spec()) == {"name": "n", "command": "true", "roles": {"worker": {"count": 1}}}
+    assert dump_spec(a_spec(learners=4, priority="normal"))["roles"] == {"worker": {"count": 4}}
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "version"),
+    [
+        ("jax", "jax", ""), ("jax:0.10", "jax", "0.10"), ({"name": "jax"}, "jax", ""),
+        ({"name": "jax", "version": "0"}, "jax", "0"),
+        ({"name": "python", "version": 3}, "python", "3"),
+    ],
+)  # fmt: skip
+def test_a_framework_may_be_written_short(written: object, name: str, version: str) -> None:
+    framework = a_spec(framework=written).framework
+    assert framework is not None
+    assert (framework.name, framework.version) == (name, version)
+
+
+def test_a_command_may_be_a_list_of_words() -> None:
+    assert parse_spec({"name": "n", "command": ["python", "a b.py", "$X"]}).command == "python 'a b.py' '$X'"
+    assert errors_of({"name": "n", "command": ["python", 1]})[0].pointer == "/command"
+
+
+def test_a_learner_gets_its_role_s_resources_else_the_job_s_else_the_size_s() -> None:
+    spec = a_spec(
+        roles={"ps": {"count": 1, "gpus": 0, "cpus": 0.5, "memory": "3GB"}, "worker": {"count": 1}},
+        resources={"size": "k80", "cpus": 2},
+    )
+    assert spec.role_resources("ps") == Size(gpus=0, cpus=0.5, memory=3 * 10**9)
+    assert spec.role_resources("worker") == Size(gpus=1, cpus=2, memory=24 * 10**9)
+    assert a_spec().role_resources("worker") == Size(gpus=0, cpus=1, memory=10**9)
+    # Sizes are the operator's: where one has gone since, the smallest stands for it.
+    assert spec.role_resources("worker", {}) == Size(gpus=0, cpus=2, memory=10**9)
+    assert spec.role_resources("worker", {"k80": Size(2, 8, 5)}) == Size(gpus=2, cpus=2, memory=5)
+
+
+# --- what cannot be done yet ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer"),
+    [
+        ({"image": "img:1"}, "/image"),
+        ({"image_pull_secret": "s"}, "/image"),
+        ({"distribution": "mpi"}, "/distribution"),
+        ({"roles": {"ps": {"count": 1, "on_failure": "restart"}}}, "/roles/ps/on_failure"),
+        ({"roles": {"ps": {"count": 2, "min": 1}}}, "/roles/ps/min"),
+        ({"data_stores": [{"id": "d", "type": "s3"}]}, "/data_stores/0/type"),
+        ({"data_stores": [{"id": "d", "type": "local", "path": "/x", "secret": "s"}]}, "/data_stores/0/secret"),
+        ({"metrics": [{"type": "regex"}]}, "/metrics/0/type"),
+        ({"elastic": {"min": 1, "max": 2}}, "/elastic"),
+        ({"secrets": ["s"]}, "/secrets"),
+        ({"notify": ["w"]}, "/notify"),
+        ({"data_stores": [{"id": "d", "type": "local", "path": "/x"}], "outputs": {"store": "d"}}, "/outputs"),
+        ({"preemptible": True}, "/preemptible"),
+        ({"stall_timeout": "1m"}, "/stall_timeout"),
+        ({"resources": {"shm": "1GB"}}, "/resources/shm"),
+        ({"resources": {"disk": "1GB"}}, "/resources/disk"),
+        ({"resources": {"devices": {"rdma/hca": 1}}}, "/resources/devices"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_yet_is_refused_by_name(fields: dict[str, Any], pointer: str) -> None:
+    (error,) = unsupported(a_spec(**fields))
+    assert error.pointer == pointer
+    assert "not available on this platform yet" in error.message
+
+
+def test_what_can_be_done_is_not_refused() -> None:
+    able = {key: value for key, value in FULL.items() if key not in {"elastic", "outputs", "data_stores", "inputs"}}
+    able["data_stores"] = [FULL["data_stores"][0], {"id": "l", "type": "local", "path": "/data"}]
+    able["roles"] = {"worker": {"count": 2, "min": 2, "on_failure": "ignore"}}
+    assert unsupported(parse_spec(able)) == ()
