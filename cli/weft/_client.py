@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from weft._errors import WeftError
 from weft._http import Http
 from weft._jobs import Jobs
 from weft._profile import Profile, resolve
@@ -33,10 +35,11 @@ class Client:
         profile: str | None = None,
         *,
         transport: httpx2.BaseTransport | None = None,
+        on_wait: Callable[[WeftError], None] = lambda _why: None,
     ) -> None:
-        """``transport``: another way than the network, for tests and special roads."""
+        """``transport``: another way than the network. ``on_wait`` hears why a request is about to be tried again."""
         self.profile: Profile = resolve(base_url, key, profile)
-        self._http = Http(self.profile, transport=transport)
+        self._http = Http(self.profile, transport=transport, on_wait=on_wait)
         self.jobs = Jobs(self._http)
 
     @property

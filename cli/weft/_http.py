@@ -51,17 +51,19 @@ def pause_s(attempt: int, *, jitter: Callable[[], float] = random.random) -> flo
 
 
 class Http:
-    """Speaks to one platform with one key. Threads may share it."""
+    """Speaks to one platform with one key. Threads may share it. ``on_wait`` hears why a request is tried again."""
 
     def __init__(
         self,
         profile: Profile,
         *,
         transport: httpx2.BaseTransport | None = None,
+        on_wait: Callable[[WeftError], None] = lambda _why: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.profile = profile
+        self._on_wait = on_wait
         self._clock = clock
         self._sleep = sleep
         self._answered = False
@@ -161,6 +163,7 @@ class Http:
                 patience = PATIENCE_S if self._answered else FIRST_PATIENCE_S
                 if self._clock() - began + pause > patience:
                     raise
+                self._on_wait(failed)
                 self._sleep(pause)
                 attempt += 1
 

@@ -1,23 +1,26 @@
 """Reads a job spec from YAML or JSON, and remembers where each field stands.
 
-The platform judges the spec; here only the text is read. Three things are done that a plain YAML reader does not:
-a key that is there twice is an error (YAML would keep the last without a word), times and dates stay text (JSON has
-none), and every field's line is known, so that an error that names a field can name its line, too.
+The platform judges the spec; here only the text is read, by the same rules as the platform's own reader
+(services.core.manifest; a test keeps them equal): the words of YAML 1.2, since by those of YAML 1.1, which PyYAML
+follows, the spec's field ``on`` is the boolean true and ``1:30`` is the number 90; and a key that is there twice is an
+error. Every field's line is known, so that an error that names a field can name its line, too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
-from weft._errors import FieldError, InvalidSpec, NotFound
+from weft._errors import InvalidSpec, NotFound
 
-NAMES = ("weft.yaml", "weft.yml", "weft.json", "manifest.yml", "manifest.yaml")
+NAMES: Final = ("weft.yaml", "weft.yml", "weft.json", "manifest.yml", "manifest.yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +45,6 @@ class SpecFile:
         return (self.path.parent / named) if isinstance(named, str) else None
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML without times, refusing keys that are there twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the library's signature
-        seen: set[str] = set()
-        for key, _value in node.value:
-            name = str(key.value)
-            if name in seen and name != "<<":
-                raise yaml.constructor.ConstructorError(None, None, f"'{name}' is there twice", key.start_mark)
-            seen.add(name)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 def find_spec(folder: Path) -> Path:
     """The spec in a folder. NotFound where there is none."""
     for name in NAMES:
@@ -72,51 +56,162 @@ def find_spec(folder: Path) -> Path:
 def read_spec(path: Path) -> SpecFile:
     """The spec in a file. InvalidSpec, with line and column, where the text is no YAML or JSON mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as failed:
         raise InvalidSpec(f"{path} cannot be read: {failed}") from None
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            document = loader.construct_document(node) if node is not None else None
-        finally:
-            loader.dispose()
+        return _parsed(path, text)
+    except InvalidSpec:
+        # Not all JSON is YAML to this parser (tabs); such a file has no lines.
+        if text.lstrip().startswith("{") and (document := _json(text)) is not None:
+            return SpecFile(path, as_json(document, str(path)), {})
+        raise
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a key is given twice")
+        return found
+
+    try:
+        found = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _parsed(path: Path, text: str) -> SpecFile:
+    try:
+        node = _compose(text)
+        if not isinstance(node, yaml.MappingNode):
+            raise InvalidSpec(f"{path}: a job spec is a mapping of fields, e.g. 'name: digits'")
+        reader = _Reader()
+        document = reader.read(node, "", 1)
     except yaml.MarkedYAMLError as broken:
         mark = broken.problem_mark or broken.context_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         raise InvalidSpec(f"{path}{place}: {broken.problem or broken.context}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as broken:
-        raise InvalidSpec(f"{path}: {broken}") from None
-    if not isinstance(document, dict):
-        raise InvalidSpec(f"{path}: a job spec is a mapping of fields, e.g. 'name: digits'")
-    plain = as_json(document, str(path))  # refuses what refers to itself
-    lines: dict[str, int] = {}
-    _note_lines(node, "", lines)
-    return SpecFile(path, plain, lines)
+    except yaml.YAMLError as broken:
+        raise InvalidSpec(f"{path}: {getattr(broken, 'reason', None) or broken}") from None
+    except RecursionError:
+        raise InvalidSpec(f"{path}: the spec is nested deeper than {_MAX_DEPTH} levels") from None
+    return SpecFile(path, as_json(document, str(path)), reader.lines)
 
 
 def as_json(document: Mapping[Any, Any], where: str) -> dict[str, Any]:
     """The document as JSON would have it (keys become text). InvalidSpec where JSON has no such value."""
     try:
-        found: dict[str, Any] = json.loads(json.dumps(document, allow_nan=False))
+        text = json.dumps(document, allow_nan=False, ensure_ascii=False)
+        text.encode()  # half of a surrogate pair is no text
+        found: dict[str, Any] = json.loads(text)
     except (TypeError, ValueError, RecursionError) as failed:
         raise InvalidSpec(f"{where}: JSON cannot say this: {failed}") from None
     return found
 
 
-def _note_lines(node: yaml.Node | None, pointer: str, lines: dict[str, int]) -> None:
-    if isinstance(node, yaml.MappingNode):
+# --- YAML 1.2 on PyYAML's tree --------------------------------------------------------
+
+_MAX_DEPTH: Final = 32
+_MAX_NODES: Final = 50_000
+_PLAIN: Final = "plain"
+_TEXT: Final = "tag:yaml.org,2002:str"
+_WORDS: Final[dict[str, bool | None]] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_INT: Final = re.compile(r"[-+]?[0-9]{1,40}")
+_BASED: Final = re.compile(r"0o([0-7]{1,20})|0x([0-9a-fA-F]{1,16})")
+_FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NOT_FINITE: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+
+
+class _Tree(yaml.SafeLoader):
+    """Gives the tree of nodes; marks what was written without quotes and tag, for `_scalar` to read."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        if kind is yaml.ScalarNode:
+            return _PLAIN if implicit[0] else _TEXT
+        return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+
+
+def _compose(text: str) -> yaml.Node | None:
+    loader = _Tree(text)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Makes plain values of a tree, and notes the line of every field."""
+
+    lines: dict[str, int] = field(default_factory=dict)
+    nodes: int = 0
+
+    def read(self, node: yaml.Node, pointer: str, depth: int) -> Any:
+        self.nodes += 1
+        if depth > _MAX_DEPTH:
+            raise _refused(node, f"the spec is nested deeper than {_MAX_DEPTH} levels")
+        if self.nodes > _MAX_NODES:
+            raise _refused(node, f"the spec has more than {_MAX_NODES} values")
+        if isinstance(node, yaml.ScalarNode):
+            return _scalar(node)
+        if node.tag not in {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}:
+            raise _refused(node, "tags (!) are not allowed")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, pointer, depth)
+        items: list[Any] = []
+        for place, item in enumerate(node.value):
+            self.lines[f"{pointer}/{place}"] = item.start_mark.line + 1
+            items.append(self.read(item, f"{pointer}/{place}", depth + 1))
+        return items
+
+    def _mapping(self, node: yaml.MappingNode, pointer: str, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         for key, value in node.value:
-            inner = f"{pointer}/{str(key.value).replace('~', '~0').replace('/', '~1')}"
-            lines[inner] = key.start_mark.line + 1
-            _note_lines(value, inner, lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for place, value in enumerate(node.value):
-            lines[f"{pointer}/{place}"] = value.start_mark.line + 1
-            _note_lines(value, f"{pointer}/{place}", lines)
+            if not isinstance(key, yaml.ScalarNode):
+                raise _refused(key, "a key is plain text")
+            if key.value in found:
+                raise _refused(key, f"the key '{key.value}' is given twice")
+            inner = f"{pointer}/{key.value.replace('~', '~0').replace('/', '~1')}"
+            self.lines[inner] = key.start_mark.line + 1
+            found[key.value] = self.read(value, inner, depth + 1)
+        return found
+
+
+def _scalar(node: yaml.ScalarNode) -> object:
+    text: str = node.value
+    if node.tag == _TEXT:
+        return text
+    if node.tag != _PLAIN:
+        raise _refused(node, "tags (!) are not allowed")
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    if based := _BASED.fullmatch(text):
+        return int(based[1], 8) if based[1] else int(based[2], 16)
+    if _FLOAT.fullmatch(text):
+        number = float(text)
+        if not math.isfinite(number):
+            raise _refused(node, "a number is too large")
+        return number
+    if _NOT_FINITE.fullmatch(text):
+        raise _refused(node, "a number is finite; in quotes it is text")
+    return text
+
+
+def _refused(node: yaml.Node, what: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
+
+
+# --- --set ----------------------------------------------------------------------------
 
 
 def set_field(document: dict[str, Any], assignment: str) -> None:
@@ -126,7 +221,8 @@ def set_field(document: dict[str, Any], assignment: str) -> None:
     if not equals or not all(parts):
         raise InvalidSpec(f"--set {assignment}: write it as field=value, e.g. --set resources.gpus=1")
     try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        node = _compose(text)
+        value = _Reader().read(node, "", 1) if node is not None else None
     except yaml.YAMLError as broken:
         raise InvalidSpec(f"--set {assignment}: the value is no YAML ({broken})") from None
     here: Any = document
@@ -142,7 +238,7 @@ def _into(here: Any, part: str, assignment: str) -> Any:
         if here.get(part) is None:
             here[part] = {}
         return here[part]
-    raise InvalidSpec(f"--set {assignment}: '{part}' is no field of what stands there", errors=(FieldError("", part),))
+    raise InvalidSpec(f"--set {assignment}: '{part}' is no field of what stands there")
 
 
 def _put(here: Any, part: str, value: object, assignment: str) -> None:

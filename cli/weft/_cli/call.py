@@ -14,9 +14,12 @@ import click
 
 if TYPE_CHECKING:
     from weft._client import Client
+    from weft._errors import WeftError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# A request that is tried again for longer than this is explained, in seconds.
+_SILENCE_S: Final = 1.0
 FORMS: Final = ("table", "wide", "json", "yaml", "name")
 
 
@@ -28,6 +31,8 @@ class Call:
     output: str = "table"
     debug: bool = field(default_factory=lambda: bool(os.environ.get("WEFT_DEBUG")))
     _client: Client | None = None
+    _waits_since: float = 0.0
+    _said_why: bool = False
 
     @property
     def for_people(self) -> bool:
@@ -40,9 +45,21 @@ class Call:
         if self._client is None:
             from weft._client import Client
 
-            self._client = Client(profile=self.profile)
+            self._client = Client(profile=self.profile, on_wait=self._wait)
             click.get_current_context().find_root().call_on_close(self._client.close)
         return self._client
+
+    def _wait(self, why: WeftError) -> None:
+        """Say, once, why nothing happens for a while."""
+        import time
+
+        from weft._cli.output import note
+
+        now = time.monotonic()
+        self._waits_since = self._waits_since or now
+        if now - self._waits_since > _SILENCE_S and not self._said_why:
+            self._said_why = True
+            note(f"{why}; trying again")
 
 
 pass_call = click.make_pass_decorator(Call, ensure=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft._archive import Archive, Listing
-from weft._cli.text import amount, one_line, plain, size
+from weft._cli.text import count, one_line, plain, size
 
 _FITS = {
     "now": "it fits now",
@@ -23,9 +23,9 @@ def plan_text(plan: dict[str, Any], archive: Archive | None) -> str:
     ]
     resources = plan.get("resources") or {}
     for role, one in (resources.get("roles") or {}).items():
-        lines.append(f"  {one_line(role):<10}{one.get('count', 1)} x {_amounts(one)}")
+        lines.append(f"  {one_line(role):<10}{one.get('count', 1)} x {amounts(one)}")
     if resources.get("total") and plan.get("learners", 1) > 1:
-        lines.append(f"  {'in all':<10}{_amounts(resources['total'])}")
+        lines.append(f"  {'in all':<10}{amounts(resources['total'])}")
     if archive is not None:
         stored = bool((plan.get("code") or {}).get("stored"))
         lines += _upload(archive, stored=stored)
@@ -54,12 +54,7 @@ def _framework(framework: dict[str, Any]) -> str:
     return one_line(f", {framework.get('name')} {framework.get('version')}")
 
 
-def _amounts(of: dict[str, Any]) -> str:
-    parts = [f"{amount(of.get('cpus', 0))} CPU{'' if of.get('cpus') == 1 else 's'}", size(of.get("memory", 0))]
-    if of.get("gpus"):
-        parts.append(f"{amount(of['gpus'])} GPU{'' if of['gpus'] == 1 else 's'}")
-    return ", ".join(parts)
-
-
-def count(number: int, of: str) -> str:
-    return f"{number} {of}{'' if number == 1 else 's'}"
+def amounts(of: dict[str, Any]) -> str:
+    """CPUs, memory and GPUs in words."""
+    parts = [count(of.get("cpus", 0), "CPU"), size(of.get("memory", 0))]
+    return ", ".join([*parts, count(of["gpus"], "GPU")] if of.get("gpus") else parts)

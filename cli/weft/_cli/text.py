@@ -58,7 +58,8 @@ def size(count: float) -> str:
     for unit in ("kB", "MB", "GB", "TB"):
         count /= 1000
         if count < 999.5 or unit == "TB":
-            return f"{count:.1f} {unit}" if count < 9.95 else f"{count:.0f} {unit}"
+            shown = f"{count:.1f}".removesuffix(".0") if count < 9.95 else f"{count:.0f}"
+            return f"{shown} {unit}"
     raise AssertionError("unreachable")
 
 
@@ -76,6 +77,11 @@ def number(value: float) -> str:
 def amount(value: float) -> str:
     """A count that may be a fraction: 2, 0.5."""
     return f"{value:g}"
+
+
+def count(number: float, of: str) -> str:
+    """A count with its noun: 1 file, 2 files, 0.5 GPUs."""
+    return f"{amount(number)} {of}{'' if number == 1 else 's'}"
 
 
 def local_time(time: datetime, *, with_date: bool = True) -> str:

@@ -32,9 +32,8 @@ def download_command(call: Call, job: str, folder: Path | None, kinds: tuple[str
     """
     from weft._cli.find import job_id
     from weft._cli.output import emit
-    from weft._cli.plan import count
     from weft._cli.progress import transfer_bar
-    from weft._cli.text import plain, size
+    from weft._cli.text import count, plain, size
 
     id_ = job_id(call.client, job)
     target = folder or Path(job if job != "@last" else id_)

@@ -94,7 +94,8 @@ def show_command(call: Call, job: str) -> None:
 
 def _facts(job: dict[str, Any], wide: bool) -> str:
     from weft._cli.output import facts
-    from weft._cli.text import ago, amount, size
+    from weft._cli.plan import amounts
+    from weft._cli.text import ago
 
     resources, attempt, counters = job.get("resources") or {}, job.get("attempt") or {}, job.get("counters") or {}
     placement: dict[str, str] = attempt.get("placement") or {}
@@ -110,9 +111,6 @@ def _facts(job: dict[str, Any], wide: bool) -> str:
         )
         if text
     )
-    asked = f"{amount(resources.get('cpus', 0))} CPUs, {size(resources.get('memory', 0))}"
-    if resources.get("gpus"):
-        asked += f", {amount(resources['gpus'])} GPUs"
     pairs: list[tuple[str, object]] = [
         ("id", job["id"]),
         ("name", job.get("name")),
@@ -123,7 +121,7 @@ def _facts(job: dict[str, Any], wide: bool) -> str:
         ("first cause", ended),
         ("owner", f"{job.get('user')} in {job.get('tenant')}"),
         ("tags", ", ".join(job.get("tags") or ())),
-        ("learners", f"{job.get('learners')}, in all {asked}"),
+        ("learners", f"{job.get('learners')}, in all {amounts(resources)}"),
         ("framework", job.get("framework")),
         ("attempt", f"{attempt.get('number')}{f' ({tries})' if tries else ''}" if attempt.get("number") else ""),
         (

@@ -163,8 +163,8 @@ def _offline(call: Call, spec: SpecFile, archive: Archive | None, why: str) -> N
     """Check a spec without a platform that answers, by the code of one that is installed."""
     from weft._cli.local import find_platform
     from weft._cli.output import emit, note
-    from weft._cli.plan import count, listing_lines
-    from weft._cli.text import size
+    from weft._cli.plan import listing_lines
+    from weft._cli.text import count, size
     from weft._errors import FieldError, InvalidSpec, Unavailable
 
     platform = find_platform()
