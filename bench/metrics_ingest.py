@@ -1,0 +1,179 @@
+"""How much the metrics service takes in, and how soon a follower sees it.
+
+    python -m bench.metrics_ingest [--entries 300000] [--batch 500] [--learners 4]
+
+Three things, each on an empty store in a temporary folder, through the real service as a
+process, with gRPC, fsync and all, unless said otherwise:
+
+* intake: learners send log lines, then metric points, as fast as they are acknowledged.
+  What they send is made before the clock starts, so that the service is measured and not
+  who loads it; both share this machine's cores all the same.
+* store: the same batches straight into the MetricStore, in this process.
+* follow: from the moment a line is sent until a follower has it, at 50 lines/s, while
+  nothing else happens and while others send all they can.
+
+The result is one JSON object on stdout. Promised (docs/performance.md): 100,000 lines/s and
+50,000 points/s on two cores; follow p99 <= 200 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.core.adapters.sqlite.metrics import SqliteMetricStore
+from services.core.gen.weft.v1 import metrics_pb2 as pb
+from services.metrics.rpc.messages import batch_of
+from tests.testbed.etcd import free_port
+from tests.testbed.metrics import Helper, MetricsProcess, Reader, job_id, running
+
+LINE = "epoch 3 step {at:>7} loss=0.{at:06d} accuracy=0.9312 lr=0.001 12.3 samples/s eta 0:01:02"
+NAMES = ("loss", "accuracy", "lr", "grad_norm", "samples_per_s")
+FOLLOWED = 250
+PACE_S = 0.02
+
+
+@dataclass(frozen=True)
+class Work:
+    """What learners send, one list each. It may be sent of any job."""
+
+    entries: int
+    requests: list[list[pb.AppendRequest]]
+
+
+def prepare(service: MetricsProcess, options: argparse.Namespace, make: Callable[[Helper, int, int], Any]) -> Work:
+    """``make`` gives the batch of entries number so to so."""
+    each = options.entries // options.learners
+    requests = [
+        [
+            pb.AppendRequest(batches=[make(helper, at, min(at + options.batch, each))])
+            for at in range(0, each, options.batch)
+        ]
+        for helper in (Helper(service, "j0", rank=rank) for rank in range(options.learners))
+    ]
+    return Work(each * options.learners, requests)
+
+
+def lines(helper: Helper, start: int, end: int) -> pb.SourceBatch:
+    """Such as a progress line of training."""
+    return helper.lines(start, [LINE.format(at=at) for at in range(start, end)])
+
+
+def points(helper: Helper, start: int, end: int) -> pb.SourceBatch:
+    """Of several curves."""
+    batch = helper.points(start, [1 / (1 + at) for at in range(start, end)])
+    for place, point in enumerate(batch.points):
+        point.name, point.step = NAMES[place % len(NAMES)], (start + place) // len(NAMES)
+    return batch
+
+
+def cpu_seconds(pid: int) -> float:
+    """That a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return float(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def send(helper: Helper, requests: Sequence[pb.AppendRequest]) -> None:
+    """One after another, as a helper does."""
+    for request in requests:
+        reply = await helper.once("Append", request)
+        assert reply.committed[0] == request.batches[0].end
+
+
+async def intake(service: MetricsProcess, work: Work) -> dict[str, float]:
+    """Entries per second, and cores that the service used meanwhile."""
+    job = job_id()
+    helpers = [Helper(service, job, rank=rank) for rank in range(len(work.requests))]
+    await asyncio.gather(*(helper.append() for helper in helpers))  # it is up
+    cpu, began = cpu_seconds(service.pid), time.perf_counter()
+    await asyncio.gather(*(send(helper, requests) for helper, requests in zip(helpers, work.requests, strict=True)))
+    took, cpu = time.perf_counter() - began, cpu_seconds(service.pid) - cpu
+    for helper in helpers:
+        await helper.close()
+    return {"per_s": round(work.entries / took), "service_cores": round(cpu / took, 2)}
+
+
+async def store_alone(work: Work, root: Path) -> int:
+    """Entries per second."""
+    batches = [batch_of(one) for requests in work.requests for request in requests for one in request.batches]
+    store = await SqliteMetricStore.open(root)
+    began = time.perf_counter()
+    for batch in batches:
+        await store.append("j0", [batch])
+    took = time.perf_counter() - began
+    await store.close()
+    return int(work.entries / took)
+
+
+async def follow(service: MetricsProcess) -> dict[str, float]:
+    """Milliseconds from before a line is sent until the follower has it."""
+    job = job_id()
+    helper, reader = Helper(service, job), Reader(service)
+    await helper.append()
+    sent: dict[int, float] = {}
+
+    async def write() -> None:
+        for at in range(FOLLOWED):
+            batch = helper.lines(at, ["a line"])
+            sent[at + 1] = time.perf_counter()
+            await helper.append(batch)
+            await asyncio.sleep(PACE_S)
+
+    stream = reader.stream("FollowLines", pb.LinesRequest(job_id=job))
+    writing = asyncio.create_task(write())
+    delays: list[float] = []
+    while len(delays) < FOLLOWED:
+        reply = await stream.read()
+        now = time.perf_counter()
+        delays += [(now - sent[one.seq]) * 1000 for one in reply.lines]
+    stream.cancel()
+    await writing
+    for peer in (helper, reader):
+        await peer.close()
+    delays.sort()
+    return {name: round(delays[int(FOLLOWED * part)], 1) for name, part in (("p50", 0.5), ("p99", 0.99))}
+
+
+async def follow_under_load(service: MetricsProcess, work: Work) -> dict[str, float]:
+    """As ``follow``, while learners of another job send all they can."""
+    following = asyncio.create_task(follow(service))
+    while not following.done():
+        await intake(service, work)
+    return await following
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All of it."""
+    out: dict[str, Any] = {"cores": os.cpu_count(), "entries": options.entries, "batch": options.batch}
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        # No etcd: taking in does not depend on it, and that is part of what is shown.
+        with running(Path(folder), f"127.0.0.1:{free_port()}") as service:
+            work = {"lines": prepare(service, options, lines), "points": prepare(service, options, points)}
+            out["follow_ms"] = await follow(service)
+            for name, each in work.items():
+                out[name] = await intake(service, each)
+            out["follow_ms_under_load"] = await follow_under_load(service, work["lines"])
+        for name, each in work.items():
+            out[name]["store_alone_per_s"] = await store_alone(each, Path(folder) / f"store-{name}")
+    return out
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entries", type=int, default=300_000, help="lines, and points, to send")
+    parser.add_argument("--batch", type=int, default=500, help="in one request")
+    parser.add_argument("--learners", type=int, default=4)
+    print(json.dumps(asyncio.run(measure(parser.parse_args())), indent=2))
+
+
+if __name__ == "__main__":
+    main()
