@@ -155,6 +155,8 @@ async def test_nothing_comes_after_the_end_of_a_source(store: MetricStore) -> No
         Batch(OUT, 0, 10, (), [Point(-1, 1, "before the start", 1, 1.0)]),
         Batch(OUT, 0, 10, (), [Point(0, 1, "step", 2**63, 1.0)]),
         Batch(OUT, 0, 10, [LogLine(0, 1, "lone surrogate \ud800")]),
+        Batch(OUT, 0, 10, (), [Point(0, 1, "lone surrogate \ud800", 1, 1.0)]),
+        Batch(OUT, 0, 10, (), [Point(0, 1, "name", 1, 1.0, {"lone surrogate": "\ud800"})]),
     ],
 )
 async def test_an_unsound_batch_is_refused_and_takes_no_other_request_with_it(store: MetricStore, bad: Batch) -> None:

@@ -40,12 +40,12 @@ def prepare(batch: Batch) -> Prepared:
         raise InvalidRequest(f"a line or point lies outside its batch, which is bytes {start} to {end}")
     if not all(-_INT64 <= point.step < _INT64 for point in batch.points if point.step is not None):
         raise InvalidRequest("a step is a 64-bit integer")
-    if not batch.lines:
-        return Prepared(batch)
     try:
-        block = encode(batch.lines)
+        for point in batch.points:
+            "".join((point.name, *point.context, *point.context.values())).encode()
+        block = encode(batch.lines) if batch.lines else b""
     except UnicodeEncodeError:
-        raise InvalidRequest("a line is not valid Unicode") from None
+        raise InvalidRequest("a line or the name of a metric is not valid Unicode") from None
     return Prepared(batch, block, zlib.crc32(block))
 
 

@@ -32,7 +32,7 @@ from services.core.adapters.sqlite.metrics.lines import LineReader, compiled
 from services.core.adapters.sqlite.metrics.open_jobs import OpenJobs
 from services.core.adapters.sqlite.metrics.segments import SEGMENT_BYTES, Damaged
 from services.core.adapters.sqlite.place import refuse_network
-from services.core.domain.errors import Internal, InvalidRequest, NoSpace, Unavailable, WeftError
+from services.core.domain.errors import Internal, InvalidRequest, NoSpace, NotFound, Unavailable
 from services.core.ports.metric_store import (
     Batch,
     LineQuery,
@@ -226,18 +226,22 @@ class SqliteMetricStore:
         try:
             with self._open.borrow(job_id, create=create) as file:
                 return otherwise if file is None else operation(file)
-        except WeftError:
-            raise
-        except (Damaged, apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
-            said = f"the metrics of job {job_id} are damaged ({error}); its folder is {self._root / job_id}"
-            self._damaged[job_id] = said
-            log.error("metrics.job_damaged", job=job_id, why=str(error))  # noqa: TRY400 - the cause is known
-            raise Internal(said) from error
-        except (OSError, apsw.Error) as error:
-            if not create and not (self._root / job_id).exists():
-                return otherwise  # deleted meanwhile
+        except (Damaged, OSError, apsw.Error) as error:
+            if not (self._root / job_id).exists():  # deleted while this ran
+                if create:
+                    raise NotFound(f"job {job_id} was deleted") from error
+                return otherwise
+            raise self._failed(job_id, error) from error
+
+    def _failed(self, job_id: str, error: Exception) -> Exception:
+        """What the caller is told. A damaged job is not looked at again until the process starts anew."""
+        if not isinstance(error, (Damaged, apsw.CorruptError, apsw.NotADBError, apsw.SQLError)):
             log.warning("metrics.store_failed", job=job_id, why=str(error))
-            raise translated(error) from error
+            return translated(error)
+        said = f"the metrics of job {job_id} are damaged ({error}); its folder is {self._root / job_id}"
+        self._damaged[job_id] = said
+        log.error("metrics.job_damaged", job=job_id, why=str(error))
+        return Internal(said)
 
 
 def _check_job(job_id: str) -> None:
