@@ -200,7 +200,7 @@ class Helper:
                 return end
             if self._folder.gone:
                 return None
-            await shim.pause(QUICK_S if Phase.PROCESSING.value not in reporter.status.times else LOOK_S)
+            await shim.pause(quick=Phase.PROCESSING.value not in reporter.status.times)
 
     async def _shipped(self, shipping: asyncio.Task[None], shipper: Shipper, end: Exit) -> None:
         """Every line is taken in; or nobody waits for them any more; or nobody takes them."""

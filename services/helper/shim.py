@@ -17,6 +17,10 @@ from services.helper.journal import note
 
 LOST_S: Final = 5.0
 """Normally the agent writes the exit of a learner whose shim has died; where nobody does for so long, it is lost."""
+QUICK_S: Final = 0.01
+LOOK_S: Final = 0.1
+WATCHED_S: Final = 1.0
+"""While its end is sure to wake us."""
 _SHIM: Final = "shim.json"
 
 
@@ -43,10 +47,11 @@ class ShimWatch:
         if who is not None:
             send(who, signal.SIGUSR1)
 
-    async def pause(self, seconds: float) -> None:
-        """Waits so long, or until the shim has ended."""
+    async def pause(self, *, quick: bool) -> None:
+        """Until the shim has ended, or it is time to look at the files: soon (``quick``), or as seldom as is safe."""
         if self._fd is None:
             self._watch()
+        seconds = QUICK_S if quick else LOOK_S if self._fd is None else WATCHED_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
@@ -55,8 +60,9 @@ class ShimWatch:
 
     def lost(self, run: int) -> Exit | None:
         """An end that nobody saw: learner and shim are gone as processes, and no ``exit.json`` came."""
-        learner = self._folder.process(f"runs/{run}/start.json") if self._fd is None else None
-        shim = self._folder.process(_SHIM)
+        if self._fd is not None:
+            return None  # its end has not been seen yet
+        learner, shim = self._folder.process(f"runs/{run}/start.json"), self._folder.process(_SHIM)
         if learner is None or alive(learner) or (shim is not None and alive(shim)):
             self._missed_since = None
             return None

@@ -39,7 +39,9 @@ def places(folder: LearnerFolder, assignment: Assignment, run: int) -> list[Plac
     }
     out = [Place(name=name, run=run, root=folder.root, parts=parts, text=False) for name, parts in names.items()]
     streams = folder.root / "runs" / str(run)
-    return out + [Place(name=name, run=run, root=streams, parts=(name,), text=True) for name in ("stdout", "stderr")]
+    return out + [
+        Place(name=name, run=run, root=streams, parts=(name,), text=True, ours=True) for name in ("stdout", "stderr")
+    ]
 
 
 class Shipper:
