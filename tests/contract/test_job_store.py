@@ -640,6 +640,17 @@ async def test_text_that_is_not_unicode_is_refused(on_sqlite: OnSqlite) -> None:
         await store.find(JobQuery(tenant="\ud800"))
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"seq": 2}', "[" * 100_000], ids=len)
+async def test_a_malformed_event_harms_only_itself(on_sqlite: OnSqlite, text: str) -> None:
+    store = await on_sqlite.another()
+    job = at_status(a_job(), Status.PENDING, Status.DOWNLOADING)
+    await store.append_history(job.id, job.tenant, job.history_tail)
+    connection = apsw.Connection(str(on_sqlite.path))
+    connection.execute("UPDATE history SET event = ? WHERE seq = 2", (text,))
+    connection.close()
+    assert [event.seq for event in await store.history(job.id)] == [1, 3]
+
+
 async def test_a_file_of_a_newer_weft_is_refused(on_sqlite: OnSqlite) -> None:
     await (await on_sqlite.another()).close()
     connection = apsw.Connection(str(on_sqlite.path))
