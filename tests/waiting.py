@@ -34,3 +34,8 @@ async def until(condition: Callable[[], Any], timeout: float = 10.0) -> Any:
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout} s: {inspect.getsource(condition).strip()} is still {value!r}")
         await asyncio.sleep(_EVERY_S)
+
+
+def eventually(condition: Callable[[], T], timeout: float = 10.0) -> T:
+    """``until``, for tests without an event loop."""
+    return asyncio.run(until(condition, timeout))

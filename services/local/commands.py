@@ -24,7 +24,7 @@ from typing import Any, Final
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.home import Home, default_home
-from services.core.processes import Identity, saved, send, wait_gone
+from services.core.processes import Identity, alive, identify, saved, send, wait_gone
 from services.local.layout import PROGRAMS, is_free, prepare
 
 UP_TIMEOUT_S: Final = 60.0
@@ -78,12 +78,9 @@ class Platform:
         if port:
             environment["WEFT_PORT"] = str(port)
         report(f"starting Weft in {place.root}")
-        with (place / "logs" / "supervisor.log").open("ab") as output:
-            begin = output.tell()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "services.local.supervisor"], stdin=subprocess.DEVNULL, stdout=output,
-                stderr=output, start_new_session=True, cwd="/", env=environment,
-            )  # fmt: skip
+        log = place / "logs" / "supervisor.log"
+        begin = log.stat().st_size if log.exists() else 0
+        process = _detached([sys.executable, "-m", "services.local.supervisor"], environment, log)
         try:
             self._wait_ready(place, report, process=process, log_from=begin)
         except WeftError:
@@ -92,13 +89,13 @@ class Platform:
         return {**_answer(place, place.addresses()), "started": True}
 
     def _wait_ready(
-        self, home: Home, report: Report, *, process: subprocess.Popen[bytes] | None = None, log_from: int = 0
+        self, home: Home, report: Report, *, process: Identity | None = None, log_from: int = 0
     ) -> None:
         deadline = time.monotonic() + UP_TIMEOUT_S
         waiting = {program.name for program in PROGRAMS if program.essential}
         why: dict[str, str] = {}
         while waiting:
-            if process is not None and process.poll() is not None:
+            if process is not None and not alive(process):
                 raise WeftError(_last_reason(home / "logs" / "supervisor.log", log_from))
             if time.monotonic() > deadline:
                 slow = ", ".join(f"{name} ({why.get(name, 'does not answer')})" for name in sorted(waiting))
@@ -196,6 +193,26 @@ class Platform:
         from services.local.offline import check
 
         return check(document)
+
+
+def _detached(argv: list[str], environment: Mapping[str, str], log: Path) -> Identity:
+    """Starts a process that outlives this one: in a session of its own, its output in the log."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        pid = os.posix_spawn(
+            argv[0],
+            argv,
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_DUP2, output, 2),
+            ],
+            setsid=True,
+        )
+    finally:
+        os.close(output)
+    return identify(pid) or Identity(pid, 0, "")  # ended already: the wait says why
 
 
 def _last_reason(log: Path, start: int) -> str:

@@ -21,7 +21,6 @@ import structlog
 
 from services.core.adapters.etcd import launcher
 from services.core.domain.errors import WeftError
-from services.core.home import Home
 from services.core.processes import Identity, alive, identify, save, saved, send
 from services.core.service import configure_logging
 from services.local.layout import ETCD, PROGRAMS, Program, choose_addresses, prepare, write_json
@@ -182,6 +181,7 @@ async def _ended(process: Identity) -> None:
 
 
 def main() -> int:
+    os.chdir("/")
     settings = LocalSettings()
     configure_logging("supervisor", settings.log_level)
     home = settings.place

@@ -25,6 +25,7 @@ class Platform:
 
     def __init__(self, root: Path, environment: Mapping[str, str]) -> None:
         self.home, self._environment = Home(root), dict(environment)
+        self.hints = self._environment.get("WEFT_HINTS") != "drop"
         self.url = self.key = ""
 
     def up(self) -> None:

@@ -1,0 +1,36 @@
+"""The running platform that the life-cycle tests share: once with hints, once with every hint dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.testbed.platform import Platform, platform
+from weft import Client
+
+_dropped = pytest.StashKey[dict[str, float]]()
+
+
+@pytest.fixture(scope="package", params=["celery", "drop"], ids=["hints", "every-hint-dropped"])
+def weft_up(request: pytest.FixtureRequest) -> Iterator[Platform]:
+    """As `weft up` starts it, with room for two gangs of two."""
+    with platform({"WEFT_HINTS": request.param, "WEFT_NODE_CPUS": "4", "WEFT_PEER_GRACE_S": "1"}) as running:
+        yield running
+        if request.param == "drop":
+            counts = request.config.stash.setdefault(_dropped, {})
+            for service in ("api", "lcm", "guardian"):
+                counts[service] = running.counter(service, "weft_hints_dropped_total")
+
+
+@pytest.fixture
+def client(weft_up: Platform) -> Iterator[Client]:
+    with Client(weft_up.url, weft_up.key) as found:
+        yield found
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    counts = config.stash.get(_dropped, {})
+    if counts:
+        each = ", ".join(f"{service} {count:.0f}" for service, count in counts.items())
+        terminalreporter.write_line(f"life cycles with every hint dropped: {sum(counts.values()):.0f} hints ({each})")
