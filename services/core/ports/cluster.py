@@ -78,7 +78,11 @@ class Cluster(Protocol):
         ...
 
     async def teardown(self, job_id: str, *, attempt: int, term: int) -> None:
-        """Ends and removes everything of the attempt and of earlier ones; returns when it is really gone."""
+        """Ends and removes everything of the attempt and of earlier ones; returns when it is really gone.
+
+        Afterwards ``do`` refuses this (attempt, term) with StaleFence: a late call brings nothing back. Unavailable
+        where something cannot be ended yet (a process that hangs in the kernel).
+        """
         ...
 
     async def jobs(self) -> Sequence[str]:
