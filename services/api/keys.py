@@ -151,8 +151,11 @@ class Keys:
         self, who: Principal, *, name: str, user: str | None, tenant: str | None, scope: str | None
     ) -> dict[str, Any]:
         wanted: dict[str, Any] = {
-            "name": name, "user": user or who.user, "tenant": tenant or who.tenant, "scope": scope or "user"
-        }  # fmt: skip
+            "name": name,
+            "user": who.user if user is None else user,
+            "tenant": who.tenant if tenant is None else tenant,
+            "scope": "user" if scope is None else scope,
+        }
         if wanted["scope"] not in {"admin", "user"}:
             raise _wrong("/scope", "a scope is admin or user")
         if _LABEL.fullmatch(name) is None:

@@ -67,8 +67,11 @@ class Platform:
             await self._store.count(JobQuery(tenant=tenant)),
         )
 
-    async def fit(self, spec: JobSpec) -> Fit:
-        """Whether the gang would fit now, later or never. Learners are placed largest first, first fit: a hint."""
+    async def fit(self, spec: JobSpec, *, now: bool = True) -> Fit:
+        """Whether the gang would fit now, later or never. Learners are placed largest first, first fit: a hint.
+
+        Without ``now`` only ``never`` is told from the rest, which costs no look at what runs.
+        """
         nodes, _ = await self._nodes()
         if nodes is None:
             return Fit("unknown", "the cluster cannot be asked now")
@@ -76,6 +79,8 @@ class Platform:
         free = {node.name: [node.gpus, node.cpus, node.memory] for node in nodes if node.ready}
         if not _place(gang, {name: list(left) for name, left in free.items()}):
             return Fit("never", _too_large(gang, nodes))
+        if not now:
+            return Fit("later")
         for job in await self._holding():
             for name, learner in zip(job.attempt.placement.values(), learners_of(job), strict=False):
                 if name in free:

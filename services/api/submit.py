@@ -2,7 +2,8 @@
 
 The order is what makes it safe: spec checked, code checked, code durable, document inserted, only then answered and
 hinted. A crash before the insert leaves code that nobody names, which garbage collection removes; a crash after it
-leaves a job that the dispatcher finds by itself. Of racing submissions under one key the store's unique index picks one.
+leaves a job that the dispatcher finds by itself. Of racing submissions under one key the store's unique index picks
+one.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class Submissions:
         if not replayed:
             await self._hints.send("submitted", job.id)
             self._measures.accepted(spec)
-        return Submitted(job, replayed, _warnings(await self._platform.fit(spec)))
+        return Submitted(job, replayed, _warnings(await self._platform.fit(spec, now=False)))
 
     async def _insert(
         self,

@@ -1,8 +1,8 @@
 """Code on its way in: spooled to a file while its digest is counted, checked, then put where its digest says.
 
 The digest is known only at the end, and nothing is kept that was not checked; so bytes lie in ``uploads/`` first, and
-the object store gets them whole. Nothing half-made stays: the file goes with the request, and what a killed process left is
-swept when the next one starts.
+the object store gets them whole. Nothing half-made stays: the file goes with the request, and what a killed process
+left is swept when the next one starts.
 """
 
 from __future__ import annotations

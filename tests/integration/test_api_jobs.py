@@ -13,6 +13,7 @@ import pytest
 from services.core.domain.job import Job, admitted, moved, released
 from services.core.domain.status import Status
 from tests.testbed.api import SPEC, Api, a_zip, running_api
+from tests.waiting import until
 
 ZIP = a_zip()
 DIGEST = "sha256:" + hashlib.sha256(ZIP).hexdigest()
@@ -217,7 +218,7 @@ async def test_lists_are_filtered_and_cut_to_the_fields_asked_for(api: Api) -> N
         ({"limit": "ten"}, "/query/limit"),
         ({"status": "RUNING"}, "/query/status"),
         ({"fields": "nme"}, "/query/fields"),
-        ({"after": "x"}, "/query/after"),
+        ({"after": "zzz"}, "/query/after"),
     ],
 )
 async def test_a_wrong_parameter_is_named(api: Api, params: dict[str, str], pointer: str) -> None:
@@ -309,8 +310,11 @@ async def test_an_ended_job_that_still_holds_hardware_is_waited_for(api: Api) ->
     deleting = asyncio.create_task(api.admin.delete(f"/v1/jobs/{job}", params={"kill": "true"}))
 
     async def guardian() -> None:
-        while (await api.store.get(job)).desired.value != "kill":  # type: ignore[union-attr]
-            await asyncio.sleep(0.01)
+        async def told() -> bool:
+            found = await api.store.get(job)
+            return found is not None and found.desired.value == "kill"
+
+        await until(told)
         await api.change(job, lambda one: moved(one, Status.KILLED, actor="guardian", now=one.updated))
         assert not deleting.done()
         await api.change(job, lambda one: released(one, now=one.updated))

@@ -8,7 +8,7 @@ import json
 import zipfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from services.api.gateway import Gateway
 from services.api.rest.app import create_app
 from services.api.settings import ApiSettings
 from services.api.wiring import gateway
+from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.job import Job
 from services.core.ports.job_store import JobStore
 from services.core.service import http_server, serve_http
@@ -37,7 +38,7 @@ class Api:
     registry: CollectorRegistry
     admin_key: str
     stopping: asyncio.Event
-    admin: httpx2.AsyncClient
+    admin: httpx2.AsyncClient = field(init=False)
 
     def client(self, key: str | None, **options: Any) -> httpx2.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
@@ -60,6 +61,17 @@ class Api:
         assert job is not None
         return await self.store.replace(job, change(job))
 
+    async def first_line(self, request: bytes) -> bytes:
+        """The status line that answers these bytes, while the rest of the request never comes."""
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(request)
+            return (await asyncio.wait_for(reader.readline(), 10)).strip()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
     def measured(self) -> str:
         return generate_latest(self.registry).decode()
 
@@ -76,10 +88,9 @@ async def running_api(home: Path, addresses: Mapping[str, str] | None = None, **
         server = http_server(create_app(uses), address)
         serving = asyncio.create_task(serve_http(server, stopping))
         await until(lambda: server.started)
-        key = (home / "secrets" / "admin-key").read_text()
-        api = Api(f"http://{address}", loaded, uses, store, registry, key, stopping, httpx2.AsyncClient())
-        async with api.client(key) as admin:
-            api.admin = admin
+        key = (await FolderSecretStore(home / "secrets").get("admin-key") or b"").decode()
+        api = Api(f"http://{address}", loaded, uses, store, registry, key, stopping)
+        async with api.client(key) as api.admin:
             try:
                 yield api
             finally:

@@ -9,6 +9,7 @@ import structlog
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from services.api.gateway import Gateway
@@ -42,6 +43,7 @@ def create_routes(gateway: Gateway) -> FastAPI:
             WeftError: _weft_error,
             RequestValidationError: _invalid,
             HTTPException: _http_error,
+            ClientDisconnect: _gone,
             Exception: _crashed,
         },
     )
@@ -94,6 +96,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return refusal(NotFound("there is nothing at this path; see /openapi.json"), trace_id)
     return http_refusal(error.status_code, trace_id, error.headers)
+
+
+async def _gone(_request: Request, _error: Exception) -> Response:
+    """Nobody reads this; it is for the figures."""
+    return Response(status_code=499)
 
 
 async def _crashed(request: Request, error: Exception) -> Response:

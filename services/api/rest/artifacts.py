@@ -76,32 +76,30 @@ def _bytes(request: Request, uses: Gateway, artifact: Artifact) -> Response:
     if etag in [one.strip() for one in request.headers.get("if-none-match", "").split(",")]:
         return Response(status_code=304, headers=headers)
     wanted = request.headers.get("range") if request.headers.get("if-range") in {None, etag} else None
-    span = _span(wanted, size)
-    if span is None:
+    start, end, status = _span(wanted, size)
+    if status == 416:
         return http_refusal(416, trace_id_of(request.scope), {"Content-Range": f"bytes */{size}"})
-    start, end = span
-    status = 200
-    if (start, end) != (0, size) or (wanted and _RANGE.fullmatch(wanted) and size):
-        status = 206
+    if status == 206:
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     headers["Content-Length"] = str(end - start)
     chunks = uses.artifacts.read(artifact, start=start, end=end) if end > start else _nothing()
     return StreamingResponse(chunks, status_code=status, headers=headers, media_type="application/octet-stream")
 
 
-def _span(header: str | None, size: int) -> tuple[int, int] | None:
-    """[start, end) that is asked for; the whole where the header is not understood (RFC 9110, 14.2), None beyond."""
+def _span(header: str | None, size: int) -> tuple[int, int, int]:
+    """[start, end) that is asked for, and the status: 206; 416 beyond the end; 200 where nothing is asked for, or
+    nothing that can be understood (RFC 9110, 14.2).
+    """
     match = _RANGE.fullmatch(header or "")
     if match is None or not (match[1] or match[2]):
-        return 0, size
+        return 0, size, 200
     if not match[1]:
-        length = int(match[2])
-        return (max(0, size - length), size) if length and size else None
-    start = int(match[1])
-    last = int(match[2]) if match[2] else size - 1
-    if match[2] and last < start:
-        return 0, size
-    return (start, min(last + 1, size)) if start < size else None
+        start, end = max(0, size - int(match[2])), size
+    else:
+        start, end = int(match[1]), min(int(match[2]) + 1, size) if match[2] else size
+        if match[2] and int(match[2]) < start:
+            return 0, size, 200
+    return (start, end, 206) if start < end else (0, 0, 416)
 
 
 async def _nothing() -> AsyncIterator[bytes]:

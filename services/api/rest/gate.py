@@ -58,7 +58,7 @@ class Gate:
                 self._measures.requests.labels(scope["method"][:10], template, str(status)).inc()
             await send(message)
 
-        structlog.contextvars.bind_contextvars(trace_id=trace_id)
+        structlog.contextvars.bind_contextvars(trace_id=trace_id, traceparent=scope[TRACE])
         with self._measures.running.track_inprogress():
             try:
                 if scope["path"] not in self._public:

@@ -34,8 +34,6 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _YAML: Final = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/plain", ""})
 _OVERHEAD: Final = 64 * 1024
 """What multipart adds to its parts, at most."""
-_DRAIN_BYTES: Final = 32 * 2**20
-_DRAIN_S: Final = 3.0
 _BODY: Final[dict[str, Any]] = {
     "requestBody": {
         "required": True,
@@ -93,7 +91,6 @@ async def submit_job(
         except WeftError as refused:
             if isinstance(refused, (InvalidArchive, TooLarge, NoSpace)):
                 uses.measures.code_refused.labels("weft" if isinstance(refused, NoSpace) else "user").inc()
-            await _drain(request)
             raise
     if dry_run:
         plan = await uses.submissions.plan(into, incoming.spec, incoming.code_digest)
@@ -150,18 +147,6 @@ def _check_length(request: Request, limit: int) -> None:
 
 def _wrong(pointer: str, message: str) -> InvalidRequest:
     return InvalidRequest(f"{pointer}: {message}", errors=(FieldError(pointer, message),))
-
-
-async def _drain(request: Request) -> None:
-    """Reads on for a moment: a client that is still sending would get a reset instead of our answer."""
-    with contextlib.suppress(Exception):  # whatever it is, the answer is on its way already
-        async with asyncio.timeout(_DRAIN_S):
-            left = _DRAIN_BYTES
-            while left > 0:
-                message = await request.receive()
-                left -= len(message.get("body", b""))
-                if message["type"] != "http.request" or not message.get("more_body"):
-                    return
 
 
 @dataclass(slots=True)

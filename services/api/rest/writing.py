@@ -134,8 +134,14 @@ def event_json(event: Event) -> EventJson:
 def end_json(job: Job | None, job_id: str) -> EndJson:
     if job is None:
         return {
-            "id": job_id, "status": "", "reason": "", "message": "", "exit_code": None, "at_rest": True, "deleted": True,
-        }  # fmt: skip
+            "id": job_id,
+            "status": "",
+            "reason": "",
+            "message": "",
+            "exit_code": None,
+            "at_rest": True,
+            "deleted": True,
+        }
     return {
         "id": job.id,
         "status": job.status.value,
