@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import resource
 import sys
 
 import grpc.aio
@@ -24,17 +22,9 @@ from services.metrics.settings import MetricsSettings
 from services.metrics.wiring import connect
 
 
-def allow_many_files() -> None:
-    """Takes all the file descriptors that it may have: the usual 1,024 are for programs with few files."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 async def main(service: Service) -> None:
     """Serves until the service is told to stop; then followers are sent away, and running appends end."""
     settings = MetricsSettings()
-    allow_many_files()
     ports = await connect(settings)
     service.checks |= {"metric store": ports.store.ping, "status store": ports.status.ping}
     instruments, bells, attempts = Instruments(), Bells(), Attempts(ports.status)

@@ -8,7 +8,6 @@ only when there is something new.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -86,5 +85,3 @@ class Follower(Generic[T]):
         finally:
             for one in waits:
                 one.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await one

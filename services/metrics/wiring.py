@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 from dataclasses import dataclass
+from typing import Final
 
 from services.core import wiring as core
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
@@ -10,6 +13,9 @@ from services.core.ports.clock import Clock
 from services.core.ports.metric_store import MetricStore
 from services.core.ports.status_store import StatusStore
 from services.metrics.settings import MetricsSettings
+
+_FILES_EACH: Final = 8
+"""Six of an open job, and some for connections."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +30,21 @@ class MetricsPorts:
         await self.status.close()
 
 
+def affordable(open_jobs: int) -> int:
+    """As many of these as the process may have files for: all that the machine allows, not the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return open_jobs if soft == resource.RLIM_INFINITY else max(1, min(open_jobs, soft // _FILES_EACH))
+
+
 async def connect(settings: MetricsSettings) -> MetricsPorts:
     """NoSpace, Unavailable or InvalidRequest where the metric store cannot be opened; etcd may be away."""
     store = await SqliteMetricStore.open(
-        settings.place / "metrics", open_jobs=settings.metrics_open_jobs, search_s=settings.metrics_search_s
+        settings.place / "metrics",
+        open_jobs=affordable(settings.metrics_open_jobs),
+        search_s=settings.metrics_search_s,
     )
     return MetricsPorts(
         store=store,
