@@ -19,6 +19,7 @@ import click
 
 from weft._cli.call import Call
 from weft._cli.text import one_line, plain
+from weft._errors import WeftError
 
 _ENDLESS: Final = 10_000
 STATUS_STYLES: Final = {
@@ -118,6 +119,11 @@ def emit_line(call: Call, document: Any, *, people: str) -> None:
 def note(text: str) -> None:
     """Something aside, on stderr: stdout belongs to the answer."""
     click.secho(plain(text), dim=True, err=True)
+
+
+def reconnecting(_why: WeftError) -> None:
+    """What is said each time that a followed stream is cut."""
+    note("the connection was lost; reconnecting")
 
 
 def warn(text: str) -> None:

@@ -20,7 +20,7 @@ from weft._cli.chart import chart
 from weft._cli.curves import Curves, label
 from weft._cli.ends import exit_code, said
 from weft._cli.lines import LineWriter
-from weft._cli.output import STATUS_STYLES, note
+from weft._cli.output import STATUS_STYLES, note, reconnecting
 from weft._cli.text import one_line, span
 from weft._errors import WeftError
 from weft._follow import End, Event, Follow
@@ -128,7 +128,7 @@ def _poll_progress(job: Job, messages: queue.Queue[Message], over: threading.Eve
 
 def _cut(over: threading.Event, why: WeftError) -> None:
     if not over.is_set():
-        note(f"reconnecting: {why}")
+        reconnecting(why)
 
 
 def _detached(job: Job) -> str:
@@ -177,19 +177,18 @@ class _View:
     def close(self) -> None: ...
 
     def finish(self, end: End) -> None:
-        took = span(time.monotonic() - self.began)
         print(said(self.job.name, end.status, end.reason, end.message))
         if self.curves.latest:
             print(f"  {self.curves.said()}")
-        print(f"  followed for {took}; {_then(self.job.id, end.status)}")
+        print(f"  {_then(self.job.id, end.status)}")
 
 
 def _then(id_: str, status: str) -> str:
     return {
-        "COMPLETED": f"fetch the results with: weft download {id_}",
-        "HALTED": f"go on with: weft resume {id_}",
-        "FAILED": f"see why with: weft explain {id_}",
-    }.get(status, f"see it with: weft show {id_}")
+        "COMPLETED": f"weft download {id_} fetches the results",
+        "HALTED": f"weft resume {id_} goes on",
+        "FAILED": f"weft explain {id_} says more",
+    }.get(status, f"weft show {id_} shows it")
 
 
 class _Silent(_View):
@@ -277,10 +276,10 @@ class _Screen(_View):
 
         parts = [span(time.monotonic() - self.began)]
         fraction = self.progress.get("progress")
-        if isinstance(fraction, (int, float)):
+        if isinstance(fraction, (int, float)) and self.status == "PROCESSING":
             parts.append(f"{_bar(fraction)} {fraction:.0%}")
-        if isinstance(self.progress.get("eta_ms"), (int, float)) and self.status == "PROCESSING":
-            parts.append(f"{span(self.progress['eta_ms'] / 1000)} left")
+            left = self.progress.get("eta_ms")
+            parts += [f"{span(left / 1000)} left"] if isinstance(left, (int, float)) else []
         if self.job.attempt > 1:
             parts.append(f"attempt {self.job.attempt}")
         if self.curves.latest:

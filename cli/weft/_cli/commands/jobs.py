@@ -217,11 +217,11 @@ def _event_document(event: Any) -> dict[str, Any]:
 
 def _follow_events(call: Call, id_: str) -> None:
     from weft._cli.ends import exit_code
-    from weft._cli.output import emit_line, note
+    from weft._cli.output import emit_line, reconnecting
     from weft._cli.text import local_time, one_line
     from weft._records import HistoryEvent
 
-    followed = call.client.jobs.follow_events(id_, on_cut=lambda why: note(f"reconnecting: {why}"))
+    followed = call.client.jobs.follow_events(id_, on_cut=reconnecting)
     for event in followed:
         if event.kind == "history":
             seen = HistoryEvent.of(event.data)
@@ -243,7 +243,7 @@ def explain_command(call: Call, job: str) -> None:
     def people(_wide: bool) -> str:
         position = answer.get("queue_position")
         lines = [
-            f"{answer['status']}: {answer['summary']}",
+            f"{answer['id'] if job == '@last' else job} {answer['summary']}",
             f"It is number {position} in the queue." if position else "",
         ]
         lines += [f"  - {hint}" for hint in answer.get("hints") or ()]

@@ -56,7 +56,7 @@ def logs_command(
     from weft._cli.ends import exit_code, said
     from weft._cli.find import job_id
     from weft._cli.lines import LineWriter
-    from weft._cli.output import note
+    from weft._cli.output import note, reconnecting
     from weft._errors import InvalidRequest
 
     jobs = call.client.jobs
@@ -68,7 +68,7 @@ def logs_command(
         return
     if until is not None:
         raise InvalidRequest("--follow goes on until the job is at rest; leave out --until")
-    followed = jobs.follow_logs(id_, tail=tail, on_cut=lambda why: note(f"reconnecting: {why}"), **which)
+    followed = jobs.follow_logs(id_, tail=tail, on_cut=reconnecting, **which)
     for line in _lines(followed):
         _print(call, line, writer)
     end = followed.end

@@ -89,13 +89,11 @@ def _people(series: list[Any], *, wide: bool, large: bool) -> str:
 def _follow(call: Call, id_: str, names: tuple[str, ...], rank: int | None) -> int:
     from weft._cli.curves import label
     from weft._cli.ends import exit_code
-    from weft._cli.output import emit_line, note
+    from weft._cli.output import emit_line, reconnecting
     from weft._cli.text import number
     from weft._records import Point
 
-    followed = call.client.jobs.follow_metrics(
-        id_, name=names or None, rank=rank, on_cut=lambda why: note(f"reconnecting: {why}")
-    )
+    followed = call.client.jobs.follow_metrics(id_, name=names or None, rank=rank, on_cut=reconnecting)
     for event in followed:
         if event.kind == "point":
             point = Point.of(event.data)
