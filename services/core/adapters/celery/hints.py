@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import structlog
+from prometheus_client import Counter
 
 from services.core.settings import Settings
 
@@ -14,6 +15,8 @@ _PENDING_AT_MOST: Final = 1000
 """Hints that wait for a broker which does not answer; those beyond are dropped."""
 _GOODBYE_S: Final = 1.0
 log = structlog.get_logger()
+_sent = Counter("weft_hints_sent_total", "Hints handed to the broker")
+_dropped = Counter("weft_hints_dropped_total", "Hints lost on the sender's side: on purpose, or for want of a broker")
 
 
 class CeleryHints:
@@ -40,12 +43,16 @@ class CeleryHints:
         traceparent = str(structlog.contextvars.get_contextvars().get("traceparent", ""))
         self._pending = {future for future in self._pending if not future.done()}
         if len(self._pending) >= _PENDING_AT_MOST:
-            self._dropped += 1
+            self._drop()
             return
         try:
             self._pending.add(self._thread.submit(self._send, topic, job_id, traceparent))
         except RuntimeError:  # closed
-            self._dropped += 1
+            self._drop()
+
+    def _drop(self) -> None:
+        self._dropped += 1
+        _dropped.inc()
 
     async def close(self) -> None:
         """Gives what is on its way a second to leave."""
@@ -64,12 +71,13 @@ class CeleryHints:
                 self._app = make_app(Broker.of(self._settings))
             send(self._app, topic, job_id, traceparent)
         except Exception as error:  # noqa: BLE001 - a hint never harms its sender, whatever the broker's library raises
-            self._dropped += 1
+            self._drop()
             if not self._failing:
                 log.warning("hints.dropped", why=str(error) or type(error).__name__)
             self._failing = True
         else:
             self._sent += 1
+            _sent.inc()
             self._failing = False
 
 
@@ -89,6 +97,7 @@ class DropHints:
 
     async def send(self, topic: str, job_id: str) -> None:  # noqa: ARG002 - the port's
         self._dropped += 1
+        _dropped.inc()
 
     async def close(self) -> None:
         return
