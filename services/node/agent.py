@@ -14,13 +14,14 @@ import shlex
 import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 from weakref import WeakValueDictionary
 
 import structlog
 
-from services.core.domain.errors import InvalidRequest, Unavailable, WeftError
+from services.core.domain.errors import InvalidRequest, NoSpace, Unavailable, WeftError
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import Node, Observation
 from services.node import capacity, reservation, sdk
@@ -122,6 +123,7 @@ class Agent:
             learners = [learner for number in old for learner in self._of(job, number)]
             await self._end(learners, alone=len(learners) == len(self._of(job)))
             await asyncio.to_thread(_remove, folder, old)
+            self._fences.settle(job)
             for learner in learners:
                 self._learners.pop(learner.folder, None)
         self._count()
@@ -197,7 +199,8 @@ class Agent:
         if not learners:
             return
         for learner in learners:
-            await asyncio.to_thread(learner.mark_stop, generation=0, cause="kill", grace_ms=0, now_ms=_now_ms())
+            with suppress(NoSpace):  # killed below without a mark; what fills the disk is about to be removed
+                await asyncio.to_thread(learner.mark_stop, generation=0, cause="kill", grace_ms=0, now_ms=_now_ms())
             self._keeper.hint(learner)
         released = [self._keeper.release(learner) for learner in learners]
         tasks = [task for pair in released for task in pair]

@@ -2,19 +2,28 @@
 
 After a teardown the pair itself is refused for making anything anew: a late call of the Guardian that gave the attempt
 up must not bring it back. Another Guardian, of a higher term, may.
+
+A full disk must not keep anyone from stopping and removing what fills it: those calls may go on with a fence that is in
+memory only, and make it durable when there is space again.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from services.core.domain.errors import StaleFence
+from services.core.domain.errors import NoSpace, StaleFence
 from services.node.files import read_json, write_json
 
 _KEPT_S: Final = 30 * 86_400
 """Longer than any call can be on its way."""
+
+
+class _Fence(NamedTuple):
+    highest: tuple[int, int]
+    sealed: tuple[int, int]
 
 
 class Fences:
@@ -22,9 +31,13 @@ class Fences:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._unwritten: dict[str, _Fence] = {}
 
     def pass_(self, job: str, attempt: int, term: int, *, makes: bool = False) -> None:
-        """Raises the fence to this pair, durably; StaleFence where it is higher. ``makes``: and where it is sealed."""
+        """Raises the fence to this pair. StaleFence where it is higher or, for who ``makes``, sealed.
+
+        NoSpace for who makes; who takes away goes on without.
+        """
         highest, sealed = self._read(job)
         if (attempt, term) < highest or (makes and (attempt, term) <= sealed):
             shown = max(highest, sealed)
@@ -32,13 +45,27 @@ class Fences:
                 f"attempt {attempt} of job {job} under term {term} is over (seen: attempt {shown[0]}, term {shown[1]})"
             )
         if (attempt, term) > highest:
-            self._write(job, (attempt, term), sealed)
+            self._unwritten[job] = _Fence((attempt, term), sealed)
+        try:
+            self.settle(job)
+        except NoSpace:
+            if makes:
+                raise
 
     def seal(self, job: str, attempt: int, term: int) -> None:
-        """Nothing of this pair is made any more."""
+        """Nothing of this pair is made any more; durable after ``settle`` at the latest."""
         highest, sealed = self._read(job)
         if (attempt, term) > sealed:
-            self._write(job, highest, (attempt, term))
+            self._unwritten[job] = _Fence(highest, (attempt, term))
+        with suppress(NoSpace):
+            self.settle(job)
+
+    def settle(self, job: str) -> None:
+        """Makes durable what is not yet."""
+        fence = self._unwritten.get(job)
+        if fence is not None:
+            write_json(self._folder / f"{job}.json", fence._asdict())
+            del self._unwritten[job]
 
     def prune(self, present: set[str]) -> None:
         """Forgets jobs of which nothing exists and nothing was heard for a long time."""
@@ -46,11 +73,10 @@ class Fences:
             if path.stem not in present and path.stat().st_mtime < time.time() - _KEPT_S:
                 path.unlink()
 
-    def _read(self, job: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    def _read(self, job: str) -> _Fence:
+        if job in self._unwritten:
+            return self._unwritten[job]
         document = read_json(self._folder / f"{job}.json") or {}
         attempt, term = document.get("highest", (0, 0))
         sealed_attempt, sealed_term = document.get("sealed", (0, 0))
-        return (attempt, term), (sealed_attempt, sealed_term)
-
-    def _write(self, job: str, highest: tuple[int, int], sealed: tuple[int, int]) -> None:
-        write_json(self._folder / f"{job}.json", {"highest": highest, "sealed": sealed})
+        return _Fence((attempt, term), (sealed_attempt, sealed_term))

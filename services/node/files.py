@@ -13,6 +13,7 @@ from typing import Any
 
 from services.core.domain.errors import NoSpace
 
+_RESERVED = 512
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -50,6 +51,33 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         raise
     temporary.rename(path)
     sync_folder(path.parent)
+
+
+def reserve(path: Path) -> None:
+    """Sets space aside for one small ``write_reserved`` of this path, which a full disk can then not prevent."""
+    reserved = _reserved(path)
+    reserved.touch(mode=0o600)
+    reserved.write_bytes(b" " * _RESERVED)
+
+
+def write_reserved(path: Path, document: Mapping[str, Any]) -> None:
+    """As ``write_json``, into the space set aside, which is used up by it; without any, into new space."""
+    content = json.dumps({"schema": 1, **document}).encode().ljust(_RESERVED)
+    reserved = _reserved(path)
+    try:
+        with reserved.open("r+b") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileNotFoundError:
+        write_json(path, document)
+    else:
+        reserved.rename(path)
+        sync_folder(path.parent)
+
+
+def _reserved(path: Path) -> Path:
+    return path.with_name(f".{path.name}.reserved")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.ports.cluster import LearnerProcess
 from services.core.processes import Identity
-from services.node.files import read_json, sync_folder, write_json
+from services.node.files import read_json, sync_folder, write_json, write_reserved
 
 SCHEMA: Final = 1
 RUN: Final = 1
@@ -119,7 +119,7 @@ class Learner:
             if not kills and grace_ms >= present["grace_ms"]:
                 return
         mark = {"generation": generation, "cause": cause, "grace_ms": grace_ms, "time": now_ms}
-        write_json(self.folder / "stop.json", mark)
+        write_reserved(self.folder / "stop.json", mark)
 
     @property
     def stop_mark(self) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from services.core.domain.errors import InvalidRequest
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.home import Home
 from services.node.environment import FOLDERS, render
-from services.node.files import no_space, remove_tree, sync_folder, write_json
+from services.node.files import no_space, remove_tree, reserve, sync_folder, write_json
 from services.node.learner import JobFolder, Learner, LearnerDocument
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -108,4 +108,5 @@ def _make_learner(folder: Path, document: LearnerDocument) -> None:
         path.mkdir(mode=0o700)
         if os.geteuid() == 0:
             os.chown(path, document.uid, document.gid)
+    reserve(folder / "stop.json")
     write_json(folder / "learner.json", dump(document))

@@ -316,3 +316,30 @@ async def test_a_full_disk_leaves_nothing_half_made(node: NodeProcess, cluster: 
     finally:
         node.end()
         await run("umount", str(root))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can be mounted by root only")
+@pytest.mark.parametrize("ends", ["by itself", "killed"])
+async def test_a_learner_that_fills_the_disk_ends_as_any_other(
+    node: NodeProcess, cluster: LocalCluster, ends: str
+) -> None:
+    node.end()
+    root = node.home / "node"
+    await run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(root))
+    try:
+        node.start()
+        fills = "cat /dev/zero > $RESULT_DIR/x; cat /dev/zero > $RESULT_DIR/y; echo full >&2; "
+        gang = plan([fills + ("exit 5" if ends == "by itself" else FOREVER)])
+        await start(cluster, gang, until_state="exited" if ends == "by itself" else "running")
+        if ends == "killed":
+            await until(lambda: os.statvfs(root).f_bavail == 0)
+            await stop(cluster, gang, "kill", 0)
+            await reaches(cluster, gang, "exited")
+        end = (await learner(cluster, gang)).exit
+        assert end is not None
+        assert (end.code, end.stop_cause) == ((5, "") if ends == "by itself" else (None, "kill"))
+        await cluster.teardown(gang.job, attempt=1, term=1)
+        assert (await cluster.observe(gang.job)).attempts == []
+    finally:
+        node.end()
+        await run("umount", str(root))

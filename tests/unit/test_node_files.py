@@ -53,6 +53,8 @@ def test_a_sealed_pair_makes_nothing_any_more(tmp_path: Path) -> None:
     fences = Fences(tmp_path)
     fences.pass_("j", 1, 1, makes=True)
     fences.seal("j", 1, 1)
+    fences.settle("j")
+    fences = Fences(tmp_path)
     fences.pass_("j", 1, 1)
     with pytest.raises(StaleFence):
         fences.pass_("j", 1, 1, makes=True)
