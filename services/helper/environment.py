@@ -232,7 +232,7 @@ class _Uv:
         log = self._cache.parent / "envs" / f".{os.getpid()}.log"
         with log.open("w+b") as out:
             process = subprocess.Popen(
-                [self._binary, *arguments], cwd=self._cache, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                [self._binary, *arguments], cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 pass_fds=(self._lock,), env=self._environment(),
             )  # fmt: skip
             code = _wait(process, self._watched, None)
