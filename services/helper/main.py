@@ -134,7 +134,7 @@ class Helper:
                 return False
         if not self._folder.has("go"):
             reporter.enter(Phase.READY)
-            if not await self._look_for(reporter.go.is_set):
+            if not await self._look_for(lambda: reporter.go.rung):
                 return True
             self._folder.write("go", {})
         ShimWatch(self._folder).wake()

@@ -7,8 +7,6 @@ change and is in the spool before it is sent, so that a restarted helper never s
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from services.core.domain.codec import dump
 from services.core.domain.errors import WeftError
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status import PHASE_ORDER, Phase
+from services.helper.alarm import Alarm
 from services.helper.intake import Backoff, Intake
 from services.helper.journal import note
 from services.helper.spool import Spool
@@ -50,14 +49,14 @@ class Reporter:
         self, intake: Intake, spool: Spool, status: LearnerStatus, progress: Callable[[], tuple[float, int]]
     ) -> None:
         self.status = status
-        self.go = asyncio.Event()
+        self.go = Alarm()
         self._intake = intake
         self._spool = spool
         self._progress = progress
-        self._changed = asyncio.Event()
-        self._changed.set()
+        self._changed = Alarm()
+        self._changed.ring()
         self._acknowledged = 0
-        self._heard = asyncio.Event()
+        self._heard = Alarm()
         self._not_current_since: float | None = None
         self._told_progress: tuple[float, int] = (-1.0, -1)
 
@@ -81,15 +80,13 @@ class Reporter:
         if status != self.status or status.seq == 0:
             self.status = replace(status, seq=status.seq + 1)
             self._spool.save_report(self.status)
-            self._changed.set()
+            self._changed.ring()
 
     async def told(self, timeout: float) -> bool:
         """Whether the platform knows the present state, or will never want to, at most so long from now."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while not self._known and not self.abandoned:
-                    self._heard.clear()
-                    await self._heard.wait()
+        if not self._known and not self.abandoned:
+            self._heard.clear()
+            await self._heard.wait(timeout)
         return self._known or self.abandoned
 
     @property
@@ -104,13 +101,13 @@ class Reporter:
         go_every = GO_FIRST_S
         while True:
             try:
-                if self._changed.is_set() or time.monotonic() >= next_report:
+                if self._changed.rung or time.monotonic() >= next_report:
                     await self._report()
                     next_report = time.monotonic() + (AGAIN_S if self._known else UNKNOWN_AGAIN_S)
                     next_beat = 0.0
                 if time.monotonic() >= next_beat:
                     await self._beat()
-                    if self.status.phase is Phase.READY and not self.go.is_set():
+                    if self.status.phase is Phase.READY and not self.go.rung:
                         next_beat = time.monotonic() + go_every
                         go_every = min(GO_MOST_S, go_every * 1.2)
                     else:
@@ -120,13 +117,7 @@ class Reporter:
                 note("intake.away", why=error.message)
                 await backoff.wait()
                 continue
-            await self._until(min(next_report, next_beat))
-
-    async def _until(self, due: float) -> None:
-        """Waits for a change, or until it is time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, due - time.monotonic())):
-                await self._changed.wait()
+            await self._changed.wait(min(next_report, next_beat) - time.monotonic())
 
     async def _report(self) -> None:
         self._changed.clear()
@@ -134,12 +125,12 @@ class Reporter:
         try:
             current = await self._intake.report(json.dumps(dump(status)).encode())
         except WeftError:
-            self._changed.set()
+            self._changed.ring()
             raise
         self._note_current(current=current)
         if current:
             self._acknowledged = status.seq
-        self._heard.set()
+        self._heard.ring()
 
     async def _beat(self) -> None:
         told = self._progress()
@@ -147,7 +138,7 @@ class Reporter:
         self._told_progress = told
         self._note_current(current=reply.current)
         if reply.current and reply.go and self.status.phase is Phase.READY:
-            self.go.set()
+            self.go.ring()
 
     @property
     def _known(self) -> bool:

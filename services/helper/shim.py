@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
@@ -12,6 +11,7 @@ from typing import Final, Self
 
 from services.core.domain.learner import Exit
 from services.core.processes import Identity, alive, send
+from services.helper.alarm import Alarm
 from services.helper.folder import LearnerFolder
 from services.helper.journal import note
 
@@ -30,7 +30,7 @@ class ShimWatch:
     def __init__(self, folder: LearnerFolder) -> None:
         self._folder = folder
         self._fd: int | None = None
-        self._ended = asyncio.Event()
+        self._ended = Alarm()
         self._missed_since: float | None = None
 
     def __enter__(self) -> Self:
@@ -52,10 +52,7 @@ class ShimWatch:
         if self._fd is None:
             self._watch()
         seconds = QUICK_S if quick else LOOK_S if self._fd is None else WATCHED_S
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ended.wait()
-        if self._ended.is_set():
+        if await self._ended.wait(seconds):
             self._let_go()
 
     def lost(self, run: int) -> Exit | None:
@@ -77,7 +74,7 @@ class ShimWatch:
         who = self._folder.process(_SHIM)
         self._fd = _handle(who) if who is not None else None
         if self._fd is not None:
-            asyncio.get_running_loop().add_reader(self._fd, self._ended.set)
+            asyncio.get_running_loop().add_reader(self._fd, self._ended.ring)
 
     def _let_go(self) -> None:
         if self._fd is not None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from services.helper.alarm import Alarm
 from services.helper.folder import Assignment, LearnerFolder
 from services.helper.journal import note
 
@@ -71,7 +72,7 @@ class Fetch:
     def __init__(self, folder: LearnerFolder, assignment: Assignment) -> None:
         self._watched = Watched()
         self._outcome: Future[Fetched] = Future()
-        self._over = asyncio.Event()
+        self._over = Alarm()
         self._loop = asyncio.get_running_loop()
         # Not the loop's executor: at the end that would wait for a thread that nobody waits for.
         threading.Thread(target=self._run, args=(folder, assignment), name="fetch", daemon=True).start()
@@ -85,9 +86,7 @@ class Fetch:
 
     async def done(self, timeout: float) -> bool:
         """Whether it has ended, in any way, at most so long from now."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._over.wait()
+        await self._over.wait(timeout)
         return self._outcome.done()
 
     def result(self) -> Fetched:
@@ -105,4 +104,4 @@ class Fetch:
             note("fetch.failed", why=traceback.format_exc())
             self._outcome.set_exception(Cannot("FetchFailed", f"fetching failed: {error}"))
         with contextlib.suppress(RuntimeError):  # the helper has ended meanwhile
-            self._loop.call_soon_threadsafe(self._over.set)
+            self._loop.call_soon_threadsafe(self._over.ring)

@@ -14,6 +14,7 @@ from typing import Final
 
 from services.core.domain.errors import InvalidRequest, ResourceExhausted, Unavailable, WeftError
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
+from services.helper.alarm import Alarm
 from services.helper.folder import Assignment, LearnerFolder
 from services.helper.intake import Backoff, Intake
 from services.helper.journal import note
@@ -55,7 +56,7 @@ class Shipper:
         self.finished = asyncio.Event()
         self._intake = intake
         self._ended = False
-        self._wake = asyncio.Event()
+        self._wake = Alarm()
         learner = assignment.learner
         identity = Source(attempt=assignment.plan.attempt, role=learner.role, rank=learner.rank, run=run)
         self.sources = [
@@ -74,7 +75,7 @@ class Shipper:
     def end(self) -> None:
         """The learner has exited."""
         self._ended = True
-        self._wake.set()
+        self._wake.ring()
 
     async def run(self) -> None:
         backoff = Backoff()
@@ -182,14 +183,8 @@ class Shipper:
         return backoff.next()
 
     async def _pause(self, seconds: float) -> None:
-        if self._ended:
-            await asyncio.sleep(seconds)
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+        await self._wake.wait(seconds)
+        self._wake.clear()
 
     def _reported(self, found: Reported) -> None:
         if found.progress is not None:
