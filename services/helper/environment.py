@@ -35,6 +35,8 @@ _SCHEMA: Final = "1"
 _OK: Final = ".ok"
 _HASH: Final = re.compile(r"\s--hash[= ]\S+")
 _COMMENT: Final = re.compile(r"(^|\s)#.*$")
+_FILES: Final = (".whl", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".tar")
+"""A valid name, too, but uv would look for a file."""
 _MAX_REQUIREMENTS: Final = 256 * 2**10
 _LAST_LINES: Final = 12
 _COMPILE_S: Final = 600
@@ -87,7 +89,11 @@ def prepare(want: Wanted, cache: Path, watched: Watched) -> Path:
     with _built_by_us(envs / f"{want.digest}.lock", watched, want.label) as lock:
         if not (place / _OK).exists():
             watched.say(f"building the environment: {want.label}")
-            _build(want, place, cache, lock, watched)
+            try:
+                _build(want, place, cache, lock, watched)
+            except BaseException:
+                shutil.rmtree(place, ignore_errors=True)
+                raise
     return place
 
 
@@ -147,7 +153,7 @@ def _requirement(line: str, number: int) -> str:
 
     with contextlib.suppress(InvalidRequirement):
         found = Requirement(line)
-        if found.url is None:
+        if found.url is None and not found.name.lower().endswith(_FILES):
             return str(found)
     shown = line[:80].encode("unicode_escape").decode()
     what = "write names and versions only, e.g. rich>=13"
@@ -183,8 +189,11 @@ def _build(want: Wanted, place: Path, cache: Path, lock: int, watched: Watched) 
         uv.run("pip", "sync", *target, "--require-hashes", str(place / "lock.txt"))
     if want.requirements:
         (place / "requirements.txt").write_text(want.requirements + "\n")
-        (place / "constraints.txt").write_text(_constraints(want.lock))
-        uv.run("pip", "install", *target, "-r", str(place / "requirements.txt"), "-c", str(place / "constraints.txt"))
+        asked: tuple[str, ...] = ("-r", str(place / "requirements.txt"))
+        if want.lock:
+            (place / "constraints.txt").write_text(_constraints(want.lock))
+            asked += ("-c", str(place / "constraints.txt"))
+        uv.run("pip", "install", *target, *asked)
     watched.say(f"compiling the environment: {want.label}")
     _compile(want.python, venv, lock, watched)
     _open(place)
@@ -240,7 +249,8 @@ class _Uv:
             said = out.read().decode("utf-8", "replace")
         log.unlink(missing_ok=True)
         if code != 0:
-            last = "\n".join(said.strip().splitlines()[-_LAST_LINES:])
+            lines = [line for line in said.splitlines() if line.strip() and not line.startswith("Using Python")]
+            last = "\n".join(lines[-_LAST_LINES:])
             note("uv.failed", arguments=arguments, code=code, said=last)
             raise Cannot(REASON, f"the environment cannot be built. {_advice(last)} uv says: {last}")
 

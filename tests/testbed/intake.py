@@ -67,7 +67,7 @@ class Intake(IntakeServicer):
 
     # --- the calls ---------------------------------------------------------------------------------------------------
 
-    async def Hello(self, request: pb.HelloRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.HelloReply:  # type: ignore[override]  # noqa: N802
+    async def Hello(self, request: pb.HelloRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.HelloReply:  # noqa: N802
         assert request.protocol == 1
         known = [
             pb.SourceOffset(source=_source(key), committed=committed, final=key in self.final)
@@ -75,7 +75,7 @@ class Intake(IntakeServicer):
         ]
         return pb.HelloReply(protocol=1, current=self.current, sources=known)
 
-    async def Append(self, request: pb.AppendRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.AppendReply:  # type: ignore[override]  # noqa: N802
+    async def Append(self, request: pb.AppendRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.AppendReply:  # noqa: N802
         if self.refuse is not None:
             raise self.refuse
         for batch in request.batches:
@@ -100,14 +100,14 @@ class Intake(IntakeServicer):
         self.on_append()
         return pb.AppendReply(committed=out)
 
-    async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ReportReply:  # type: ignore[override]  # noqa: N802
+    async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ReportReply:  # noqa: N802
         status = load(LearnerStatus, json.loads(request.status))
         self.sent += 1
         if self.current and (self.last is None or status.seq > self.last.seq):
             self.reports.append(status)
         return pb.ReportReply(current=self.current)
 
-    async def Beat(self, request: pb.BeatRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.BeatReply:  # type: ignore[override]  # noqa: N802
+    async def Beat(self, request: pb.BeatRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.BeatReply:  # noqa: N802
         self.progress.append((request.progress, request.eta_ms))
         return pb.BeatReply(current=self.current, go=self.go)
 
