@@ -41,6 +41,10 @@ class Platform:
         assert found is not None, f"{service} does not run"
         return found
 
+    def again(self, service: str, killed: Identity) -> bool:
+        """Whether the supervisor has started the service anew."""
+        return saved(self.home / "run" / f"{service}.json") not in {None, killed}
+
     def kill(self, service: str) -> Identity:
         """kill -9, by its own pid; returns when it is gone. The supervisor starts it again."""
         process = self.process(service)
