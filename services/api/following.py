@@ -112,13 +112,15 @@ class Following:
         while True:
             try:
                 counted = (await self._telemetry.summary(job_id)).lines
-                found, _ = await self._telemetry.lines(
-                    job_id, replace(query, before_seq=counted + 1), limit=query.tail or 1
+                if not query.tail:
+                    return [], counted
+                found, through = await self._telemetry.lines(
+                    job_id, replace(query, before_seq=counted + 1), limit=query.tail
                 )
             except Unavailable:
                 await asyncio.sleep(_AGAIN_S)
-                continue
-            return found, counted
+            else:
+                return found, min(through, counted)  # a tail of very long lines is cut: the rest is followed
 
 
 async def _all(

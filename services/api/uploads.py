@@ -13,7 +13,7 @@ import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
@@ -54,7 +54,7 @@ class Uploads:
             left.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
-    async def receive(self) -> AsyncIterator[Upload]:
+    async def receive(self) -> AsyncGenerator[Upload]:
         file = await _in_thread(self._create)
         try:
             yield Upload(file, self._max_bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import structlog
@@ -49,7 +49,7 @@ class Watcher:
         self._watched: dict[str, Watched] = {}
 
     @contextlib.asynccontextmanager
-    async def follow(self, job: Job) -> AsyncIterator[Watched]:
+    async def follow(self, job: Job) -> AsyncGenerator[Watched]:
         """The job under observation while the context is open, from this document on."""
         watched = self._watched.get(job.id)
         if watched is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from prometheus_client import CollectorRegistry
 
@@ -27,7 +27,7 @@ from services.core.ports.job_store import JobStore
 @contextlib.asynccontextmanager
 async def gateway(
     settings: ApiSettings, *, stopping: asyncio.Event, registry: CollectorRegistry
-) -> AsyncIterator[tuple[Gateway, JobStore]]:
+) -> AsyncGenerator[tuple[Gateway, JobStore]]:
     """The use cases over the profile's adapters, the first administrator's key made; all closed at the end."""
     async with contextlib.AsyncExitStack() as closing:
         secrets, clock = wiring.secret_store(settings), wiring.clock()

@@ -180,7 +180,7 @@ async def test_a_key_of_one_user_means_nothing_for_another(api: Api) -> None:
 async def test_pages_go_through_all_jobs_newest_first_while_new_ones_come(api: Api) -> None:
     made = [(await api.submit({**SPEC, "name": f"n{place}"}))["id"] for place in range(7)]
     seen: list[str] = []
-    after = {}
+    after: dict[str, str] = {}
     while True:
         page = (await api.admin.get("/v1/jobs", params={"limit": 3, **after})).json()
         seen += [job["id"] for job in page["jobs"]]

@@ -7,7 +7,7 @@ import os
 import stat
 import subprocess
 import zipfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,10 @@ def link() -> bytes:
 
 
 async def send(api: Api, code: bytes, spec: Any = SPEC, **options: Any) -> Any:
-    files = {"spec": ("s", json.dumps(spec), "application/json"), "code": ("c.zip", code, "application/zip")}
+    files: dict[str, Any] = {
+        "spec": ("s", json.dumps(spec), "application/json"),
+        "code": ("c.zip", code, "application/zip"),
+    }
     return await api.admin.post("/v1/jobs", files=files, **options)
 
 
@@ -161,7 +164,7 @@ async def test_what_a_killed_process_left_is_swept_at_the_next_start(tmp_path: P
 
 
 @contextlib.contextmanager
-def small_disk(where: Path, size: str) -> Iterator[None]:
+def small_disk(where: Path, size: str) -> Generator[None]:
     """A file system of its own; skips where this process may not mount one."""
     where.mkdir(parents=True, exist_ok=True)
     if (

@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import zipfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,12 +77,20 @@ class Api:
 
 
 @asynccontextmanager
-async def running_api(home: Path, addresses: Mapping[str, str] | None = None, **settings: Any) -> AsyncIterator[Api]:
-    """``addresses``: of other services that are there; all others are away."""
+async def running_api(
+    home: Path,
+    addresses: Mapping[str, str] | None = None,
+    before: Callable[[], Awaitable[object]] | None = None,
+    **settings: Any,
+) -> AsyncGenerator[Api]:
+    """``addresses``: of the other services that are there. ``before``: is done in the new home first."""
     address = f"127.0.0.1:{free_port()}"
     (home / "run").mkdir(parents=True, exist_ok=True)
     (home / "run" / "addresses.json").write_text(json.dumps({"api": address, **(addresses or {})}))
-    loaded = ApiSettings(home=home, hints="drop", **{"follow_poll_s": 0.02, **settings})
+    options: dict[str, Any] = {"home": home, "hints": "drop", "follow_poll_s": 0.02, **settings}
+    loaded = ApiSettings(**options)
+    if before is not None:
+        await before()
     stopping, registry = asyncio.Event(), CollectorRegistry()
     async with gateway(loaded, stopping=stopping, registry=registry) as (uses, store):
         server = http_server(create_app(uses), address)

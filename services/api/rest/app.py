@@ -17,7 +17,7 @@ from services.api.rest import artifacts, jobs, keys, platform, submission, telem
 from services.api.rest.answers import answer, http_refusal, refusal
 from services.api.rest.gate import HANDLED, Gate, trace_id_of
 from services.api.rest.openapi import document
-from services.api.rest.permissions import PUBLIC, public_paths
+from services.api.rest.permissions import PUBLIC, public_paths, routes_of
 from services.core.domain.errors import FieldError, Internal, InvalidRequest, NotFound, WeftError
 
 log = structlog.get_logger()
@@ -95,7 +95,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     trace_id = trace_id_of(request.scope)
     if error.status_code == 404:
         return refusal(NotFound("there is nothing at this path; see /openapi.json"), trace_id)
-    return http_refusal(error.status_code, trace_id, error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # the router names the methods of the first route that has this path only
+        path = request.scope["path"]
+        routes = [route for route in routes_of(request.app) if route.path_regex.match(path)]
+        headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods or ()}))
+    return http_refusal(error.status_code, trace_id, headers)
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:

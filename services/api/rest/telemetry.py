@@ -61,8 +61,9 @@ async def get_logs(
         await _check_search(uses, job_id, query)
         return sse.streamed(request, uses, _line_frames(uses, job, query))
     found, through = await uses.telemetry.lines(job_id, query, limit=limit if tail is None else max(tail, 1))
-    lines = [] if tail == 0 else [line_json(one) for one in found]
-    return answer({"lines": lines, "next": max(through, query.after_seq), "more": tail is None and len(lines) == limit})
+    # Only a page that was cut ends with its last line; and then there may still be nothing beyond.
+    more = bool(found) and through == found[-1].seq and (await uses.telemetry.summary(job_id)).lines > through
+    return answer({"lines": [line_json(one) for one in found], "next": through, "more": more})
 
 
 @router.get("/metrics", **ok(MetricsJson, "Points in order, or curves; or a stream of points"))
@@ -72,7 +73,7 @@ async def get_metrics(
     request: Request,
     job_id: str,
     after: Seq = None,
-    limit: Annotated[int, Query(ge=1, le=100_000)] = 10_000,
+    limit: Annotated[int, Query(ge=1, le=50_000)] = 10_000,
     name: Annotated[list[str] | None, Query()] = None,
     rank: Small = None,
     attempt: Small = None,
@@ -89,8 +90,8 @@ async def get_metrics(
         query = replace(query, after_seq=sse.resumed_at(request, after) or 0)
         return sse.streamed(request, uses, _point_frames(uses, job, query))
     found, through = await uses.telemetry.points(job_id, query, limit=limit)
-    points = [point_json(one) for one in found]
-    return answer({"points": points, "next": max(through, query.after_seq), "more": len(points) == limit})
+    more = bool(found) and through == found[-1].seq and (await uses.telemetry.summary(job_id)).points > through
+    return answer({"points": [point_json(one) for one in found], "next": through, "more": more})
 
 
 @router.get("/progress", **ok(ProgressJson, "How far it is"))

@@ -1,0 +1,357 @@
+"""Logs, metrics and live streams through the api, over the real metrics service."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.domain.job import Job, admitted, moved, released
+from services.core.domain.status import Status
+from services.core.settings import Settings
+from services.core.wiring import SERVICE_SECRET, secret_store
+from tests.testbed.api import Api, running_api
+from tests.testbed.etcd import Etcd
+from tests.testbed.metrics import SECRET, Helper, MetricsProcess, running
+from tests.waiting import until
+
+
+@dataclass
+class Event:
+    name: str
+    id: int | None
+    data: Any
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[MetricsProcess]:
+    with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
+        yield service
+
+
+@pytest.fixture
+async def api(tmp_path: Path, shared: MetricsProcess) -> AsyncGenerator[Api]:
+    async with api_over(tmp_path, shared.address) as one:
+        yield one
+
+
+def api_over(home: Path, metrics: str, **settings: Any) -> Any:
+    async def keep() -> None:
+        await secret_store(Settings(home=home)).put(SERVICE_SECRET, SECRET)
+
+    return running_api(home, {"metrics": metrics}, before=keep, **settings)
+
+
+class Learner:
+    """A running job with one learner that says things."""
+
+    def __init__(self, api: Api, job_id: str, helper: Helper) -> None:
+        self.api, self.job, self.helper = api, job_id, helper
+        self.lines = self.points = 0
+
+    async def says(self, *texts: str) -> None:
+        await self.helper.append(self.helper.lines(self.lines, texts))
+        self.lines += len(texts)
+
+    async def measures(self, *values: float, name: str = "loss") -> None:
+        await self.helper.append(self.helper.points(self.points, values, name))
+        self.points += len(values)
+
+    async def ends(self) -> None:
+        """Completed and released, as a Guardian writes it."""
+        await self.api.change(self.job, lambda one: moved(one, Status.COMPLETED, actor="guardian", now=one.updated))
+        await self.api.change(self.job, lambda one: released(one, now=one.updated))
+
+
+@pytest.fixture
+async def learner(api: Api, shared: MetricsProcess, etcd: Etcd) -> AsyncGenerator[Learner]:
+    job = (await api.submit())["id"]
+
+    def run(one: Job) -> Job:
+        one = admitted(one, placement={"worker-0": "here"}, dispatcher_term=1, now=one.updated)
+        return moved(one, Status.PROCESSING, actor="guardian", now=one.updated)
+
+    await api.change(job, run)
+    status = EtcdStatusStore(etcd.address)
+    await status.put(f"/jobs/{job}/attempt", json.dumps({"attempt": 1, "learners": 1}))
+    helper = Helper(shared, job)
+    yield Learner(api, job, helper)
+    await helper.close()
+    await status.close()
+
+
+async def events(client: httpx2.AsyncClient, path: str, **options: Any) -> AsyncGenerator[Event]:
+    """What a stream says, as it comes; ends with the connection."""
+    headers = {"Accept": "text/event-stream", **options.pop("headers", {})}
+    async with client.stream("GET", path, headers=headers, timeout=30, **options) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        fields: dict[str, str] = {}
+        async for line in answer.aiter_lines():
+            if line.startswith(":"):
+                continue
+            if line:
+                name, _, value = line.partition(": ")
+                fields[name] = value
+            elif fields:
+                yield Event(fields["event"], int(fields["id"]) if "id" in fields else None, json.loads(fields["data"]))
+                fields = {}
+
+
+async def whole(client: httpx2.AsyncClient, path: str, **options: Any) -> list[Event]:
+    return [event async for event in events(client, path, **options)]
+
+
+class Reading:
+    """A follower in the background."""
+
+    def __init__(self, client: httpx2.AsyncClient, path: str, **options: Any) -> None:
+        self.seen: list[Event] = []
+        self.task = asyncio.create_task(self._read(client, path, options))
+
+    async def _read(self, client: httpx2.AsyncClient, path: str, options: dict[str, Any]) -> None:
+        async for event in events(client, path, **options):
+            self.seen.append(event)
+
+    @property
+    def texts(self) -> list[str]:
+        return [event.data["text"] for event in self.seen if event.name == "line"]
+
+    async def has(self, condition: Callable[["Reading"], bool]) -> None:
+        await until(lambda: condition(self))
+
+
+async def test_lines_come_in_pages(api: Api, learner: Learner) -> None:
+    await learner.says(*(f"line {number}" for number in range(1, 11)))
+    url = f"/v1/jobs/{learner.job}/logs"
+    first = (await api.admin.get(url, params={"limit": 4})).json()
+    assert [line["text"] for line in first["lines"]] == ["line 1", "line 2", "line 3", "line 4"]
+    assert (first["next"], first["more"]) == (4, True)
+    rest = (await api.admin.get(url, params={"after": first["next"], "limit": 6})).json()
+    assert [line["seq"] for line in rest["lines"]] == [5, 6, 7, 8, 9, 10]
+    assert (rest["next"], rest["more"]) == (10, False)
+    one = rest["lines"][0]
+    assert (one["attempt"], one["role"], one["rank"], one["run"], one["stream"]) == (1, "worker", 0, 1, "stdout")
+    assert one["time"].endswith("Z")
+    last = (await api.admin.get(url, params={"tail": 2})).json()
+    assert [line["seq"] for line in last["lines"]] == [9, 10]
+    assert (await api.admin.get(url, params={"tail": 0})).json()["lines"] == []
+    found = (await api.admin.get(url, params={"search": "line [13]$"})).json()
+    assert [line["text"] for line in found["lines"]] == ["line 1", "line 3"]
+    assert (await api.admin.get(url, params={"rank": 1})).json()["lines"] == []
+    assert (await api.admin.get(url, params={"stream": "stderr"})).json()["lines"] == []
+    assert (await api.admin.get(url, params={"until": "2020-01-01T00:00:00Z"})).json()["lines"] == []
+    assert len((await api.admin.get(url, params={"since": "2020-01-01T00:00:00+01:00"})).json()["lines"]) == 10
+
+
+@pytest.mark.parametrize(
+    "params", [{"search": "("}, {"since": "yesterday"}, {"limit": 0}, {"tail": -1}, {"rank": "x"}, {"after": -1}]
+)
+async def test_a_wrong_question_is_refused_with_a_status(api: Api, learner: Learner, params: dict[str, Any]) -> None:
+    for follow in ("false", "true"):
+        refused = await api.admin.get(f"/v1/jobs/{learner.job}/logs", params={**params, "follow": follow})
+        assert (refused.status_code, refused.headers["content-type"]) == (400, "application/problem+json"), follow
+
+
+async def test_points_come_in_pages_and_curves(api: Api, learner: Learner) -> None:
+    await learner.measures(0.9, math.nan, math.inf, -math.inf, 0.1)
+    url = f"/v1/jobs/{learner.job}/metrics"
+    page = (await api.admin.get(url)).json()
+    assert [point["value"] for point in page["points"]] == [0.9, "NaN", "Infinity", "-Infinity", 0.1]
+    assert (page["next"], page["more"]) == (5, False)
+    assert (await api.admin.get(url, params={"name": "other"})).json()["points"] == []
+    [curve] = (await api.admin.get(url, params={"series": "true"})).json()["series"]
+    assert (curve["name"], curve["steps"], curve["values"][0]) == ("loss", [0, 1, 2, 3, 4], 0.9)
+    assert (curve["attempts"], len(curve["times"])) == ([1] * 5, 5)
+    progress = (await api.admin.get(f"/v1/jobs/{learner.job}/progress")).json()
+    assert (progress["points"], progress["progress"], progress["latest"]["loss"]["value"]) == (5, None, 0.1)
+
+
+async def test_a_follower_gets_each_line_once_as_it_comes_and_the_end_last(api: Api, learner: Learner) -> None:
+    await learner.says("before")
+    reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs")
+    await reading.has(lambda one: one.texts == ["before"])
+    await learner.says("first", "second")
+    await reading.has(lambda one: len(one.texts) == 3)
+    assert not reading.task.done()
+    await learner.says("third")
+    await learner.ends()
+    await asyncio.wait_for(reading.task, 10)
+    assert reading.texts == ["before", "first", "second", "third"]
+    assert [event.id for event in reading.seen] == [1, 2, 3, 4, None]
+    assert reading.seen[-1].name == "end"
+    assert reading.seen[-1].data == {
+        "id": learner.job, "status": "COMPLETED", "reason": "", "message": "", "exit_code": None, "at_rest": True,
+        "deleted": False,
+    }  # fmt: skip
+
+
+async def test_an_ended_job_that_has_not_given_back_its_hardware_is_not_the_end(api: Api, learner: Learner) -> None:
+    reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs")
+    await api.change(learner.job, lambda one: moved(one, Status.COMPLETED, actor="guardian", now=one.updated))
+    await learner.says("a helper was still shipping")
+    await reading.has(lambda one: len(one.texts) == 1)
+    assert not reading.task.done()
+    await api.change(learner.job, lambda one: released(one, now=one.updated))
+    await asyncio.wait_for(reading.task, 10)
+    assert reading.seen[-1].name == "end"
+
+
+async def test_a_resume_token_goes_on_exactly_there(api: Api, learner: Learner) -> None:
+    await learner.says(*(str(number) for number in range(1, 3001)))
+    await learner.ends()
+    url = f"/v1/jobs/{learner.job}/logs"
+    taken: list[Event] = []
+    while not taken or taken[-1].name != "end":
+        last = next((event.id for event in reversed(taken) if event.id), None)
+        async with aclosing(events(api.admin, url, headers={"Last-Event-ID": str(last)} if last else {})) as stream:
+            count = 0
+            async for event in stream:
+                taken.append(event)
+                count += 1
+                if count == 700:  # the connection is cut
+                    break
+    assert [event.id for event in taken[:-1]] == [*range(1, 3001)]
+    assert [event.data["text"] for event in taken[:-1]] == [str(number) for number in range(1, 3001)]
+    rest = await whole(api.admin, url, params={"after": 2998})
+    assert [event.id for event in rest] == [2999, 3000, None]
+    for wrong in ("x", "-1", "9" * 40, "1.5"):
+        refused = await api.admin.get(url, headers={"Last-Event-ID": wrong, "Accept": "text/event-stream"})
+        assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (400, "/header/last-event-id")
+
+
+async def test_following_begins_with_the_tail_where_asked(api: Api, learner: Learner) -> None:
+    await learner.says(*(str(number) for number in range(1, 101)))
+    reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs", params={"tail": 2})
+    none = Reading(api.admin, f"/v1/jobs/{learner.job}/logs", params={"tail": 0})
+    await reading.has(lambda one: one.texts == ["99", "100"])
+    await until(lambda: api.measured().count("weft_followers 2.0"))
+    await learner.says("101")
+    await reading.has(lambda one: one.texts == ["99", "100", "101"])
+    await none.has(lambda one: one.texts == ["101"])
+    await learner.ends()
+    await asyncio.gather(reading.task, none.task)
+    resumed = await whole(api.admin, f"/v1/jobs/{learner.job}/logs", params={"tail": 1, "after": 98})
+    assert [event.id for event in resumed] == [99, 100, 101, None]
+
+
+async def test_a_follower_with_a_filter_ends_too(api: Api, learner: Learner) -> None:
+    await learner.says("a", "b", "a", "c")
+    reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs", params={"search": "a"})
+    await reading.has(lambda one: [event.id for event in one.seen] == [1, 3])
+    await learner.says("c", "a", "c")
+    await learner.ends()
+    await asyncio.wait_for(reading.task, 10)
+    assert [event.id for event in reading.seen] == [1, 3, 6, None]
+
+
+async def test_points_are_followed_like_lines(api: Api, learner: Learner) -> None:
+    reading = Reading(api.admin, f"/v1/jobs/{learner.job}/metrics", params={"name": "loss"})
+    await learner.measures(0.5, math.nan)
+    await reading.has(lambda one: [event.data["value"] for event in one.seen] == [0.5, "NaN"])
+    await learner.ends()
+    await asyncio.wait_for(reading.task, 10)
+    assert [(event.name, event.id) for event in reading.seen] == [("point", 1), ("point", 2), ("end", None)]
+
+
+async def test_events_tell_the_history_and_each_change(api: Api, learner: Learner) -> None:
+    reading = Reading(api.admin, f"/v1/jobs/{learner.job}/events")
+    await reading.has(lambda one: one.seen[-1:] != [] and one.seen[-1].name == "status")
+    assert [event.data["to"] for event in reading.seen if event.name == "history"] == [
+        "QUEUED",
+        "PENDING",
+        "PROCESSING",
+    ]
+    await api.admin.post(f"/v1/jobs/{learner.job}/halt")
+    await reading.has(lambda one: one.seen[-1].data.get("desired") == "halt")
+    await learner.ends()
+    await asyncio.wait_for(reading.task, 10)
+    assert [event.id for event in reading.seen if event.name == "history"] == [1, 2, 3, 4]
+    assert "spec" not in next(event.data for event in reading.seen if event.name == "status")
+    assert reading.seen[-1].name == "end"
+    again = await whole(api.admin, f"/v1/jobs/{learner.job}/events", headers={"Last-Event-ID": "3"})
+    assert [event.name for event in again] == ["history", "status", "end"]
+
+
+async def test_the_end_of_a_job_that_is_deleted_meanwhile_says_so(api: Api, learner: Learner) -> None:
+    reading = Reading(api.admin, f"/v1/jobs/{learner.job}/events")
+    await reading.has(lambda one: bool(one.seen))
+    await learner.ends()
+    assert (await api.admin.delete(f"/v1/jobs/{learner.job}")).status_code == 204
+    await asyncio.wait_for(reading.task, 10)
+    assert reading.seen[-1].name == "end"
+
+
+async def test_a_hundred_followers_make_one_poll_and_leave_nothing_behind(api: Api, learner: Learner) -> None:
+    limits = httpx2.Limits(max_connections=200)
+    async with api.client(api.admin_key, limits=limits) as client:
+        readers = [Reading(client, f"/v1/jobs/{learner.job}/events") for _ in range(100)]
+        await until(lambda: all(reader.seen for reader in readers), timeout=30)
+        polls = [task for task in asyncio.all_tasks() if "Watcher._poll" in repr(task.get_coro())]
+        assert len(polls) == 1
+        await learner.ends()
+        await asyncio.gather(*(reader.task for reader in readers))
+    await until(lambda: not [task for task in asyncio.all_tasks() if "Watcher._poll" in repr(task.get_coro())])
+    assert {reader.seen[-1].name for reader in readers} == {"end"}
+    await until(lambda: "weft_followers 0.0" in api.measured())
+
+
+async def test_a_reader_that_goes_away_is_forgotten(api: Api, learner: Learner) -> None:
+    async with aclosing(events(api.admin, f"/v1/jobs/{learner.job}/events")) as stream:
+        await anext(stream)
+        await until(lambda: "weft_followers 1.0" in api.measured())
+    await until(lambda: "weft_followers 0.0" in api.measured())
+
+
+async def test_silence_is_kept_alive(tmp_path: Path, shared: MetricsProcess) -> None:
+    async with api_over(tmp_path, shared.address, keepalive_s=0.05) as api:
+        job = (await api.submit())["id"]
+        async with api.admin.stream("GET", f"/v1/jobs/{job}/logs", params={"follow": "true"}) as answer:
+            comments = 0
+            async for line in answer.aiter_lines():
+                comments += line.startswith(":")
+                if comments == 4:
+                    break
+
+
+async def test_a_service_that_stops_cuts_its_streams_without_an_end(tmp_path: Path, shared: MetricsProcess) -> None:
+    async with api_over(tmp_path, shared.address) as api:
+        job = (await api.submit())["id"]
+        reading = Reading(api.admin, f"/v1/jobs/{job}/events")
+        await reading.has(lambda one: len(one.seen) == 2)
+        api.stopping.set()
+        await asyncio.wait_for(reading.task, 3)
+        assert [event.name for event in reading.seen] == ["history", "status"]
+
+
+async def test_while_metrics_is_away_pages_say_so_and_streams_wait_for_it(tmp_path: Path, etcd: Etcd) -> None:
+    with running(tmp_path / "metrics", etcd.address) as service:
+        async with api_over(tmp_path / "home", service.address) as api:
+            job = (await api.submit())["id"]
+            status = EtcdStatusStore(etcd.address)
+            await status.put(f"/jobs/{job}/attempt", json.dumps({"attempt": 1, "learners": 1}))
+            helper = Helper(service, job)
+            learner = Learner(api, job, helper)
+            await learner.says("one", "two")
+            reading = Reading(api.admin, f"/v1/jobs/{job}/logs")
+            await reading.has(lambda one: len(one.texts) == 2)
+            service.kill()
+            away = await api.admin.get(f"/v1/jobs/{job}/logs")
+            assert (away.status_code, away.json()["code"]) == (503, "unavailable")
+            assert away.headers["retry-after"]
+            assert not reading.task.done()
+            service.start()
+            await learner.says("three")
+            await reading.has(lambda one: len(one.texts) == 3)
+            await api.admin.post(f"/v1/jobs/{job}/kill")
+            await asyncio.wait_for(reading.task, 20)
+            assert [event.id for event in reading.seen] == [1, 2, 3, None]
+            await helper.close()
+            await status.close()
