@@ -95,7 +95,7 @@ def list_code(folder: Path) -> Listing:
     if not root.is_dir():
         raise InvalidArchive(f"{folder} is no folder with code")
     skipped: list[str] = []
-    files = sorted(_walk(root, root, PurePosixPath(), _Rules(), skipped), key=lambda file: file.path)
+    files = sorted(_walk(root, _Place(PurePosixPath(), (root,)), _Rules(), skipped), key=lambda file: file.path)
     if not files:
         raise InvalidArchive(f"{folder} holds no file to upload: look into its .weftignore and .gitignore")
     return Listing(tuple(files), tuple(skipped))
@@ -139,9 +139,7 @@ def _add(zipped: zipfile.ZipFile, file: CodeFile) -> None:
             while chunk := source.read(_CHUNK):
                 target.write(chunk)
     except OSError as failed:
-        raise InvalidArchive(
-            f"{file.path} cannot be read ({failed.strerror}); mend it or list it in .weftignore"
-        ) from None
+        raise _unreadable(PurePosixPath(file.path), failed) from None
 
 
 def _digest(path: Path) -> str:
@@ -206,27 +204,35 @@ def _read(path: Path) -> list[str]:
 # --- the folder -----------------------------------------------------------------
 
 
-def _walk(root: Path, real: Path, folder: PurePosixPath, rules: _Rules, skipped: list[str]) -> Iterator[CodeFile]:
-    """Files below ``folder`` (a path inside ``root``), whose real place is ``real``."""
-    rules = rules.within(root, folder)
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A folder on the way through the tree."""
+
+    path: PurePosixPath
+    """Inside the archive."""
+    open: tuple[Path, ...]
+    """Where this folder and those around it really lie."""
+
+
+def _walk(root: Path, place: _Place, rules: _Rules, skipped: list[str]) -> Iterator[CodeFile]:
+    """Files below a folder; sockets and the like go to ``skipped``."""
+    rules = rules.within(root, place.path)
     try:
-        entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
+        entries = sorted(os.scandir(root / place.path), key=lambda entry: entry.name)
     except OSError as failed:
-        raise InvalidArchive(
-            f"{folder} cannot be read ({failed.strerror}); mend it or list it in .weftignore"
-        ) from None
+        raise _unreadable(place.path, failed) from None
     for entry in entries:
-        path = folder / entry.name
-        is_folder = entry.is_dir()
+        path = place.path / entry.name
+        is_folder = _is_folder(entry, path)
         ignored = rules.ignores(path, folder=is_folder) or (is_folder and _is_environment(entry))
         if ignored and not (is_folder and rules.takes_back and not entry.is_symlink()):
             continue
-        target = _target(root, entry, path)
+        target = _target(root, place.open[-1] / entry.name, path)
         if is_folder:
-            if target == real or target in real.parents:
+            if any(target == around or target in around.parents for around in place.open):
                 raise InvalidArchive(f"the link {path} leads back to a folder that holds it; remove it or ignore it")
             inner = _Rules(rules.git, rules.weft, rules.takes_back, inside_ignored=ignored)
-            yield from _walk(root, target, path, inner, skipped)
+            yield from _walk(root, _Place(path, (*place.open, target)), inner, skipped)
             continue
         found = entry.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -235,16 +241,27 @@ def _walk(root: Path, real: Path, folder: PurePosixPath, rules: _Rules, skipped:
         yield CodeFile(_plain_name(path), root / path, found.st_size, bool(found.st_mode & 0o100))
 
 
+def _is_folder(entry: os.DirEntry[str], path: PurePosixPath) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as failed:  # links in a ring
+        raise _unreadable(path, failed) from None
+
+
+def _unreadable(path: PurePosixPath, failed: OSError) -> InvalidArchive:
+    return InvalidArchive(f"{path} cannot be read ({failed.strerror}); mend it or list it in .weftignore")
+
+
 def _is_environment(entry: os.DirEntry[str]) -> bool:
     """A Python environment, whatever its name: it works on this machine only."""
     return os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))  # noqa: PTH110, PTH118 - asked for every folder
 
 
-def _target(root: Path, entry: os.DirEntry[str], path: PurePosixPath) -> Path:
+def _target(root: Path, entry: Path, path: PurePosixPath) -> Path:
     """Where an entry really lies; refused where that is nowhere or outside."""
     if not entry.is_symlink():
-        return root / path
-    target = Path(os.path.realpath(entry.path))
+        return entry
+    target = Path(os.path.realpath(entry))
     if not target.exists():
         raise InvalidArchive(f"the link {path} points to nothing; remove it or list it in .weftignore")
     if root not in target.parents:

@@ -19,7 +19,6 @@ from weft._http import Http
 from weft._records import Artifact
 
 KINDS: Final = ("results", "logs", "checkpoints", "code")
-_CHUNK: Final = 1 << 18
 # How often one file is gone on with after a cut that brought nothing new.
 _FRUITLESS: Final = 5
 
@@ -106,7 +105,7 @@ def _go_on(http: Http, url: str, artifact: Artifact, part: Path, count: Callable
                 if have and response.status_code != 206:
                     file.truncate(0)
                     have = 0
-                for chunk in response.iter_bytes(_CHUNK):
+                for chunk in response.iter_bytes():  # as they come: a cut must not cost what is here already
                     file.write(chunk)
                     have += len(chunk)
                     count(have)

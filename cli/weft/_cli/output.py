@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 
 from weft._cli.call import Call
-from weft._cli.text import one_line, plain
+from weft._cli.text import UNSAFE, one_line, plain
 from weft._errors import WeftError
 
 _ENDLESS: Final = 10_000
@@ -95,11 +95,13 @@ def emit(
     """
     match call.output:
         case "json":
-            print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+            print(json_text(document, indent=2))
         case "yaml":
             import yaml
 
             text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False)
+            if text != plain(text):
+                text = yaml.safe_dump(document, sort_keys=False, default_flow_style=False)
             print(text, end="")
         case "name":
             for name in names:
@@ -108,10 +110,16 @@ def emit(
             print(people(call.output == "wide"))
 
 
+def json_text(document: Any, *, indent: int | None = None) -> str:
+    """JSON that people can read and no terminal obeys: what `plain` would show is escaped, as JSON does it."""
+    text = json.dumps(document, indent=indent, ensure_ascii=False, default=str)
+    return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def emit_line(call: Call, document: Any, *, people: str) -> None:
     """Print one of a stream of answers: for programs, one JSON document per line."""
     if call.output in {"json", "yaml"}:
-        print(json.dumps(document, ensure_ascii=False, default=str), flush=True)
+        print(json_text(document), flush=True)
     else:
         print(people, flush=True)
 

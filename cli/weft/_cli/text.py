@@ -11,12 +11,12 @@ import re
 from datetime import UTC, datetime
 
 # C0 but tab and newline, DEL, C1, and what turns the direction of text or hides it.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def plain(text: object) -> str:
     """Text that a terminal only shows. Tabs and newlines stay."""
-    return _UNSAFE.sub(_shown, str(text))
+    return UNSAFE.sub(_shown, str(text))
 
 
 def one_line(text: object) -> str:

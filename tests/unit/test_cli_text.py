@@ -1,0 +1,212 @@
+"""What reaches the terminal: harmless, short, and within eighty columns."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from weft._cli.call import Call
+from weft._cli.chart import chart, sparkline, thin
+from weft._cli.curves import Curves
+from weft._cli.lines import LineWriter
+from weft._cli.output import Column, emit, facts, table
+from weft._cli.text import ago, number, one_line, plain, size, span
+from weft._records import LogLine, Point
+
+T0 = datetime(2026, 11, 21, 13, 20, tzinfo=UTC)
+
+
+@given(st.text())
+def test_no_text_can_control_the_terminal(text: str) -> None:
+    shown = plain(text)
+    assert all(char in "\t\n" or (ord(char) >= 32 and not 0x7F <= ord(char) <= 0x9F) for char in shown)
+    assert not set(shown) & set("\u202e\u2066\u200f")
+    shown.encode()
+
+
+def test_escapes_are_shown_rather_than_sent() -> None:
+    assert plain("\x1b[2Jgone\rover\x9b1m") == "\\x1b[2Jgone\\x0dover\\x9b1m"
+    assert one_line("a\nb\tc") == "a b c"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0.0s"), (-3, "0.0s"), (4.23, "4.2s"), (38.4, "38s"), (125, "2m05s"), (3599.6, "1h00m"), (360_000, "4d04h")],
+)
+def test_spans_have_at_most_two_units(seconds: float, shown: str) -> None:
+    assert span(seconds) == shown
+
+
+def test_sizes_and_numbers_are_short() -> None:
+    assert [size(n) for n in (0, 999, 1000, 34_200, 1_250_000_000, 5e15)] == [
+        "0 B", "999 B", "1 kB", "34 kB", "1.2 GB", "5000 TB",
+    ]  # fmt: skip
+    assert [number(v) for v in (0.3125, 12, 1.23e-5, math.nan, -math.inf)] == [
+        "0.3125",
+        "12",
+        "1.23e-05",
+        "NaN",
+        "-inf",
+    ]
+    assert ago(T0, T0 + timedelta(minutes=2, seconds=5)) == "2m05s"
+
+
+COLUMNS = [
+    Column("ID"),
+    Column("NAME", flexible=True),
+    Column("STATUS"),
+    Column("WHY", flexible=True),
+    Column("X", wide_only=True),
+]
+
+
+@pytest.mark.parametrize("name", ["x", "n" * 63, "数据集" * 20])
+def test_a_table_fits_eighty_columns_and_never_cuts_an_id(name: str) -> None:
+    rows = [["j01k8zzzzzzzzzzzzzzzzzz", name, "DOWNLOADING", "WaitingForCapacity " * 5, "w"]]
+    lines = table(COLUMNS, rows, columns_wide=80).splitlines()
+    assert len(lines) == 2
+    assert max(map(cell_len, lines)) <= 80
+    assert "j01k8zzzzzzzzzzzzzzzzzz" in lines[1]
+    assert "DOWNLOADING" in lines[1]
+
+
+def test_a_table_that_nobody_looks_at_is_as_wide_as_it_needs_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    text = table(COLUMNS, [["j1", "n" * 300, "QUEUED", "", ""]])
+    assert "n" * 300 in text
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_cells_cannot_smuggle_markup_lines_or_escapes() -> None:
+    text = table(COLUMNS, [["[red]j1[/red]", "a\nb", "\x1b[31mQUEUED", ":smile:", ""]], columns_wide=120)
+    assert len(text.splitlines()) == 2
+    assert "[red]j1[/red]" in text
+    assert ":smile:" in text
+    assert "\x1b" not in text
+
+
+def test_facts_leave_out_what_is_empty() -> None:
+    assert facts([("a", 1), ("long", ""), ("bc", None), ("d", "x\ny")]) == "a  1\nd  x\n   y"
+
+
+@pytest.mark.parametrize(
+    ("form", "out"), [("json", '{\n  "a": 1\n}\n'), ("yaml", "a: 1\n"), ("name", "n\n"), ("table", "T\n")]
+)
+def test_an_answer_is_printed_in_the_form_asked_for(form: str, out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    emit(Call(output=form), {"a": 1}, people=lambda _wide: "T", names=["n"])
+    assert capsys.readouterr().out == out
+
+
+# --- curves ---------------------------------------------------------------------
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
+
+
+@given(st.lists(st.tuples(finite, st.floats(width=32)), max_size=60), st.integers(30, 120), st.integers(2, 12))
+def test_a_chart_fits_its_place_whatever_the_points(curve: list[tuple[float, float]], width: int, height: int) -> None:
+    lines = chart(sorted(curve, key=lambda point: point[0]), width=width, height=height)
+    assert lines == [] or len(lines) == height + 2
+    assert all(len(line) <= width for line in lines)
+
+
+def test_a_chart_names_its_highest_lowest_first_and_last() -> None:
+    lines = chart([(0, 1.0), (10, 0.5), (20, 0.25)], width=80, height=8, title="loss")
+    assert lines[0] == "loss"
+    assert lines[1].lstrip().startswith("1┤")
+    assert lines[8].lstrip().startswith("0.25┤")
+    assert lines[-1].split() == ["0", "20"]
+
+
+def test_a_falling_curve_falls() -> None:
+    lines = chart([(x, -x) for x in range(50)], width=60, height=4)
+    drawn = [[place for place, char in enumerate(line) if "\u2801" <= char <= "\u28ff"] for line in lines[:4]]
+    assert all(drawn[row][-1] <= drawn[row + 1][-1] for row in range(3))
+    assert drawn[0][0] < drawn[3][0]
+
+
+def test_a_flat_curve_and_a_single_point_are_drawn() -> None:
+    assert len(chart([(0, 3.0), (9, 3.0)], width=40, height=5)) == 7
+    assert len(chart([(4, 3.0)], width=40, height=5)) == 7
+
+
+def test_a_sparkline_shows_the_course_and_gaps() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1, math.nan, 2]) == "▁ █"
+    assert sparkline([]) == ""
+    assert len(sparkline(list(range(1000)), 20)) == 20
+
+
+def test_thinning_keeps_the_spikes() -> None:
+    curve = [(float(x), 1.0) for x in range(10_000)]
+    curve[5_000] = (5_000.0, 99.0)
+    kept = thin(curve, 1000)
+    assert len(kept) <= 1001
+    assert (5_000.0, 99.0) in kept
+    assert kept == sorted(kept)
+
+
+def point(name: str, step: int | None, value: float, **more: Any) -> Point:
+    fields: dict[str, Any] = {"seq": 1, "time": T0, "attempt": 1, "role": "worker", "rank": 0, **more}
+    return Point(name=name, step=step, value=value, **fields)
+
+
+def test_the_loss_is_drawn_unless_another_metric_is_asked_for() -> None:
+    for wanted, drawn in ((None, "loss"), ("accuracy", "accuracy"), ("nothing", None)):
+        curves = Curves(wanted)
+        for name in ("accuracy", "val/loss", "loss"):
+            curves.add(point(name, 1, 0.5))
+        key = curves.main()
+        assert (key and key[0]) == drawn
+
+
+def test_an_attempt_that_goes_on_from_a_checkpoint_replaces_the_steps_it_repeats() -> None:
+    curves = Curves()
+    for step, value in ((1, 5.0), (2, 4.0), (3, 3.0), (2, 40.0), (3, 30.0)):
+        curves.add(point("loss", step, value))
+    key = curves.main()
+    assert key is not None
+    assert curves.curve(key) == [(1.0, 5.0), (2.0, 40.0), (3.0, 30.0)]
+
+
+def test_of_several_learners_the_lowest_rank_is_drawn() -> None:
+    curves = Curves()
+    for rank in (2, 0, 1, 0):
+        curves.add(point("loss", rank + 1, float(rank), rank=rank))
+    key = curves.main()
+    assert key is not None
+    assert curves.curve(key) == [(1.0, 0.0)]
+
+
+# --- log lines --------------------------------------------------------------------
+
+
+def line(text: str, *, rank: int = 0, partial: bool = False) -> LogLine:
+    return LogLine(1, T0, 1, "worker", rank, 1, "stdout", text, partial)
+
+
+def test_lines_of_a_gang_begin_with_the_learner() -> None:
+    assert LineWriter(several=True).text(line("hello", rank=3)) == "worker-3 | hello\n"
+    assert LineWriter(several=False).text(line("\x1b]0;x\x07")) == "\\x1b]0;x\\x07\n"
+
+
+def test_parts_of_a_long_line_are_joined_unless_another_learner_speaks() -> None:
+    writer = LineWriter(several=True)
+    said = [line("aa", partial=True), line("bb"), line("cc", partial=True), line("dd", rank=1)]
+    assert "".join(map(writer.text, said)) == "worker-0 | aabb\nworker-0 | cc\nworker-1 | dd\n"
+
+
+def test_the_json_form_is_json_whatever_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"name": "\x1b[0m\u202e", "value": "ü"}
+    emit(Call(output="json"), document, people=lambda _wide: "")
+    out = capsys.readouterr().out
+    assert json.loads(out) == document
+    assert plain(out) == out
+    assert "ü" in out

@@ -1,0 +1,186 @@
+"""The code archive: the same bytes for the same files, nothing ignored, nothing from outside."""
+
+from __future__ import annotations
+
+import os
+import socket
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from weft import InvalidArchive
+from weft._archive import list_code, make_archive
+
+
+def folder(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def paths(root: Path) -> list[str]:
+    return [file.path for file in list_code(root).files]
+
+
+def test_the_same_files_give_the_same_bytes_whenever_and_wherever_they_lie(tmp_path: Path) -> None:
+    files = {"train.py": "print(1)", "pkg/a.py": "a", "pkg/b.txt": "b" * 1000}
+    one, two = folder(tmp_path / "one", files), folder(tmp_path / "two", dict(reversed(files.items())))
+    os.utime(two / "train.py", (1, 1))
+    (two / "pkg" / "b.txt").chmod(0o600)
+    with make_archive(one) as first, make_archive(two) as second:
+        assert first.digest == second.digest
+        assert first.path.read_bytes() == second.path.read_bytes()
+
+
+def test_a_change_of_name_content_or_executability_changes_the_digest(tmp_path: Path) -> None:
+    digests = set()
+    for number, (name, text, mode) in enumerate(
+        [("a", "x", 0o644), ("b", "x", 0o644), ("a", "y", 0o644), ("a", "x", 0o755)]
+    ):
+        root = folder(tmp_path / str(number), {name: text})
+        (root / name).chmod(mode)
+        with make_archive(root) as archive:
+            digests.add(archive.digest)
+    assert len(digests) == 4
+
+
+def test_the_archive_holds_the_files_with_plain_names_and_executability(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"run.sh": "#!/bin/sh", "src/größe.py": "x = 1"})
+    (root / "run.sh").chmod(0o755)
+    with make_archive(root) as archive, zipfile.ZipFile(archive.path) as zipped:
+        assert zipped.namelist() == ["run.sh", "src/größe.py"]
+        assert zipped.read("src/größe.py") == b"x = 1"
+        assert [entry.external_attr >> 16 & 0o777 for entry in zipped.infolist()] == [0o755, 0o644]
+        assert {entry.date_time for entry in zipped.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
+def test_the_temporary_zip_is_removed(tmp_path: Path) -> None:
+    with make_archive(folder(tmp_path, {"a": "x"})) as archive:
+        assert archive.path.exists()
+    assert not archive.path.exists()
+
+
+def test_what_tools_make_is_left_out(tmp_path: Path) -> None:
+    root = folder(tmp_path, {
+        "train.py": "", ".git/HEAD": "", "a/__pycache__/x.cpython-311.pyc": "", ".venv/bin/python": "",
+        "node_modules/x/index.js": "", "env/pyvenv.cfg": "", "env/lib/big.py": "", "old.pyc": "", ".weftignore": "",
+    })  # fmt: skip
+    assert paths(root) == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("git", "weft", "kept"),
+    [
+        ("", "", ["a.txt", "data/deep/x.csv", "data/x.csv", "train.py"]),
+        ("*.csv\n", "", ["a.txt", "train.py"]),
+        ("data/\n", "", ["a.txt", "train.py"]),
+        ("/a.txt\n", "", ["data/deep/x.csv", "data/x.csv", "train.py"]),
+        ("*\n!train.py\n", "", ["train.py"]),
+        ("data/*\n!data/x.csv\n", "", ["a.txt", "data/x.csv", "train.py"]),
+        ("# comment\n\ndata/**/x.csv\n", "", ["a.txt", "train.py"]),
+        ("*.csv\n", "!data/x.csv\n", ["a.txt", "data/x.csv", "train.py"]),
+        ("data/\n", "!data/x.csv\n", ["a.txt", "data/x.csv", "train.py"]),
+        ("", "data/\n", ["a.txt", "train.py"]),
+        ("!data/x.csv\n", "data/\n", ["a.txt", "train.py"]),
+        ("", "*.txt\n!a.txt\n", ["a.txt", "data/deep/x.csv", "data/x.csv", "train.py"]),
+    ],
+)
+def test_weftignore_wins_over_gitignore(tmp_path: Path, git: str, weft: str, kept: list[str]) -> None:
+    root = folder(tmp_path, {"train.py": "", "a.txt": "", "data/x.csv": "", "data/deep/x.csv": ""})
+    (root / ".gitignore").write_text(git)
+    (root / ".weftignore").write_text(weft)
+    assert [path for path in paths(root) if path != ".gitignore"] == kept
+
+
+def test_an_ignore_file_holds_for_its_own_folder_and_below_and_the_deeper_wins(tmp_path: Path) -> None:
+    root = folder(
+        tmp_path, {"x.log": "", "a/x.log": "", "a/b/x.log": "", "a/b/keep.log": "", "c/x.tmp": "", "x.tmp": ""}
+    )
+    (root / ".gitignore").write_text("*.log\n")
+    (root / "a" / "b" / ".gitignore").write_text("!keep.log\n")
+    (root / "c" / ".weftignore").write_text("*.tmp\n")
+    assert [path for path in paths(root) if "gitignore" not in path] == ["a/b/keep.log", "x.tmp"]
+
+
+def test_what_a_link_points_to_is_stored_if_it_lies_in_the_folder(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"real/a.py": "text"})
+    (root / "file.py").symlink_to("real/a.py")
+    (root / "linked").symlink_to("real")
+    with make_archive(root) as archive, zipfile.ZipFile(archive.path) as zipped:
+        assert zipped.namelist() == ["file.py", "linked/a.py", "real/a.py"]
+        assert zipped.read("linked/a.py") == b"text"
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("/etc/passwd", "leaves the code folder"),
+        ("../outside", "leaves the code folder"),
+        ("../../..", "leaves the code folder"),
+        ("nowhere", "points to nothing"),
+        (".", "leads back|leaves the code folder"),
+        ("../code", "leads back|leaves the code folder"),
+    ],
+)
+def test_a_link_that_leaves_the_folder_or_leads_nowhere_is_refused(tmp_path: Path, target: str, says: str) -> None:
+    (tmp_path / "outside").mkdir()
+    root = folder(tmp_path / "code", {"a.py": ""})
+    (root / "link").symlink_to(target)
+    with pytest.raises(InvalidArchive, match=says) as refused:
+        list_code(root)
+    assert "link" in refused.value.message
+    (root / ".weftignore").write_text("link\n")
+    assert paths(root) == ["a.py"]
+
+
+def test_links_in_a_ring_are_refused(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"a/x": "", "b/y": ""})
+    (root / "a" / "to_b").symlink_to("../b")
+    (root / "b" / "to_a").symlink_to("../a")
+    with pytest.raises(InvalidArchive, match="leads back"):
+        list_code(root)
+
+
+def test_what_is_no_file_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = folder(tmp_path, {"a.py": ""})
+    os.mkfifo(root / "pipe")
+    monkeypatch.chdir(root)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("sock")
+        listing = list_code(root)
+    assert ([file.path for file in listing.files], listing.skipped) == (["a.py"], ("pipe", "sock"))
+
+
+@pytest.mark.parametrize("missing", ["nothing", "empty"])
+def test_no_code_is_one_clear_error(tmp_path: Path, missing: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidArchive, match=missing):
+        make_archive(tmp_path / missing)
+
+
+def test_a_zip_is_sent_as_it_is_and_stays(tmp_path: Path) -> None:
+    given = tmp_path / "code.zip"
+    with zipfile.ZipFile(given, "w") as zipped:
+        zipped.writestr("train.py", "print(1)")
+    with make_archive(given) as archive:
+        assert (archive.path, [file.path for file in archive.listing.files]) == (given, ["train.py"])
+    assert given.exists()
+    given.write_text("no zip")
+    with pytest.raises(InvalidArchive, match="neither a folder nor a zip"):
+        make_archive(given)
+
+
+def test_the_largest_files_are_named_first(tmp_path: Path) -> None:
+    root = folder(tmp_path, {f"f{number}": "x" * number for number in range(9)})
+    assert [file.path for file in list_code(root).largest()] == ["f8", "f7", "f6", "f5", "f4"]
+    assert list_code(root).size == 36
+
+
+def test_a_link_to_itself_is_refused_or_ignored(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"a.py": ""})
+    (root / "loop").symlink_to("loop")
+    with pytest.raises(InvalidArchive, match="loop"):
+        list_code(root)

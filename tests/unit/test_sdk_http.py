@@ -1,0 +1,375 @@
+"""Requests, streams and downloads over connections that break: nothing lost, nothing twice, an end to all patience."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.testbed.scripted_http import Asked, Say, say_events, say_json, scripted
+from weft import Client, ConnectionFailed, Internal, InvalidRequest, NotFinished, NotFound, Unavailable, WeftError
+from weft._client import Client as TheClient
+from weft._download import choose
+from weft._follow import Follow
+from weft._http import FIRST_PATIENCE_S, PATIENCE_S, Http, pause_s
+from weft._profile import Profile
+from weft._records import Artifact, parse_time
+
+JOB = {"id": "j1", "name": "digits", "status": "PROCESSING", "at_rest": False, "created": "2026-11-21T13:20:00.123Z"}
+TIME = "2026-11-21T13:20:00.123Z"
+
+
+def client(url: str) -> TheClient:
+    return Client(url, "weft_k_s")
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+class Sessions:
+    """Makes clients on a clock of their own, and closes them."""
+
+    def __init__(self) -> None:
+        self.made: list[Http] = []
+
+    def __call__(self, url: str, clock: Clock) -> Http:
+        self.made.append(Http(Profile("", url, "k"), clock=clock, sleep=clock.sleep))
+        return self.made[-1]
+
+    def follow(self, url: str, clock: Clock, **more: Any) -> Follow:
+        made = self(url, clock)
+        return Follow(made, "/v1/jobs/j1/logs", {"tail": 5}, clock=clock, sleep=clock.sleep, **more)
+
+
+@pytest.fixture
+def http() -> Iterator[Sessions]:
+    sessions = Sessions()
+    yield sessions
+    for made in sessions.made:
+        made.close()
+
+
+def unavailable(retry_after: str = "") -> Say:
+    more = {"Retry_After": retry_after} if retry_after else {}
+    return say_json({"code": "unavailable", "detail": "a store is away"}, 503, **more)
+
+
+# --- requests -----------------------------------------------------------------------
+
+
+def test_a_request_carries_the_key_and_goes_round_every_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with scripted(lambda _asked, _n: say_json({"user": "alice"})) as server, client(server.url) as one:
+        assert one.whoami() == {"user": "alice"}
+    assert server.asked[0].headers["authorization"] == "Bearer weft_k_s"
+    assert server.asked[0].headers["user-agent"].startswith("weft-sdk/")
+
+
+def test_what_is_unavailable_is_asked_again_until_it_is_there(http: Sessions) -> None:
+    clock = Clock()
+    with scripted(lambda _asked, n: unavailable() if n < 3 else say_json({"ok": True})) as server:
+        assert http(server.url, clock).json("GET", "/v1/x") == {"ok": True}
+    assert len(clock.slept) == 3
+    assert clock.slept == sorted(clock.slept)
+
+
+def test_retry_after_is_kept(http: Sessions) -> None:
+    clock = Clock()
+    with scripted(lambda _asked, n: unavailable("3") if n < 2 else say_json({})) as server:
+        http(server.url, clock).json("GET", "/v1/x")
+    assert clock.slept == [3.0, 3.0]
+
+
+def test_patience_ends(http: Sessions) -> None:
+    clock = Clock()
+    with scripted(lambda _asked, _n: unavailable()) as server, pytest.raises(Unavailable, match="a store is away"):
+        http(server.url, clock).json("GET", "/v1/x")
+    assert PATIENCE_S / 2 < clock.now <= PATIENCE_S
+
+
+def test_nobody_waits_long_for_a_platform_that_has_never_answered(http: Sessions) -> None:
+    clock = Clock()
+    with scripted(lambda _asked, _n: say_json({})) as server:
+        url = server.url
+    with pytest.raises(
+        ConnectionFailed, match=r"nothing answers at .* \(connection refused\); start it with `weft up`"
+    ):
+        http(url, clock).json("GET", "/v1/x")
+    assert 0 < clock.now <= FIRST_PATIENCE_S
+
+
+def test_a_change_that_may_have_happened_is_not_sent_twice(http: Sessions) -> None:
+    clock = Clock()
+    with scripted(lambda _asked, _n: unavailable()) as server, pytest.raises(Unavailable):
+        http(server.url, clock).json("POST", "/v1/jobs/j1/resume")
+    assert len(server.asked) == 1
+
+
+def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n" * 100)
+
+    def answer(asked: Asked, n: int) -> Say:
+        if "dry_run" in asked.path:
+            return say_json({"code": {"stored": False}})
+        return Say(200, b"x" * 50, cut_after=10) if n < 3 else say_json(JOB, 201)
+
+    sent: list[tuple[int, int]] = []
+    with scripted(answer) as server, client(server.url) as one:
+        job = one.jobs.submit({"name": "x", "command": "c"}, code=tmp_path, on_upload=lambda *n: sent.append(n))
+    assert job.id == "j1"
+    posts = [asked for asked in server.asked if "dry_run" not in asked.path]
+    assert len(posts) == 3
+    assert len({asked.headers["idempotency-key"] for asked in posts}) == 1
+    for asked in posts:
+        boundary = asked.headers["content-type"].partition("boundary=")[2].encode()
+        parts = asked.body.split(b"--" + boundary)
+        assert b'name="spec"' in parts[1]
+        assert b'name="code"' in parts[2]
+        assert b"PK\x03\x04" in parts[2]
+    assert sent[-1][0] == sent[-1][1] > 0
+
+
+def test_code_that_the_platform_has_is_not_sent_again(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x")
+
+    def answer(asked: Asked, _n: int) -> Say:
+        return say_json({"code": {"stored": True}} if "dry_run" in asked.path else JOB)
+
+    with scripted(answer) as server, client(server.url) as one:
+        one.jobs.submit({"name": "x"}, code=tmp_path)
+    assert "code_digest=sha256%3A" in server.asked[1].path or "code_digest=sha256:" in server.asked[1].path
+    assert json.loads(server.asked[1].body) == {"name": "x"}
+
+
+def test_code_that_was_swept_away_in_between_is_sent_after_all(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x")
+    gone = {"code": "invalid-request", "detail": "d", "errors": [{"pointer": "/code_digest", "message": "m"}]}
+    answers = iter([say_json({"code": {"stored": True}}), say_json(gone, 400), say_json(JOB, 201)])
+    with scripted(lambda _asked, _n: next(answers)) as server, client(server.url) as one:
+        assert one.jobs.submit({"name": "x"}, code=tmp_path).id == "j1"
+    assert b"PK\x03\x04" in server.asked[2].body
+
+
+@pytest.mark.parametrize("body", [b"<html>hello</html>", b"[1, 2]", b"\xff"])
+def test_an_answer_that_is_no_object_is_a_clear_error(body: bytes) -> None:
+    refused = pytest.raises(WeftError, match="is this the address of a Weft platform")
+    with scripted(lambda _asked, _n: Say(200, body)) as server, client(server.url) as one, refused:
+        one.whoami()
+
+
+def test_the_key_does_not_follow_a_redirect() -> None:
+    refused = pytest.raises(InvalidRequest, match="http://elsewhere")
+    there = Say(302, headers={"Location": "http://elsewhere/"})
+    with scripted(lambda _asked, _n: there) as server, client(server.url) as one, refused:
+        one.whoami()
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "key"), [("http://[", "k"), ("http://x", "schlüssel"), ("x", "k"), ("http://x", "a\nb")]
+)
+def test_an_impossible_address_or_key_is_one_clear_error(url: str, key: str) -> None:
+    with pytest.raises(WeftError), Client(url, key) as one:
+        one.whoami()
+
+
+def test_pages_are_fetched_as_they_are_asked_for() -> None:
+    def answer(asked: Asked, _n: int) -> Say:
+        start = int(asked.path.partition("after=")[2].partition("&")[0] or 0)
+        return say_json({"jobs": [{"id": f"j{start + n}"} for n in range(100)], "next": str(start + 100)})
+
+    with scripted(answer) as server, client(server.url) as one:
+        ids = [job.id for job in itertools.islice(one.jobs.list(), 150)]
+    assert ids == [f"j{n}" for n in range(150)]
+    assert len(server.asked) == 2
+
+
+def test_waiting_gives_up_in_time_and_leaves_the_job_alone() -> None:
+    late = pytest.raises(NotFinished, match=r"still PROCESSING after 0\.2 s")
+    with scripted(lambda _asked, _n: say_json(JOB)) as server, client(server.url) as one, late:
+        one.jobs.wait("j1", timeout=0.2)
+    assert {asked.method for asked in server.asked} == {"GET"}
+
+
+def test_waiting_ends_when_the_job_is_at_rest() -> None:
+    with scripted(lambda _asked, n: say_json({**JOB, "at_rest": n >= 3})) as server, client(server.url) as one:
+        assert one.jobs.wait("j1").at_rest
+    assert len(server.asked) == 4
+
+
+def test_a_name_is_no_path() -> None:
+    with client("http://127.0.0.1:9") as one:
+        for bad in ("", "../keys", "a/b", "j1?x"):
+            with pytest.raises(NotFound):
+                one.jobs.get(bad)
+
+
+def test_pauses_grow_to_a_bound() -> None:
+    longest = [pause_s(attempt, jitter=lambda: 1.0) for attempt in range(50)]
+    assert longest == sorted(longest)
+    assert longest[-1] == 4.0
+    assert pause_s(0, jitter=lambda: 0.0) > 0
+
+
+# --- streams --------------------------------------------------------------------------
+
+
+def line(seq: int) -> tuple[str, str, Any]:
+    document = {"seq": seq, "time": TIME, "attempt": 1, "role": "worker", "rank": 0, "run": 1, "stream": "stdout"}
+    return ("line", str(seq), {**document, "text": f"line {seq}\u2028still", "partial": False})
+
+
+def test_a_cut_stream_goes_on_after_the_last_line_that_was_seen(http: Sessions) -> None:
+    cuts: list[WeftError] = []
+    answers = [
+        say_events(line(1), line(2)),
+        Say(200, say_events(line(3), line(4)).body, {"Content-Type": "text/event-stream"}, cut_after=240),
+        unavailable(),
+        say_events(line(4), line(5), end=True),
+    ]
+    clock = Clock()
+    with scripted(lambda _asked, n: answers[n]) as server:
+        stream = http.follow(server.url, clock, on_cut=cuts.append)
+        seen = [event.data["seq"] for event in stream]
+    assert seen == [1, 2, 3, 4, 5]
+    assert [asked.headers.get("last-event-id") for asked in server.asked] == [None, "2", "3", "3"]
+    assert len(cuts) == 2
+    assert stream.end is not None
+    assert (stream.end.status, stream.end.exit_code) == ("COMPLETED", 0)
+
+
+def test_an_end_without_any_event_is_an_end(http: Sessions) -> None:
+    with scripted(lambda _asked, _n: say_events(end=True)) as server:
+        stream = http.follow(server.url, Clock())
+        assert list(stream) == []
+        assert stream.end is not None
+
+
+def test_a_stream_that_stays_away_is_given_up_after_long_patience(http: Sessions) -> None:
+    clock = Clock()
+    with scripted(lambda _asked, n: say_events(line(1)) if n == 0 else unavailable()) as server:
+        stream = http.follow(server.url, clock, patience_s=100.0)
+        assert next(stream).data["seq"] == 1
+        with pytest.raises(Unavailable):
+            next(stream)
+    assert 60 < clock.now <= 100 + PATIENCE_S
+    assert stream.end is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (say_json({"code": "not-found", "detail": "no such job"}, 404), NotFound),
+        (say_events(("error", "", {"code": "invalid-request", "status": 400, "detail": "bad search"})), InvalidRequest),
+        (Say(200, b"<html>", {"Content-Type": "text/html"}), Internal),
+        (Say(200, b"event: line\ndata: {\n\n", {"Content-Type": "text/event-stream"}), Internal),
+    ],
+)
+def test_a_stream_that_can_never_go_on_says_so_at_once(answer: Say, kind: type[WeftError], http: Sessions) -> None:
+    clock = Clock()
+    with scripted(lambda _asked, _n: answer) as server, pytest.raises(kind):
+        list(http.follow(server.url, clock))
+    assert len(server.asked) == 1
+
+
+# --- downloads --------------------------------------------------------------------------
+
+
+CONTENT = bytes(range(256)) * 4000
+
+
+def artifact(path: str, content: bytes = CONTENT, etag: str = '"v1"') -> dict[str, Any]:
+    return {"path": path, "size": len(content), "etag": etag, "modified": TIME}
+
+
+def serve(listed: list[dict[str, Any]], cut: dict[int, int], *, etag: str = '"v1"') -> Any:
+    """Ranged answers; the n-th fetch is cut after ``cut[n]`` bytes."""
+    fetched = itertools.count()
+
+    def answer(asked: Asked, _n: int) -> Say:
+        if asked.path.partition("?")[0].endswith("/artifacts"):
+            return say_json({"artifacts": listed, "next": None})
+        wanted = asked.headers.get("range", "")
+        start = int(wanted.removeprefix("bytes=").rstrip("-") or 0)
+        if asked.headers.get("if-range", etag) != etag:
+            start = 0
+        return Say(206 if start else 200, CONTENT[start:], {"ETag": etag}, cut_after=cut.get(next(fetched)))
+
+    return answer
+
+
+def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+    listed = [artifact("attempts/1/results/worker-0/model.bin")]
+    seen: list[tuple[int, int]] = []
+    with scripted(serve(listed, {0: 100_000, 1: 1, 2: 500_000})) as server, client(server.url) as one:
+        [path] = one.jobs.download("j1", tmp_path, on_bytes=lambda *n: seen.append(n))
+    assert path == tmp_path / "worker-0" / "model.bin"
+    assert path.read_bytes() == CONTENT
+    assert [entry.name for entry in path.parent.iterdir()] == ["model.bin"]
+    assert [asked.headers.get("range") for asked in server.asked[1:]] == [
+        None, "bytes=100000-", "bytes=100001-", "bytes=600001-",
+    ]  # fmt: skip
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+
+
+def test_a_download_that_failed_leaves_no_half_file_and_goes_on_when_asked_again(tmp_path: Path) -> None:
+    listed = [artifact("attempts/1/results/worker-0/model.bin")]
+    always_cut = {0: 50_000, **dict.fromkeys(range(1, 20), 0)}
+    with scripted(serve(listed, always_cut)) as server, client(server.url) as one, pytest.raises(ConnectionFailed):
+        one.jobs.download("j1", tmp_path)
+    assert not (tmp_path / "worker-0" / "model.bin").exists()
+    with scripted(serve(listed, {})) as server, client(server.url) as one:
+        [path] = one.jobs.download("j1", tmp_path)
+    assert path.read_bytes() == CONTENT
+    assert server.asked[1].headers["range"] == "bytes=50000-"
+
+
+def test_a_part_of_another_version_is_not_gone_on_with(tmp_path: Path) -> None:
+    name = "attempts/1/results/worker-0/model.bin"
+    cut = {0: 10, **dict.fromkeys(range(1, 20), 0)}
+    with scripted(serve([artifact(name)], cut)) as server, client(server.url) as one, pytest.raises(ConnectionFailed):
+        one.jobs.download("j1", tmp_path)
+    changed = serve([artifact(name, etag='"v2"')], {}, etag='"v2"')
+    with scripted(changed) as server, client(server.url) as one:
+        [path] = one.jobs.download("j1", tmp_path)
+    assert path.read_bytes() == CONTENT
+    assert "range" not in server.asked[1].headers
+
+
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a/\0", "a\\b"])
+def test_nothing_is_written_outside_the_folder_whatever_the_platform_lists(tmp_path: Path, path: str) -> None:
+    listed = [artifact(f"attempts/1/results/{path}")]
+    with scripted(serve(listed, {})) as server, client(server.url) as one, pytest.raises(Internal):
+        one.jobs.download("j1", tmp_path / "in")
+    assert sorted(tmp_path.rglob("*")) == []
+
+
+def test_the_newest_attempt_that_left_any_is_fetched() -> None:
+    listed = [
+        Artifact(path, 1, "", parse_time(TIME))
+        for path in (
+            "attempts/1/results/worker-0/a", "attempts/2/results/worker-0/b", "attempts/10/logs/learner-1/c",
+            "code.zip",
+        )
+    ]  # fmt: skip
+    assert [name for name, _artifact in choose(listed, "results")] == ["worker-0/b"]
+    assert [name for name, _artifact in choose(listed, "logs")] == ["learner-1/c"]
+    assert [name for name, _artifact in choose(listed, "code")] == ["code.zip"]
+    assert choose(listed, "checkpoints") == []
