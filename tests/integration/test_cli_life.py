@@ -1,0 +1,262 @@
+"""The command line against the running platform: every command, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.testbed.platform import Platform
+from weft import Client
+from weft._cli.main import COMMANDS, run
+
+TRAIN = """\
+import os, sys, time
+import weft
+print("\\x1b[2Jhello from", os.environ["WEFT_RANK"], flush=True)
+for step in range(1, 21):
+    weft.report(step=step, loss=1 / step)
+open(os.path.join(os.environ["RESULT_DIR"], "model.txt"), "w").write("weights")
+time.sleep(float(os.environ.get("SLEEP", "0")))
+sys.exit(int(os.environ.get("CODE", "0")))
+"""
+SPEC = """\
+name: cli-life
+command: python3 train.py
+code: .
+learners: 2
+resources: {cpus: 0.5, memory: 64MiB}
+grace: 2s
+"""
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Weft = Callable[..., Said]
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "weft.yaml").write_text(SPEC)
+    (folder / "train.py").write_text(TRAIN)
+    return folder
+
+
+@pytest.fixture
+def weft(
+    weft_up: Platform, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Weft:
+    monkeypatch.setenv("WEFT_URL", weft_up.url)
+    monkeypatch.setenv("WEFT_KEY", weft_up.key)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def typed(*words: str | Path) -> Said:
+        exit_code = run([str(word) for word in words])
+        said = capsys.readouterr()
+        return Said(exit_code, said.out, said.err)
+
+    return typed
+
+
+def test_every_command_answers_json_and_nothing_else(weft: Weft, code: Path, tmp_path: Path, weft_up: Platform) -> None:
+    """In the order in which a user would type them; ``JOB`` stands for the first job, ``LONG`` for another."""
+    home, ids = str(weft_up.home.root), {"JOB": "", "LONG": ""}
+    typed = [
+        ["init", str(tmp_path / "new")], ["train", str(code)], ["wait", "JOB"], ["list"], ["show", "JOB"],
+        ["events", "JOB"], ["explain", "JOB"], ["metrics", "JOB"], ["download", "JOB", str(tmp_path / "out")],
+        ["train", str(code), "--set", "env.SLEEP=60"], ["halt", "LONG"], ["wait", "LONG"], ["resume", "LONG"],
+        ["kill", "LONG"], ["wait", "LONG"], ["delete", "JOB", "LONG"],
+        ["up", "--home", home], ["status", "--home", home], ["doctor", "--home", home],
+        ["down", "--home", str(tmp_path / "nothing-here")],
+        ["login", weft_up.url, "--name", "here"], ["whoami"], ["profile"], ["logout", "here"],
+        ["version"], ["completion", "bash"],
+    ]  # fmt: skip
+    answers: dict[str, Any] = {}
+    for name, *words in typed:
+        said = weft(name, *(ids.get(word, word) for word in words), "-o", "json")
+        assert said.code in {0, 1, 103}, (name, said.err)
+        answers[name] = said.json
+        if name == "train":
+            ids["LONG" if ids["JOB"] else "JOB"] = said.json["id"]
+    assert {series["name"] for series in answers["metrics"]["series"]} == {"loss"}
+    assert [file["kind"] for file in answers["download"]["files"]] == ["results", "results"]
+    assert answers["delete"] == {"jobs": [{"id": id_, "deleted": True} for id_ in ids.values()]}
+    every = {name for section in COMMANDS.values() for name in section}
+    assert every - set(answers) == {"logs"}
+
+
+def test_streams_are_one_json_document_per_line(weft: Weft, code: Path) -> None:
+    job = weft("train", code, "-o", "name").out.strip()
+    for words in (["logs", "-f"], ["metrics", "-f"], ["events", "-f"], ["logs"]):
+        said = weft(*words, job, "-o", "json")
+        assert said.code == 0
+        sequence = [json.loads(line)["seq"] for line in said.out.splitlines()]
+        assert sequence == list(range(1, len(sequence) + 1)), words
+        assert sequence, words
+
+
+def test_a_job_as_a_person_sees_it(weft: Weft, code: Path, tmp_path: Path) -> None:
+    followed = weft("train", code, "--follow", "--name", "seen-by-a-person")
+    assert followed.code == 0, followed.err
+    assert "2 x 0.5 CPUs, 67 MB" in followed.out
+    assert "[PROCESSING]" in followed.out
+    assert "worker-1 | \\x1b[2Jhello from 1" in followed.out
+    assert "seen-by-a-person COMPLETED" in followed.out
+    assert "loss 0.05" in followed.out
+    for words in (
+        ["list"],
+        ["show"],
+        ["events"],
+        ["explain"],
+        ["metrics", "-m", "loss"],
+        ["logs"],
+        ["logs", "-f"],
+        ["wait"],
+    ):
+        job = ["seen-by-a-person"] if words != ["list"] else []
+        said = weft(*words, *job)
+        assert said.code == 0, (words, said.err)
+        assert said.out.strip()
+        assert max(map(len, said.out.splitlines())) <= 80, words
+        assert "\x1b" not in said.out
+    events = weft("events", "seen-by-a-person").out
+    for status in ("QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMPLETED"):
+        assert status in events
+    said = weft("download", "seen-by-a-person", tmp_path / "out", "--results", "--code", "--logs")
+    assert said.code == 0
+    assert (tmp_path / "out" / "results" / "worker-0" / "model.txt").read_text() == "weights"
+    assert (tmp_path / "out" / "code" / "code.zip").exists()
+    assert "hello from 1" in (tmp_path / "out" / "logs" / "learner-2" / "training-log.txt").read_text()
+
+
+def test_logs_are_chosen_by_learner_text_and_tail(weft: Weft, code: Path) -> None:
+    job = weft("train", code, "-o", "name").out.strip()
+    assert weft("wait", job).code == 0
+    assert weft("logs", job, "--rank", "1").out == "worker-1 | \\x1b[2Jhello from 1\n"
+    assert weft("logs", job, "--search", "from [0]").out == "worker-0 | \\x1b[2Jhello from 0\n"
+    assert len(weft("logs", job, "--tail", "1").out.splitlines()) == 1
+    assert weft("logs", job, "--stream", "stderr").out == ""
+    assert len(weft("logs", job, "--since", "1h").out.splitlines()) == 2
+    assert weft("logs", job, "--until", "1h").out == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "end"),
+    [(["--set", "env.CODE='3'"], 100), (["--set", "command=exec sleep 60", "--set", "learners=1"], 103)],
+)
+def test_the_exit_code_of_following_is_the_end_of_the_job(
+    weft: Weft, code: Path, client: Client, command: list[str], end: int
+) -> None:
+    job = weft("train", code, *command, "-o", "name").out.strip()
+    if end == 103:
+        client.jobs.kill(job)
+    assert weft("wait", job).code == end
+    assert weft("logs", job, "-f").code == end
+    assert weft("events", job, "-f").code == end
+    assert weft("metrics", job, "-f").code == end
+
+
+def test_waiting_too_short_is_not_finished(weft: Weft, code: Path) -> None:
+    job = weft("train", code, "--set", "env.SLEEP=60", "-o", "name").out.strip()
+    assert weft("wait", job, "--timeout", "0.1").code == 101
+    killed = weft("kill", job, "j" + "0" * 22)
+    assert (killed.code, killed.out.count(job)) == (4, 1)
+    assert weft("wait", job).code == 103
+
+
+def test_one_key_makes_one_job(weft: Weft, code: Path) -> None:
+    words = ("train", code, "--idempotency-key", "once", "--name", "once", "-o", "name")
+    first, again = weft(*words), weft(*words)
+    assert first.out == again.out
+    other = weft("train", code, "--idempotency-key", "once", "--name", "twice")
+    assert other.code == 5
+    weft("wait", "once")
+
+
+def test_wrong_specs_say_where_and_what(weft: Weft, code: Path) -> None:
+    (code / "weft.yaml").write_text(SPEC + "framwork: jax\nmax_runtime: soon\n")
+    said = weft("train", code)
+    assert (said.code, said.out) == (2, "")
+    assert "framwork: line 7: there is no field 'framwork' (did you mean 'framework'?)" in said.err
+    assert "max_runtime: line 8: write a duration" in said.err
+
+
+def test_what_is_not_there_is_not_found(weft: Weft) -> None:
+    for words in (["show", "nobody"], ["logs", "j" + "0" * 22], ["download", "@last-one"]):
+        said = weft(*words)
+        assert said.code in {2, 4}
+        assert said.out == ""
+        assert said.err.startswith("weft: ")
+
+
+def test_a_yaml_answer_is_yaml(weft: Weft) -> None:
+    assert yaml.safe_load(weft("whoami", "-o", "yaml").out)["user"] == "admin"
+
+
+def test_a_wrong_key_is_refused_before_it_is_stored(weft: Weft, weft_up: Platform, tmp_path: Path) -> None:
+    said = weft("login", weft_up.url, "--key", "weft_k000_wrong")
+    assert said.code == 3
+    assert not (tmp_path / "config" / "weft" / "config.json").exists()
+
+
+def test_a_dry_run_works_without_a_platform(weft: Weft, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_URL", "http://127.0.0.1:9")
+    said = weft("train", code, "--dry-run", "-o", "json")
+    assert (said.code, said.json["spec"]["name"]) == (0, "cli-life")
+    (code / "weft.yaml").write_text(SPEC.replace("grace: 2s", "grace: never"))
+    said = weft("train", code, "--dry-run")
+    assert said.code == 2
+    assert "weft.yaml:6: grace: write a duration" in said.err
+    assert weft("train", code).code == 1
+
+
+def test_on_a_terminal_the_curve_is_drawn_and_nothing_is_asked(weft_up: Platform, code: Path, tmp_path: Path) -> None:
+    out, code_ = in_terminal(
+        [sys.executable, "-c", "from weft._cli.main import main; main()", "train", str(code)],
+        {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key, "XDG_CONFIG_HOME": str(tmp_path)},
+    )
+    assert code_ == 0
+    assert "COMPLETED" in out
+    assert "┤" in out
+    assert "weft download" in out
+    assert "\x1b[2Jhello" not in out
+
+
+def in_terminal(command: list[str], environment: dict[str, str]) -> tuple[str, int]:
+    """Run a command on a pseudo-terminal: what it drew, and its exit code."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24", **environment},
+    )  # fmt: skip
+    os.close(theirs)
+    drawn = bytearray()
+    try:
+        while chunk := os.read(ours, 65_536):
+            drawn += chunk
+    except OSError:  # how Linux says that nobody holds the other side any more
+        pass
+    finally:
+        os.close(ours)
+    return drawn.decode(errors="replace"), process.wait(timeout=30)
