@@ -51,7 +51,8 @@ class Learner:
 
     def reserve(self, command: str, **changes: Any) -> None:
         """The folders, as the agent makes them."""
-        who = LearnerIdentity(job=JOB, tenant=TENANT, attempt=1, role="worker", rank=0, name="worker-0")
+        attempt = int(changes.get("attempt", 1))
+        who = LearnerIdentity(job=JOB, tenant=TENANT, attempt=attempt, role="worker", rank=0, name="worker-0")
         one = LearnerPlan(
             name="worker-0", role="worker", rank=0, command=command, cpus=1, memory=2**20, gpus=0, node="local",
             token=mint(SECRET, who),
@@ -64,7 +65,7 @@ class Learner:
         allotment = reservation.Allotment(uid=70_001, gid=70_001, gpus={"worker-0": ()}, ports={})
         made = reservation.documents(plan, allotment, home=self.home, tier="process")
         job = JobFolder(self.home / "node" / JOB)
-        job.path.parent.mkdir(mode=0o711)
+        job.path.parent.mkdir(mode=0o711, exist_ok=True)
         self.folder = reservation.make(job, plan.attempt, made)[0].folder
 
     def code(self, **files: str) -> str:
@@ -86,6 +87,12 @@ class Learner:
         self.start_shim()
         (self.folder / "active").touch()
         self.start_helper()
+
+    async def ran(self, command: str, **changes: Any) -> LearnerStatus:
+        """From its folders to its end."""
+        self.reserve(command, **changes)
+        self.start()
+        return await self.ended()
 
     def start_shim(self) -> None:
         shim = ROOT / "services" / "node" / "shim.py"
@@ -211,7 +218,7 @@ async def test_nothing_is_lost_while_the_metrics_service_is_away_and_it_may_come
     learner.start()
     await until(lambda: len(learner.intake.lines) >= 5)
     await learner.intake.stop()
-    await until(lambda: (learner.folder / "runs/1/exit.json").exists())
+    await until((learner.folder / "runs/1/exit.json").exists)
     learner.intake.address = f"127.0.0.1:{free_port()}"
     learner.home.addresses_file.write_text(json.dumps({"metrics": learner.intake.address}))
     await learner.intake.start()
@@ -276,9 +283,14 @@ async def test_a_killed_learner_reports_its_end_and_stores_nothing(learner: Lear
 async def test_a_second_helper_of_the_same_learner_ends_at_once(learner: Learner) -> None:
     learner.reserve("sleep 1")
     learner.start()
-    await until(lambda: (learner.folder / "helper.json").exists())
-    again = subprocess.run([sys.executable, "-m", "services.helper", str(learner.folder)], cwd=ROOT, check=False)
-    assert again.returncode == 75
+    await until((learner.folder / "helper.json").exists)
+    first = learner.helper
+    learner.start_helper()
+    second = learner.helper
+    assert second
+    await until(lambda: second.poll() is not None)
+    assert second.returncode == 75
+    learner.helper = first
     await learner.ended()
 
 
@@ -303,7 +315,7 @@ async def test_a_metrics_service_with_a_full_disk_holds_up_neither_end_nor_resul
     learner.intake.refuse = NoSpace("the disk is full", retry_after_s=0.1)
     learner.reserve("echo x; echo kept > $RESULT_DIR/out")
     learner.start()
-    await until(lambda: (learner.folder / "runs/1/exit.json").exists())
+    await until((learner.folder / "runs/1/exit.json").exists)
     learner.intake.refuse = None
     await learner.ended()
     assert learner.intake.text() == ["x"]
@@ -330,6 +342,44 @@ async def test_checkpoints_count_once_their_manifest_is_there_and_come_back_with
     digest = hashlib.sha256(b"one\n").hexdigest()
     assert manifest["files"] == [{"path": "s/1", "size": 4, "sha256": digest}]
     assert kept["worker-0/s/1"] == b"one\n"
+    learner.end()
+    last = await learner.ran(
+        "cat $CHECKPOINT_DIR/s/1; echo two > $CHECKPOINT_DIR/s/1 && echo mine", attempt=2,
+        checkpoint_attempts=(1,),
+    )  # fmt: skip
+    assert learner.intake.text() == ["one", "mine"], last
+
+
+async def test_a_damaged_checkpoint_is_not_trained_on(learner: Learner) -> None:
+    await learner.ran("echo one > $CHECKPOINT_DIR/weights")
+    base = learner.home / "objects" / "tenants" / TENANT / "jobs" / JOB / "attempts" / "1" / "checkpoints"
+    (base / "worker-0" / "weights").write_text("two\n")
+    learner.end()
+    last = await learner.ran("true", attempt=2, checkpoint_attempts=(1,))
+    assert last.reason == "CheckpointInvalid"
+
+
+async def test_an_environment_is_built_once_and_its_python_comes_first(learner: Learner) -> None:
+    digest = learner.code(main_py="import sys; print(sys.prefix)")
+    last = await learner.ran("python main.py", framework="python-3.11", code_digest=digest)
+    assert learner.intake.text()[0].startswith(str(learner.home / "cache" / "envs")), learner.intake.text("stderr")
+    assert last.env_digest.removeprefix("sha256:") in learner.intake.text()[0]
+
+
+async def test_an_environment_left_half_built_by_a_killed_helper_is_built_again(learner: Learner) -> None:
+    learner.reserve("python -c 'import sys; print(sys.version_info.major)'", framework="python-3.11")
+    learner.start()
+    await until(lambda: list((learner.home / "cache" / "envs").glob("*.lock")))
+    learner.kill_helper()
+    learner.start_helper()
+    await learner.ended()
+    assert learner.intake.text() == ["3"]
+
+
+async def test_requirements_that_are_no_names_end_the_learner_with_advice(learner: Learner) -> None:
+    last = await learner.ran("true", code_digest=learner.code(requirements_txt="git+https://host/x\n"))
+    assert last.reason == "EnvironmentFailed"
+    assert "line 1" in last.message
 
 
 async def test_local_data_is_there_if_the_operator_allows_it(learner: Learner) -> None:

@@ -1,6 +1,6 @@
 """A peer for helpers: weft.v1.Intake with the memory of offsets that the contract asks for, and switches for tests.
 
-It listens on one port over all its lives; between ``stop`` and ``start`` it keeps what it has taken in, as the real one.
+It listens on one port over all its lives; between ``stop`` and ``start`` it keeps what it has taken in.
 """
 
 from __future__ import annotations
@@ -69,9 +69,12 @@ class Intake(IntakeServicer):
 
     async def Hello(self, request: pb.HelloRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.HelloReply:  # noqa: N802
         assert request.protocol == 1
+        who = caller()
+        assert who is not None
         known = [
             pb.SourceOffset(source=_source(key), committed=committed, final=key in self.final)
             for key, committed in self.committed.items()
+            if (key[0], key[2]) == (who.attempt, who.rank)
         ]
         return pb.HelloReply(protocol=1, current=self.current, sources=known)
 
@@ -103,7 +106,8 @@ class Intake(IntakeServicer):
     async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ReportReply:  # noqa: N802
         status = load(LearnerStatus, json.loads(request.status))
         self.sent += 1
-        if self.current and (self.last is None or status.seq > self.last.seq):
+        last = (self.last.attempt, self.last.seq) if self.last is not None else (0, 0)
+        if self.current and (status.attempt, status.seq) > last:
             self.reports.append(status)
         return pb.ReportReply(current=self.current)
 

@@ -125,19 +125,16 @@ def _asked(url: str, settings: FetchSettings, headers: dict[str, str]) -> Genera
     """The answer to GET, redirects followed: each to a place that may be asked."""
     for _ in range(_REDIRECTS + 1):
         checked: Checked = check(url, settings.http_allow)
-        connection = checked.connect()
-        try:
+        with contextlib.closing(checked.connect()) as connection:
             connection.request(
                 "GET", checked.target, headers={"User-Agent": "weft", "Accept-Encoding": "identity", **headers}
             )
-            answer = connection.getresponse()
-            to = answer.headers.get("Location")
-            if answer.status not in _MOVED or not to:
-                yield answer
-                return
-            url = urljoin(url, to)
-        finally:
-            connection.close()
+            with connection.getresponse() as answer:
+                to = answer.headers.get("Location")
+                if answer.status not in _MOVED or not to:
+                    yield answer
+                    return
+                url = urljoin(url, to)
     raise Cannot(UNAVAILABLE, f"{url} is behind too many redirects")
 
 
