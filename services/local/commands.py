@@ -7,7 +7,6 @@ goes to ``report``, trouble is raised as WeftError with what to do.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import shutil
@@ -28,6 +27,8 @@ from services.core.processes import Identity, alive, identify, saved, send, wait
 from services.local.layout import PROGRAMS, is_free, prepare
 
 UP_TIMEOUT_S: Final = 60.0
+HOPELESS: Final = 4
+"""Ends of a service before its first readiness that make `weft up` give up."""
 _POLL_S: Final = 0.03
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never behind a proxy
 Report = Callable[[str], None]
@@ -83,14 +84,15 @@ class Platform:
         process = _detached([sys.executable, "-m", "services.local.supervisor"], environment, log)
         try:
             self._wait_ready(place, report, process=process, log_from=begin)
-        except WeftError:
+        except (WeftError, KeyboardInterrupt):
+            if _supervisor(place) not in {None, process}:  # two started at once: the other one has it
+                self._wait_ready(place, report)
+                return {**_answer(place, place.addresses()), "started": False}
             self.down(str(place.root), report=lambda _: None)
             raise
         return {**_answer(place, place.addresses()), "started": True}
 
-    def _wait_ready(
-        self, home: Home, report: Report, *, process: Identity | None = None, log_from: int = 0
-    ) -> None:
+    def _wait_ready(self, home: Home, report: Report, *, process: Identity | None = None, log_from: int = 0) -> None:
         deadline = time.monotonic() + UP_TIMEOUT_S
         waiting = {program.name for program in PROGRAMS if program.essential}
         why: dict[str, str] = {}
@@ -101,12 +103,25 @@ class Platform:
                 slow = ", ".join(f"{name} ({why.get(name, 'does not answer')})" for name in sorted(waiting))
                 raise WeftError(f"not ready after {UP_TIMEOUT_S:.0f} s: {slow}; see {home / 'logs'}")
             if _supervisor(home) is not None:
+                self._refuse_hopeless(home, waiting)
                 for name in sorted(waiting):
                     why[name] = self._not_ready(home, name)
                 for name in sorted(name for name in waiting if not why[name]):
                     waiting.discard(name)
                     report(f"{name} is ready")
             time.sleep(_POLL_S)  # a person waits for this; the services cannot tell a process that is not one of them
+
+    @staticmethod
+    def _refuse_hopeless(home: Home, waiting: set[str]) -> None:
+        """A service that has ended several times before it ever served will not get better by waiting."""
+        try:
+            services = json.loads((home / "run" / "state.json").read_text())["services"]
+        except (OSError, ValueError):
+            return
+        for one in services:
+            if one["name"] in waiting and one["restarts"] >= HOPELESS:
+                log = home / "logs" / f"{one['name']}.log"
+                raise WeftError(f"{one['name']} cannot run: {_last_reason(log, 0)}")
 
     @staticmethod
     def _not_ready(home: Home, service: str) -> str:
@@ -226,12 +241,9 @@ def _last_reason(log: Path, start: int) -> str:
         except ValueError:
             continue
         if "why" in said:
-            return str(said["why"])
-    return f"the supervisor ended at once: {lines[-1] if lines else 'it said nothing'}; see {log}"
-
-
-def installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+            why = said["why"]
+            return "; ".join(why) if isinstance(why, list) else str(why)
+    return f"it ended at once: {lines[-1] if lines else 'it said nothing'}; see {log}"
 
 
 PLATFORM: Final = Platform()

