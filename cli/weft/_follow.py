@@ -46,7 +46,7 @@ class End:
 class Follow:
     """Iterates over the events of one stream. After the last one, `end` says how the job ended.
 
-    on_cut: called with the error each time the connection is lost, before it is made again.
+    on_cut: called with the error each time that the connection is lost, before it is made again; once per loss.
     """
 
     def __init__(
@@ -94,7 +94,8 @@ class Follow:
                 cut: WeftError = ConnectionFailed("the stream was cut")
             except (ConnectionFailed, Unavailable) as failed:
                 cut = failed
-            self._on_cut(cut)
+            if attempt == 0:
+                self._on_cut(cut)
             pause = pause_s(attempt) if cut.retry_after_s is None else cut.retry_after_s
             if self._clock() - self._heard_at + pause > self._patience_s:
                 raise cut

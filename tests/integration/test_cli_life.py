@@ -90,7 +90,7 @@ def test_every_command_answers_json_and_nothing_else(weft: Weft, code: Path, tmp
         ["up", "--home", home], ["status", "--home", home], ["doctor", "--home", home],
         ["down", "--home", str(tmp_path / "nothing-here")],
         ["login", weft_up.url, "--name", "here"], ["whoami"], ["profile"], ["logout", "here"],
-        ["version"], ["completion", "bash"],
+        ["version"], ["completion", "bash"], ["frameworks"], ["sizes"],
     ]  # fmt: skip
     answers: dict[str, Any] = {}
     for name, *words in typed:

@@ -49,6 +49,8 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "profile": ("account", "List the platforms you know, or switch to one."),
     },
     "More": {
+        "frameworks": ("offers", "List the environments that a job may name."),
+        "sizes": ("offers", "List the T-shirt sizes of learners."),
         "version": ("version", "Show the versions of this command and of the platform."),
         "completion": ("version", "Print a script that completes commands in your shell."),
     },

@@ -20,7 +20,7 @@ from weft._cli.chart import chart
 from weft._cli.curves import Curves, label
 from weft._cli.ends import exit_code, said
 from weft._cli.lines import LineWriter
-from weft._cli.output import STATUS_STYLES, note, reconnecting
+from weft._cli.output import STATUS_STYLES, note
 from weft._cli.text import one_line, span
 from weft._errors import WeftError
 from weft._follow import End, Event, Follow
@@ -66,7 +66,7 @@ def _run(job: Job, view: _View) -> End:
     over = threading.Event()
     jobs = job._jobs  # noqa: SLF001 - the same package
     follows = {
-        "events": jobs.follow_events(job.id, on_cut=lambda why: _cut(over, why)),
+        "events": jobs.follow_events(job.id, on_cut=lambda _why: messages.put(("cut", None))),
         "logs": jobs.follow_logs(job.id),
         "metrics": jobs.follow_metrics(job.id),
     }
@@ -81,7 +81,9 @@ def _run(job: Job, view: _View) -> End:
             except queue.Empty:
                 view.draw()
                 continue
-            if name == "progress":
+            if name == "cut":
+                view.cut()
+            elif name == "progress":
                 view.progress = message if isinstance(message, dict) else {}
             elif isinstance(message, Event):
                 view.take(name, message)
@@ -90,7 +92,7 @@ def _run(job: Job, view: _View) -> End:
                 if isinstance(message, WeftError):
                     if name == "events":
                         raise message
-                    note(f"the {name} cannot be followed: {message}")
+                    view.say(f"the {name} cannot be followed: {message}")
         view.draw(now=True)
     finally:
         over.set()
@@ -122,13 +124,8 @@ def _poll_progress(job: Job, messages: queue.Queue[Message], over: threading.Eve
     while not over.wait(_PROGRESS_S):
         try:
             messages.put(("progress", job.progress()))
-        except WeftError:
-            continue  # shown only while it is known
-
-
-def _cut(over: threading.Event, why: WeftError) -> None:
-    if not over.is_set():
-        reconnecting(why)
+        except (WeftError, RuntimeError):
+            continue  # shown only while it is known; a client that is closed meanwhile says RuntimeError
 
 
 def _detached(job: Job) -> str:
@@ -171,6 +168,13 @@ class _View:
     def measured(self) -> None: ...
 
     def changed(self, event: HistoryEvent) -> None: ...
+
+    def cut(self) -> None:
+        """The connection was lost and is being made again."""
+        self.say("the connection was lost; reconnecting")
+
+    def say(self, text: str) -> None:
+        note(text)
 
     def draw(self, *, now: bool = False) -> None: ...
 
@@ -228,6 +232,18 @@ class _Screen(_View):
         self._pending: list[str] = []
         self._drawn_at = 0.0
         self._closed = False
+        self._lost = False
+
+    def take(self, stream: str, event: Event) -> None:
+        self._lost = self._lost and stream != "events"
+        super().take(stream, event)
+
+    def cut(self) -> None:
+        self._lost = True
+        self.draw(now=True)
+
+    def say(self, text: str) -> None:
+        self._pending.append(f"{one_line(text)}\n")
 
     def line(self, line: LogLine) -> None:
         self._pending.append(self.writer.text(line))
@@ -286,6 +302,8 @@ class _Screen(_View):
             parts.append(self.curves.said(most=3))
         if self.why and self.status == "QUEUED":
             parts.append(self.why)
+        if self._lost:
+            parts = ["the connection was lost; reconnecting"]
         line = Text(no_wrap=True, overflow="ellipsis")
         line.append(self.status, style=f"bold {STATUS_STYLES.get(self.status, '')}")
         line.append("  " + "  ".join(parts))
