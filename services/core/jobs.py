@@ -5,12 +5,13 @@ And how its history is read and copied: the document's tail and the history coll
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from services.core.domain.errors import NotFound, StaleFence, StaleRevision
 from services.core.domain.job import Claim, Event, Job, trimmed
-from services.core.ports.job_store import JobStore
+from services.core.ports.job_store import JobQuery, JobStore
 
 _TRIES: Final = 100
 """Each lost race means that somebody else's write went through; a hundred in a row is a livelock worth an error."""
@@ -36,6 +37,17 @@ async def update(store: JobStore, job_id: str, claim: Claim | None, change: Call
         except StaleRevision:
             continue
     raise StaleRevision(f"job {job_id} kept changing under {_TRIES} tries to update it")
+
+
+async def every(store: JobStore, query: JobQuery, *, page: int = 1000) -> AsyncGenerator[Job]:
+    """All jobs of the query, in order of submission, a page at a time: no snapshot, each as it was when it was read."""
+    while True:
+        found = await store.find(query, newest_first=False, limit=page)
+        for job in found:
+            yield job
+        if len(found) < page:
+            return
+        query = replace(query, after=found[-1].id)
 
 
 async def copy_history(store: JobStore, job: Job) -> Job:

@@ -8,84 +8,119 @@ trained again, and ``released`` keeps what is still held from being given to ano
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
-from prometheus_client import Counter
 
 from services.core.domain.errors import WeftError
 from services.core.domain.job import Claim, Job, Verdict, advanced, moved, released
-from services.core.domain.learner import LearnerStatus
-from services.core.domain.spec import JobSpec
+from services.core.domain.learner import LearnerStatus, step_times
+from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
 from services.core.jobs import update
 from services.core.ports.cluster import Observation
 from services.guardian import facts
+from services.guardian.meters import Meters
 from services.guardian.ports import GuardianPorts
 from services.guardian.settings import GuardianSettings
 
-_MAX_BACKOFF_MS: Final = 300_000
-_ended = Counter("guardian_attempts_ended_total", "Attempts that ended", ["to", "reason"])
-log = structlog.get_logger()
+_AFTER_LOSS_MS: Final = 1_000
+_AFTER_LOSS_MOST_MS: Final = 10_000
+"""A lost machine is no fault of the job's: it is tried again soon, but not in a frenzy."""
+_BACKOFF_MOST_MS: Final = 300_000
+_DEFAULTS: Final = parse_spec({"name": "unreadable", "command": "unreadable"})
+_Log = structlog.typing.FilteringBoundLogger
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a spec grants to learners that end, in milliseconds; the defaults where it cannot be read any more."""
+
+    grace: int
+    store_timeout: int
+    backoff: int
+
+    @classmethod
+    def of(cls, spec: JobSpec | None) -> Limits:
+        """Those of the spec."""
+        given = spec or _DEFAULTS
+        return cls(given.grace, given.store_timeout, given.retries.backoff)
 
 
 class Ending:
     """One per Guardian; ``step`` is called until the job is released."""
 
-    def __init__(self, job_id: str, claim: Claim, ports: GuardianPorts, settings: GuardianSettings) -> None:
-        self._claim, self._ports, self._settings = claim, ports, settings
+    def __init__(
+        self, claim: Claim, ports: GuardianPorts, settings: GuardianSettings, meters: Meters, bound: _Log
+    ) -> None:
+        self._claim, self._ports, self._settings, self._meters, self._log = claim, ports, settings, meters, bound
         self._stopped: tuple[str, int] | None = None
-        self._log = log.bind(job=job_id, term=claim.term)
 
-    async def step(
-        self, job: Job, spec: JobSpec, known: Mapping[str, LearnerStatus], observed: Observation | None
-    ) -> float:
-        """Takes the job as far as it can go now; seconds until the next look."""
-        verdict = job.verdict
-        if verdict is None:
-            raise ValueError(f"job {job.id} has no verdict")
+    async def step(self, job: Job, limits: Limits, known: Mapping[str, LearnerStatus], seen: Observation) -> float:
+        """Takes the job, whose verdict is in, as far as it can go now. Seconds until the next look."""
         if job.status in ADMITTED:
-            if job.desired is Desired.KILL and verdict.to not in {Status.KILLED, Status.COMPLETED}:
-                verdict = replace(verdict, to=Status.KILLED, reason="Killed", message="killed by its owner")
-                job = await self._update(job, lambda one: replace(one, verdict=verdict))
-            cause, grace_ms = self._how(verdict, spec)
-            await self.stop(job, cause=cause, grace_ms=grace_ms)
+            verdict = await self._verdict(job)
+            cause, grace_ms = self._how(verdict, limits)
+            if await self.stop(job, cause=cause, grace_ms=grace_ms):
+                return 0.0  # what was seen before the stop may have changed
             if verdict.to is not Status.KILLED:
-                job = await self._storing(job)
-                missing = facts.unstored(known, observed, job.attempt.number)
-                if missing and self._ports.clock.now_ms() < verdict.time + spec.grace + spec.store_timeout:
-                    return self._settings.observe_s
-            job = await self._finish(job, spec, verdict)
+                job = await self._storing(job, known)
+                left_ms = verdict.time + limits.grace + limits.store_timeout - self._ports.clock.now_ms()
+                if facts.unstored(job.attempt.number, known, seen) and left_ms > 0:
+                    return min(self._settings.observe_s, left_ms / 1000)
+            job = await self._finish(job, limits, verdict)
         await self._release(job)
         return 0.0
 
-    def _how(self, verdict: Verdict, spec: JobSpec) -> tuple[str, int]:
-        """(cause, grace in ms) for the learners that still run when this verdict falls."""
-        if verdict.to is Status.KILLED:
-            return "kill", 0
-        if verdict.to is Status.HALTED:
-            return "halt", spec.grace
-        if verdict.reason == "DeadlineExceeded":
-            return "deadline", spec.grace
-        return "peer", min(spec.grace, round(self._settings.peer_grace_s * 1000))
-
-    async def stop(self, job: Job, *, cause: str, grace_ms: int) -> None:
-        """Once for each cause: the cluster remembers it."""
+    async def stop(self, job: Job, *, cause: str, grace_ms: int) -> bool:
+        """Tells the learners to end: once for each cause, the cluster remembers it. Whether this was the first time."""
         if self._stopped == (cause, grace_ms):
-            return
+            return False
         await self._ports.cluster.stop(
             job.id, attempt=job.attempt.number, term=self._claim.term, generation=job.generation, cause=cause,
             grace_ms=grace_ms,
         )  # fmt: skip
         self._stopped = (cause, grace_ms)
+        return True
 
-    async def _storing(self, job: Job) -> Job:
+    async def _verdict(self, job: Job) -> Verdict:
+        """The one that is written; a kill that came after it overrules every one but success."""
+        verdict = job.verdict
+        if verdict is None:
+            raise ValueError(f"job {job.id} has no verdict")
+        if job.desired is not Desired.KILL or verdict.to in {Status.KILLED, Status.COMPLETED}:
+            return verdict
+        before = f" while it ended: {verdict.message}" if verdict.to is Status.FAILED else ""
+        killed = replace(
+            verdict, to=Status.KILLED, reason="Killed", message=f"killed by its owner{before}", budgeted=False
+        )
+        await self._update(job, lambda one: replace(one, verdict=killed, observed_generation=one.generation))
+        return killed
+
+    def _how(self, verdict: Verdict, limits: Limits) -> tuple[str, int]:
+        """(cause, grace in ms) for the learners that still run when this verdict falls."""
+        if verdict.to is Status.KILLED:
+            return "kill", 0
+        if verdict.to is Status.HALTED:
+            return "halt", limits.grace
+        if verdict.reason == "DeadlineExceeded":
+            return "deadline", limits.grace
+        return "peer", min(limits.grace, round(self._settings.peer_grace_s * 1000))
+
+    async def _storing(self, job: Job, known: Mapping[str, LearnerStatus]) -> Job:
+        """STORING, if there is anything to store: where no process ever ran the history must not say so."""
+        times = step_times(known.values())
+        if Status.PROCESSING not in times:
+            return job
         now = self._ports.clock.now_ms()
-        return await self._update(job, lambda one: advanced(one, Status.STORING, actor="guardian", now=now))
+        return await self._update(
+            job, lambda one: advanced(one, Status.STORING, actor="guardian", now=now, times=times)
+        )
 
-    async def _finish(self, job: Job, spec: JobSpec, verdict: Verdict) -> Job:
+    async def _finish(self, job: Job, limits: Limits, verdict: Verdict) -> Job:
         summary, now = await self._summary(job), self._ports.clock.now_ms()
 
         def change(current: Job) -> Job:
@@ -94,20 +129,23 @@ class Ending:
             ended = moved(
                 current, verdict.to, actor="guardian", now=now, reason=verdict.reason, message=verdict.message
             )
-            ended = replace(ended, summary=summary, observed_generation=current.generation)
-            return _queued_again(ended, spec, verdict, now) if verdict.to is Status.QUEUED else ended
+            ended = replace(ended, summary=summary)
+            if verdict.to is Status.QUEUED:
+                return _queued_again(ended, limits, verdict, now)
+            return replace(ended, observed_generation=current.generation)
 
-        job = await self._update(job, change)
-        _ended.labels(to=str(verdict.to), reason=verdict.reason).inc()
+        ended = await self._update(job, change)
+        self._meters.ended(job, verdict)
         self._log.info("job.ended", to=verdict.to, reason=verdict.reason, attempt=job.attempt.number)
-        return job
+        return ended
 
     async def _summary(self, job: Job) -> Mapping[str, Any]:
-        """The metrics service being away must not keep hardware from being given back."""
+        """The metrics service being away or slow must not keep hardware from being given back."""
         try:
-            return await self._ports.summaries.summary(job.id)
-        except WeftError as error:
-            self._log.warning("job.no_summary", why=str(error))
+            async with asyncio.timeout(self._settings.summary_timeout_s):
+                return await self._ports.summaries.summary(job.id)
+        except (WeftError, TimeoutError) as error:
+            self._log.warning("job.no_summary", why=str(error) or "the metrics service takes too long")
             return job.summary
 
     async def _release(self, job: Job) -> None:
@@ -118,14 +156,28 @@ class Ending:
         self._log.info("job.released", attempt=job.attempt.number)
         await self._ports.hints.send("released", job.id)
 
-    async def _update(self, job: Job, change: Any) -> Job:
+    async def _update(self, job: Job, change: Callable[[Job], Job]) -> Job:
         return await update(self._ports.jobs, job.id, self._claim, change)
 
 
-def _queued_again(job: Job, spec: JobSpec, verdict: Verdict, now: int) -> Job:
-    """Counted against the job's budget only where the job itself failed, with a back-off that doubles."""
-    own = verdict.budgeted
-    counters = replace(job.counters, retries=job.counters.retries + own, restarts=job.counters.restarts + (not own))
-    tries = counters.retries if own else counters.restarts
-    wait = min(spec.retries.backoff * 2 ** min(tries - 1, 20), _MAX_BACKOFF_MS)
+def _queued_again(job: Job, limits: Limits, verdict: Verdict, now: int) -> Job:
+    """Counted against the job's budget only where the job itself failed.
+
+    Waits double: for its own failures and for roll-backs from what its owner chose, after a loss from a second.
+    """
+    counters, own, undone = job.counters, verdict.budgeted, not job.attempt.committed
+    counters = replace(
+        counters,
+        retries=counters.retries + own,
+        restarts=counters.restarts + (not own),
+        rollbacks=counters.rollbacks + 1 if undone and not own else 0,
+    )
+    if own:
+        wait, times, most = limits.backoff, counters.retries, _BACKOFF_MOST_MS
+    elif undone:
+        wait, times, most = max(limits.backoff, _AFTER_LOSS_MS), counters.rollbacks, _BACKOFF_MOST_MS
+    else:
+        wait, times, most = _AFTER_LOSS_MS, counters.restarts, _AFTER_LOSS_MOST_MS
+    # A wait that its owner made longer than ours may ever become stays as long as that.
+    wait = max(wait, min(wait * 2 ** min(times - 1, 20), most))
     return replace(job, counters=counters, not_before=now + wait)

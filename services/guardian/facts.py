@@ -1,66 +1,86 @@
 """What is known of a job's learners, from their helpers and from the cluster: pure.
 
-A helper may be dead, slow or cut off; the cluster's own word on a process always counts. Where the cluster has seen an
-exit that the helper has not told yet, the exit is a fact already.
+A helper may be dead, slow or cut off; the cluster's own word on a process always counts. Where the cluster has seen a
+start or an end that the helper has not told yet, it is a fact already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
-from services.core.domain.learner import LearnerStatus
+from services.core.domain.job import Attempt
+from services.core.domain.learner import LearnerStatus, learner_name
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import PHASE_ORDER, Phase
-from services.core.ports.cluster import Observation
+from services.core.ports.cluster import LearnerProcess, Observation
+
+NOTHING: Final = Observation(learners=(), attempts=())
+
+
+def roster(spec: JobSpec | None, attempt: Attempt) -> dict[str, int]:
+    """Every learner of the job and its global rank. Where the spec cannot be read any more: those that were placed."""
+    if spec is None:
+        return {name: rank for rank, name in enumerate(sorted(attempt.placement))}
+    names = [learner_name(role, index) for role, each in spec.roles.items() for index in range(each.count)]
+    return {name: rank for rank, name in enumerate(names)}
 
 
 def learners(
-    spec: JobSpec, attempt: int, reported: Mapping[str, LearnerStatus], observed: Observation | None
+    ranks: Mapping[str, int], attempt: int, reported: Mapping[str, LearnerStatus], observed: Observation
 ) -> dict[str, LearnerStatus]:
-    """The learners of the attempt by name, each with its exit as soon as anybody knows it."""
-    merged = dict(reported)
-    for process in observed.learners if observed is not None else ():
-        if process.attempt != attempt or process.exit is None:
+    """The learners of the attempt of which anything is known, by name. ``ranks``: see ``roster``."""
+    merged = {name: one for name, one in reported.items() if name in ranks and one.role == _role(name)}
+    for process in observed.learners:
+        if process.attempt != attempt or process.name not in ranks:
             continue
-        known = merged.get(process.name)
-        if known is None:
-            role = process.name.rpartition("-")[0]
-            if role not in spec.roles:
-                continue
-            known = LearnerStatus(
-                name=process.name, role=role, rank=_rank(spec, process.name), attempt=attempt, seq=0,
-                phase=Phase.PROCESSING,
-            )  # fmt: skip
-        merged[process.name] = replace(known, exit=process.exit) if known.exit is None else known
+        if process.started is None and process.exit is None:
+            continue
+        known = merged.get(process.name) or LearnerStatus(
+            name=process.name, role=_role(process.name), rank=ranks[process.name], attempt=attempt, seq=0,
+            phase=Phase.WAITING,
+        )  # fmt: skip
+        merged[process.name] = _with(known, process)
     return merged
 
 
-def _rank(spec: JobSpec, learner: str) -> int:
-    role, _, index = learner.rpartition("-")
-    before = 0
-    for name, each in spec.roles.items():
-        if name == role:
-            break
-        before += each.count
-    return before + int(index)
+def _role(learner: str) -> str:
+    return learner.rpartition("-")[0]
 
 
-def all_reported(spec: JobSpec, known: Mapping[str, LearnerStatus]) -> bool:
-    """Whether every learner has a helper at work: the attempt is provisioned."""
-    return len(known) == spec.learners
+def _with(known: LearnerStatus, process: LearnerProcess) -> LearnerStatus:
+    """The helper's report and the cluster's word, whichever is further."""
+    phase, times = known.phase, dict(known.times)
+    if process.started is not None:
+        phase = max(phase, Phase.PROCESSING, key=PHASE_ORDER.__getitem__)
+        times.setdefault(Phase.PROCESSING.value, process.started)
+    if process.stored:
+        phase = Phase.STORED
+    return replace(known, phase=phase, times=times, exit=known.exit or process.exit)
 
 
-def unstored(known: Mapping[str, LearnerStatus], observed: Observation | None, attempt: int) -> list[str]:
-    """Learners whose results are not stored yet. One that never ran and never reported has none."""
-    there = {
-        one.name
-        for one in (observed.learners if observed is not None else ())
-        if one.attempt == attempt and (one.started is not None or one.name in known)
-    }
+def provisioned(ranks: Mapping[str, int], attempt: int, known: Mapping[str, LearnerStatus], seen: Observation) -> bool:
+    """Whether every learner was let go: its helper has begun, or the cluster says so."""
+    going = {name for name, one in known.items() if one.phase is not Phase.WAITING or one.exit is not None}
+    going |= {one.name for one in seen.learners if one.attempt == attempt and one.state != "inert"}
+    return going >= set(ranks)
+
+
+def unstored(attempt: int, known: Mapping[str, LearnerStatus], seen: Observation) -> list[str]:
+    """Learners that are there, have run, and whose results are not stored yet. One that never ran has none."""
     return sorted(
-        name for name in there if name not in known or PHASE_ORDER[known[name].phase] < PHASE_ORDER[Phase.STORED]
+        one.name
+        for one in seen.learners
+        if one.attempt == attempt
+        and one.started is not None
+        and (one.name not in known or known[one.name].phase is not Phase.STORED)
     )
+
+
+def unended(attempt: int, seen: Observation) -> list[str]:
+    """Learners that are there and have not ended."""
+    return sorted(one.name for one in seen.learners if one.attempt == attempt and one.exit is None)
 
 
 def digests(known: Mapping[str, LearnerStatus]) -> tuple[str, str]:

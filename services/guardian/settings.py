@@ -20,5 +20,9 @@ class GuardianSettings(Settings):
         description="Learners whose peer failed get at most this long: they cannot finish, and hold hardware.",
     )  # fmt: skip
     observe_s: float = Field(
-        default=5, gt=0, description="How often the cluster is asked about a quiet job, without any hint."
+        default=5, gt=0, description="How often the cluster is asked about a quiet job, without any hint, in seconds."
     )
+    summary_timeout_s: float = Field(
+        default=2, gt=0,
+        description="How long a job's last metrics are waited for at its end, in seconds: its hardware waits as well.",
+    )  # fmt: skip

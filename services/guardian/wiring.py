@@ -9,6 +9,7 @@ from services.guardian.settings import GuardianSettings
 
 
 async def connect(settings: GuardianSettings) -> GuardianPorts:
+    """The ports of the profile that the settings name."""
     secret = await core.service_secret(settings)
     return GuardianPorts(
         jobs=await core.job_store(settings),

@@ -3,7 +3,8 @@
 Leadership is a key in etcd on a lease, but nothing rests on it: the ``dispatcher`` document's term does. A new leader
 raises the term by compare-and-set and only then scans what is held; every admission carries the term, and a Guardian
 waits where the term of its admission is not the current one. So two dispatchers that both believe to lead cannot both
-get a job provisioned: admissions of the older one are stamped anew (they count as held) or never take effect.
+get a job provisioned: an admission of the older one is stamped anew where it fits beside all others, and taken back by
+a verdict where it does not.
 
 Free = capacity - unreleased admissions. Status is not asked: a job that has ended but not released still holds.
 """
@@ -11,37 +12,32 @@ Free = capacity - unreleased admissions. Status is not asked: a job that has end
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import structlog
-from prometheus_client import Counter, Gauge
 
-from services.core.domain.errors import InvalidSpec, StaleFence, StaleRevision, Unavailable, WeftError
-from services.core.domain.job import Job, admitted, moved
+from services.core.domain.errors import InvalidSpec, StaleFence, Unavailable, WeftError
+from services.core.domain.job import Job, Verdict, admitted, moved
 from services.core.domain.sizes import SIZES, Size
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import Status
 from services.core.domain.units import format_duration
-from services.core.jobs import copy_history, update
+from services.core.jobs import every, update
 from services.core.members import Membership
 from services.core.ports.clock import Clock
-from services.core.ports.cluster import Cluster, Node
+from services.core.ports.cluster import Cluster
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore
 from services.core.ports.status_store import Lease, StatusStore
+from services.lcm.meters import Meters
 from services.lcm.scheduling import fifo
-from services.lcm.scheduling.placement import Free, taken, whole
+from services.lcm.scheduling.placement import Free, fits_at, taken, whole
 from services.lcm.settings import LcmSettings
 
 LEADER_KEY: Final = "/lcm/leader"
 log = structlog.get_logger()
-
-_admitted = Counter("lcm_admissions_total", "Gangs admitted")
-_waiting = Gauge("lcm_queue_size", "Jobs that wait")
-_held = Gauge("lcm_jobs_holding", "Jobs that hold hardware")
-_term = Gauge("lcm_dispatcher_term", "Term of this dispatcher while it leads; 0: it does not")
 
 
 @dataclass
@@ -55,14 +51,19 @@ class Dispatcher:
     clock: Clock
     settings: LcmSettings
     membership: Membership
+    meters: Meters
     sizes: Mapping[str, Size] = field(default_factory=lambda: dict(SIZES))
-    waiting: list[fifo.Decision] = field(default_factory=list)
+    waiting: Sequence[fifo.Decision] = ()
     """The last round's decisions on those that wait, in order: what ``Explain`` answers."""
-    nodes: Sequence[Node] = ()
-    _doc: DispatcherDoc = field(default_factory=DispatcherDoc)
+    term: int = 0
+    """Of this dispatcher while it leads; else 0."""
+    _specs: dict[str, tuple[Mapping[str, Any], JobSpec | None]] = field(default_factory=dict)
+    _beyond: str | None = None
+    """Up to this id the jobs beyond the scanned part of the queue were asked for their ``max_pending``."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wake(self) -> None:
+        """Something may have changed: the next round is now."""
         self._wake.set()
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -71,29 +72,45 @@ class Dispatcher:
             lease = self.membership.lease
             if lease is not None and lease.alive:
                 try:
-                    await self._lead(lease, stopping)
-                except (WeftError, TimeoutError) as error:
+                    if await self._rise(lease):
+                        await self._lead(lease, stopping)
+                except WeftError as error:
                     log.warning("dispatcher.interrupted", why=str(error))
                 finally:
-                    _term.set(0)
+                    self._set_term(0)
+                    self.waiting = ()
             await self._pause(stopping)
 
-    async def _lead(self, lease: Lease, stopping: asyncio.Event) -> None:
+    # --- leading -------------------------------------------------------------------
+
+    async def _rise(self, lease: Lease) -> bool:
+        """Becomes the leader, unless another is."""
         mine = f'"{self.membership.id}"'
-        if await self.status.put_if(LEADER_KEY, mine, mod_revision=0, lease=lease) is None:
-            held = await self.status.get(LEADER_KEY)
-            if held is None or held.value != mine:
-                return  # another leads; look again after a pause
+        held = await self.status.get(LEADER_KEY)
+        if held is not None and held.value != mine:
+            return False
+        # Ours may hang on a lease that we have lost since: it is written anew, on the one we have.
+        revision = held.mod_revision if held is not None else 0
+        if await self.status.put_if(LEADER_KEY, mine, mod_revision=revision, lease=lease) is None:
+            return False
         prior = await self.jobs.dispatcher()
-        self._doc = await self.jobs.replace_dispatcher(
+        raised = await self.jobs.replace_dispatcher(
             prior, DispatcherDoc(term=prior.term + 1, holder=self.membership.id, rev=prior.rev)
         )
-        _term.set(self._doc.term)
-        log.info("dispatcher.leads", term=self._doc.term)
-        await self._stamp_anew()
+        self._set_term(raised.term)
+        log.info("dispatcher.leads", term=self.term)
+        return True
+
+    async def _lead(self, lease: Lease, stopping: asyncio.Event) -> None:
         while not stopping.is_set() and lease.alive:
             self._wake.clear()
-            await self.round(lease)
+            try:
+                with self.meters.round_s.time():
+                    await self.round()
+            except StaleFence:
+                raise
+            except WeftError as error:  # somebody is away: we go on leading
+                log.warning("dispatcher.round_interrupted", why=str(error))
             await self._pause(stopping)
 
     async def _pause(self, stopping: asyncio.Event) -> None:
@@ -103,45 +120,116 @@ class Dispatcher:
         for wait in waits:
             wait.cancel()
 
-    async def _stamp_anew(self) -> None:
-        """Admissions of an older term that took no effect yet become ours: they are counted as held either way."""
-        for job in await self._all(JobQuery(holding=True)):
-            if job.dispatcher_term != self._doc.term and not job.attempt.committed:
-                await update(self.jobs, job.id, None, self._stamped)
+    def _set_term(self, term: int) -> None:
+        self.term = term
+        self.meters.term.set(term)
 
-    def _stamped(self, job: Job) -> Job:
-        return replace(job, dispatcher_term=self._doc.term) if job.holds else job
+    # --- one round -----------------------------------------------------------------
 
-    async def round(self, lease: Lease) -> int:
-        """Looks at everything once and admits what fits; how many were admitted."""
-        self.nodes = await self.cluster.capacity()
-        holding = await self._all(JobQuery(holding=True))
-        capacity = whole(self.nodes)
-        free: Sequence[Free] = capacity
-        for job in holding:
-            spec = self._spec(job)
-            if spec is not None:
-                free = taken(free, spec, job.attempt.placement, self.sizes)
-        queued = await self.jobs.find(
-            JobQuery(statuses=(Status.QUEUED,)), newest_first=False, limit=self.settings.queue_scan
-        )
-        queue = [(job, spec) for job in queued if (spec := self._spec(job)) is not None]
-        decisions = fifo.decide(queue, free=free, capacity=capacity, sizes=self.sizes, now=self.clock.now_ms())
+    async def round(self) -> int:
+        """Looks at everything once and admits what fits; how many were admitted. StaleFence: another leads."""
+        capacity = whole(await self.cluster.capacity())
+        holding = [job async for job in every(self.jobs, JobQuery(holding=True, deleted=True))]
+        free = await self._free(capacity, holding)
+        queue, decisions = await self._decide(free, capacity)
         self.waiting = [decision for decision in decisions if decision.placement is None]
-        _waiting.set(len(self.waiting))
-        _held.set(len(holding))
+        specs = {job.id: spec for job, spec in queue}
+        self.meters.waiting(specs[decision.job.id] for decision in self.waiting)
+        self.meters.holding.set(len(holding))
         done = 0
         for decision in decisions:
-            if decision.placement is not None and lease.alive:
-                done += await self._admit(decision)
-        for job, spec in queue:
+            spec, placement = specs[decision.job.id], decision.placement
+            if spec is not None and placement is not None and await self._admit(decision, placement):
+                self.meters.admitted(spec)
+                done += 1
+        for job, spec in [*queue, *await self._out_of_sight(queue)]:
             await self._give_up(job, spec)
+        self._forget(holding, queue)
         return done
 
-    async def _give_up(self, job: Job, spec: JobSpec) -> None:
+    async def _free(self, capacity: Sequence[Free], holding: Sequence[Job]) -> Sequence[Free]:
+        """What nobody holds. Admissions of older dispatchers are judged here: they are counted last."""
+        free, old = list(capacity), []
+        for job in holding:
+            spec = self._spec(job)
+            if spec is None:
+                continue  # its Guardian ends it
+            if job.dispatcher_term != self.term and not job.attempt.committed and job.verdict is None:
+                old.append((job, spec))
+            else:
+                free = taken(free, spec, job.attempt.placement, self.sizes)
+        for job, spec in old:
+            if fits_at(free, spec, job.attempt.placement, self.sizes):
+                await self._change(job, self._stamped)
+            else:
+                await self._change(job, self._withdrawn)
+                self.meters.withdrawn.inc()
+            free = taken(free, spec, job.attempt.placement, self.sizes)  # until it is released, in any case
+        return free
+
+    def _stamped(self, job: Job) -> Job:
+        return replace(job, dispatcher_term=self.term) if job.holds else job
+
+    def _withdrawn(self, job: Job) -> Job:
+        """Its Guardian gives back what it may have got already, and queues it again."""
+        if not job.holds or job.verdict is not None or job.attempt.committed:
+            return job
+        message = "the dispatcher before had not counted everything: its place was given to others"
+        verdict = Verdict(to=Status.QUEUED, reason="AdmissionWithdrawn", message=message, time=self.clock.now_ms())
+        return replace(job, verdict=verdict, attempt=replace(job.attempt, direction="undo"))
+
+    async def _decide(
+        self, free: Sequence[Free], capacity: Sequence[Free]
+    ) -> tuple[list[tuple[Job, JobSpec | None]], list[fifo.Decision]]:
+        """Those that wait, up to one that waits for hardware, and what happens to each."""
+        queue: list[tuple[Job, JobSpec | None]] = []
+        while True:
+            after = queue[-1][0].id if queue else None
+            page = await self._queued(after)
+            queue += [(job, self._spec(job)) for job in page]
+            decisions = fifo.decide(queue, free=free, capacity=capacity, sizes=self.sizes, now=self.clock.now_ms())
+            blocked = any(decision.pending_reason == fifo.BLOCKS for decision in decisions)
+            if len(page) < self.settings.queue_scan or blocked:
+                return queue, decisions
+
+    async def _queued(self, after: str | None) -> Sequence[Job]:
+        query = JobQuery(statuses=(Status.QUEUED,), after=after)
+        return await self.jobs.find(query, newest_first=False, limit=self.settings.queue_scan)
+
+    async def _admit(self, decision: fifo.Decision, placement: Mapping[str, str]) -> bool:
+        """Whether it is admitted now; not where it has changed since it was looked at."""
+        if (await self.jobs.dispatcher()).term != self.term:
+            raise StaleFence("a newer dispatcher leads")
+        now = self.clock.now_ms()
+
+        def change(job: Job) -> Job:
+            if job.status is not Status.QUEUED or job.holds or job.deleted is not None:
+                return job
+            return admitted(job, placement=placement, dispatcher_term=self.term, now=now)
+
+        job = await self._change(decision.job, change)
+        if job is None or job.attempt.number != decision.job.attempt.number + 1 or job.dispatcher_term != self.term:
+            return False
+        log.info("job.admitted", job=job.id, attempt=job.attempt.number, trace=job.trace)
+        await self.hints.send("admitted", job.id)
+        return True
+
+    # --- waiting too long ----------------------------------------------------------
+
+    async def _out_of_sight(self, queue: Sequence[tuple[Job, JobSpec | None]]) -> list[tuple[Job, JobSpec | None]]:
+        """Some of those beyond the scanned part of the queue, others each round: they, too, may wait too long."""
+        if len(queue) < self.settings.queue_scan:
+            self._beyond = None
+            return []
+        last = queue[-1][0].id
+        page = await self._queued(max(last, self._beyond or last))
+        self._beyond = page[-1].id if page else None
+        return [(job, self._spec(job)) for job in page]
+
+    async def _give_up(self, job: Job, spec: JobSpec | None) -> None:
         """A job that waited longer than its ``max_pending`` fails, and says so."""
         now = self.clock.now_ms()
-        if spec.max_pending is None or now < job.state.since + spec.max_pending:
+        if spec is None or spec.max_pending is None or now < job.state.since + spec.max_pending:
             return
         message = f"it waited longer than its max_pending ({format_duration(spec.max_pending)}) for hardware"
 
@@ -150,55 +238,32 @@ class Dispatcher:
                 return current
             return moved(current, Status.FAILED, actor="lcm", now=now, reason="Unschedulable", message=message)
 
-        await update(self.jobs, job.id, None, change)
+        await self._change(job, change)
 
-    async def _admit(self, decision: fifo.Decision) -> bool:
-        placement, now = dict(decision.placement or {}), self.clock.now_ms()
+    # --- inside --------------------------------------------------------------------
 
-        def change(job: Job) -> Job:
-            if job.status is not Status.QUEUED or job.holds or job.deleted is not None:
-                raise StaleFence("it changed since it was looked at")
-            return admitted(job, placement=placement, dispatcher_term=self._doc.term, now=now)
-
-        current = await self.jobs.dispatcher()
-        if current.term != self._doc.term:
-            raise StaleRevision(f"a newer dispatcher leads (term {current.term})")
+    async def _change(self, job: Job, change: Callable[[Job], Job]) -> Job | None:
+        """The job as it is now; None where this one cannot be changed, which harms no other."""
         try:
-            job = await update(self.jobs, decision.job.id, None, change)
-        except StaleFence:
-            return False
-        _admitted.inc()
-        log.info("job.admitted", job=job.id, attempt=job.attempt.number, trace=job.trace)
-        await self.hints.send("admitted", job.id)
-        return True
-
-    async def _all(self, query: JobQuery) -> list[Job]:
-        out: list[Job] = []
-        while page := await self.jobs.find(
-            replace(query, after=out[-1].id if out else None), newest_first=False, limit=1000
-        ):
-            out.extend(page)
-            if len(page) < 1000:
-                break
-        return out
-
-    def _spec(self, job: Job) -> JobSpec | None:
-        """The job's spec; a malformed one harms its own job only."""
-        try:
-            return parse_spec(job.spec)
-        except InvalidSpec as error:
-            log.error("job.unreadable_spec", job=job.id, why=str(error))  # noqa: TRY400 - the message says it all
-            return None
-
-
-async def sweep(jobs: JobStore, *, limit: int) -> int:
-    """Copies histories that lie in documents only; how many documents were looked at. Anyone may run it, any time."""
-    found = await jobs.find(JobQuery(untrimmed=True, deleted=True), newest_first=False, limit=limit)
-    for job in found:
-        try:
-            await copy_history(jobs, job)
+            return await update(self.jobs, job.id, None, change)
         except Unavailable:
             raise
-        except WeftError as error:  # one document's trouble is not its neighbours'
-            log.warning("history.not_copied", job=job.id, why=str(error))
-    return len(found)
+        except WeftError as error:
+            log.warning("job.not_changed", job=job.id, why=str(error))
+            return None
+
+    def _spec(self, job: Job) -> JobSpec | None:
+        """The job's spec, parsed once; None, and a line in the log, where it cannot be read."""
+        known = self._specs.get(job.id)
+        if known is None or known[0] != job.spec:
+            try:
+                known = (job.spec, parse_spec(job.spec))
+            except InvalidSpec as error:
+                log.error("job.unreadable_spec", job=job.id, why=str(error))  # noqa: TRY400 - the message says it all
+                known = (job.spec, None)
+            self._specs[job.id] = known
+        return known[1]
+
+    def _forget(self, holding: Sequence[Job], queue: Sequence[tuple[Job, JobSpec | None]]) -> None:
+        there = {job.id for job in holding} | {job.id for job, _ in queue}
+        self._specs = {job_id: known for job_id, known in self._specs.items() if job_id in there}

@@ -9,6 +9,8 @@ from services.lcm.dispatcher import Dispatcher
 
 
 class Control(control_pb2_grpc.ControlServicer):
+    """Hints from the other services: whatever they are about, the next round looks at everything."""
+
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
@@ -18,6 +20,8 @@ class Control(control_pb2_grpc.ControlServicer):
 
 
 class Queue(control_pb2_grpc.QueueServicer):
+    """The last round's decisions. Of a life-cycle manager that does not lead: none."""
+
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 

@@ -24,6 +24,7 @@ class LcmPorts:
 
 
 async def connect(settings: LcmSettings) -> LcmPorts:
+    """The ports of the profile that the settings name."""
     secret = await core.service_secret(settings)
     return LcmPorts(
         jobs=await core.job_store(settings),

@@ -19,6 +19,7 @@ from services.guardian.render import digest, render
 from services.guardian.view import LearnerView
 
 SPEC = parse_spec({"name": "n", "command": "true", "roles": {"ps": {"count": 1}, "worker": {"count": 2}}})
+RANKS = facts.roster(SPEC, Attempt())
 
 
 def report(name: str, rank: int, phase: Phase, *, seq: int = 1, attempt: int = 1) -> LearnerStatus:
@@ -30,30 +31,75 @@ def ended(name: str, *, attempt: int = 1, code: int = 0) -> Observation:
     return Observation(learners=[process], attempts=[attempt])
 
 
+def learners(*reports: LearnerStatus, seen: Observation, attempt: int = 1) -> dict[str, LearnerStatus]:
+    return facts.learners(RANKS, attempt, {one.name: one for one in reports}, seen)
+
+
 def test_an_exit_that_only_the_cluster_has_seen_is_a_fact() -> None:
-    known = facts.learners(SPEC, 1, {"worker-1": report("worker-1", 2, Phase.PROCESSING)}, ended("worker-1", code=3))
+    known = learners(report("worker-1", 2, Phase.PROCESSING), seen=ended("worker-1", code=3))
     assert known["worker-1"].exit == Exit(time=5, code=3)
 
 
 def test_a_learner_whose_helper_never_spoke_is_known_by_the_cluster_with_its_global_rank() -> None:
-    known = facts.learners(SPEC, 1, {}, ended("worker-1"))
+    known = learners(seen=ended("worker-1"))
     assert (known["worker-1"].rank, known["worker-1"].role) == (2, "worker")
+    assert (known["worker-1"].phase, known["worker-1"].times) == (Phase.PROCESSING, {"PROCESSING": 1})
 
 
 def test_what_is_left_of_an_older_attempt_says_nothing_about_this_one() -> None:
-    assert facts.learners(SPEC, 2, {}, ended("worker-1", attempt=1)) == {}
+    assert learners(seen=ended("worker-1", attempt=1), attempt=2) == {}
+
+
+def test_learners_that_the_job_does_not_have_are_nobody() -> None:
+    stranger = report("worker-7", 9, Phase.STORED)
+    impostor = replace(report("worker-1", 2, Phase.STORED), role="ps")
+    assert learners(stranger, impostor, seen=ended("chief-0")) == {}
 
 
 def test_a_learner_that_ran_is_waited_for_until_it_is_stored() -> None:
-    known = facts.learners(SPEC, 1, {}, ended("worker-0"))
-    assert facts.unstored(known, ended("worker-0"), 1) == ["worker-0"]
-    stored = {"worker-0": report("worker-0", 1, Phase.STORED)}
-    assert facts.unstored(stored, ended("worker-0"), 1) == []
+    seen = ended("worker-0")
+    assert facts.unstored(1, learners(seen=seen), seen) == ["worker-0"]
+    assert facts.unstored(1, {}, seen) == ["worker-0"]
+    assert facts.unstored(1, learners(report("worker-0", 1, Phase.STORED), seen=seen), seen) == []
 
 
-def test_a_learner_that_never_ran_and_never_reported_has_nothing_to_store() -> None:
-    inert = Observation(learners=[LearnerProcess(name="worker-0", attempt=1, state="inert")], attempts=[1])
-    assert facts.unstored({}, inert, 1) == []
+def test_what_is_stored_is_known_although_etcd_has_forgotten_it() -> None:
+    process = replace(ended("worker-0").learners[0], stored=True)
+    seen = Observation(learners=[process], attempts=[1])
+    assert facts.unstored(1, learners(seen=seen), seen) == []
+
+
+def test_a_learner_that_never_ran_has_nothing_to_store() -> None:
+    waiting = Observation(learners=[LearnerProcess(name="worker-0", attempt=1, state="waiting")], attempts=[1])
+    known = learners(report("worker-0", 1, Phase.DOWNLOADING), seen=waiting)
+    assert facts.unstored(1, known, waiting) == []
+
+
+def test_provisioned_is_who_was_let_go_not_who_merely_exists() -> None:
+    def seen(*states: str) -> Observation:
+        found = [LearnerProcess(name=name, attempt=1, state=state) for name, state in zip(RANKS, states, strict=True)]
+        return Observation(learners=found, attempts=[1])
+
+    reports = {name: report(name, rank, Phase.WAITING) for name, rank in RANKS.items()}
+    inert = seen("inert", "inert", "inert")
+    assert not facts.provisioned(RANKS, 1, reports, inert)
+    assert facts.provisioned(RANKS, 1, {}, seen("waiting", "running", "exited"))
+    assert not facts.provisioned(RANKS, 1, {}, seen("waiting", "running", "inert"))
+    assert not facts.provisioned(RANKS, 2, {}, seen("waiting", "running", "exited"))
+    begun = {name: replace(one, phase=Phase.DOWNLOADING) for name, one in reports.items()}
+    assert facts.provisioned(RANKS, 1, begun, inert)
+
+
+def test_of_a_spec_that_cannot_be_read_the_learners_are_those_that_were_placed() -> None:
+    attempt = Attempt(number=1, placement={"worker-1": "n", "ps-0": "n"})
+    assert facts.roster(None, attempt) == {"ps-0": 0, "worker-1": 1}
+
+
+def test_what_the_helpers_resolved_is_the_first_that_any_of_them_says() -> None:
+    one = replace(report("worker-0", 1, Phase.READY), env_digest="e")
+    other = replace(report("worker-1", 2, Phase.READY), data_digest="d")
+    assert facts.digests({"worker-0": one, "worker-1": other}) == ("e", "d")
+    assert facts.digests({}) == ("", "")
 
 
 def test_the_view_keeps_the_newest_report_whatever_order_they_come_in() -> None:
@@ -74,7 +120,9 @@ def test_the_view_keeps_the_newest_report_whatever_order_they_come_in() -> None:
 def test_a_malformed_report_harms_nobody_else() -> None:
     poked: list[str] = []
     view = LearnerView(poked.append)
-    for value in ("{", "[]", '{"name": 3}', '"x"', "{}"):
+    newer = json.dumps(dump(replace(report("worker-0", 1, Phase.STORED), schema=2)))
+    other = json.dumps(dump(report("worker-1", 2, Phase.STORED)))
+    for value in ("{", "[]", '{"name": 3}', '"x"', "{}", "[" * 60_000, newer, other):
         view.apply(Change("put", "/jobs/j1/learners/worker-0", Entry("/jobs/j1/learners/worker-0", value, 1)))
     assert view.of("j1", 1) == {}
     assert poked == []

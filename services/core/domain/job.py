@@ -107,6 +107,8 @@ class Counters:
     restarts: int = 0
     """Attempts that ended by the platform's (node lost, roll-back); counts against nothing."""
     preemptions: int = 0
+    rollbacks: int = 0
+    """Attempts in a row that were not provisioned; 0 again once one was."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -150,6 +150,11 @@ def _failed(one: LearnerStatus) -> bool:
     return one.exit.natural and not one.exit.ok
 
 
+def _ended(one: LearnerStatus, now: int) -> int:
+    """When its process ended, or its helper gave up."""
+    return one.exit.time if one.exit is not None else one.times.get(Phase.STORED.value, now)
+
+
 def _is_over(one: LearnerStatus) -> bool:
     return one.exit is not None or _failed(one)
 
@@ -159,7 +164,7 @@ def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     fatal = [one for one in failures if spec.roles[one.role].on_failure != "ignore"]
     if not fatal and not _hopeless(spec, learners):
         return None
-    first = min(fatal or failures, key=lambda one: (one.exit.time if one.exit else now, one.rank))
+    first = min(fatal or failures, key=lambda one: (_ended(one, now), one.rank))
     reason, message = describe_failure(first)
     end = first.exit
     infrastructure = end is not None and end.lost

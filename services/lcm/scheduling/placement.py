@@ -82,16 +82,30 @@ def taken(free: Sequence[Free], spec: JobSpec, placement: Mapping[str, str], siz
     return list(left.values())
 
 
+def fits_at(free: Sequence[Free], spec: JobSpec, placement: Mapping[str, str], sizes: Mapping[str, Size]) -> bool:
+    """Whether the gang may lie where it was placed: every learner has a node, and no node is promised too much."""
+    left = {one.node: one for one in free}
+    for learner, want, gpu_type in gang(spec, sizes):
+        node = left.get(placement.get(learner, ""))
+        if node is None or not node.fits(want, gpu_type):
+            return False
+        left[node.node] = node.less(want)
+    return True
+
+
 def shortage(spec: JobSpec, free: Sequence[Free], sizes: Mapping[str, Size]) -> str:
     """In words, what the gang needs and what there is."""
     need = [want for _, want, _ in gang(spec, sizes)]
+    wanted = [sum(want.gpus for want in need), sum(want.cpus for want in need), sum(want.memory for want in need) / 1e9]
+    there = [sum(one.gpus for one in free), sum(one.cpus for one in free), sum(one.memory for one in free) / 1e9]
     parts = [
-        f"{_number(sum(want.gpus for want in need))} GPUs ({_number(sum(one.gpus for one in free))} free)",
-        f"{_number(sum(want.cpus for want in need))} CPUs ({_number(sum(one.cpus for one in free))} free)",
-        f"{sum(want.memory for want in need) / 1e9:.3g} GB of memory"
-        f" ({sum(one.memory for one in free) / 1e9:.3g} GB free)",
+        f"{_number(wanted[0])} GPUs ({_number(there[0])} free)",
+        f"{_number(wanted[1])} CPUs ({_number(there[1])} free)",
+        f"{wanted[2]:.3g} GB of memory ({there[2]:.3g} GB free)",
     ]
-    return f"its {len(need)} learners need " + ", ".join(parts[0 if any(want.gpus for want in need) else 1 :])
+    text = f"its {len(need)} learners need " + ", ".join(parts[0 if wanted[0] else 1 :])
+    enough = all(has + _EPSILON >= wants for has, wants in zip(there, wanted, strict=True))
+    return text + (", not on nodes that could each take a whole learner" if enough else "")
 
 
 def _number(value: float) -> str:

@@ -64,6 +64,7 @@ class MemoryLearner:
         if self.state == "waiting" and not self.stop_cause:
             self.runs += 1
             self.started = self.cluster.now_ms()
+            self.cluster.on_start(self)
             self.tell()
         return self.state == "running"
 
@@ -131,6 +132,10 @@ class MemoryCluster:
         self.now_ms = now_ms
         self.on_spawn: Callable[[MemoryLearner], None] = lambda _: None
         """Called for each learner that comes to life, inert still: where a simulated helper begins."""
+        self.on_gone: Callable[[MemoryLearner], None] = lambda _: None
+        """Called for each learner that is removed: where its helper ends, whatever it is at."""
+        self.on_start: Callable[[MemoryLearner], None] = lambda _: None
+        """Called just after a learner's process was started."""
         self.done: list[tuple[str, int, int, str]] = []
         """(job, attempt, term, step) of every step that was carried out, for tests of who did what."""
         self._places: dict[str, _Place] = {}
@@ -164,6 +169,7 @@ class MemoryCluster:
     def drop(self, learner: MemoryLearner) -> None:
         """It is gone with its machine: the cluster shows it no more."""
         self._places[learner.job].attempts[learner.attempt].pop(learner.name)
+        self.on_gone(learner)
         self.say(learner.job)
 
     def say(self, job_id: str) -> None:
@@ -229,6 +235,7 @@ class MemoryCluster:
         for number in [one for one in place.attempts if one <= attempt]:
             for learner in place.attempts.pop(number).values():
                 learner.stop("kill", 0)
+                self.on_gone(learner)
         self.say(job_id)
 
     async def jobs(self) -> Sequence[str]:

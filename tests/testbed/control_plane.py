@@ -1,0 +1,295 @@
+"""The control plane in one event loop and in virtual time: real Dispatchers and Guardian pools over ports in memory.
+
+Each service is a *process* of its own: it has its ports through a ``Tripwire``, a lease of its own, and can be killed
+between any two calls. What is shared (stores, cluster, helpers) outlives them, as on a machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from services.core.adapters.memory.cluster import MemoryCluster, MemoryLearner
+from services.core.adapters.memory.jobs import MemoryJobStore
+from services.core.adapters.memory.status_store import MemoryStatusStore
+from services.core.domain.errors import Unavailable
+from services.core.domain.job import Job, desire
+from services.core.domain.sizes import SIZES
+from services.core.domain.status import Desired, Status
+from services.core.jobs import history, update
+from services.core.members import Membership
+from services.core.ports.cluster import Node
+from services.guardian.meters import Meters as GuardianMeters
+from services.guardian.pool import Pool
+from services.guardian.ports import GuardianPorts
+from services.guardian.settings import GuardianSettings
+from services.lcm.chores import Chores
+from services.lcm.collector import Collector
+from services.lcm.dispatcher import Dispatcher
+from services.lcm.meters import Meters as LcmMeters
+from services.lcm.settings import LcmSettings
+from services.lcm.wiring import LcmPorts
+from tests.documents import a_job
+from tests.testbed.helpers_in_memory import Helpers, Metrics
+from tests.testbed.tripwire import Tripwire
+
+EPOCH_MS = 1_700_000_000_000
+SECRET = b"secret"
+_POLL_S = 0.05
+WHOLE_LIFE = ["QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMPLETED"]
+
+
+class VirtualClock:
+    """The loop's time, which a test moves by waiting."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bits = itertools.count(1)
+
+    def now_ms(self) -> int:
+        return EPOCH_MS + round(self._loop.time() * 1000)
+
+    def boottime(self) -> float:
+        return self._loop.time()
+
+    def random_bits(self, count: int) -> int:
+        return next(self._bits) & ((1 << count) - 1)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class Summaries:
+    """The metrics service's answer at the end of a job."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.delay_s = 0.0
+
+    async def summary(self, job_id: str) -> Mapping[str, Any]:
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        if self.away:
+            raise Unavailable("metrics does not answer")
+        return {"lines": 1, "points": 0, "latest": {}}
+
+
+class Direct:
+    """Hints that arrive at once, or never."""
+
+    def __init__(self) -> None:
+        self.lost = False
+        self.sent = 0
+        self.dropped = 0
+        self.hear: list[Callable[[str, str], None]] = []
+
+    async def send(self, topic: str, job_id: str) -> None:
+        self.dropped += self.lost
+        self.sent += not self.lost
+        for each in [] if self.lost else self.hear:
+            each(topic, job_id)
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class Process:
+    """A running service."""
+
+    wire: Tripwire
+    membership: Membership
+    stopping: asyncio.Event
+    tasks: list[asyncio.Task[Any]]
+    hear: Callable[[str, str], None]
+    of: Any
+    """The Pool or the Dispatcher."""
+
+
+@dataclass
+class ControlPlane:
+    """Make it inside the loop; ``close`` it there."""
+
+    home: Path
+    nodes: Sequence[Node] = (Node(name="local", cpus=16, memory=64 * 10**9, gpus=4),)
+    guardian: dict[str, Any] = field(default_factory=dict)
+    """Settings of the guardian service."""
+    lcm: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.clock = VirtualClock()
+        self.jobs = MemoryJobStore()
+        self.status = MemoryStatusStore(clock=loop.time)
+        self.cluster = MemoryCluster(self.nodes, now_ms=self.clock.now_ms)
+        self.cluster.on_start = self._check_start
+        self.metrics = Metrics(self.status)
+        self.helpers = Helpers(self.cluster, self.metrics, self.clock.now_ms)
+        self.summaries = Summaries()
+        self.hints = Direct()
+        self.faults: list[str] = []
+        """What must never happen, and did."""
+        self._processes: list[Process] = []
+
+    # --- processes -----------------------------------------------------------------
+
+    async def start_pool(self, wire: Tripwire | None = None, *, place: str = "one", **settings: Any) -> Process:
+        """A guardian service; a second one of the same ``place`` is the restarted first one."""
+        wire, chosen = wire or Tripwire(), GuardianSettings(home=self.home / place, **{**self.guardian, **settings})
+        ports = GuardianPorts(
+            jobs=wire.wrap(self.jobs, "jobs"), status=wire.wrap(self.status, "status"),
+            cluster=wire.wrap(self.cluster, "cluster"), hints=self.hints, clock=self.clock, summaries=self.summaries,
+            secret=SECRET, sizes=SIZES,
+        )  # fmt: skip
+        membership = Membership("guardian", ports.status, self.clock, chosen)
+        pool = Pool(ports, chosen, membership, GuardianMeters(CollectorRegistry()))
+
+        def hear(topic: str, job_id: str) -> None:
+            if topic in {"admitted", "desired"}:
+                pool.nudge(job_id)
+
+        return await self._start(wire, membership, [pool.run], hear, pool)
+
+    async def start_lcm(self, wire: Tripwire | None = None, *, place: str = "one", **settings: Any) -> Process:
+        wire, chosen = wire or Tripwire(), LcmSettings(home=self.home / place, **{**self.lcm, **settings})
+        ports = LcmPorts(
+            jobs=wire.wrap(self.jobs, "jobs"), status=wire.wrap(self.status, "status"),
+            cluster=wire.wrap(self.cluster, "cluster"), hints=self.hints, clock=self.clock, secret=SECRET,
+        )  # fmt: skip
+        membership = Membership("lcm", ports.status, self.clock, chosen)
+        meters = LcmMeters(CollectorRegistry())
+        dispatcher = Dispatcher(
+            ports.jobs, ports.status, ports.cluster, ports.hints, self.clock, chosen, membership, meters
+        )
+        chores = Chores(ports, chosen, dispatcher, Collector(ports.jobs, ports.status, ports.cluster, meters))
+
+        def hear(topic: str, _: str) -> None:
+            if topic in {"submitted", "released"}:
+                dispatcher.wake()
+
+        work = [dispatcher.run, *(_without_end(each) for each in (chores.copy_histories, chores.collect))]
+        return await self._start(wire, membership, [*work, _without_end(chores.watch_cluster)], hear, dispatcher)
+
+    async def _start(
+        self, wire: Tripwire, membership: Membership, work: list[Any], hear: Callable[[str, str], None], of: Any
+    ) -> Process:
+        stopping = asyncio.Event()
+
+        async def live() -> None:
+            await membership.start()
+            await asyncio.gather(*(each(stopping) for each in work))
+
+        process = Process(wire, membership, stopping, [asyncio.create_task(live())], hear, of)
+        self.hints.hear.append(hear)
+        self._processes.append(process)
+        return process
+
+    async def kill(self, process: Process) -> None:
+        """kill -9: nothing it was about to do happens. Its lease is not given back: it runs out."""
+        process.wire.dead.set()
+        self.hints.hear.remove(process.hear)
+        self._processes.remove(process)
+        stay = process.membership._task
+        for task in [*process.tasks, *([stay] if stay is not None else [])]:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        lease = process.membership.lease
+        if lease is not None and lease.alive:
+            self.status.pause(lease.id)
+
+    async def stop(self, process: Process) -> None:
+        """SIGTERM."""
+        process.stopping.set()
+        for task in process.tasks:
+            if process.of.__class__ is Dispatcher:
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        self.hints.hear.remove(process.hear)
+        self._processes.remove(process)
+        await process.membership.leave()
+
+    async def close(self) -> None:
+        for process in list(self._processes):
+            await self.kill(process)
+        await self.helpers.close()
+        assert self.faults == []
+
+    # --- what users do ---------------------------------------------------------------
+
+    async def submit(self, **spec: Any) -> str:
+        """The id of a new job, QUEUED."""
+        text = {"name": "digits", "command": "python train.py", **spec}
+        job = await self.jobs.insert(a_job(at=self.clock.now_ms(), spec=text))
+        await self.hints.send("submitted", job.id)
+        return job.id
+
+    async def wish(self, job_id: str, wish: Desired) -> Job:
+        now = self.clock.now_ms()
+        job = await update(self.jobs, job_id, None, lambda one: desire(one, wish, actor="user:ada", now=now))
+        await self.hints.send("desired", job_id)
+        return job
+
+    # --- what there is ---------------------------------------------------------------
+
+    async def job(self, job_id: str) -> Job:
+        job = await self.jobs.get(job_id)
+        assert job is not None
+        return job
+
+    async def path(self, job_id: str) -> list[str]:
+        """The statuses of its history."""
+        events = await history(self.jobs, await self.job(job_id))
+        assert [event.seq for event in events] == list(range(1, len(events) + 1)), "the history has a gap or a double"
+        return [event.to.value for event in events]
+
+    async def until(self, condition: Callable[[Job], bool], job_id: str, *, within_s: float = 60) -> Job:
+        """The job, once the condition holds. AssertionError where it does not within so much virtual time."""
+        deadline = self.clock.boottime() + within_s
+        while not condition(job := await self.job(job_id)):
+            assert self.clock.boottime() < deadline, f"still so after {within_s} s: {job}"
+            await asyncio.sleep(_POLL_S)
+        return job
+
+    async def reached(self, job_id: str, status: Status, *, within_s: float = 60) -> Job:
+        return await self.until(lambda job: job.status is status, job_id, within_s=within_s)
+
+    async def rested(self, job_id: str, *, within_s: float = 60) -> Job:
+        """The job, once nothing of it runs, is held or will come."""
+        return await self.until(lambda job: job.at_rest, job_id, within_s=within_s)
+
+    async def leftovers(self) -> list[str]:
+        """What is in the status store and on the cluster; [] once all jobs are over."""
+        keys = [entry.key for entry in await self.status.list("/jobs/")]
+        return [
+            *keys,
+            *(
+                f"{one.job}/{one.attempt}/{one.name}"
+                for job in await self.cluster.jobs()
+                for one in self.cluster.learners(job)
+            ),
+        ]
+
+    def _check_start(self, learner: MemoryLearner) -> None:
+        """No learner's process is started twice, and never while one of another attempt runs."""
+        if learner.runs > 1:
+            self.faults.append(f"{learner.job}/{learner.attempt}/{learner.name} was started twice")
+        for one in self.cluster.learners(learner.job):
+            if one.attempt != learner.attempt and one.state == "running":
+                self.faults.append(f"attempt {one.attempt} of {one.job} still ran when {learner.attempt} started")
+
+
+def _without_end(chore: Callable[[], Any]) -> Callable[[asyncio.Event], Any]:
+    """As what runs until it is stopped: a chore ends with its process only."""
+
+    async def run(_: asyncio.Event) -> None:
+        await chore()
+
+    return run

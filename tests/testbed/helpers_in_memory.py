@@ -1,0 +1,218 @@
+"""What helpers and the metrics service do with the status store (ADR 0002), over a MemoryCluster: in virtual time.
+
+A helper reports WAITING, fetches once its learner is active, reports READY, waits until all are, lets the process
+start, sees it end, stores, reports STORED. Reports go to etcd only while the attempt is announced there (``put_while``)
+and are said again every 5 s, for etcd may forget. How a learner fares is said beforehand, by a ``Fate``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from services.core.adapters.memory.cluster import MemoryCluster, MemoryLearner
+from services.core.domain.codec import dump
+from services.core.domain.errors import Unavailable, WeftError
+from services.core.domain.learner import LearnerStatus
+from services.core.domain.status import PHASE_ORDER, Phase
+from services.core.ports.status_store import StatusStore
+
+AGAIN_S = 5.0
+_BEAT_S = 0.1
+_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """How one learner fares. Durations in seconds; None: for ever."""
+
+    download_s: float = 0.3
+    run_s: float | None = 1.0
+    code: int | None = 0
+    by: int | None = None
+    lost: bool = False
+    store_s: float | None = 0.2
+    fails: tuple[str, str] | None = None
+    """The helper's reason and message, instead of READY."""
+    silent: bool = False
+    """Its helper never reports anything, but lets it run."""
+    on_term: int | None = -15
+    """See ``MemoryLearner``."""
+
+
+class Metrics:
+    """The part of the metrics service that Guardians depend on."""
+
+    def __init__(self, status: StatusStore) -> None:
+        self._status = status
+        self.away = False
+        self.phases: dict[tuple[str, int], dict[str, Phase]] = defaultdict(dict)
+
+    async def current(self, job: str, attempt: int) -> int:
+        """How many learners the attempt has, if it is the one announced; else 0. A linearizable read."""
+        if self.away:
+            raise Unavailable("metrics does not answer")
+        entry = await self._status.get(f"/jobs/{job}/attempt")
+        announced = json.loads(entry.value) if entry is not None else {}
+        return int(announced["learners"]) if announced.get("attempt") == attempt else 0
+
+    async def report(self, job: str, one: LearnerStatus) -> bool:
+        """Whether the attempt is current, and the report therefore taken."""
+        if not await self.current(job, one.attempt):
+            return False
+        guard = f"/jobs/{job}/attempt"
+        announced, key = await self._status.get(guard), f"/jobs/{job}/learners/{one.name}"
+        present = await self._status.get(key)
+        self.phases[job, one.attempt][one.name] = one.phase
+        if announced is None:
+            return False
+        if present is not None:
+            known = json.loads(present.value)
+            if (known["attempt"], known["seq"]) >= (one.attempt, one.seq):
+                return True
+        revision = present.mod_revision if present is not None else 0
+        written = await self._status.put_while(
+            key, json.dumps(dump(one)), guard_key=guard, guard_value=announced.value, mod_revision=revision
+        )
+        return written is not None
+
+    async def go(self, job: str, attempt: int) -> bool:
+        """Whether all learners of the current attempt are READY or further."""
+        expected = await self.current(job, attempt)
+        ready = [
+            phase for phase in self.phases[job, attempt].values() if PHASE_ORDER[phase] >= PHASE_ORDER[Phase.READY]
+        ]
+        return 0 < expected <= len(ready)
+
+
+class Helpers:
+    """One task per learner that comes to life; they are nobody's but their machine's, and outlive every service."""
+
+    def __init__(self, cluster: MemoryCluster, metrics: Metrics, now_ms: Callable[[], int]) -> None:
+        self._metrics, self._now_ms = metrics, now_ms
+        self._fates: dict[tuple[str, str, int], Fate] = {}
+        self._tasks: dict[MemoryLearner, asyncio.Task[None]] = {}
+        self.stored: list[tuple[str, int, str]] = []
+        """(job, attempt, learner) whose results are in the object store."""
+        cluster.on_spawn = self._begin
+        cluster.on_gone = self._end
+
+    def fate(self, job: str, *, name: str = "", attempt: int = 0, **fields: object) -> None:
+        """Of a learner of a job; without a name of all, without an attempt of each."""
+        self._fates[job, name, attempt] = replace(Fate(), **fields)  # type: ignore[arg-type]
+
+    def _fate_of(self, learner: MemoryLearner) -> Fate:
+        for key in ((learner.name, learner.attempt), ("", learner.attempt), (learner.name, 0), ("", 0)):
+            if (found := self._fates.get((learner.job, *key))) is not None:
+                return found
+        return Fate()
+
+    def _begin(self, learner: MemoryLearner) -> None:
+        self._tasks[learner] = asyncio.create_task(_Helper(learner, self._fate_of(learner), self._metrics, self).live())
+
+    def _end(self, learner: MemoryLearner) -> None:
+        if (task := self._tasks.pop(learner, None)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    def now_ms(self) -> int:
+        return self._now_ms()
+
+
+class _Helper:
+    def __init__(self, learner: MemoryLearner, fate: Fate, metrics: Metrics, helpers: Helpers) -> None:
+        self._learner, self._fate, self._metrics, self._helpers = learner, fate, metrics, helpers
+        learner.on_term = fate.on_term
+        self._status = LearnerStatus(
+            name=learner.name, role=learner.plan.role, rank=learner.plan.rank, attempt=learner.attempt, seq=0,
+            phase=Phase.WAITING,
+        )  # fmt: skip
+
+    async def live(self) -> None:
+        again = asyncio.create_task(self._say_again())
+        try:
+            await self._work()
+        finally:
+            again.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await again
+
+    async def _work(self) -> None:
+        learner, fate = self._learner, self._fate
+        await self._report(Phase.WAITING)
+        while not learner.active and learner.exit is None:
+            await learner.changed.wait()
+        if learner.exit is None:
+            await self._report(Phase.DOWNLOADING)
+            await self._unless_over(fate.download_s)
+        if learner.exit is None and fate.fails is not None:
+            self._status = replace(self._status, reason=fate.fails[0], message=fate.fails[1])
+            await self._report(Phase.STORED)
+            return
+        if learner.exit is None:
+            await self._report(Phase.READY)
+            await self._go()
+        if learner.start():
+            await self._report(Phase.PROCESSING)
+            await self._unless_over(fate.run_s)
+            learner.end(fate.code, by=fate.by, lost=fate.lost)
+        await self._store()
+
+    async def _go(self) -> None:
+        """Until all are ready; a learner that was told to stop meanwhile is not let go."""
+        while self._learner.exit is None and not self._fate.silent:
+            with contextlib.suppress(WeftError):
+                if await self._metrics.go(self._learner.job, self._learner.attempt):
+                    return
+            await self._unless_over(_BEAT_S)
+
+    async def _store(self) -> None:
+        end = self._learner.exit
+        self._status = replace(self._status, exit=end)
+        await self._report(Phase.STORING)
+        if end is not None and end.stop_cause != "kill" and self._learner.started is not None:
+            await (asyncio.sleep(self._fate.store_s) if self._fate.store_s is not None else asyncio.Event().wait())
+            self._helpers.stored.append((self._learner.job, self._learner.attempt, self._learner.name))
+        await self._report(Phase.STORED)
+        self._learner.stored = True
+        self._learner.tell()
+
+    async def _unless_over(self, seconds: float | None) -> None:
+        """So long, or until the learner's process is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._learner.exit is None:
+                    await self._learner.changed.wait()
+
+    async def _report(self, phase: Phase) -> None:
+        """Until it was heard, for as long as there is somebody to hear it."""
+        self._status = replace(
+            self._status, phase=phase, seq=self._status.seq + 1,
+            times={**self._status.times, phase.value: self._helpers.now_ms()},
+        )  # fmt: skip
+        while not await self._say():
+            await asyncio.sleep(_RETRY_S)  # noqa: ASYNC110 - the metrics service gives no event
+
+    async def _say(self) -> bool:
+        if self._fate.silent:
+            return True
+        try:
+            return await self._metrics.report(self._learner.job, self._status)
+        except WeftError:
+            return False
+
+    async def _say_again(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            await self._say()
