@@ -1,0 +1,83 @@
+"""How every benchmark says what it measured: one compact table, and below it the machine that it was measured on.
+
+Single timings prove little on a machine that does other work as well, so a row shows the spread, and what is promised
+stands beside what came out.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+_HEAD = ("what", "n", "min", "p50", "p99", "max", "unit", "promised")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured quantity."""
+
+    what: str
+    values: Sequence[float]
+    unit: str = "ms"
+    promised: str = ""
+
+
+def p99(values: Sequence[float]) -> float:
+    """The 99th percentile; of fewer than a hundred values it lies close below the largest."""
+    return statistics.quantiles(values, n=100, method="inclusive")[98] if len(values) > 1 else values[0]
+
+
+def machine() -> str:
+    """Cores, memory, kernel, Python; and how busy the machine is with whatever else, for it tells in the numbers."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} cores, {memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}; "
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def show(title: str, rows: Sequence[Row], *, notes: Sequence[str] = ()) -> None:
+    """The table on stdout. Rows without values are left out."""
+    table = [_HEAD, *(_cells(row) for row in rows if row.values)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(_HEAD))]
+    print(f"\n{title}")
+    for line in table:
+        aligned = (
+            cell.rjust(width) if 0 < column < 6 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        print("  " + "  ".join(aligned).rstrip())
+    for note in notes:
+        print(f"  {note}")
+    print(f"  {machine()}", flush=True)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    shown = (min(row.values), statistics.median(row.values), p99(row.values), max(row.values))
+    return (row.what, str(len(row.values)), *map(_number, shown), row.unit, row.promised)
+
+
+def _number(value: float) -> str:
+    """Three digits or so: more would only look exact."""
+    size = abs(value)
+    return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.3f}"
+
+
+def processes_naming(folder: Path) -> list[int]:
+    """Pids of living processes whose command line or environment names the folder, except this one."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+        except OSError:  # it ended while we looked, or is another user's
+            continue
+        if os.fsencode(folder) in text:
+            found.append(int(entry.name))
+    return found
