@@ -53,7 +53,7 @@ class Home:
 
 
 def default_home() -> Path:
-    """``$WEFT_HOME``; else ``/var/lib/weft`` as root, whose learners' own uids must reach it, else ``~/.local/share/weft``."""
+    """``$WEFT_HOME``; else, as root, ``/var/lib/weft`` (learners' uids must reach it); else ``~/.local/share/weft``."""
     if given := os.environ.get("WEFT_HOME"):
         return Path(given).absolute()
     if os.geteuid() == 0:

@@ -27,6 +27,7 @@ log = structlog.get_logger()
 
 
 def member_key(service: str, member: str) -> str:
+    """Where a process says that it lives."""
     return f"{MEMBERS}{service}/{member}"
 
 

@@ -1,6 +1,7 @@
 """Who a process is: a pid alone is not enough, for pids come back.
 
-A pid, its start time and the boot it belongs to name one process for ever; nothing is signalled or adopted by pid alone.
+A pid, its start time and the boot it belongs to name one process for ever; nothing is signalled or adopted by pid
+alone.
 Linux only, read from /proc.
 """
 
@@ -24,6 +25,7 @@ class Identity:
 
 
 def boot_id() -> str:
+    """Of the machine's current boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -38,6 +40,7 @@ def identify(pid: int) -> Identity | None:
 
 
 def alive(process: Identity) -> bool:
+    """Whether exactly this process still runs."""
     return identify(process.pid) == process
 
 

@@ -76,6 +76,8 @@ def configure_logging(name: str, level: str) -> None:
 
 
 def operations_app(service: Service) -> Starlette:
+    """What an operator and a scheduler look at."""
+
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok\n")
 

@@ -23,16 +23,18 @@ if TYPE_CHECKING:
     from services.core.ports.secret_store import SecretStore
     from services.core.ports.status_store import StatusStore
 
-SERVICE_SECRET = "service"
+SERVICE_SECRET = "service"  # noqa: S105 - its name, not its value
 
 
 def clock() -> Clock:
+    """The machine's."""
     from services.core.adapters.system_clock import SystemClock
 
     return SystemClock()
 
 
 def secret_store(settings: Settings) -> SecretStore:
+    """Private files in the installation's folder."""
     from services.core.adapters.folder.secrets import FolderSecretStore
 
     return FolderSecretStore(settings.place / "secrets")
@@ -44,42 +46,49 @@ async def service_secret(settings: Settings) -> bytes:
 
 
 async def job_store(settings: Settings) -> JobStore:
+    """Job documents, their history and the dispatcher's term."""
     from services.core.adapters.sqlite.jobs import SqliteJobStore
 
     return await SqliteJobStore.open(settings.place / "jobs.sqlite")
 
 
 async def record_store(settings: Settings) -> RecordStore:
+    """Keys, users and the like."""
     from services.core.adapters.sqlite.records import SqliteRecordStore
 
     return await SqliteRecordStore.open(settings.place / "records.sqlite")
 
 
 def object_store(settings: Settings) -> ObjectStore:
+    """Code, results, logs, checkpoints."""
     from services.core.adapters.folder.objects import FolderObjectStore
 
     return FolderObjectStore(settings.place / "objects")
 
 
 async def status_store(settings: Settings) -> StatusStore:
+    """Liveness and learners' phases. Made inside the loop that uses it."""
     from services.core.adapters.etcd.store import EtcdStatusStore
 
     return EtcdStatusStore(settings.place.address("etcd"))
 
 
 def cluster(settings: Settings, secret: bytes) -> Cluster:
+    """Where learners run."""
     from services.core.adapters.local.cluster import LocalCluster
 
     return LocalCluster(settings.place.address("node"), secret=secret)
 
 
 def hints(settings: Settings) -> Hints:
+    """Celery, or nobody where every hint is to be lost."""
     from services.core.adapters.celery.hints import CeleryHints, DropHints
 
     return DropHints() if settings.hints == "drop" else CeleryHints(settings)
 
 
 def telemetry(settings: Settings, secret: bytes) -> Telemetry:
+    """What jobs have reported, asked of the metrics service."""
     from services.core.adapters.rpc.telemetry import Telemetry
 
     return Telemetry(settings.place.address("metrics"), secret)

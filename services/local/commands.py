@@ -1,7 +1,7 @@
 """What the command line asks of the platform on this machine: `weft up`, `down`, `status`, `doctor`, offline checks.
 
-The light CLI finds ``PLATFORM`` by its entry point and gets plain dictionaries back. Nothing here talks to users: progress
-goes to ``report``, trouble is raised as WeftError with what to do.
+The light CLI finds ``PLATFORM`` by its entry point and gets plain dictionaries back. Nothing here talks to users:
+progress goes to ``report``, trouble is raised as WeftError with what to do.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     yield "secrets", private, "private" if private else "readable by others", f"chmod -R go= {secrets}"
     sandbox = shutil.which("bwrap")
     yield (
-        "sandbox", True, "bubblewrap found" if sandbox else "no bubblewrap: learners run as plain processes (tier process)",
+        "sandbox", True, "bubblewrap found" if sandbox else "no bubblewrap: learners are plain processes (tier process)",
         "",
     )  # fmt: skip
 
@@ -66,10 +66,9 @@ def _learners_python() -> tuple[str, bool, str, str]:
     if os.geteuid() != 0:
         return "learners' python", True, str(real), ""
     reachable = all(part.stat().st_mode & stat.S_IXOTH for part in (real, *real.parents))
-    return (
-        "learners' python", reachable or Path("/usr/bin/python3").exists(), str(real if reachable else "/usr/bin/python3"),
-        "install a Python that every user can run, e.g. apt-get install python3 python3-venv",
-    )  # fmt: skip
+    chosen = real if reachable else Path("/usr/bin/python3")
+    fix = "install a Python that every user can run, e.g. apt-get install python3 python3-venv"
+    return "learners' python", chosen.exists(), str(chosen), fix
 
 
 def _filesystem(path: Path) -> str:

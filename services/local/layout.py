@@ -53,6 +53,7 @@ ADDRESSES: Final = (*ETCD.listens, *(name for program in PROGRAMS for name in pr
 
 
 def is_free(host: str, port: int) -> bool:
+    """Whether the port could be listened on now."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

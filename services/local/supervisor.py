@@ -1,7 +1,8 @@
 """``python -m services.local.supervisor``: keeps the platform's processes running on one machine.
 
-It starts etcd (empty: everything survives its loss) and the services, each in a session of its own, and starts again
-whatever ends, on the same address. Its own death ends nobody: the next supervisor adopts by pid, start time and boot id.
+It starts etcd (empty: everything survives its loss) and the services, each in a session of its own, and starts
+again whatever ends, on the same address. Its own death ends nobody: the next supervisor adopts by pid, start time and
+boot id.
 Learners are not its business at all; they belong to the node agent's shims.
 """
 
@@ -185,6 +186,7 @@ async def _ended(process: Identity) -> None:
 
 
 def main() -> int:
+    """The exit code."""
     os.chdir("/")
     settings = LocalSettings()
     configure_logging("supervisor", settings.log_level)

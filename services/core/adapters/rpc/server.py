@@ -79,7 +79,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc's classes
             try:
                 self._enter(service, context)
                 return await behaviour(request, context)
-            except Exception as error:  # the border: whatever it is becomes one of the table's errors
+            except Exception as error:  # noqa: BLE001 - the border: it becomes one of the table's errors
                 await abort(context, error, method)
 
         return call
@@ -90,7 +90,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc's classes
                 self._enter(service, context)
                 async for reply in behaviour(request, context):
                     yield reply
-            except Exception as error:  # the border, as above
+            except Exception as error:  # noqa: BLE001 - the border, as above
                 await abort(context, error, method)
 
         return call
@@ -101,7 +101,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, m
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if not isinstance(error, WeftError):
-        log.exception("rpc.failed", method=method)
+        log.error("rpc.failed", method=method, exc_info=error)
         error = Internal("an internal error; the service's log has its trace")
     shown = row(error)
     trailing: tuple[tuple[str, str], ...] = ((ERROR_KEY, shown.code),)
