@@ -54,8 +54,9 @@ def main(root: Path) -> int:
     if folder.lock() is None:
         return HELD
     me = identify(os.getpid())
-    if me is not None:  # always; the type does not know that we live
-        folder.write("helper.json", asdict(me))
+    # For the agent, who can do without: a disk that the learner has filled must not keep its results from being stored.
+    with contextlib.suppress(OSError):
+        folder.write("helper.json", asdict(me) if me is not None else {})
     if not folder.has("stored"):
         asyncio.run(Helper(folder).live())
     return 0
@@ -119,6 +120,8 @@ class Helper:
         """True: the process has been let go, or has ended before it was. False: it never can, and that is reported."""
         if reporter.status.reason:
             return False  # so it was found by a helper before this one
+        if self._exit() is not None:
+            return True
         if not await self._look_for(lambda: self._folder.has("active")):
             return True
         if self._fetch is None:
@@ -132,6 +135,8 @@ class Helper:
             except Cannot as cannot:
                 reporter.enter(Phase.STORED, reason=cannot.reason, message=cannot.message)
                 return False
+        prepared = self._folder.read("prepared.json") or {}
+        reporter.note(**{name: prepared.get(name, "") for name in ("env_digest", "data_digest")})
         if not self._folder.has("go"):
             reporter.enter(Phase.READY)
             if not await self._look_for(lambda: reporter.go.rung):
@@ -150,9 +155,7 @@ class Helper:
             if fetch.message != reporter.status.message and loop.time() - said >= SAY_S:
                 said = loop.time()
                 reporter.say(fetch.message)
-        fetched = fetch.result()
-        self._folder.write("prepared.json", {"path": fetched.path, "env": fetched.env})
-        reporter.note(env_digest=fetched.env_digest, data_digest=fetched.data_digest)
+        self._folder.write("prepared.json", asdict(fetch.result()))
 
     async def _look_for(self, sign: Callable[[], bool]) -> bool:
         """Waits for it; False where the learner was ended before (or the whole folder is gone)."""

@@ -33,8 +33,10 @@ PROGRESS_S: Final = 1.0
 GO_FIRST_S: Final = 0.02
 GO_MOST_S: Final = 1.0
 """READY: how often to ask for ``go``, at first and at last. The first moments are a warm start's latency."""
-ABANDONED_S: Final = 30.0
-"""Not current for so long without a break is final; for a moment it may be an etcd that has just lost everything."""
+ABANDONED_S: Final = 5.0
+"""Another attempt is current, and has been for so long: nobody waits for this one's end."""
+TAKE_OVER: Final = 1_000
+"""A helper adds this to its predecessor's last seq: with a full disk, that one may not have been able to save it."""
 
 
 def now_ms() -> int:
@@ -48,11 +50,12 @@ class Reporter:
     def __init__(
         self, intake: Intake, spool: Spool, status: LearnerStatus, progress: Callable[[], tuple[float, int]]
     ) -> None:
-        self.status = status
+        self.status = replace(status, seq=status.seq + TAKE_OVER) if status.seq else status
         self.go = Alarm()
         self._intake = intake
         self._spool = spool
         self._progress = progress
+        self._trouble = ""
         self._changed = Alarm()
         self._changed.ring()
         self._acknowledged = 0
@@ -79,7 +82,10 @@ class Reporter:
     def _change(self, status: LearnerStatus) -> None:
         if status != self.status or status.seq == 0:
             self.status = replace(status, seq=status.seq + 1)
-            self._spool.save_report(self.status)
+            try:
+                self._spool.save_report(self.status)
+            except OSError as error:
+                note("spool.failed", why=str(error))
             self._changed.ring()
 
     async def told(self, timeout: float) -> bool:
@@ -113,8 +119,11 @@ class Reporter:
                     else:
                         next_beat = time.monotonic() + (BEAT_S if self._told_progress[0] < 0 else PROGRESS_S)
                 backoff.reset()
+                self._trouble = ""
             except WeftError as error:
-                note("intake.away", why=error.message)
+                if self._trouble != type(error).__name__:  # once: it may last for days
+                    self._trouble = type(error).__name__
+                    note("report.failed", kind=self._trouble, why=error.message)
                 await backoff.wait()
                 continue
             await self._changed.wait(min(next_report, next_beat) - time.monotonic())

@@ -22,7 +22,8 @@ _APART: Final = frozenset(
 _NAME_CHARS: Final = 256
 _MOST: Final = 4096
 """Points of one line, and far above what anybody reports at once."""
-_CONTEXT: Final = 16
+_CONTEXT_CHARS: Final = 512
+"""It is repeated for each point of the line."""
 _INT64: Final = 1 << 63
 _SPELLED: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -104,8 +105,15 @@ def _time(value: object) -> int | None:
 def _context(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         return {}
-    few = list(value.items())[:_CONTEXT]
-    return {_plain(str(name))[:_NAME_CHARS]: _plain(str(item))[:_NAME_CHARS] for name, item in few}
+    out: dict[str, str] = {}
+    left = _CONTEXT_CHARS
+    for name, item in value.items():
+        text = _plain(item if isinstance(item, str) else json.dumps(item))
+        left -= len(name) + len(text)
+        if left < 0:
+            break
+        out[_plain(name)] = text
+    return out
 
 
 def _progress(value: object) -> tuple[float, int] | None:

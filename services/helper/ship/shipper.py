@@ -46,16 +46,16 @@ def places(folder: LearnerFolder, assignment: Assignment, run: int) -> list[Plac
 
 
 class Shipper:
-    """``run`` beside the learner; ``end`` once it has exited; ``finished`` when all is taken in."""
+    """``run`` beside the learner, which returns when all is taken in; ``end`` once the learner has exited."""
 
     def __init__(self, folder: LearnerFolder, assignment: Assignment, spool: Spool, intake: Intake, run: int) -> None:
         self.progress: tuple[float, int] = (-1.0, -1)
         """(fraction, milliseconds left) by the learner's last word; -1: unknown."""
         self.refused_since: float | None = None
         """The service answers, and takes nothing (its disk is full): since when, on the monotonic clock."""
-        self.finished = asyncio.Event()
         self._intake = intake
         self._ended = False
+        self._trouble = ""
         self._wake = Alarm()
         learner = assignment.learner
         identity = Source(attempt=assignment.plan.attempt, role=learner.role, rank=learner.rank, run=run)
@@ -82,19 +82,19 @@ class Shipper:
         await self._resume(backoff)
         retry_at, idle = 0.0, QUICK_S
         while True:
-            self._look()
-            batches = self._collect() if time.monotonic() >= retry_at else []
-            if batches:
-                try:
-                    await self._append(batches)
-                    backoff.reset()
-                    self.refused_since, idle = None, QUICK_S
-                    continue
-                except WeftError as error:
-                    retry_at = time.monotonic() + self._noted(error, backoff)
-            elif self._ended and all(source.done for source in self.sources):
-                self.finished.set()
-                return
+            try:
+                self._look()
+                if time.monotonic() >= retry_at:
+                    if batches := self._collect():
+                        await self._append(batches)
+                        backoff.reset()
+                        self._well()
+                        idle = QUICK_S
+                        continue
+                    if self._ended and all(source.done for source in self.sources):
+                        return
+            except (WeftError, OSError) as error:  # OSError: a full disk under the spool, a failing one under a source
+                retry_at = time.monotonic() + self._noted(error, backoff)
             await self._pause(idle if time.monotonic() >= retry_at else IDLE_S)
             idle = min(IDLE_S, idle * 1.2)
 
@@ -104,14 +104,13 @@ class Shipper:
         hello = None
         while hello is None:
             try:
-                hello = await self._intake.hello()
-            except WeftError as error:
-                note("hello.failed", why=error.message)
                 self._look()
-                await backoff.wait()
+                hello = await self._intake.hello()
+            except (WeftError, OSError) as error:
+                await asyncio.sleep(self._noted(error, backoff))
         for state in hello.sources:
             source = by_name.get(state.source.source)
-            if source is not None and state.source.run == source.place.run:
+            if source is not None and source.is_of(state.source):
                 source.resume(state.source.generation, state.committed, final=state.final)
 
     def _look(self) -> None:
@@ -173,9 +172,16 @@ class Shipper:
                 if source.place.name == batch.source.source:
                     source.accept(batch, offset)
 
-    def _noted(self, error: WeftError, backoff: Backoff) -> float:
-        """How long to wait before the next try."""
-        note("append.failed", kind=type(error).__name__, why=error.message)
+    def _well(self) -> None:
+        if self._trouble:
+            note("append.well")
+        self._trouble, self.refused_since = "", None
+
+    def _noted(self, error: WeftError | OSError, backoff: Backoff) -> float:
+        """How long to wait before the next try. Each kind of trouble is noted once: it may last for days."""
+        if self._trouble != type(error).__name__:
+            self._trouble = type(error).__name__
+            note("append.failed", kind=self._trouble, why=str(error))
         if not isinstance(error, Unavailable) and self.refused_since is None:
             self.refused_since = time.monotonic()
         if isinstance(error, ResourceExhausted):

@@ -31,8 +31,8 @@ _LINES: Final = 1_000
 """Cut out of one reading at most: a window of newlines would be a quarter of a million lines."""
 _PATH_S: Final = 0.2
 """What a path names is looked at so often: it costs ten times what the size of an open file does."""
-_POINTS: Final = 5_000
-"""In one batch: at some 60 bytes each, far below a message's limit."""
+_POINT_BYTES: Final = 2**20
+"""Points in one batch take about so much at most: what they hang on (name, context) may be longer than their lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,11 @@ class TailedSource:
         self._rewind(committed)
         self._finished = final
 
+    def is_of(self, other: Source) -> bool:
+        """Whether that is this source, of any generation."""
+        mine = self._identity
+        return (mine.attempt, mine.rank, mine.run, mine.source) == (other.attempt, other.rank, other.run, other.source)
+
     def look(self) -> None:
         """Notices what has become of the file. Cheap: it is done ten times a second for as long as the learner runs."""
         now = time.monotonic()
@@ -143,12 +148,13 @@ class TailedSource:
             return None
         out = SourceBatch(source=self._source(self._known.generation), start=self._position, end=self._position)
         self._fill()
+        points = 0
         for piece in self._pieces:
-            if len(out.lines) >= max_lines or len(out.points) >= _POINTS:
+            if len(out.lines) >= max_lines or points >= _POINT_BYTES:
                 break
             if out.end > out.start and piece.end - out.start > max_bytes:
                 break
-            self._add(out, piece)
+            points += self._add(out, piece)
             out.end = piece.end
         out.final = self._ended and out.end >= self._size
         if out.end == out.start and not out.final:
@@ -233,18 +239,23 @@ class TailedSource:
         limit = LINE_BYTES if self.place.text else REPORT_BYTES
         self._pieces.extend(islice(split(data, self._position, ended=ended, limit=limit), _LINES))
 
-    def _add(self, out: SourceBatch, piece: Piece) -> None:
+    def _add(self, out: SourceBatch, piece: Piece) -> int:
+        """Takes the piece into the batch; about how many bytes of points it is."""
         time_ms = self._times.at(piece.end)
         if self.place.text:
             out.lines.add(offset=piece.start, time_ms=time_ms, text=piece.text, partial=piece.partial)
             if piece.partial or not looks_like_points(piece.raw):
-                return
+                return 0
         found = parse(piece.raw) if not piece.partial else None
         if found is None:
-            return
+            return 0
+        size = 0
+        around = 40 + sum(len(name) + len(text) for name, text in found.context.items())
         for name, value in found.values.items():
+            size += around + len(name)
             out.points.add(
                 offset=piece.start, time_ms=found.time_ms or time_ms, name=name, step=found.step, value=value,
                 context=found.context,
             )  # fmt: skip
         self._reported(found)
+        return size
