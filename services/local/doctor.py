@@ -45,10 +45,8 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     private = not secrets.exists() or stat.S_IMODE(secrets.stat().st_mode) & 0o077 == 0
     yield "secrets", private, "private" if private else "readable by others", f"chmod -R go= {secrets}"
     sandbox = shutil.which("bwrap")
-    yield (
-        "sandbox", True, "bubblewrap found" if sandbox else "no bubblewrap: learners are plain processes (tier process)",
-        "",
-    )  # fmt: skip
+    tier = "bubblewrap found" if sandbox else "no bubblewrap: learners are plain processes (tier process)"
+    yield "sandbox", True, tier, ""
 
 
 def _etcd() -> tuple[str, bool, str, str]:

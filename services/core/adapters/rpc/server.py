@@ -30,7 +30,7 @@ def caller() -> LearnerIdentity | None:
     return _caller.get()
 
 
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc's classes are untyped
+class Guard(grpc.aio.ServerInterceptor):
     """Authenticates each call before its handler runs and translates its errors after."""
 
     def __init__(self, secret: bytes) -> None:
@@ -52,21 +52,20 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc's classes
         return learner
 
     async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The handler, guarded; unknown methods stay unknown."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
-            return handler  # no method of ours streams requests
+        if handler is None:
+            return None
+        if handler.request_streaming:  # none of ours does; one that is added must not slip through unguarded
+            raise NotImplementedError(f"{handler_call_details.method} streams requests, which nothing here guards")
         method = handler_call_details.method
         service = method.strip("/").partition("/")[0]
-        make = (
-            grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
-        )
-        wrap = self._stream if handler.response_streaming else self._unary
-        behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
-        return make(wrap(service, method, behaviour), handler.request_deserializer, handler.response_serializer)
+        codecs = (handler.request_deserializer, handler.response_serializer)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(self._stream(service, method, handler.unary_stream), *codecs)
+        return grpc.unary_unary_rpc_method_handler(self._unary(service, method, handler.unary_unary), *codecs)
 
     def _enter(self, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         metadata = dict(context.invocation_metadata() or ())
