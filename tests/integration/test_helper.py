@@ -3,90 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import os
-import shutil
-import signal
 import stat
-import subprocess
-import sys
-import tempfile
-import zipfile
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from services.core.domain.errors import NoSpace
 from services.core.domain.learner import LearnerStatus
-from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
-from services.core.domain.tokens import LearnerIdentity, mint
-from services.core.home import Home
-from services.node import reservation
-from services.node.learner import JobFolder
+from services.core.domain.plan import Input
 from tests.testbed.etcd import free_port
 from tests.testbed.intake import SECRET, Intake
+from tests.testbed.learner import TENANT, Learner
 from tests.waiting import until
 
-ROOT = Path(__file__).parents[2]
-JOB, TENANT = "j0", "acme"
+JOB = "j0"
 
 
-class Learner:
-    """One learner's folder, its shim and its helper, and the peer they speak to."""
+class HelperTest(Learner):
+    """With a peer that tells what it has taken in."""
 
-    def __init__(self, root: Path, intake: Intake, environment: Mapping[str, str]) -> None:
-        self.home = Home(root)
+    def __init__(self, intake: Intake) -> None:
+        super().__init__(job=JOB, secret=SECRET, metrics=intake.address)
+        self._environment = {"WEFT_DATA_PATHS": str(self.home / "allowed")}
         self.intake = intake
-        self.folder = Path()
-        self.shim: subprocess.Popen[bytes] | None = None
-        self.helper: subprocess.Popen[bytes] | None = None
-        self._environment = environment
-        (root / "run").mkdir()
-        (root / "objects").mkdir(mode=0o700)
-        self.home.addresses_file.write_text(json.dumps({"metrics": intake.address}))
 
-    def reserve(self, command: str, **changes: Any) -> None:
-        """The folders, as the agent makes them."""
-        attempt = int(changes.get("attempt", 1))
-        who = LearnerIdentity(job=JOB, tenant=TENANT, attempt=attempt, role="worker", rank=0, name="worker-0")
-        one = LearnerPlan(
-            name="worker-0", role="worker", rank=0, command=command, cpus=1, memory=2**20, gpus=0, node="local",
-            token=mint(SECRET, who),
-        )  # fmt: skip
-        plan = AttemptPlan(
-            job=JOB, tenant=TENANT, attempt=1, term=1, learners=(one,), distribution="none", framework="",
-            code_digest="", inputs=(), grace=1000, store_timeout=30_000, checkpoint_keep=1,
-        )  # fmt: skip
-        plan = replace(plan, **changes)
-        allotment = reservation.Allotment(uid=70_001, gid=70_001, gpus={"worker-0": ()}, ports={})
-        made = reservation.documents(plan, allotment, home=self.home, tier="process")
-        job = JobFolder(self.home / "node" / JOB)
-        job.path.parent.mkdir(mode=0o711, exist_ok=True)
-        self.folder = reservation.make(job, plan.attempt, made)[0].folder
-
-    def code(self, **files: str) -> str:
-        """Uploads code; its digest."""
-        out = io.BytesIO()
-        with zipfile.ZipFile(out, "w") as archive:
-            for name, content in files.items():
-                archive.writestr(name.replace("_", "."), content)
-        return self.upload(out.getvalue())
-
-    def upload(self, archive: bytes) -> str:
-        digest = hashlib.sha256(archive).hexdigest()
-        place = self.home / "objects" / "tenants" / TENANT / "code" / digest
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(archive)
-        return f"sha256:{digest}"
-
-    def start(self) -> None:
-        self.start_shim()
-        (self.folder / "active").touch()
-        self.start_helper()
+    async def ended(self, timeout: float = 20) -> LearnerStatus:
+        """What the helper reported last, once it has ended well."""
+        await self.until_stored(timeout)
+        assert self.intake.last is not None
+        return self.intake.last
 
     async def ran(self, command: str, **changes: Any) -> LearnerStatus:
         """From its folders to its end."""
@@ -94,72 +41,18 @@ class Learner:
         self.start()
         return await self.ended()
 
-    def start_shim(self) -> None:
-        shim = ROOT / "services" / "node" / "shim.py"
-        self.shim = subprocess.Popen([sys.executable, "-I", "-S", str(shim), str(self.folder)])
-
-    def start_helper(self) -> None:
-        environment = {"PATH": os.environ["PATH"], "HOME": str(self.home.root), **self._environment}
-        with (self.home.root / "helper.log").open("ab") as log:
-            self.helper = subprocess.Popen(
-                [sys.executable, "-m", "services.helper", str(self.folder)], cwd=ROOT, env=environment, stderr=log,
-            )  # fmt: skip
-
-    def kill_helper(self) -> None:
-        assert self.helper is not None
-        self.helper.kill()
-        self.helper.wait()
-
-    def stop(self, cause: str, grace_ms: int) -> None:
-        """As the agent does: the mark, then the hint."""
-        mark = {"schema": 1, "generation": 2, "cause": cause, "grace_ms": grace_ms, "time": 1}
-        (self.folder / "stop.tmp").write_text(json.dumps(mark))
-        (self.folder / "stop.tmp").rename(self.folder / "stop.json")
-        assert self.shim is not None
-        self.shim.send_signal(signal.SIGUSR1)
-
-    async def ended(self, timeout: float = 20) -> LearnerStatus:
-        """The helper has ended well; what it reported last."""
-
-        def code() -> int | None:
-            assert self.helper is not None
-            return None if self.helper.poll() is None else self.helper.returncode + 1
-
-        assert await until(code, timeout) == 1, self.log
-        assert (self.folder / "stored").exists()
-        assert self.intake.last is not None
-        return self.intake.last
-
-    def objects(self, kind: str) -> dict[str, bytes]:
-        """What was stored, by its path below ``attempts/1/<kind>/``."""
-        base = self.home / "objects" / "tenants" / TENANT / "jobs" / JOB / "attempts" / "1" / kind
-        return {str(path.relative_to(base)): path.read_bytes() for path in sorted(base.rglob("*")) if path.is_file()}
-
-    @property
-    def log(self) -> str:
-        return (self.home.root / "helper.log").read_text()
-
-    def end(self) -> None:
-        for process in (self.helper, self.shim):
-            if process is not None:
-                process.kill()
-                process.wait()
-
 
 @pytest.fixture
-async def learner() -> AsyncGenerator[Learner]:
-    root = Path(tempfile.mkdtemp(prefix="weft-helper-"))
-    root.chmod(0o711)
+async def learner() -> AsyncGenerator[HelperTest]:
     intake = Intake(f"127.0.0.1:{free_port()}")
     await intake.start()
-    made = Learner(root, intake, {"WEFT_DATA_PATHS": str(root / "allowed")})
+    made = HelperTest(intake)
     yield made
-    made.end()
+    made.remove()
     await intake.stop()
-    shutil.rmtree(root)
 
 
-async def test_a_shell_command_runs_and_its_lines_results_and_logs_are_kept(learner: Learner) -> None:
+async def test_a_shell_command_runs_and_its_lines_results_and_logs_are_kept(learner: HelperTest) -> None:
     learner.reserve(
         "echo hello; echo oops >&2; echo kept > $RESULT_DIR/out.txt; mkdir $RESULT_DIR/d; echo x > $RESULT_DIR/d/y;"
         " echo more > $LOG_DIR/own.log; printf unfinished"
@@ -178,7 +71,7 @@ async def test_a_shell_command_runs_and_its_lines_results_and_logs_are_kept(lear
     assert sorted(logs["learner-1/training-log.txt"].split()) == [b"hello", b"oops", b"unfinished"]
 
 
-async def test_code_lies_in_the_working_folder_and_belongs_to_the_learner(learner: Learner) -> None:
+async def test_code_lies_in_the_working_folder_and_belongs_to_the_learner(learner: HelperTest) -> None:
     digest = learner.code(train_sh="echo I run; touch made-beside")
     learner.reserve("sh train.sh; stat -c %U:%a train.sh", code_digest=digest)
     learner.start()
@@ -187,7 +80,7 @@ async def test_code_lies_in_the_working_folder_and_belongs_to_the_learner(learne
     assert learner.intake.text()[0] == "I run"
 
 
-async def test_code_that_is_no_archive_ends_the_learner_with_its_reason_before_it_starts(learner: Learner) -> None:
+async def test_code_that_is_no_archive_ends_the_learner_with_its_reason_before_it_starts(learner: HelperTest) -> None:
     learner.reserve("true", code_digest=learner.upload(b"not a zip at all"))
     learner.start()
     last = await learner.ended()
@@ -196,7 +89,7 @@ async def test_code_that_is_no_archive_ends_the_learner_with_its_reason_before_i
     assert not (learner.folder / "go").exists()
 
 
-async def test_a_helper_killed_again_and_again_ships_each_of_ten_thousand_lines_once(learner: Learner) -> None:
+async def test_a_helper_killed_again_and_again_ships_each_of_ten_thousand_lines_once(learner: HelperTest) -> None:
     learner.reserve("i=0; while [ $i -lt 10000 ]; do echo line $i; i=$((i+1)); done; sleep 0.3; echo end")
     learner.start()
     for at in (500, 3000, 6000, 9000):
@@ -212,7 +105,7 @@ async def test_a_helper_killed_again_and_again_ships_each_of_ten_thousand_lines_
 
 
 async def test_nothing_is_lost_while_the_metrics_service_is_away_and_it_may_come_back_elsewhere(
-    learner: Learner,
+    learner: HelperTest,
 ) -> None:
     learner.reserve("i=0; while [ $i -lt 40 ]; do echo $i; i=$((i+1)); sleep 0.02; done")
     learner.start()
@@ -220,7 +113,7 @@ async def test_nothing_is_lost_while_the_metrics_service_is_away_and_it_may_come
     await learner.intake.stop()
     await until((learner.folder / "runs/1/exit.json").exists)
     learner.intake.address = f"127.0.0.1:{free_port()}"
-    learner.home.addresses_file.write_text(json.dumps({"metrics": learner.intake.address}))
+    learner.metrics_at(learner.intake.address)
     await learner.intake.start()
     await learner.ended()
     assert learner.intake.text() == [str(number) for number in range(40)]
@@ -229,7 +122,7 @@ async def test_nothing_is_lost_while_the_metrics_service_is_away_and_it_may_come
     assert times[-1] - times[0] >= 500, "lines keep the time they came at, not the one they were sent at"
 
 
-async def test_points_and_progress_come_from_reports_and_from_json_on_stdout(learner: Learner) -> None:
+async def test_points_and_progress_come_from_reports_and_from_json_on_stdout(learner: HelperTest) -> None:
     report = json.dumps({"time_ms": 5, "step": 1, "values": {"loss": 0.5, "bad": "NaN"}, "context": {"subset": "val"}})
     progress = json.dumps({"time_ms": 6, "step": None, "values": {}, "progress": {"fraction": 0.25, "eta_s": 2}})
     learner.reserve(
@@ -249,7 +142,7 @@ async def test_points_and_progress_come_from_reports_and_from_json_on_stdout(lea
     assert learner.intake.text() == ['{"step": 2, "accuracy": 0.9}', '{"step": "nonsense"']
 
 
-async def test_a_learner_waits_until_it_may_go_and_a_stop_before_ends_it(learner: Learner) -> None:
+async def test_a_learner_waits_until_it_may_go_and_a_stop_before_ends_it(learner: HelperTest) -> None:
     learner.intake.go = False
     learner.reserve("echo never")
     learner.start()
@@ -261,7 +154,7 @@ async def test_a_learner_waits_until_it_may_go_and_a_stop_before_ends_it(learner
     assert learner.intake.lines == []
 
 
-async def test_an_attempt_that_is_not_current_never_starts(learner: Learner) -> None:
+async def test_an_attempt_that_is_not_current_never_starts(learner: HelperTest) -> None:
     learner.intake.current = False
     learner.reserve("echo never")
     learner.start()
@@ -269,7 +162,7 @@ async def test_an_attempt_that_is_not_current_never_starts(learner: Learner) -> 
     assert not (learner.folder / "go").exists()
 
 
-async def test_a_killed_learner_reports_its_end_and_stores_nothing(learner: Learner) -> None:
+async def test_a_killed_learner_reports_its_end_and_stores_nothing(learner: HelperTest) -> None:
     learner.reserve("echo x > $RESULT_DIR/x; echo started; sleep 60")
     learner.start()
     await until(lambda: learner.intake.text() == ["started"])
@@ -280,7 +173,7 @@ async def test_a_killed_learner_reports_its_end_and_stores_nothing(learner: Lear
     assert learner.objects("results") == {}
 
 
-async def test_a_second_helper_of_the_same_learner_ends_at_once(learner: Learner) -> None:
+async def test_a_second_helper_of_the_same_learner_ends_at_once(learner: HelperTest) -> None:
     learner.reserve("sleep 1")
     learner.start()
     await until((learner.folder / "helper.json").exists)
@@ -294,7 +187,7 @@ async def test_a_second_helper_of_the_same_learner_ends_at_once(learner: Learner
     await learner.ended()
 
 
-async def test_only_the_learners_own_plain_files_are_stored(learner: Learner) -> None:
+async def test_only_the_learners_own_plain_files_are_stored(learner: HelperTest) -> None:
     learner.reserve(
         "cd $RESULT_DIR; ln -s /etc/passwd link; ln -s / root; mkfifo pipe; truncate -s 5T holes; echo fine > fine;"
         " printf x > 'new\nline'; rm -r $LOG_DIR; ln -s /etc $LOG_DIR; rm $JOB_STATE_DIR/metrics.jsonl 2>&1;"
@@ -310,7 +203,7 @@ async def test_only_the_learners_own_plain_files_are_stored(learner: Learner) ->
 
 
 async def test_a_metrics_service_with_a_full_disk_holds_up_neither_end_nor_results(
-    learner: Learner, monkeypatch: pytest.MonkeyPatch
+    learner: HelperTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner.intake.refuse = NoSpace("the disk is full", retry_after_s=0.1)
     learner.reserve("echo x; echo kept > $RESULT_DIR/out")
@@ -321,7 +214,7 @@ async def test_a_metrics_service_with_a_full_disk_holds_up_neither_end_nor_resul
     assert learner.intake.text() == ["x"]
 
 
-async def test_a_batch_that_can_never_be_taken_does_not_hold_up_the_others(learner: Learner) -> None:
+async def test_a_batch_that_can_never_be_taken_does_not_hold_up_the_others(learner: HelperTest) -> None:
     learner.intake.poison = "poison"
     learner.reserve("echo poison; echo fine >&2; sleep 0.5; echo after")
     learner.start()
@@ -332,7 +225,7 @@ async def test_a_batch_that_can_never_be_taken_does_not_hold_up_the_others(learn
 
 
 async def test_checkpoints_count_once_their_manifest_is_there_and_come_back_with_the_next_attempt(
-    learner: Learner,
+    learner: HelperTest,
 ) -> None:
     learner.reserve("mkdir $CHECKPOINT_DIR/s; echo one > $CHECKPOINT_DIR/s/1")
     learner.start()
@@ -350,7 +243,7 @@ async def test_checkpoints_count_once_their_manifest_is_there_and_come_back_with
     assert learner.intake.text() == ["one", "mine"], last
 
 
-async def test_a_damaged_checkpoint_is_not_trained_on(learner: Learner) -> None:
+async def test_a_damaged_checkpoint_is_not_trained_on(learner: HelperTest) -> None:
     await learner.ran("echo one > $CHECKPOINT_DIR/weights")
     base = learner.home / "objects" / "tenants" / TENANT / "jobs" / JOB / "attempts" / "1" / "checkpoints"
     (base / "worker-0" / "weights").write_text("two\n")
@@ -359,14 +252,14 @@ async def test_a_damaged_checkpoint_is_not_trained_on(learner: Learner) -> None:
     assert last.reason == "CheckpointInvalid"
 
 
-async def test_an_environment_is_built_once_and_its_python_comes_first(learner: Learner) -> None:
+async def test_an_environment_is_built_once_and_its_python_comes_first(learner: HelperTest) -> None:
     digest = learner.code(main_py="import sys; print(sys.prefix)")
     last = await learner.ran("python main.py", framework="python-3.11", code_digest=digest)
     assert learner.intake.text()[0].startswith(str(learner.home / "cache" / "envs")), learner.intake.text("stderr")
     assert last.env_digest.removeprefix("sha256:") in learner.intake.text()[0]
 
 
-async def test_an_environment_left_half_built_by_a_killed_helper_is_built_again(learner: Learner) -> None:
+async def test_an_environment_left_half_built_by_a_killed_helper_is_built_again(learner: HelperTest) -> None:
     learner.reserve("python -c 'import sys; print(sys.version_info.major)'", framework="python-3.11")
     learner.start()
     await until(lambda: list((learner.home / "cache" / "envs").glob("*.lock")))
@@ -376,13 +269,13 @@ async def test_an_environment_left_half_built_by_a_killed_helper_is_built_again(
     assert learner.intake.text() == ["3"]
 
 
-async def test_requirements_that_are_no_names_end_the_learner_with_advice(learner: Learner) -> None:
+async def test_requirements_that_are_no_names_end_the_learner_with_advice(learner: HelperTest) -> None:
     last = await learner.ran("true", code_digest=learner.code(requirements_txt="git+https://host/x\n"))
     assert last.reason == "EnvironmentFailed"
     assert "line 1" in last.message
 
 
-async def test_local_data_is_there_if_the_operator_allows_it(learner: Learner) -> None:
+async def test_local_data_is_there_if_the_operator_allows_it(learner: HelperTest) -> None:
     data = learner.home / "allowed" / "mnist"
     data.mkdir(parents=True)
     (data / "train.csv").write_text("1,2\n")
@@ -395,7 +288,7 @@ async def test_local_data_is_there_if_the_operator_allows_it(learner: Learner) -
     assert last.data_digest
 
 
-async def test_local_data_elsewhere_is_denied(learner: Learner) -> None:
+async def test_local_data_elsewhere_is_denied(learner: HelperTest) -> None:
     learner.reserve("true", inputs=(Input(mount="data", type="local", location="/etc", path=""),))
     learner.start()
     last = await learner.ended()
@@ -403,6 +296,6 @@ async def test_local_data_elsewhere_is_denied(learner: Learner) -> None:
     assert "WEFT_DATA_PATHS" in last.message
 
 
-def test_the_folder_of_a_learner_is_not_for_others(learner: Learner) -> None:
+def test_the_folder_of_a_learner_is_not_for_others(learner: HelperTest) -> None:
     learner.reserve("true")
     assert stat.S_IMODE(learner.folder.stat().st_mode) == 0o711

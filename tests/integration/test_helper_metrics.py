@@ -1,0 +1,71 @@
+"""The real helper beside the real metrics service, both killed again and again: every line and point, once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.domain.codec import load
+from services.core.domain.learner import LearnerStatus
+from services.core.gen.weft.v1 import metrics_pb2 as pb
+from tests.testbed.etcd import Etcd
+from tests.testbed.learner import Learner
+from tests.testbed.metrics import SECRET, Reader, job_id, running
+from tests.waiting import until
+
+LINES = 10_000
+PROGRAM = f"""
+i=0
+while [ $i -lt {LINES} ]; do
+    echo line $i
+    [ $((i % 100)) = 0 ] && echo "{{\\"time_ms\\": $i, \\"step\\": $i, \\"values\\": {{\\"loss\\": $i}}}}" \
+        >> $JOB_STATE_DIR/metrics.jsonl
+    i=$((i+1))
+done
+"""
+
+
+async def test_ten_thousand_lines_and_a_hundred_points_arrive_once_through_kills_on_both_sides(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    with running(tmp_path, etcd.address) as service:
+        learner = Learner(job=job_id(), secret=SECRET, metrics=service.address)
+        reader, status = Reader(service), EtcdStatusStore(etcd.address)
+        try:
+            await status.put(f"/jobs/{learner.job}/attempt", json.dumps({"attempt": 1, "learners": 1}))
+            learner.reserve(PROGRAM + "sleep 0.5")
+            learner.start()
+            for number, at in enumerate((500, 2500, 4500, 6500, 8500)):
+                await until(lambda at=at: taken(reader, learner.job, at), 30)  # type: ignore[misc]
+                if number % 2:
+                    learner.kill_helper()
+                    learner.start_helper()
+                else:
+                    service.kill()
+                    service.start()
+            await learner.until_stored(60)
+            await check(reader, learner.job)
+            entry = await status.get(f"/jobs/{learner.job}/learners/worker-0")
+            assert entry
+            last = load(LearnerStatus, json.loads(entry.value))
+            assert (last.phase.value, last.exit and last.exit.code) == ("STORED", 0)
+        finally:
+            await reader.close()
+            await status.close()
+            learner.remove()
+
+
+async def taken(reader: Reader, job: str, count: int) -> bool:
+    """Whether the service has so many lines."""
+    return bool((await reader.call("Summary", pb.SummaryRequest(job_id=job))).lines >= count)
+
+
+async def check(reader: Reader, job: str) -> None:
+    lines: list[pb.StoredLine] = []
+    while page := (await reader.call("Lines", pb.LinesRequest(job_id=job, after_seq=len(lines)))).lines:
+        lines += page
+    assert [one.seq for one in lines] == list(range(1, LINES + 1))
+    assert [one.line.text for one in lines] == [f"line {number}" for number in range(LINES)]
+    points = (await reader.call("Points", pb.PointsRequest(job_id=job))).points
+    assert [(one.seq, one.point.step) for one in points] == [(n + 1, n * 100) for n in range(LINES // 100)]

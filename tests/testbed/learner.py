@@ -1,0 +1,143 @@
+"""One learner on its own: folders as the agent makes them, the real shim, the real helper, and who they speak to."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.domain.tokens import LearnerIdentity, mint
+from services.core.home import Home
+from services.node import reservation
+from services.node.learner import JobFolder
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
+TENANT = "acme"
+
+
+class Learner:
+    """One learner of attempt 1 (or another), rank 0."""
+
+    def __init__(self, *, job: str, secret: bytes, metrics: str, environment: Mapping[str, str] | None = None) -> None:
+        """``metrics``: the address of whoever takes in what the helper says."""
+        root = Path(tempfile.mkdtemp(prefix="weft-learner-"))
+        root.chmod(0o711)  # learners have users of their own
+        self.home = Home(root)
+        self.job = job
+        self._secret = secret
+        self.folder = Path()
+        self.shim: subprocess.Popen[bytes] | None = None
+        self.helper: subprocess.Popen[bytes] | None = None
+        self._environment = environment or {}
+        (root / "run").mkdir()
+        (root / "objects").mkdir(mode=0o700)
+        self.metrics_at(metrics)
+
+    def metrics_at(self, address: str) -> None:
+        self.home.addresses_file.write_text(json.dumps({"metrics": address}))
+
+    def reserve(self, command: str, **changes: Any) -> None:
+        """The folders, as the agent makes them."""
+        attempt = int(changes.get("attempt", 1))
+        who = LearnerIdentity(job=self.job, tenant=TENANT, attempt=attempt, role="worker", rank=0, name="worker-0")
+        one = LearnerPlan(
+            name="worker-0", role="worker", rank=0, command=command, cpus=1, memory=2**20, gpus=0, node="local",
+            token=mint(self._secret, who),
+        )  # fmt: skip
+        plan = AttemptPlan(
+            job=self.job, tenant=TENANT, attempt=1, term=1, learners=(one,), distribution="none", framework="",
+            code_digest="", inputs=(), grace=1000, store_timeout=30_000, checkpoint_keep=1,
+        )  # fmt: skip
+        plan = replace(plan, **changes)
+        allotment = reservation.Allotment(uid=70_001, gid=70_001, gpus={"worker-0": ()}, ports={})
+        made = reservation.documents(plan, allotment, home=self.home, tier="process")
+        job = JobFolder(self.home / "node" / self.job)
+        job.path.parent.mkdir(mode=0o711, exist_ok=True)
+        self.folder = reservation.make(job, plan.attempt, made)[0].folder
+
+    def code(self, **files: str) -> str:
+        """Uploads code; its digest."""
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name.replace("_", "."), content)
+        return self.upload(out.getvalue())
+
+    def upload(self, archive: bytes) -> str:
+        digest = hashlib.sha256(archive).hexdigest()
+        place = self.home / "objects" / "tenants" / TENANT / "code" / digest
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(archive)
+        return f"sha256:{digest}"
+
+    def start(self) -> None:
+        self.start_shim()
+        (self.folder / "active").touch()
+        self.start_helper()
+
+    def start_shim(self) -> None:
+        shim = ROOT / "services" / "node" / "shim.py"
+        self.shim = subprocess.Popen([sys.executable, "-I", "-S", str(shim), str(self.folder)])
+
+    def start_helper(self) -> None:
+        environment = {"PATH": os.environ["PATH"], "HOME": str(self.home.root), **self._environment}
+        with (self.home.root / "helper.log").open("ab") as log:
+            self.helper = subprocess.Popen(
+                [sys.executable, "-m", "services.helper", str(self.folder)], cwd=ROOT, env=environment, stderr=log,
+            )  # fmt: skip
+
+    def kill_helper(self) -> None:
+        assert self.helper is not None
+        self.helper.kill()
+        self.helper.wait()
+
+    def stop(self, cause: str, grace_ms: int) -> None:
+        """As the agent does: the mark, then the hint."""
+        mark = {"schema": 1, "generation": 2, "cause": cause, "grace_ms": grace_ms, "time": 1}
+        (self.folder / "stop.tmp").write_text(json.dumps(mark))
+        (self.folder / "stop.tmp").rename(self.folder / "stop.json")
+        assert self.shim is not None
+        self.shim.send_signal(signal.SIGUSR1)
+
+    async def until_stored(self, timeout: float = 20) -> None:
+        """The helper has ended, and well."""
+
+        def code() -> int | None:
+            assert self.helper is not None
+            return None if self.helper.poll() is None else self.helper.returncode + 1
+
+        assert await until(code, timeout) == 1, self.log
+        assert (self.folder / "stored").exists()
+
+    def objects(self, kind: str, *, attempt: int = 1) -> dict[str, bytes]:
+        """What was stored, by its path below ``attempts/<attempt>/<kind>/``."""
+        base = self.home / "objects" / "tenants" / TENANT / "jobs" / self.job / "attempts" / str(attempt) / kind
+        return {str(path.relative_to(base)): path.read_bytes() for path in sorted(base.rglob("*")) if path.is_file()}
+
+    @property
+    def log(self) -> str:
+        return (self.home.root / "helper.log").read_text()
+
+    def end(self) -> None:
+        """Its processes; the folders stay until ``remove``."""
+        for process in (self.helper, self.shim):
+            if process is not None:
+                process.kill()
+                process.wait()
+
+    def remove(self) -> None:
+        self.end()
+        shutil.rmtree(self.home.root)
