@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import structlog.testing
 
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain.job import Job, admitted, moved, released
@@ -304,10 +305,15 @@ async def test_a_hundred_followers_make_one_poll_and_leave_nothing_behind(api: A
 
 
 async def test_a_reader_that_goes_away_is_forgotten(api: Api, learner: Learner) -> None:
-    async with aclosing(events(api.admin, f"/v1/jobs/{learner.job}/events")) as stream:
-        await anext(stream)
-        await until(lambda: "weft_followers 1.0" in api.measured())
-    await until(lambda: "weft_followers 0.0" in api.measured())
+    with structlog.testing.capture_logs() as logs:
+        for path in ("events", "logs?follow=true", "metrics?follow=true"):
+            await learner.says("something")
+            await learner.measures(1.0)
+            async with aclosing(events(api.admin, f"/v1/jobs/{learner.job}/{path}")) as stream:
+                await anext(stream)
+                await until(lambda: "weft_followers 1.0" in api.measured())
+            await until(lambda: "weft_followers 0.0" in api.measured())
+    assert [entry for entry in logs if entry["log_level"] in {"warning", "error"}] == []
 
 
 async def test_silence_is_kept_alive(tmp_path: Path, shared: MetricsProcess) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+import structlog.testing
 
 from tests.testbed.api import SPEC, Api, a_zip, running_api
 from tests.waiting import until
@@ -112,34 +113,34 @@ PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
 GOOD = PART % (b"spec", b'{"name": "x", "command": "true"}')
 
 
-@pytest.mark.parametrize(
-    ("content_type", "body"),
-    [
-        ("multipart/form-data; boundary=b", b""),
-        ("multipart/form-data; boundary=b", b"--b--\r\n"),
-        ("multipart/form-data; boundary=b", b"nonsense"),
-        ("multipart/form-data; boundary=b", GOOD),
-        ("multipart/form-data; boundary=b", GOOD[:-20]),
-        ("multipart/form-data; boundary=b", GOOD + GOOD + b"--b--\r\n"),
-        ("multipart/form-data; boundary=b", GOOD + PART % (b"other", b"x") + b"--b--\r\n"),
-        ("multipart/form-data; boundary=b", PART % (b"code", a_zip()) + b"--b--\r\n"),
-        ("multipart/form-data; boundary=b", PART % (b"\xff\xfe", b"x") + b"--b--\r\n"),
-        ("multipart/form-data; boundary=b", b"--b\r\n\r\nx\r\n--b--\r\n"),
-        ("multipart/form-data; boundary=b", b"--b\r\n" + b"X: y\r\n" * 1000 + b"\r\nx\r\n--b--\r\n"),
-        ("multipart/form-data; boundary=b", b"--b\r\nX: " + b"y" * 100_000 + b"\r\n\r\nx\r\n--b--\r\n"),
-        ("multipart/form-data; boundary=" + "b" * 3000, GOOD),
-        ("multipart/form-data", GOOD),
-        ("multipart/form-data; boundary=", GOOD),
-        ("multipart/mixed; boundary=b", GOOD),
-        ("application/x-www-form-urlencoded", b"name=x&command=true"),
-        ("application/xml", b"<a/>"),
-        (";;;", b"{}"),
-    ],
-)
-async def test_a_body_that_is_not_what_it_says_is_refused(api: Api, content_type: str, body: bytes) -> None:
-    refused = await api.admin.post("/v1/jobs", content=body, headers={"Content-Type": content_type})
-    assert (refused.status_code, refused.headers["content-type"]) == (400, "application/problem+json"), refused.text
-    assert await nothing_was_kept(api)
+BROKEN = [
+    ("multipart/form-data; boundary=b", b""),
+    ("multipart/form-data; boundary=b", b"--b--\r\n"),
+    ("multipart/form-data; boundary=b", b"nonsense"),
+    ("multipart/form-data; boundary=b", GOOD),
+    ("multipart/form-data; boundary=b", GOOD[:-20]),
+    ("multipart/form-data; boundary=b", GOOD + GOOD + b"--b--\r\n"),
+    ("multipart/form-data; boundary=b", GOOD + PART % (b"other", b"x") + b"--b--\r\n"),
+    ("multipart/form-data; boundary=b", PART % (b"code", a_zip()) + b"--b--\r\n"),
+    ("multipart/form-data; boundary=b", PART % (b"\xff\xfe", b"x") + b"--b--\r\n"),
+    ("multipart/form-data; boundary=b", b"--b\r\n\r\nx\r\n--b--\r\n"),
+    ("multipart/form-data; boundary=b", b"--b\r\n" + b"X: y\r\n" * 1000 + b"\r\nx\r\n--b--\r\n"),
+    ("multipart/form-data; boundary=b", b"--b\r\nX: " + b"y" * 100_000 + b"\r\n\r\nx\r\n--b--\r\n"),
+    ("multipart/form-data; boundary=" + "b" * 3000, GOOD),
+    ("multipart/form-data", GOOD),
+    ("multipart/form-data; boundary=", GOOD),
+    ("multipart/mixed; boundary=b", GOOD),
+    ("application/x-www-form-urlencoded", b"name=x&command=true"),
+    ("application/xml", b"<a/>"),
+    (";;;", b"{}"),
+]
+
+
+async def test_a_body_that_is_not_what_it_says_is_refused(api: Api) -> None:
+    for content_type, body in BROKEN:
+        refused = await api.admin.post("/v1/jobs", content=body, headers={"Content-Type": content_type})
+        assert (refused.status_code, refused.headers["content-type"]) == (400, "application/problem+json"), refused.text
+        assert await nothing_was_kept(api)
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(api: Api) -> None:
@@ -221,45 +222,45 @@ async def test_artifacts_are_listed_by_path_in_pages(api: Api) -> None:
         assert (await api.admin.get(url, params=params)).status_code == 400, params
 
 
-@pytest.mark.parametrize(
-    ("asked", "status", "span"),
-    [
-        (None, 200, (0, 1000)),
-        ("bytes=0-99", 206, (0, 100)),
-        ("bytes=900-", 206, (900, 1000)),
-        ("bytes=-10", 206, (990, 1000)),
-        ("bytes=-5000", 206, (0, 1000)),
-        ("bytes=0-", 206, (0, 1000)),
-        ("bytes=500-5000", 206, (500, 1000)),
-        ("bytes=999-999", 206, (999, 1000)),
-        ("bytes=1000-", 416, None),
-        ("bytes=-0", 416, None),
-        ("bytes=5-2", 200, (0, 1000)),
-        ("bytes=0-1,5-6", 200, (0, 1000)),
-        ("lines=0-1", 200, (0, 1000)),
-        ("bytes=-", 200, (0, 1000)),
-        ("bytes=" + "9" * 30 + "-", 200, (0, 1000)),
-    ],
-)
-async def test_a_download_goes_on_where_it_stopped(
-    api: Api, asked: str | None, status: int, span: tuple[int, int] | None
-) -> None:
+RANGES: list[tuple[str | None, int, tuple[int, int] | None]] = [
+    (None, 200, (0, 1000)),
+    ("bytes=0-99", 206, (0, 100)),
+    ("bytes=900-", 206, (900, 1000)),
+    ("bytes=-10", 206, (990, 1000)),
+    ("bytes=-5000", 206, (0, 1000)),
+    ("bytes=0-", 206, (0, 1000)),
+    ("bytes=500-5000", 206, (500, 1000)),
+    ("bytes=999-999", 206, (999, 1000)),
+    ("bytes=1000-", 416, None),
+    ("bytes=-0", 416, None),
+    ("bytes=5-2", 200, (0, 1000)),
+    ("bytes=0-1,5-6", 200, (0, 1000)),
+    ("lines=0-1", 200, (0, 1000)),
+    ("bytes=-", 200, (0, 1000)),
+    ("bytes=" + "9" * 30 + "-", 200, (0, 1000)),
+]
+
+
+async def test_a_download_goes_on_where_it_stopped(api: Api) -> None:
     job = (await api.submit())["id"]
     content = os.urandom(1000)
     await put(api, job, "attempts/1/results/worker-0/w", content)
     url = f"/v1/jobs/{job}/artifacts/attempts/1/results/worker-0/w"
-    answer = await api.admin.get(url, headers={"Range": asked} if asked else {})
-    assert answer.status_code == status
-    if span is None:
-        assert answer.headers["content-range"] == "bytes */1000"
-        return
-    assert answer.content == content[slice(*span)]
-    assert answer.headers["accept-ranges"] == "bytes"
-    assert answer.headers["content-length"] == str(span[1] - span[0])
-    if status == 206:
-        assert answer.headers["content-range"] == f"bytes {span[0]}-{span[1] - 1}/1000"
-    head = await api.admin.head(url, headers={"Range": asked} if asked else {})
-    assert (head.status_code, head.headers["content-length"], head.content) == (status, str(span[1] - span[0]), b"")
+    for asked, status, span in RANGES:
+        headers = {"Range": asked} if asked else {}
+        answer = await api.admin.get(url, headers=headers)
+        assert answer.status_code == status, asked
+        if span is None:
+            assert answer.headers["content-range"] == "bytes */1000"
+            continue
+        assert answer.content == content[slice(*span)]
+        assert answer.headers["accept-ranges"] == "bytes"
+        length = str(span[1] - span[0])
+        assert answer.headers["content-length"] == length
+        if status == 206:
+            assert answer.headers["content-range"] == f"bytes {span[0]}-{span[1] - 1}/1000"
+        head = await api.admin.head(url, headers=headers)
+        assert (head.status_code, head.headers["content-length"], head.content) == (status, length, b"")
 
 
 async def test_a_download_begins_anew_where_the_file_is_another(api: Api) -> None:
@@ -275,6 +276,22 @@ async def test_a_download_begins_anew_where_the_file_is_another(api: Api) -> Non
     assert (other.status_code, other.content) == (200, b"newer" * 10)
 
 
+async def test_a_download_that_is_broken_off_harms_nothing(api: Api) -> None:
+    job = (await api.submit())["id"]
+    await put(api, job, "attempts/1/results/worker-0/w", bytes(20 * 2**20))
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(5):
+            async with (
+                api.client(api.admin_key) as client,
+                client.stream("GET", f"/v1/jobs/{job}/artifacts/attempts/1/results/worker-0/w") as answer,
+            ):
+                await anext(answer.aiter_raw())
+        await until(lambda: "weft_http_requests_in_flight 0.0" in api.measured())
+        await until(lambda: len([*Path("/proc/self/fd").iterdir()]) <= before)
+    assert [entry for entry in logs if entry["log_level"] in {"warning", "error"}] == []
+
+
 async def test_an_empty_and_a_strangely_named_file_can_be_downloaded(api: Api) -> None:
     job = (await api.submit())["id"]
     for name in ("empty", "größe %2e #?&.txt", 'quote".txt'):
@@ -287,16 +304,16 @@ async def test_an_empty_and_a_strangely_named_file_can_be_downloaded(api: Api) -
         assert got.headers["content-disposition"].startswith("attachment; filename*=UTF-8''")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+PATHS = [
         "attempts/../../../code/x", "attempts/%2e%2e/x", "attempts/1/%2e%2e/%2e%2e/x", "..%2f..%2fsecrets", "code.zip",
         "attempts//x", "attempts/%00", "attempts/1/results/worker-0/nothing", "%ff", "attempts/%ff",
         "attempts/" + "a" * 5000,
-    ],
-)  # fmt: skip
-async def test_no_path_leads_out_of_the_job(api: Api, path: str) -> None:
+]  # fmt: skip
+
+
+async def test_no_path_leads_out_of_the_job(api: Api) -> None:
     job = (await api.submit())["id"]
-    answer = await api.admin.get(f"/v1/jobs/{job}/artifacts/{path}")
-    assert answer.status_code in {400, 404}, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
+    for path in PATHS:
+        answer = await api.admin.get(f"/v1/jobs/{job}/artifacts/{path}")
+        assert answer.status_code in {400, 404}, path
+        assert answer.headers["content-type"] == "application/problem+json"

@@ -23,6 +23,8 @@ from services.core.domain.errors import FieldError, Internal, InvalidRequest, We
 
 KEEPALIVE: Final = b": \n\n"
 _MAX_SEQ: Final = 2**53
+_AHEAD: Final = 4
+"""Batches that are read before the last one was sent: a slow reader makes us wait, not grow."""
 log = structlog.get_logger()
 
 
@@ -56,37 +58,50 @@ def streamed(request: Request, uses: Gateway, frames: AsyncGenerator[bytes]) -> 
 
 
 async def _kept_alive(request: Request, uses: Gateway, frames: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    trace_id = trace_id_of(request.scope)
-    stopping = asyncio.ensure_future(uses.stopping.wait())
-    reading: asyncio.Task[bytes] | None = None
+    """The frames, and a comment where there is none for a while.
+
+    They are read by a task of their own, because a reader that leaves cancels us at each await, again and again: what
+    has to be closed is closed over there.
+    """
+    ready: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=_AHEAD)
+    reading = asyncio.create_task(_read(request, frames, ready))
+    stopping = asyncio.create_task(uses.stopping.wait())
+    getting = asyncio.create_task(ready.get())
     uses.measures.followers.inc()
     try:
-        async with aclosing(frames):
-            yield KEEPALIVE  # the head goes out at once, and with it the news that this works
-            try:
-                while not stopping.done():
-                    if reading is None:
-                        reading = asyncio.create_task(anext(frames))
-                    await asyncio.wait(
-                        {reading, stopping}, timeout=uses.settings.keepalive_s, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    if not reading.done():
-                        yield KEEPALIVE
-                        continue
-                    done, reading = reading, None
-                    if out := done.result():
-                        yield out
-            except StopAsyncIteration:
+        yield KEEPALIVE  # the head goes out at once, and with it the news that this works
+        while not stopping.done():
+            await asyncio.wait(
+                {getting, stopping}, timeout=uses.settings.keepalive_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if stopping.done():
                 return
-            except WeftError as failed:
-                yield frame("error", problem(failed, trace_id))
-            except Exception:  # the edge of the stream: its head is sent, so the error becomes its last event
-                log.exception("api.stream_failed", path=request.url.path)
-                yield frame("error", problem(Internal("an internal error; the service's log has its trace"), trace_id))
-            finally:
-                if reading is not None:
-                    reading.cancel()
-                    await asyncio.wait({reading})
+            if not getting.done():
+                yield KEEPALIVE
+            elif (out := getting.result()) is None:
+                return
+            else:
+                getting = asyncio.create_task(ready.get())
+                yield out
     finally:
-        stopping.cancel()
+        for task in (reading, stopping, getting):
+            task.cancel()
         uses.measures.followers.dec()
+
+
+async def _read(request: Request, frames: AsyncGenerator[bytes], ready: asyncio.Queue[bytes | None]) -> None:
+    """Puts the frames into the queue, and None after the last."""
+    trace_id = trace_id_of(request.scope)
+    try:
+        async with aclosing(frames):
+            async for out in frames:
+                if out:
+                    await ready.put(out)
+    except WeftError as failed:
+        await ready.put(frame("error", problem(failed, trace_id)))
+    except Exception:  # the edge of the stream: its head is sent, so the error becomes its last event
+        log.exception("api.stream_failed", path=request.url.path)
+        await ready.put(
+            frame("error", problem(Internal("an internal error; the service's log has its trace"), trace_id))
+        )
+    await ready.put(None)

@@ -1,0 +1,74 @@
+"""What the api learns from the other services: the cluster, the queue, whether a job would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.testbed.platform import Platform
+from tests.waiting import eventually
+
+SPEC: dict[str, Any] = {"name": "api", "command": "true", "resources": {"cpus": 0.5, "memory": "64MiB"}}
+
+
+@pytest.fixture
+def api(weft_up: Platform) -> Iterator[httpx2.Client]:
+    headers = {"Authorization": f"Bearer {weft_up.key}"}
+    with httpx2.Client(base_url=weft_up.url, headers=headers, trust_env=False, timeout=20) as client:
+        yield client
+
+
+def plan(api: httpx2.Client, **fields: Any) -> dict[str, Any]:
+    answer = api.post("/v1/jobs", params={"dry_run": "true"}, json={**SPEC, **fields})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def shown(api: httpx2.Client, job_id: str) -> dict[str, Any] | None:
+    """The job, once the dispatcher has seen it."""
+    job = dict(api.get(f"/v1/jobs/{job_id}").json())
+    return job if "queue_position" in job else None
+
+
+def test_the_cluster_is_shown_with_what_is_in_use(api: httpx2.Client) -> None:
+    cluster = api.get("/v1/cluster").json()
+    [node] = cluster["nodes"]
+    assert (node["cpus"], node["ready"]) == (4, True)
+    assert cluster["total"] == {"cpus": 4, "memory": node["memory"], "gpus": node["gpus"]}
+    assert cluster["tier"] in {"process", "sandbox"}
+    assert cluster["used"]["cpus"] <= 4
+
+
+def test_a_plan_says_whether_it_would_fit(api: httpx2.Client) -> None:
+    assert eventually(lambda: plan(api)["fits"] == "now")
+    never = plan(api, learners=100)
+    assert never["fits"] == "never"
+    assert "50 CPUs, the whole cluster has 4" in never["fits_message"]
+    assert never["warnings"] == [never["fits_message"]]
+
+
+def test_who_waits_is_told_where_and_why(api: httpx2.Client) -> None:
+    large = api.post("/v1/jobs", json={**SPEC, "learners": 100})
+    assert large.status_code == 201
+    assert "it waits until that changes" in large.json()["warnings"][0]
+    behind = api.post("/v1/jobs", json=SPEC).json()
+    ids = [large.json()["id"], behind["id"]]
+    try:
+        first = eventually(lambda: shown(api, ids[0]))
+        assert first["queue_position"] == 1
+        assert first["pending_reason"]
+        assert first["pending_message"]
+        said = api.get(f"/v1/jobs/{ids[0]}/explain").json()
+        assert said["summary"].startswith("waits at place 1: ")
+        waiting = api.get("/v1/queue").json()["waiting"]
+        assert ids[0] in [one["id"] for one in waiting]
+        assert [one["position"] for one in waiting] == sorted(one["position"] for one in waiting)
+        [listed] = [job for job in api.get("/v1/jobs").json()["jobs"] if job["id"] == ids[0]]
+        assert listed["queue_position"] == 1
+    finally:
+        for job in ids:
+            assert api.delete(f"/v1/jobs/{job}", params={"kill": "true"}).status_code == 204
+    assert api.get("/v1/queue").json() == {"waiting": []}
