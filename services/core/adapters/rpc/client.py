@@ -15,6 +15,17 @@ import grpc.aio
 from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY
 from services.core.domain.errors import TABLE, Unavailable, WeftError
 
+OPTIONS: Final = (
+    # A restarted peer is found again within half a second instead of gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    # The peer is on loopback or in the cluster: never through a proxy.
+    ("grpc.enable_http_proxy", 0),
+)
 _BY_CODE: Final = {shown.code: kind for kind, shown in TABLE.items() if kind is not WeftError}
 _AWAY: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 
@@ -50,17 +61,7 @@ def connect(address: str, *, secret: bytes | None = None, learner_token: str = "
     return grpc.aio.insecure_channel(
         address,
         interceptors=(_UnaryCredential(authorization), _StreamCredential(authorization)),
-        options=(
-            # A restarted peer is found again within half a second instead of gRPC's two minutes.
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 500),
-            ("grpc.keepalive_time_ms", 5_000),
-            ("grpc.keepalive_timeout_ms", 3_000),
-            ("grpc.max_receive_message_length", MAX_MESSAGE),
-            # The peer is on loopback or in the cluster: never through a proxy.
-            ("grpc.enable_http_proxy", 0),
-        ),
+        options=OPTIONS,
     )
 
 

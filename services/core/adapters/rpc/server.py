@@ -21,6 +21,13 @@ from services.core.domain.errors import Internal, PermissionDenied, Unauthentica
 from services.core.domain.tokens import LearnerIdentity, verify
 
 LEARNER_SERVICES: Final = frozenset({"weft.v1.Intake"})
+OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    # Clients ask every five seconds whether we live, on quiet streams too; by default that is taken for an attack.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+)
 _caller: ContextVar[LearnerIdentity | None] = ContextVar("caller", default=None)
 log = structlog.get_logger()
 
@@ -113,12 +120,7 @@ async def serve(address: str, secret: bytes, register: Callable[[grpc.aio.Server
     """A started server at ``host:port``. WeftError where the port is taken (``so_reuseport`` would hide that)."""
     server = grpc.aio.server(
         interceptors=(Guard(secret),),
-        options=(
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", MAX_MESSAGE),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-        ),
+        options=OPTIONS,
     )
     register(server)
     try:

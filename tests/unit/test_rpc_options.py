@@ -1,0 +1,22 @@
+"""Quiet streams between services were cut every 15 s ("too_many_pings"), for a server option had the name of its macro.
+
+gRPC takes any option without a word; those that it reads are in its compiled library as text.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from services.core.adapters.etcd import connection
+from services.core.adapters.rpc import client, server
+
+
+@pytest.mark.parametrize(
+    "options", [client.OPTIONS, server.OPTIONS, connection._OPTIONS], ids=["client", "server", "etcd"]
+)
+def test_every_option_of_a_connection_is_one_that_grpc_reads(options: tuple[tuple[str, int], ...]) -> None:
+    library = next(Path(grpc.__file__).parent.glob("_cython/cygrpc*.so")).read_bytes()
+    assert [name for name, _ in options if name.encode() not in library] == []
