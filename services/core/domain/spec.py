@@ -263,14 +263,7 @@ class JobSpec(_Model):
             raise PydanticCustomError("not_a_mapping", "a job spec is a mapping of fields, e.g. name: digits")
         value = dict(value)
         if "learners" in value:
-            if "roles" in value:
-                raise PydanticCustomError("learners_and_roles", "give either learners or roles, not both")
-            learners = value.pop("learners")
-            if isinstance(learners, bool) or not isinstance(learners, int) or not 1 <= learners <= MAX_LEARNERS:
-                raise PydanticCustomError(
-                    "learners", "learners is a whole number from 1 to {max}", {"max": MAX_LEARNERS}
-                )
-            value["roles"] = {"worker": {"count": learners}}
+            value["roles"] = {"worker": {"count": value.pop("learners")}}
         value.setdefault("roles", {"worker": {"count": 1}})
         if isinstance(value.get("command"), list) and all(isinstance(word, str) for word in value["command"]):
             value["command"] = shlex.join(value["command"])
@@ -370,11 +363,28 @@ def nearest(word: str, names: Mapping[str, object] | list[str] | tuple[str, ...]
 
 def parse_spec(document: object) -> JobSpec:
     """The spec in normal form, or InvalidSpec with every field error found."""
+    found = [*_shorthand_errors(document)]
+    if found and isinstance(document, dict):  # without it, so that what else is wrong is found, too
+        document = {name: value for name, value in document.items() if name != "learners"}
     try:
-        return JobSpec.model_validate(document)
+        spec = JobSpec.model_validate(document)
     except ValidationError as failed:
-        errors = tuple(error for detail in failed.errors(include_url=False) for error in _field_errors(detail))
-        raise InvalidSpec(_summary(errors), errors=errors) from None
+        found += [error for detail in failed.errors(include_url=False) for error in _field_errors(detail)]
+    else:
+        if not found:
+            return spec
+    raise InvalidSpec(_summary(tuple(found)), errors=tuple(found)) from None
+
+
+def _shorthand_errors(document: object) -> Iterator[FieldError]:
+    """What is wrong with ``learners``, said of the field that was written and not of the role it stands for."""
+    if not isinstance(document, dict) or "learners" not in document:
+        return
+    learners = document["learners"]
+    if "roles" in document:
+        yield FieldError("/learners", "give either learners or roles, not both")
+    elif isinstance(learners, bool) or not isinstance(learners, int) or not 1 <= learners <= MAX_LEARNERS:
+        yield FieldError("/learners", f"learners is a whole number from 1 to {MAX_LEARNERS}")
 
 
 def dump_spec(spec: JobSpec) -> dict[str, Any]:
