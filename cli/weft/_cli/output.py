@@ -107,7 +107,7 @@ def emit(
             for name in names:
                 print(plain(name))
         case _:
-            print(people(call.output == "wide"))
+            click.echo(people(call.output == "wide"))  # without colours where this is no terminal
 
 
 def json_text(document: Any, *, indent: int | None = None) -> str:
@@ -121,7 +121,7 @@ def emit_line(call: Call, document: Any, *, people: str) -> None:
     if call.output in {"json", "yaml"}:
         print(json_text(document), flush=True)
     else:
-        print(people, flush=True)
+        click.echo(people)
 
 
 def note(text: str) -> None:
