@@ -44,8 +44,10 @@ def fetch_http(one: Input, target: Path, assignment: Assignment, settings: Fetch
     name = unquote(urlsplit(url).path).rsplit("/", 1)[-1]
     if not name or name in {".", ".."} or "/" in name or "\0" in name:
         raise Cannot(DENIED, f"{url} names no file; give the address of one file, e.g. https://host/data.csv")
-    place = Path(assignment.cache) / "data" / assignment.plan.tenant / hashlib.sha256(url.encode()).hexdigest()
-    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    data = Path(assignment.cache) / "data"
+    data.mkdir(parents=True, exist_ok=True, mode=0o700)  # closed to learners, who get their files by other names
+    place = data / assignment.plan.tenant / hashlib.sha256(url.encode()).hexdigest()
+    place.mkdir(parents=True, exist_ok=True)
     with _alone(place / "lock", watched, name):
         _refresh(url, name, place, settings, watched)
         described = _read(place / "body.json")
