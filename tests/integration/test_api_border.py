@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import structlog.testing
 from pydantic import ConfigDict, TypeAdapter, with_config
 
@@ -19,7 +20,7 @@ from tests.testbed.api import SPEC, Api, running_api
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Api]:
     async with running_api(tmp_path_factory.mktemp("api")) as one:
         yield one

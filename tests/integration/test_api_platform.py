@@ -57,7 +57,7 @@ def test_who_waits_is_told_where_and_why(api: httpx2.Client) -> None:
     behind = api.post("/v1/jobs", json=SPEC).json()
     ids = [large.json()["id"], behind["id"]]
     try:
-        first = eventually(lambda: shown(api, ids[0]))
+        first = eventually(lambda: shown(api, ids[0])) or {}
         assert first["queue_position"] == 1
         assert first["pending_reason"]
         assert first["pending_message"]
