@@ -18,7 +18,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="WEFT_", frozen=True, extra="ignore")
 
     home: Path = Field(default_factory=default_home, description="The installation's folder.")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least that is logged; logs are JSON, one object per line."
+    )
     hints: Literal["celery", "drop"] = Field(
         default="celery", description="'drop' loses every hint on purpose: everything must still work, only slower."
     )
