@@ -18,8 +18,8 @@ from typing import Any, Final
 import structlog
 
 from services.core.domain.errors import InvalidSpec, StaleFence, Unavailable, WeftError
-from services.core.domain.job import Claim, Job, Verdict, advanced, moved
-from services.core.domain.learner import LearnerStatus, job_status, judge, step_times
+from services.core.domain.job import Claim, Job, Verdict, moved
+from services.core.domain.learner import LearnerStatus, judge, step_times
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
 from services.core.jobs import copy_history, update
@@ -134,11 +134,11 @@ class Guardian:
         return Verdict(to=Status.FAILED, reason="Misconfigured", message=message, time=self._now)
 
     async def _forward(self, job: Job, spec: JobSpec, known: Mapping[str, LearnerStatus]) -> float:
-        verdict = judge(job, spec, known, now=self._now)
-        if verdict is None and job.desired is Desired.HALT:
-            return await self._halt(job, spec)
         ranks, number = facts.roster(spec, job.attempt), job.attempt.number
         going = job.attempt.committed or facts.provisioned(ranks, number, known, self._seen)
+        verdict = judge(job, spec, known, now=self._now)
+        if verdict is None and job.desired is Desired.HALT:
+            return await self._halt(job, spec, self._noting(spec, known, going=going))
         if verdict is None:
             verdict = self._expired(job, spec, known) or (None if going else self._provisioning.late(job))
         if verdict is None and not going:
@@ -146,10 +146,16 @@ class Guardian:
             if verdict is None:
                 self._seen = await self._ports.cluster.observe(job.id)
                 going = facts.provisioned(ranks, number, known, self._seen)
+        noting = self._noting(spec, known, going=going)
         if verdict is not None:
-            return await self._decide(job, verdict)
-        job = await self._advance(job, spec, known, going=going)
-        return self._patience(job, spec)
+            return await self._decide(job, verdict, noting)
+        await self._announce(job, spec)
+        return self._patience(await self._update(job, noting), spec)
+
+    def _noting(self, spec: JobSpec, known: Mapping[str, LearnerStatus], *, going: bool) -> Callable[[Job], Job]:
+        """What puts into the document what is known now; whatever else is written goes with it in one replace."""
+        now = self._now
+        return lambda job: facts.noted(job, known, expected=spec.learners, going=going, now=now)
 
     def _patience(self, job: Job, spec: JobSpec) -> float:
         """Until the next deadline, and never longer than a quiet job may go unobserved."""
@@ -165,12 +171,13 @@ class Guardian:
         message = "it ran longer than its max_runtime; what it had was stored"
         return Verdict(to=Status.FAILED, reason="DeadlineExceeded", message=message, time=self._now)
 
-    async def _decide(self, job: Job, verdict: Verdict) -> float:
+    async def _decide(self, job: Job, verdict: Verdict, noting: Callable[[Job], Job] = lambda job: job) -> float:
         """Writes the verdict, first cause wins: one that is there already stays."""
 
         def change(current: Job) -> Job:
             if current.verdict is not None or not current.holds:
                 return current
+            current = noting(current)
             heard = verdict.to in {Status.KILLED, Status.HALTED}
             return replace(
                 current, verdict=verdict, attempt=replace(current.attempt, direction="stop"),
@@ -181,7 +188,7 @@ class Guardian:
         self._log.info("job.verdict", to=verdict.to, reason=verdict.reason, learner=verdict.learner)
         return 0.0
 
-    async def _halt(self, job: Job, spec: JobSpec) -> float:
+    async def _halt(self, job: Job, spec: JobSpec, noting: Callable[[Job], Job]) -> float:
         """Learners are told to end; once all that are there have, the job is halted. (All succeeded: completed.)."""
         if job.status is not Status.HALTING:
             now = self._now
@@ -189,14 +196,15 @@ class Guardian:
             def change(current: Job) -> Job:
                 if current.status is Status.HALTING or current.verdict is not None:
                     return current
-                halting = moved(current, Status.HALTING, actor="guardian", now=now, reason="Halted")
+                halting = moved(noting(current), Status.HALTING, actor="guardian", now=now, reason="Halted")
                 return replace(halting, observed_generation=halting.generation)
 
             job = await self._update(job, change)
         if not facts.unended(job.attempt.number, self._seen):
             ran = any(one.attempt == job.attempt.number and one.started is not None for one in self._seen.learners)
             message = "halted by its owner" if ran else "halted by its owner before it had started"
-            return await self._decide(job, Verdict(to=Status.HALTED, reason="Halted", message=message, time=self._now))
+            verdict = Verdict(to=Status.HALTED, reason="Halted", message=message, time=self._now)
+            return await self._decide(job, verdict, noting)
         if await self._ending.stop(job, cause="halt", grace_ms=spec.grace):
             return 0.0
         return self._settings.observe_s
@@ -209,29 +217,6 @@ class Guardian:
             await announce(self._ports.status, job, spec.learners)
         except Unavailable as error:
             self._log.info("attempt.not_announced", why=str(error))
-
-    async def _advance(self, job: Job, spec: JobSpec, known: Mapping[str, LearnerStatus], *, going: bool) -> Job:
-        """Notes commitment, start and status, in one replace and only where something changed."""
-        to, times, now = job_status(known.values(), spec.learners), step_times(known.values()), self._now
-        environment, data = facts.digests(known)
-
-        def change(current: Job) -> Job:
-            if current.verdict is not None or current.status is Status.HALTING:
-                return current
-            attempt = replace(
-                current.attempt,
-                committed=current.attempt.committed or going,
-                started=current.attempt.started or times.get(Status.PROCESSING),
-                env_digest=current.attempt.env_digest or environment,
-                data_digest=current.attempt.data_digest or data,
-            )
-            counters = replace(current.counters, rollbacks=0) if attempt.committed else current.counters
-            ahead = advanced(current, to, actor="guardian", now=now, times=times)
-            if ahead.status is current.status and (attempt, counters) == (current.attempt, current.counters):
-                return current
-            return replace(ahead, attempt=attempt, counters=counters)
-
-        return await self._update(job, change)
 
     async def _update(self, job: Job, change: Callable[[Job], Job]) -> Job:
         return await update(self._ports.jobs, job.id, self.claim, change)

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from services.core.domain.job import Attempt
-from services.core.domain.learner import LearnerStatus, learner_name
+from services.core.domain.job import Attempt, Job, advanced
+from services.core.domain.learner import LearnerStatus, job_status, learner_name, step_times
 from services.core.domain.spec import JobSpec
-from services.core.domain.status import PHASE_ORDER, Phase
+from services.core.domain.status import PHASE_ORDER, Phase, Status
 from services.core.ports.cluster import LearnerProcess, Observation
 
 NOTHING: Final = Observation(learners=(), attempts=())
@@ -89,3 +89,25 @@ def digests(known: Mapping[str, LearnerStatus]) -> tuple[str, str]:
         next((one.env_digest for one in known.values() if one.env_digest), ""),
         next((one.data_digest for one in known.values() if one.data_digest), ""),
     )
+
+
+def noted(job: Job, known: Mapping[str, LearnerStatus], *, expected: int, going: bool, now: int) -> Job:
+    """The job with what is known in its document: commitment, start, digests, and how far it is. Itself if nothing new.
+
+    ``going``: every learner was let go.
+    """
+    if job.verdict is not None:
+        return job
+    times, (environment, data) = step_times(known.values()), digests(known)
+    attempt = replace(
+        job.attempt,
+        committed=job.attempt.committed or going,
+        started=job.attempt.started or times.get(Status.PROCESSING),
+        env_digest=job.attempt.env_digest or environment,
+        data_digest=job.attempt.data_digest or data,
+    )
+    counters = replace(job.counters, rollbacks=0) if attempt.committed else job.counters
+    ahead = advanced(job, job_status(known.values(), expected), actor="guardian", now=now, times=times)
+    if (ahead, attempt, counters) == (job, job.attempt, job.counters):
+        return job
+    return replace(ahead, attempt=attempt, counters=counters, updated=now)

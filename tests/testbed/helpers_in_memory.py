@@ -201,8 +201,8 @@ class _Helper:
             self._status, phase=phase, seq=self._status.seq + 1,
             times={**self._status.times, phase.value: self._helpers.now_ms()},
         )  # fmt: skip
-        while not await self._say():
-            await asyncio.sleep(_RETRY_S)  # noqa: ASYNC110 - the metrics service gives no event
+        while not await self._say():  # noqa: ASYNC110 - the metrics service gives no event
+            await asyncio.sleep(_RETRY_S)
 
     async def _say(self) -> bool:
         if self._fate.silent:

@@ -59,6 +59,11 @@ class _Proxy:
 
     def __getattr__(self, attribute: str) -> Any:
         found = getattr(self._port, attribute)
+        stand_in = self._stand_in(attribute, found)
+        setattr(self, attribute, stand_in)
+        return stand_in
+
+    def _stand_in(self, attribute: str, found: Any) -> Any:
         if inspect.isasyncgenfunction(found):
             return self._stream(found)
         if not inspect.iscoroutinefunction(found):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane
 
-pytestmark = pytest.mark.looptime
+pytestmark = pytest.mark.looptime(noop_cycles=0)
 
 
 @pytest.fixture

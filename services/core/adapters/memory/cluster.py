@@ -139,7 +139,7 @@ class MemoryCluster:
         self.done: list[tuple[str, int, int, str]] = []
         """(job, attempt, term, step) of every step that was carried out, for tests of who did what."""
         self._places: dict[str, _Place] = {}
-        self._refusals: list[tuple[str, WeftError]] = []
+        self._refusals: list[tuple[str, int, WeftError]] = []
         self._watchers: set[asyncio.Queue[str]] = set()
         self._away = False
 
@@ -152,9 +152,9 @@ class MemoryCluster:
         self._away = False
         self.say("")
 
-    def refuse(self, step: str, error: WeftError) -> None:
-        """The next such step is answered with this error, and has no effect."""
-        self._refusals.append((step, error))
+    def refuse(self, step: str, error: WeftError, *, attempt: int) -> None:
+        """This step of that attempt, of any job, is answered with the error and has no effect."""
+        self._refusals.append((step, attempt, error))
 
     def learner(self, job_id: str, name: str = "worker-0", attempt: int | None = None) -> MemoryLearner:
         """Of the newest attempt, unless said otherwise."""
@@ -192,9 +192,8 @@ class MemoryCluster:
             raise InvalidRequest(f"there is no step '{step}'; there are: {', '.join(STEPS)}")
         place = self._places.setdefault(plan.job, _Place())
         place.pass_(plan.attempt, plan.term, makes=True)
-        for number, (refused, error) in enumerate(self._refusals):
-            if refused == step:
-                del self._refusals[number]
+        for refused, attempt, error in self._refusals:
+            if (refused, attempt) == (step, plan.attempt):
                 raise error
         if step == "reserve":
             self._reserve(place, plan)
