@@ -18,9 +18,9 @@ def main() -> int:
     settings = ApiSettings()
 
     async def serve(service: Service) -> None:
-        async with gateway(settings, stopping=service.stopping, registry=prometheus_client.REGISTRY) as (uses, store):
+        async with gateway(settings, stopping=service.stopping, registry=prometheus_client.REGISTRY) as (uses, _):
             server = http_server(create_app(uses), settings.place.address("api"))
-            service.checks["jobs"] = store.ping
+            service.checks.update(uses.checks)
             async with asyncio.TaskGroup() as group:
                 group.create_task(serve_http(server, service.stopping))
                 while not server.started and not service.stopping.is_set():  # noqa: ASYNC110 - uvicorn has no event

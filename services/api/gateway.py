@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from services.api.artifacts import Artifacts
@@ -29,5 +30,7 @@ class Gateway:
     following: Following
     platform: Platform
     measures: Measures
+    checks: Mapping[str, Callable[[], Awaitable[object]]]
+    """What must answer for the api to be ready: name of a port -> its ping."""
     stopping: asyncio.Event
     """Set when the service is to end: live streams are cut then, without an ``end``."""

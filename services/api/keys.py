@@ -115,7 +115,10 @@ class Keys:
     async def list(self, who: Principal) -> list[ApiKey]:
         """One's own keys, revoked ones too; an admin sees everybody's."""
         index = {} if who.admin else {"tenant": who.tenant, "user": who.user}
-        return [self._key(record) for record in await self._records.find(KIND, index)]
+        found: list[ApiKey] = []
+        while page := await self._records.find(KIND, index, after=found[-1].id if found else None):
+            found += [self._key(record) for record in page]
+        return found
 
     async def revoke(self, who: Principal, key_id: str) -> None:
         """It stops working within the cache's time. NotFound where there is none of that id within reach."""

@@ -63,6 +63,7 @@ async def gateway(
                 following=Following(store, telemetry, Watcher(store, every_s=settings.follow_poll_s)),
                 platform=platform,
                 measures=measures,
+                checks={"jobs": store.ping, "records": records.ping, "objects": objects.ping},
                 stopping=stopping,
             ),
             store,

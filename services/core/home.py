@@ -8,6 +8,7 @@ logs/<service>.log
 secrets/               0600 files (SecretStore)
 jobs.sqlite            JobStore; records.sqlite: RecordStore
 objects/               ObjectStore
+uploads/               the api's: code on its way in; emptied at each start
 metrics/               MetricStore, one folder per job
 node/                  the node agent's: a folder per learner
 cache/envs, cache/data environments and data sets

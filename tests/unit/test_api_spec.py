@@ -1,0 +1,65 @@
+"""Whatever is sent as a spec: a job spec comes out, or one of our errors."""
+
+# ruff: noqa: E501 - lists of words read better in long lines
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from services.api.submit import read_spec
+from services.core.domain.errors import InvalidSpec
+from services.core.domain.spec import JobSpec, dump_spec, parse_spec
+
+WORDS = some.sampled_from(
+    [
+        "", "x", "jax", "jax:0.10", "1h", "16GB", "-1", "9" * 400 + "h", "9" * 400 + "GB", "worker", "..", "/abs", "\ud800",
+        "\x00", "none", "local", "http", "exit:3", "infrastructure", "cpu", "v100x2", "true", "../x", "http://x/y", "ñ" * 70,
+    ]
+)  # fmt: skip
+SCALARS = (
+    some.none()
+    | some.booleans()
+    | some.integers()
+    | some.sampled_from([0, 1, 2, 2**63, 10**30, -1])
+    | some.floats()
+    | WORDS
+    | some.text(max_size=20)
+)
+FIELDS = some.sampled_from(
+    [
+        *JobSpec.model_fields, "learners", "count", "min", "cpus", "gpus", "memory", "version", "id", "type", "path", "url",
+        "store", "mount", "max", "backoff", "on", "keep", "size", "decides", "on_failure", "worker", "ps", "A", "PATH", "nmae",
+    ]
+)  # fmt: skip
+VALUES = some.recursive(
+    SCALARS,
+    lambda inner: some.lists(inner, max_size=4) | some.dictionaries(FIELDS | WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+SPECS = some.dictionaries(FIELDS, VALUES, max_size=8).map(lambda fields: {"name": "x", "command": "true", **fields})
+
+
+@settings(max_examples=150, deadline=None)
+@given(SPECS | VALUES)
+def test_a_spec_is_read_or_refused(document: Any) -> None:
+    try:
+        spec = read_spec(json.dumps(document).encode(), "json")
+    except InvalidSpec as refused:
+        refused.message.encode()
+        for error in refused.errors:
+            (error.pointer + error.message + error.hint).encode()
+    else:
+        stored = dump_spec(spec)
+        json.dumps(stored, allow_nan=False).encode()
+        assert parse_spec(stored) == spec
+
+
+@settings(max_examples=150, deadline=None)
+@given(some.binary(max_size=200) | some.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_bytes_are_read_or_refused(text: bytes) -> None:
+    try:
+        read_spec(text, "yaml")
+    except InvalidSpec as refused:
+        refused.message.encode()
