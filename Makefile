@@ -29,8 +29,8 @@ test: setup ## Every test: unit, contract, integration (ARGS=... for pytest)
 check: setup ## Lint, types, layers and unit tests, in less than a minute: before each commit
 	@scripts/check.sh
 
-bench: setup ## Measure what docs/performance.md reports
-	@shopt -s nullglob; for file in bench/*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit; done
+bench: setup ## Measure what docs/performance.md reports (ARGS=--quick, or names of bench/README.md)
+	@$(BIN)/python -m bench $(ARGS)
 
 fmt: setup ## Format the code, and mend what can be mended by a tool
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -1,0 +1,48 @@
+"""``python -m bench [NAME ...]``: the benchmarks one after the other, each in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+BENCHMARKS = {
+    "cli": "how long a person waits for the command line",
+    "start_latency": "submit -> the learner's process runs, and where the time goes",
+    "release": "the process ends -> its hardware is free, and the next job runs",
+    "metrics_ingest": "lines and points taken in per second; how soon a follower sees them",
+    "overhead": "a training run on the platform against the same bare processes",
+}
+QUICK = {
+    "metrics_ingest": ["--entries", "20000"],
+}
+"""What stands for ``--quick`` where a benchmark does not know it."""
+
+
+def main() -> int:
+    """1 if any of them failed."""
+    listed = "\n".join(f"  {name:<16}{what}" for name, what in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=f"Runs benchmarks; all of them if none is named.\n\n{listed}",
+        epilog="`python -m bench.NAME --help` says what exactly is measured, and what can be chosen.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which ones")
+    parser.add_argument("--quick", action="store_true", help="a minute or two for all: shows that they work")
+    args = parser.parse_args()
+    if unknown := [name for name in args.names if name not in BENCHMARKS]:
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
+    failed: list[str] = []
+    for name in args.names or BENCHMARKS:
+        options = QUICK.get(name, ["--quick"]) if args.quick else []
+        print(f"\n== python -m bench.{name} {' '.join(options)}".rstrip(), flush=True)
+        if subprocess.run([sys.executable, "-m", f"bench.{name}", *options], check=False).returncode:
+            failed.append(name)
+    if failed:
+        print(f"\nbench: failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

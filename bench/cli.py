@@ -1,0 +1,100 @@
+"""How long a person waits for the command line: `weft --help`, `weft list`, `weft up`, `weft down`.
+
+    python -m bench.cli [--runs 30] [--lives 6] [--quick]
+
+Each command is a process, timed from its start to its end with its output thrown away; `weft up` ends when every
+service is ready. The short ones are taken in turn with `python -c pass`, the least that any command in Python takes on
+this machine, so that whatever else the machine does hits all alike; the ratio to it is the number to compare elsewhere.
+Configuration and installation lie in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.own_platform import ending_cleanly
+from bench.report import Row, processes_naming, show
+
+WEFT = str(Path(sys.executable).with_name("weft"))
+BASE = "python -c pass"
+SHORT = {
+    BASE: ([sys.executable, "-c", "pass"], ""),
+    "weft --help": ([WEFT, "--help"], "<= 150"),
+    "weft version": ([WEFT, "version"], ""),
+    "weft list": ([WEFT, "list"], ""),
+    "weft status": ([WEFT, "status"], ""),
+    "weft train --dry-run": ([WEFT, "train", "--dry-run", "-f", "job.yaml"], ""),
+}
+JOB = "name: bench\ncommand: 'true'\n"
+
+
+def took(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> float:
+    """Milliseconds. CalledProcessError where it fails."""
+    began = time.perf_counter()
+    subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=True, text=True)
+    return (time.perf_counter() - began) * 1e3
+
+
+def measure(runs: int, lives: int, root: Path) -> list[Row]:
+    """Lives of the platform, the first in a new folder; in the last one the short commands."""
+    environment = {**os.environ, "WEFT_HOME": str(root / "home"), "XDG_CONFIG_HOME": str(root / "config")}
+    for name in ("WEFT_URL", "WEFT_KEY", "WEFT_PROFILE"):
+        environment.pop(name, None)
+    (root / "job.yaml").write_text(JOB)
+    ups: list[float] = []
+    downs: list[float] = []
+    times: dict[str, list[float]] = {name: [] for name in SHORT}
+    for life in range(lives):
+        try:
+            ups.append(took([WEFT, "up"], environment, root))
+            if life == lives - 1:
+                for name, (command, _) in SHORT.items():
+                    took(command, environment, root)  # once, so that its files are in memory
+                    times[name].clear()
+                for _ in range(runs):
+                    for name, (command, _) in SHORT.items():
+                        times[name].append(took(command, environment, root))
+        finally:
+            downs.append(took([WEFT, "down"], environment, root))
+    rows = [Row(name, times[name], promised=promised) for name, (_, promised) in SHORT.items()]
+    return [
+        *rows,
+        Row("weft up, the first", ups[:1], promised="<= 4000"),
+        Row("weft up", ups[1:], promised="<= 4000"),
+        Row("weft down", downs),
+    ]
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=30, help="of each short command (default: 30)")
+    parser.add_argument("--lives", type=int, default=6, help="of the platform, from up to down (default: 6)")
+    parser.add_argument("--quick", action="store_true", help="eight runs, two lives")
+    args = parser.parse_args()
+    runs, lives = (8, 2) if args.quick else (args.runs, args.lives)
+    root = Path(tempfile.mkdtemp(prefix="weft-bench-"))
+    root.chmod(0o755)  # learners' own users pass through
+    try:
+        with ending_cleanly():
+            rows = measure(runs, lives, root)
+        if left := processes_naming(root):
+            raise RuntimeError(f"processes are left: {left}")
+    finally:
+        shutil.rmtree(root)
+    least = statistics.median(rows[0].values)
+    ratios = (f"{row.what} {statistics.median(row.values) / least:.1f}" for row in rows[1:] if row.what in SHORT)
+    show("cli: how long a command takes", rows, notes=[f"times `{BASE}` (p50): " + ", ".join(ratios)])
+
+
+if __name__ == "__main__":
+    main()

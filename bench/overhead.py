@@ -1,0 +1,216 @@
+"""What the platform costs a training run: the same two learners as a job, and as bare processes.
+
+    python -m bench.overhead [--steps 8000] [--pairs 3] [--quick]
+
+examples/digits on two learners, with logs and metrics on, in turn on the platform and by ``bench.bare``: A B A B, so
+that what else the machine does hits both alike. Both use the same environment, which the platform builds first.
+Compared are, in each pair,
+
+* training: from the first learner's first act to the last learner's last act, as the learners themselves note it
+  (on the platform); from the first start to the last exit (bare). This is the ratio that is promised.
+* job: from before the submit to the end of the job, results stored and hardware given back.
+* processor: what everything that is not the learners (services, etcd, helpers, shims) uses while they train, as a
+  share of one core. Two learners that wait for each other in every step feel each of these milliseconds, so this is
+  about what the platform can cost them where all cores are theirs; it hardly depends on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.bare import REPOSITORY, example_spec, run_bare
+from bench.own_platform import own_platform
+from bench.report import Row, processes_naming, show
+from tests.testbed.platform import Platform
+from weft import Client
+from weft._job import Job
+
+EXAMPLE = "digits"
+LEARNERS = 2
+PATIENCE_S = 3600.0
+SAMPLE_S = 2.0
+SETTLE_S = 3.0
+STAMP = 'date +%s%N >> "$LOG_DIR/stamps"'
+PROGRAMS = (
+    *(
+        f"services.{name}".encode()
+        for name in ("api", "lcm.worker", "lcm", "guardian", "metrics", "node/shim", "node", "helper", "local")
+    ),
+    b"etcd",
+)
+"""In command lines; the first that fits counts."""
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class OnPlatform:
+    """One run as a job."""
+
+    training: float
+    """Seconds."""
+    job: float
+    """Seconds."""
+    shares: Mapping[str, float]
+    """Program -> cores it used while the learners trained. Empty where that was too short to tell."""
+
+
+class Accounting:
+    """Which cores the platform's own processes use while a job trains.
+
+    Reads a dozen files every other second: what is measured must not be what measures.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._over = threading.Event()
+        self.shares: dict[str, float] = {}
+
+    @contextmanager
+    def during(self, job: Job) -> Generator[None]:
+        """While within, and while all of the job's learners train."""
+        thread = threading.Thread(target=self._account, args=(job.id,), name="accounting")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _account(self, job: str) -> None:
+        while len(self._platform.learner_pids(job)) < LEARNERS:
+            if self._over.wait(SAMPLE_S):
+                return
+        if self._over.wait(SETTLE_S):
+            return
+        programs = self._programs()
+        first, began = _used(programs), time.monotonic()
+        while not self._over.wait(SAMPLE_S):
+            try:
+                now = _used(programs)
+            except FileNotFoundError:  # a helper has ended: the training is over
+                return
+            took = time.monotonic() - began
+            self.shares = {name: (now[name] - first[name]) / took for name in now}
+
+    def _programs(self) -> dict[int, str]:
+        """Pid -> what it is, of all processes of the platform but its learners."""
+        found: dict[int, str] = {}
+        for pid in processes_naming(self._platform.home.root):
+            environ, command = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
+            if b"WEFT_JOB_ID=" not in environ:  # a learner
+                known = [part.decode() for part in PROGRAMS if part in command]
+                found[pid] = known[0].removeprefix("services.") if known else "others"
+        return found
+
+
+def _used(programs: Mapping[int, str]) -> dict[str, float]:
+    """Processor seconds so far, by program."""
+    used: defaultdict[str, float] = defaultdict(float)
+    for pid, name in programs.items():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used[name] += (int(fields[11]) + int(fields[12])) * _TICK_S
+    return used
+
+
+def job_spec(steps: int) -> dict[str, Any]:
+    """The example's own spec, its learners noting when they begin and end."""
+    spec = example_spec(EXAMPLE)
+    command = f"{spec['command']} --steps {steps}"
+    return {
+        **spec,
+        "code": str(REPOSITORY / "examples" / EXAMPLE),
+        "command": f"{STAMP}; {command}; code=$?; {STAMP}; exit $code",
+        "learners": LEARNERS,
+    }
+
+
+def on_platform(platform: Platform, client: Client, steps: int) -> OnPlatform:
+    """RuntimeError where the job does not complete."""
+    began = time.monotonic()
+    job = client.jobs.submit(job_spec(steps))
+    accounting = Accounting(platform)
+    with accounting.during(job):
+        job.wait(timeout=PATIENCE_S)
+    took = time.monotonic() - began
+    if job.status != "COMPLETED":
+        raise RuntimeError(f"the job is {job.status}: {job.reason} {job.message}")
+    stamps = _stamps(job)
+    return OnPlatform(training=(max(stamps) - min(stamps)) / 1e9, job=took, shares=accounting.shares)
+
+
+def _stamps(job: Job) -> list[int]:
+    with tempfile.TemporaryDirectory(prefix="weft-bench-logs-") as folder:
+        files = [path for path in job.download(folder, what="logs") if path.name == "stamps"]
+        stamps = [int(line) for path in files for line in path.read_text().split()]
+    if len(stamps) != 2 * LEARNERS:
+        raise RuntimeError(f"{len(stamps)} time stamps of {LEARNERS} learners")
+    return stamps
+
+
+def bare(python: Path, steps: int) -> float:
+    """Seconds; RuntimeError where it fails."""
+    with tempfile.TemporaryDirectory(prefix="weft-bench-bare-") as state:
+        outcome = run_bare(
+            example=EXAMPLE, learners=LEARNERS, state=Path(state), python=python, arguments=["--steps", str(steps)],
+            quiet=True,
+        )  # fmt: skip
+    if any(outcome.exits):
+        raise RuntimeError(f"the bare processes failed: {outcome.exits}")
+    return outcome.wall_s
+
+
+def shares(runs: list[OnPlatform]) -> list[Row]:
+    """What the platform uses, in all and by program, in percent of one core."""
+    counted = [one.shares for one in runs if one.shares]
+    names = sorted({name for each in counted for name in each})
+    return [
+        Row("processor: the platform, in all", [sum(each.values()) * 100 for each in counted], "% of a core"),
+        *(Row(f"processor: {name}", [each.get(name, 0.0) * 100 for each in counted], "% of a core") for name in names),
+    ]
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=8000, help="of training; 8000 take more than a minute")
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each kind (default: 3)")
+    parser.add_argument("--quick", action="store_true", help="two pairs of 500 steps: shows that it works, no more")
+    args = parser.parse_args()
+    steps, pairs = (500, 2) if args.quick else (args.steps, args.pairs)
+    with own_platform() as (platform, client):
+        on_platform(platform, client, 20)  # builds the environment, and compiles what is compiled once
+        python = next((platform.home / "cache" / "envs").glob("*/venv/bin/python"))
+        bare(python, 20)
+        runs: list[tuple[OnPlatform, float]] = []
+        for _ in range(pairs):
+            runs.append((on_platform(platform, client, steps), bare(python, steps)))
+            print(f"  platform {runs[-1][0].training:.2f} s, bare {runs[-1][1]:.2f} s", flush=True)
+    rows = [
+        Row("bare", [alone for _, alone in runs], "s"),
+        Row("training on the platform", [one.training for one, _ in runs], "s"),
+        Row("the whole job", [one.job for one, _ in runs], "s"),
+        Row("overhead of training", [(one.training / alone - 1) * 100 for one, alone in runs], "%", "<= 1"),
+        Row("overhead of the whole job", [(one.job / alone - 1) * 100 for one, alone in runs], "%"),
+        *shares([one for one, _ in runs]),
+    ]
+    ratio = statistics.median(one.training for one, _ in runs) / statistics.median(alone for _, alone in runs)
+    show(
+        f"overhead: {EXAMPLE} x {LEARNERS}, {steps} steps, on the platform against the same bare processes",
+        rows,
+        notes=[f"median of training / median of bare = {ratio:.4f}"],
+    )
+
+
+if __name__ == "__main__":
+    main()
