@@ -19,6 +19,7 @@ from services.helper.folder import Assignment, LearnerFolder
 from services.helper.intake import Backoff, Intake
 from services.helper.journal import note
 from services.helper.reporter import now_ms
+from services.helper.ship.changes import Changes
 from services.helper.ship.points import Reported
 from services.helper.ship.source import Place, TailedSource
 from services.helper.spool import Spool
@@ -29,6 +30,8 @@ QUICK_S: Final = 0.02
 """How often files are looked at while something happens in them: half of it is added to a line's way."""
 IDLE_S: Final = 0.1
 """And while nothing does."""
+WATCHED_S: Final = 1.0
+"""And while nothing does and the kernel would tell."""
 _FULL_AGAIN_S: Final = 1.0
 
 
@@ -56,6 +59,7 @@ class Shipper:
         self._intake = intake
         self._ended = False
         self._trouble = ""
+        self._changes = Changes()
         self._wake = Alarm()
         learner = assignment.learner
         identity = Source(attempt=assignment.plan.attempt, role=learner.role, rank=learner.rank, run=run)
@@ -95,8 +99,8 @@ class Shipper:
                         return
             except (WeftError, OSError) as error:  # OSError: a full disk under the spool, a failing one under a source
                 retry_at = time.monotonic() + self._noted(error, backoff)
-            await self._pause(idle if time.monotonic() >= retry_at else IDLE_S)
-            idle = min(IDLE_S, idle * 1.2)
+            await self._pause(idle if time.monotonic() >= retry_at else IDLE_S, until=retry_at)
+            idle = min(IDLE_S, idle * 1.5)
 
     async def _resume(self, backoff: Backoff) -> None:
         """Where the metrics service stands, before anything is sent to it."""
@@ -188,8 +192,17 @@ class Shipper:
             return error.retry_after_s or _FULL_AGAIN_S
         return backoff.next()
 
-    async def _pause(self, seconds: float) -> None:
-        await self._wake.wait(seconds)
+    async def _pause(self, seconds: float, *, until: float) -> None:
+        """``until``: the service is not to be asked before then, whatever is written."""
+        quiet = seconds >= IDLE_S and time.monotonic() >= until and not self._ended
+        if not quiet or not all(source.watch(self._changes) for source in self.sources):
+            await self._wake.wait(seconds)
+        else:
+            self._look()  # what came since the last look, before it was watched
+            if not any(source.fresh for source in self.sources):
+                self._changes.arm(self._wake.ring)
+                await self._wake.wait(WATCHED_S)
+                self._changes.disarm()
         self._wake.clear()
 
     def _reported(self, found: Reported) -> None:

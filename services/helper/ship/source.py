@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
-from services.helper.learner_files import inode_of, open_file
+from services.helper.learner_files import inode_of, open_file, open_folder
+from services.helper.ship.changes import Changes
 from services.helper.ship.lines import LINE_BYTES, REPORT_BYTES, Piece, split
 from services.helper.ship.points import Reported, looks_like_points, parse
 from services.helper.ship.times import TimeIndex
@@ -134,6 +135,27 @@ class TailedSource:
                 self._open()
             else:
                 self._ended = True
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it has grown, or was opened, since it was last found to have nothing to send."""
+        return self._fd is not None and not self._finished and self._size != self._quiet_at
+
+    def watch(self, changes: Changes) -> bool:
+        """Whether ``changes`` will tell of whatever happens to the file from its last look on."""
+        self._path_due = 0.0  # the look after the next change is at the path, too
+        if self._fd is not None and not changes.file(self._fd):
+            return False
+        if self.place.ours:
+            return self._fd is not None
+        try:
+            folder = open_folder(self.place.root, self.place.parts[:-1])
+        except OSError:
+            return False
+        try:
+            return changes.folder(folder)
+        finally:
+            os.close(folder)
 
     def end(self) -> None:
         """The learner has exited: what is in the file now is all there will be."""

@@ -1,0 +1,87 @@
+"""The kernel wakes a helper whose learner has been quiet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from services.helper.alarm import Alarm
+from services.helper.ship.changes import Changes
+
+LONG_S = 20.0
+"""Far beyond what a wake takes: whoever is not woken fails."""
+
+
+@pytest.fixture
+def changes() -> Generator[Changes]:
+    made = Changes()
+    yield made
+    made.close()
+
+
+def append(path: Path) -> None:
+    with path.open("a") as out:
+        out.write("x")
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("change", [append, cut])
+async def test_a_change_of_the_file_wakes_also_if_it_came_before_the_wait(
+    changes: Changes, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "out"
+    path.write_text("some")
+    alarm = Alarm()
+    with path.open() as file:
+        assert changes.file(file.fileno())
+        change(path)
+        changes.arm(alarm.ring)
+        assert await alarm.wait(LONG_S)
+        changes.disarm()
+    alarm.clear()
+    changes.arm(alarm.ring)
+    assert not await alarm.wait(0.01), "what was noticed is forgotten"
+    changes.disarm()
+
+
+async def test_a_file_that_comes_into_being_wakes(changes: Changes, tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert changes.folder(folder)
+    finally:
+        os.close(folder)
+    alarm = Alarm()
+    changes.arm(alarm.ring)
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert await alarm.wait(LONG_S)
+    changes.disarm()
+
+
+def test_a_learner_that_replaces_its_files_for_ever_does_not_use_up_the_machines_watches(
+    changes: Changes, tmp_path: Path
+) -> None:
+    refused = 0
+    for number in range(200):
+        path = tmp_path / str(number)
+        path.write_text("")
+        with path.open() as file:
+            refused += not changes.file(file.fileno())
+    assert refused == 200 // 65
+
+
+async def test_a_machine_without_inotify_leaves_the_helper_to_look_for_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("services.helper.ship.changes._libc.inotify_init1", lambda _: -1)
+    without = Changes()
+    with (tmp_path / "out").open("w") as file:
+        assert not without.file(file.fileno())
+    without.arm(lambda: None)
+    without.disarm()
+    without.close()
