@@ -16,6 +16,7 @@ import structlog.testing
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain.job import Job, admitted, moved, released
 from services.core.domain.status import Status
+from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.settings import Settings
 from services.core.wiring import SERVICE_SECRET, secret_store
 from tests.testbed.api import Api, running_api
@@ -83,6 +84,7 @@ async def learner(api: Api, shared: MetricsProcess, etcd: Etcd) -> AsyncGenerato
     status = EtcdStatusStore(etcd.address)
     await status.put(f"/jobs/{job}/attempt", json.dumps({"attempt": 1, "learners": 1}))
     helper = Helper(shared, job)
+    await helper.call("Hello", pb.HelloRequest(protocol=1))  # the service may still be starting
     yield Learner(api, job, helper)
     await helper.close()
     await status.close()
