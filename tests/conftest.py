@@ -2,7 +2,7 @@
 
 import asyncio
 
-pytest_plugins = ["tests.testbed.etcd"]
+pytest_plugins = ["tests.testbed.etcd", "tests.testbed.mongo"]
 
 
 def pytest_configure() -> None:

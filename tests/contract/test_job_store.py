@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import resource
 import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import apsw
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core.adapters.memory import MemoryJobStore
-from services.core.adapters.sqlite import SqliteJobStore
 from services.core.domain.codec import dump
 from services.core.domain.errors import (
     Conflict,
@@ -28,74 +24,28 @@ from services.core.domain.errors import (
     IllegalTransition,
     Internal,
     InvalidRequest,
-    NoSpace,
     NotFound,
     StaleRevision,
-    Unavailable,
 )
 from services.core.domain.job import SCHEMA, Attempt, Claim, Event, Job, State
 from services.core.domain.status import Status
 from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore
 from tests.documents import NOW, a_job, at_status
+from tests.testbed.job_stores import InMemory, OnMongo, OnSqlite, World
 
 ROOT = Path(__file__).parents[2]
 
 
-class World(Protocol):
-    """One set of jobs and those who use it."""
-
-    async def another(self) -> JobStore:
-        """Another process's view of it."""
-        ...
-
-    async def plant(self, job_id: str, text: str) -> None:
-        """Puts a text where the job's document is, past the store."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-class InMemory:
-    def __init__(self) -> None:
-        self.store = MemoryJobStore()
-
-    async def another(self) -> JobStore:
-        return self.store
-
-    async def plant(self, job_id: str, text: str) -> None:
-        self.store.plant(job_id, text)
-
-    async def close(self) -> None:
-        await self.store.close()
-
-
-class OnSqlite:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.stores: list[SqliteJobStore] = []
-
-    async def another(self) -> JobStore:
-        self.stores.append(await SqliteJobStore.open(self.path))
-        return self.stores[-1]
-
-    async def plant(self, job_id: str, text: str) -> None:
-        connection = apsw.Connection(str(self.path))
-        connection.execute("UPDATE jobs SET doc = ? WHERE id = ?", (text, job_id))
-        assert connection.changes() == 1
-        connection.close()
-
-    async def close(self) -> None:
-        for store in self.stores:
-            await store.close()
-
-
-def the_world(kind: str, folder: Path) -> World:
+def the_world(kind: str, request: pytest.FixtureRequest) -> World:
+    if kind == "mongo":
+        return OnMongo(request.getfixturevalue("mongo_uri"))
+    folder: Path = request.getfixturevalue("tmp_path_factory").mktemp("jobs")
     return InMemory() if kind == "memory" else OnSqlite(folder / "jobs.sqlite")
 
 
-@pytest.fixture(params=["sqlite", "memory"])
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[World, None]:
-    it = the_world(request.param, tmp_path)
+@pytest.fixture(params=["sqlite", "memory", "mongo"])
+async def world(request: pytest.FixtureRequest) -> AsyncGenerator[World, None]:
+    it = the_world(request.param, request)
     yield it
     await it.close()
 
@@ -105,9 +55,10 @@ async def store(world: World) -> JobStore:
     return await world.another()
 
 
-@pytest.fixture
-async def on_sqlite(tmp_path: Path) -> AsyncGenerator[OnSqlite, None]:
-    it = OnSqlite(tmp_path / "jobs.sqlite")
+@pytest.fixture(params=["sqlite", "mongo"])
+async def durable(request: pytest.FixtureRequest) -> AsyncGenerator[OnSqlite | OnMongo, None]:
+    it = the_world(request.param, request)
+    assert isinstance(it, (OnSqlite, OnMongo))
     yield it
     await it.close()
 
@@ -396,14 +347,10 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 DAMAGE = st.dictionaries(st.sampled_from(sorted(dump(a_job()))), JSON, min_size=1, max_size=3)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "memory"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(damages=st.lists(DAMAGE | JSON, min_size=1, max_size=4))
-def test_no_damage_to_some_documents_hides_the_others(
-    kind: str, damages: list[Any], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    async def check() -> None:
-        world = the_world(kind, tmp_path_factory.mktemp("jobs"))
+@pytest.mark.parametrize("kind", ["sqlite", "memory", "mongo"])
+def test_no_damage_to_some_documents_hides_the_others(kind: str, request: pytest.FixtureRequest) -> None:
+    async def check(damages: list[Any]) -> None:
+        world = the_world(kind, request)
         store = await world.another()
         sound = [await store.insert(a_job()) for _ in range(2)]
         for damage in damages:
@@ -418,7 +365,12 @@ def test_no_damage_to_some_documents_hides_the_others(
         assert set(ids(sound)) <= set(found)
         assert not set(found) & set(unreadable)
 
-    asyncio.run(check())
+    @settings(max_examples=15 if kind == "mongo" else 60, deadline=None)
+    @given(damages=st.lists(DAMAGE | JSON, min_size=1, max_size=4))
+    def holds(damages: list[Any]) -> None:
+        asyncio.run(check(damages))
+
+    holds()
 
 
 # --- history, dispatcher, deletion ---------------------------------------------
@@ -471,16 +423,15 @@ async def test_a_store_that_is_well_answers_a_ping(store: JobStore) -> None:
     await store.ping()
 
 
-# --- SQLite: several processes, kill -9, full disks, wrong places ---------------
+# --- the durable ones: several processes, kill -9, what only bytes can be -------
 
 WRITER = """
 import asyncio, sys
-from pathlib import Path
-from services.core.adapters.sqlite import SqliteJobStore
 from tests.documents import a_job
+from tests.testbed.job_stores import open_store
 
 async def main():
-    store = await SqliteJobStore.open(Path(sys.argv[1]))
+    store = await open_store(sys.argv[1])
     async def one(lane):
         for number in range(10_000):
             job = await store.insert(a_job(id=f"j{lane}-{sys.argv[2]}-{number}"))
@@ -490,15 +441,15 @@ async def main():
 asyncio.run(main())
 """
 
+
 RACER = """
 import asyncio, sys
 from dataclasses import replace
-from pathlib import Path
-from services.core.adapters.sqlite import SqliteJobStore
 from services.core.domain.errors import StaleRevision
+from tests.testbed.job_stores import open_store
 
 async def main():
-    store = await SqliteJobStore.open(Path(sys.argv[1]))
+    store = await open_store(sys.argv[1])
     print("ready", flush=True)
     sys.stdin.readline()
     won = []
@@ -526,10 +477,10 @@ async def line(process: asyncio.subprocess.Process) -> str:
     return (await process.stdout.readline()).decode().strip()
 
 
-async def test_two_processes_that_replace_one_job_never_win_the_same_revision(on_sqlite: OnSqlite) -> None:
-    store = await on_sqlite.another()
+async def test_two_processes_that_replace_one_job_never_win_the_same_revision(durable: OnSqlite | OnMongo) -> None:
+    store = await durable.another()
     await store.insert(a_job(id="jrace"))
-    racers = [await python(RACER, str(on_sqlite.path), str(number)) for number in range(2)]
+    racers = [await python(RACER, durable.place, str(number)) for number in range(2)]
     for racer in racers:
         assert await line(racer) == "ready"
     outputs = await asyncio.gather(*[racer.communicate(b"go\n") for racer in racers])
@@ -540,72 +491,35 @@ async def test_two_processes_that_replace_one_job_never_win_the_same_revision(on
     assert final.rev == 101
 
 
-async def test_what_was_acknowledged_before_kill_9_is_there_afterwards(on_sqlite: OnSqlite) -> None:
+async def test_what_was_acknowledged_before_kill_9_is_there_afterwards(durable: OnSqlite | OnMongo) -> None:
     acknowledged: list[str] = []
     for kill in range(3):
-        writer = await python(WRITER, str(on_sqlite.path), str(kill))
+        writer = await python(WRITER, durable.place, str(kill))
         acknowledged += [await line(writer) for _ in range(40 + 30 * kill)]
         writer.send_signal(signal.SIGKILL)
         rest, _ = await writer.communicate()
         # The last line may have been cut short.
         acknowledged += rest.decode().split("\n")[:-1]
-        store = await on_sqlite.another()
+        store = await durable.another()
         there = set(ids(await store.find(JobQuery(), limit=100_000)))
         assert set(acknowledged) <= there
         assert await store.unreadable() == []
 
 
-async def test_jobs_are_there_after_reopening(on_sqlite: OnSqlite) -> None:
-    store = await on_sqlite.another()
+async def test_jobs_are_there_after_reopening(durable: OnSqlite | OnMongo) -> None:
+    store = await durable.another()
     job = await store.insert(a_job())
     await store.append_history(job.id, job.tenant, job.history_tail)
     taken = await store.replace_dispatcher(DispatcherDoc(), DispatcherDoc(term=1, holder="lcm"))
     await store.close()
-    again = await on_sqlite.another()
+    again = await durable.another()
     assert await again.find(JobQuery()) == [job]
     assert len(await again.history(job.id)) == 1
     assert await again.dispatcher() == taken
 
 
-async def test_a_full_disk_is_said_and_harms_nothing_that_was_there(on_sqlite: OnSqlite) -> None:
-    store = await on_sqlite.another()
-    stored: list[Job] = []
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
-        while True:
-            batch = [a_job(summary={"much": "x" * 20_000}) for _ in range(8)]
-            outcomes = await asyncio.gather(*[store.insert(job) for job in batch], return_exceptions=True)
-            stored += [outcome for outcome in outcomes if isinstance(outcome, Job)]
-            failed = [outcome for outcome in outcomes if not isinstance(outcome, Job)]
-            if failed:
-                break
-        assert {type(outcome) for outcome in failed} == {NoSpace}
-        assert set(ids(await store.find(JobQuery(), limit=1000))) == set(ids(stored))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    stored.append(await store.insert(a_job()))
-    await store.close()
-    assert set(ids(await (await on_sqlite.another()).find(JobQuery(), limit=1000))) == set(ids(stored))
-
-
-async def test_a_document_that_another_holds_locked_is_unavailable_not_lost(
-    on_sqlite: OnSqlite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.core.adapters.sqlite.database._BUSY_MS", 20)
-    store = await on_sqlite.another()
-    other = apsw.Connection(str(on_sqlite.path))
-    other.execute("BEGIN IMMEDIATE")
-    outcomes = await asyncio.gather(*[store.insert(a_job()) for _ in range(5)], return_exceptions=True)
-    assert {type(outcome) for outcome in outcomes} == {Unavailable}
-    assert await store.find(JobQuery()) == []  # who reads does not wait for who writes
-    other.execute("ROLLBACK")
-    other.close()
-    await store.insert(a_job())
-
-
-async def test_a_cancelled_caller_takes_no_other_with_it(on_sqlite: OnSqlite) -> None:
-    store = await on_sqlite.another()
+async def test_a_cancelled_caller_takes_no_other_with_it(durable: OnSqlite | OnMongo) -> None:
+    store = await durable.another()
     callers = [asyncio.create_task(store.insert(a_job())) for _ in range(10)]
     await asyncio.sleep(0)
     for caller in callers[::2]:
@@ -614,90 +528,23 @@ async def test_a_cancelled_caller_takes_no_other_with_it(on_sqlite: OnSqlite) ->
     assert [isinstance(outcome, Job) for outcome in outcomes] == [False, True] * 5
 
 
-async def test_closing_carries_out_what_was_asked_before_and_nothing_after(on_sqlite: OnSqlite) -> None:
-    store = await on_sqlite.another()
-    inserts = [asyncio.create_task(store.insert(a_job())) for _ in range(300)]
-    await asyncio.sleep(0)
-    await store.close()
-    await store.close()
-    assert len(await asyncio.gather(*inserts)) == 300
-    with pytest.raises(Unavailable, match="closed"):
-        await store.insert(a_job())
-    with pytest.raises(Unavailable, match="closed"):
-        await store.ping()
-
-
-async def test_a_summary_with_nan_can_be_stored_and_found(on_sqlite: OnSqlite) -> None:
-    store = await on_sqlite.another()
+async def test_a_summary_with_nan_can_be_stored_and_found(durable: OnSqlite | OnMongo) -> None:
+    store = await durable.another()
     job = await store.insert(a_job(summary={"loss": float("nan"), "worst": float("-inf")}))
     (found,) = await store.find(JobQuery(tenant=job.tenant, statuses=(Status.QUEUED,)))
     assert repr(found.summary) == repr(job.summary)
 
 
-async def test_text_that_is_not_unicode_is_refused(on_sqlite: OnSqlite) -> None:
-    store = await on_sqlite.another()
+async def test_text_that_is_not_unicode_is_refused(durable: OnSqlite | OnMongo) -> None:
+    store = await durable.another()
     with pytest.raises(InvalidRequest, match="Unicode"):
         await store.find(JobQuery(tenant="\ud800"))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"seq": 2}', "[" * 100_000], ids=len)
-async def test_a_malformed_event_harms_only_itself(on_sqlite: OnSqlite, text: str) -> None:
-    store = await on_sqlite.another()
+async def test_a_malformed_event_harms_only_itself(durable: OnSqlite | OnMongo, text: str) -> None:
+    store = await durable.another()
     job = at_status(a_job(), Status.PENDING, Status.DOWNLOADING)
     await store.append_history(job.id, job.tenant, job.history_tail)
-    connection = apsw.Connection(str(on_sqlite.path))
-    connection.execute("UPDATE history SET event = ? WHERE seq = 2", (text,))
-    connection.close()
+    await durable.plant_event(2, text)
     assert [event.seq for event in await store.history(job.id)] == [1, 3]
-
-
-async def test_a_file_of_a_newer_weft_is_refused(on_sqlite: OnSqlite) -> None:
-    await (await on_sqlite.another()).close()
-    connection = apsw.Connection(str(on_sqlite.path))
-    connection.execute("UPDATE weft_schema SET version = version + 1")
-    connection.close()
-    with pytest.raises(Conflict, match="newer"):
-        await on_sqlite.another()
-
-
-async def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(on_sqlite: OnSqlite) -> None:
-    on_sqlite.path.write_bytes(b"precious " * 1000)
-    with pytest.raises(Internal, match="not a sound SQLite database"):
-        await on_sqlite.another()
-    assert on_sqlite.path.read_bytes() == b"precious " * 1000
-
-
-async def test_a_place_that_cannot_be_a_database_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(Unavailable):
-        await SqliteJobStore.open(tmp_path / "file" / "jobs.sqlite")
-    with pytest.raises(Unavailable):
-        await SqliteJobStore.open(tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["nfs4", "cifs", "smb3", "fuse.sshfs"])
-async def test_a_network_file_system_is_refused_before_anything_is_made(tmp_path: Path, kind: str) -> None:
-    mounts = tmp_path / "mountinfo"
-    folder = tmp_path / "the share"
-    folder.mkdir()
-    escaped = str(folder).replace(" ", "\\040")
-    mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/x rw\n2 1 0:9 / {escaped} rw shared:1 - {kind} srv:/x rw\nodd\n")
-    with pytest.raises(InvalidRequest, match=f"network file system \\({kind}\\)"):
-        await SqliteJobStore.open(folder / "jobs.sqlite", mounts=mounts)
-    assert list(folder.iterdir()) == []
-
-
-async def test_where_the_system_says_nothing_of_mounts_a_folder_may_pass(tmp_path: Path) -> None:
-    store = await SqliteJobStore.open(tmp_path / "jobs.sqlite", mounts=tmp_path / "nothing")
-    await store.ping()
-    (tmp_path / "jobs.sqlite").unlink()
-    with pytest.raises(Unavailable, match="gone"):
-        await store.ping()
-    await store.close()
-
-
-async def test_the_file_is_for_its_owner_alone(on_sqlite: OnSqlite) -> None:
-    await (await on_sqlite.another()).insert(a_job())
-    files = list(on_sqlite.path.parent.glob("jobs.sqlite*"))
-    assert len(files) == 3
-    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}

@@ -1,0 +1,131 @@
+"""RecordStore on MongoDB: one document for each record, found by pairs of field and value.
+
+records  {kind, id, rev, write, body: {...}, index: [{field, value}, ...]}     unique by (kind, id)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Self
+
+from pymongo import ASCENDING, IndexModel
+
+from services.core.adapters.mongo.connection import Database, Document, connect, translated
+from services.core.adapters.mongo.documents import Documents
+from services.core.domain.errors import Internal, WeftError
+from services.core.ports.record_store import Record, check_record
+
+_PAGE: Final = 500
+_INDEXES: Final = (
+    IndexModel([("kind", 1), ("id", 1)], name="kind_id", unique=True),
+    # One index for whatever fields a kind has.
+    IndexModel([("kind", 1), ("index.field", 1), ("index.value", 1), ("id", 1)], name="fields"),
+)
+
+
+class MongoRecordStore:
+    """See ``services.core.ports.record_store.RecordStore``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._records = Documents(database["records"])
+
+    @classmethod
+    async def open(cls, uri: str) -> Self:
+        """Connects and makes the indexes that are missing. ``check_store`` is the caller's."""
+        return await cls.on(connect(uri))
+
+    @classmethod
+    async def on(cls, database: Database) -> Self:
+        """As ``open``, on a connection; closes it where that fails."""
+        store = cls(database)
+        try:
+            with translated():
+                await database["records"].create_indexes([*_INDEXES])
+        except WeftError:
+            await store.close()
+            raise
+        return store
+
+    async def insert(self, record: Record) -> Record:
+        check_record(record)
+        stored = replace(record, rev=1)
+        await self._records.insert(_key(record.kind, record.id), _document(stored))
+        return stored
+
+    async def get(self, kind: str, record_id: str) -> Record | None:
+        found = await self._records.one(_key(kind, record_id))
+        if found is None:
+            return None
+        try:
+            return _record(found)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Internal(f"the {kind} record {record_id} cannot be read: {error}") from error
+
+    async def replace(self, record: Record) -> Record:
+        check_record(record)
+        stored = replace(record, rev=record.rev + 1)
+        await self._records.replace(_key(record.kind, record.id), record.rev, _document(stored))
+        return stored
+
+    async def find(
+        self, kind: str, index: Mapping[str, str], *, after: str | None = None, limit: int = 1000
+    ) -> Sequence[Record]:
+        pairs = [{"index": {"$elemMatch": pair}} for pair in _pairs(index)]
+        found: list[Record] = []
+        after = after or ""
+        while len(found) < limit:
+            where = {"$and": [{"kind": kind, "id": {"$gt": after}}, *pairs]}
+            with translated():
+                cursor = self._records.collection.find(where).sort("id", ASCENDING)
+                page = await cursor.limit(min(limit - len(found), _PAGE)).to_list()
+            if not page:
+                break
+            found.extend(_sound(page))
+            after = str(page[-1]["id"])
+        return found
+
+    async def delete(self, kind: str, record_id: str) -> None:
+        with translated():
+            await self._records.collection.delete_one(_key(kind, record_id))
+
+    async def ping(self) -> None:
+        with translated():
+            await self._database.command("ping")
+
+    async def close(self) -> None:
+        await self._database.client.close()
+
+
+def _key(kind: str, record_id: str) -> dict[str, str]:
+    return {"kind": kind, "id": record_id}
+
+
+def _pairs(index: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"field": field, "value": value} for field, value in index.items()]
+
+
+def _document(record: Record) -> Document:
+    return {
+        "kind": record.kind, "id": record.id, "rev": record.rev, "body": record.body, "index": _pairs(record.index),
+    }  # fmt: skip
+
+
+def _record(document: Mapping[str, Any]) -> Record:
+    """KeyError, TypeError or ValueError where it is not what was written."""
+    body, index = document["body"], {pair["field"]: pair["value"] for pair in document["index"]}
+    if not isinstance(body, dict):
+        raise TypeError("not a mapping")
+    return Record(kind=document["kind"], id=document["id"], body=body, index=index, rev=document["rev"])
+
+
+def _sound(page: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """One bad record harms itself only."""
+    found: list[Record] = []
+    for document in page:
+        try:
+            found.append(_record(document))
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found

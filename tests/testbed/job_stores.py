@@ -1,0 +1,109 @@
+"""Job stores to test with: each a world of jobs, that several processes use and somebody may damage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import apsw
+from bson.errors import BSONError
+from pymongo import AsyncMongoClient
+from pymongo.errors import PyMongoError
+
+from services.core.adapters.memory import MemoryJobStore
+from services.core.adapters.mongo import MongoJobStore
+from services.core.adapters.sqlite import SqliteJobStore
+from services.core.ports.job_store import JobStore
+
+
+async def open_store(place: str) -> JobStore:
+    """The store at a path, or at a URI."""
+    return await (MongoJobStore.open(place) if "://" in place else SqliteJobStore.open(Path(place)))
+
+
+class World(Protocol):
+    """One set of jobs and those who use it."""
+
+    async def another(self) -> JobStore:
+        """Another process's view of it."""
+        ...
+
+    async def plant(self, job_id: str, text: str) -> None:
+        """Puts a text where the job's document is, past the store."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class InMemory:
+    def __init__(self) -> None:
+        self.store = MemoryJobStore()
+
+    async def another(self) -> JobStore:
+        return self.store
+
+    async def plant(self, job_id: str, text: str) -> None:
+        self.store.plant(job_id, text)
+
+    async def close(self) -> None:
+        await self.store.close()
+
+
+class OnSqlite:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.place = str(path)
+        self.stores: list[SqliteJobStore] = []
+
+    async def another(self) -> SqliteJobStore:
+        self.stores.append(await SqliteJobStore.open(self.path))
+        return self.stores[-1]
+
+    async def plant(self, job_id: str, text: str) -> None:
+        self._execute("UPDATE jobs SET doc = ? WHERE id = ?", (text, job_id))
+
+    async def plant_event(self, seq: int, text: str) -> None:
+        self._execute("UPDATE history SET event = ? WHERE seq = ?", (text, seq))
+
+    def _execute(self, statement: str, values: tuple[str | int, ...]) -> None:
+        connection = apsw.Connection(self.place)
+        connection.execute(statement, values)
+        assert connection.changes() == 1
+        connection.close()
+
+    async def close(self) -> None:
+        for store in self.stores:
+            await store.close()
+
+
+class OnMongo:
+    def __init__(self, uri: str) -> None:
+        self.place = uri
+        self.stores: list[MongoJobStore] = []
+
+    async def another(self) -> MongoJobStore:
+        self.stores.append(await MongoJobStore.open(self.place))
+        return self.stores[-1]
+
+    async def plant(self, job_id: str, text: str) -> None:
+        await self._set("jobs", {"_id": job_id}, "job", text)
+
+    async def plant_event(self, seq: int, text: str) -> None:
+        await self._set("history", {"seq": seq}, "event", text)
+
+    async def _set(self, collection: str, key: Mapping[str, Any], field: str, text: str) -> None:
+        """The document that the text is; where MongoDB has no such document, the text."""
+        async with AsyncMongoClient[dict[str, Any]](self.place) as client:
+            documents = client.get_default_database()[collection]
+            prior = await documents.find_one(key)
+            assert prior is not None
+            try:
+                await documents.replace_one(key, {**prior, field: json.loads(text)})
+            except (BSONError, OverflowError, PyMongoError, RecursionError, ValueError):
+                await documents.replace_one(key, {**prior, field: text})
+
+    async def close(self) -> None:
+        for store in self.stores:
+            await store.close()

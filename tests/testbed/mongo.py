@@ -1,0 +1,135 @@
+"""MongoDB's wire protocol on loopback: one server for the session (a database for each test), or one to be killed.
+
+The server is a stand-in (tests/testbed/mongo/Main.java), built once by Maven and the JDK. What it cannot show is in
+docs/limits.md. With ``WEFT_TEST_MONGO_URI`` the tests use a real MongoDB instead, but for those that kill it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.testbed.built import built, need_debian, run
+
+_PINS = Path(__file__).with_name("mongo")
+_RESOLVE = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+_JAVA = ("java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx256m")
+
+
+class Mongo:
+    """Keeps its port and its file over all its lives. What it acknowledged survives ``kill``."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        self.port = 0
+        self._classpath = f"{program / 'classes'}:{program / 'jars' / '*'}"
+        self._folder = folder
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def uri(self) -> str:
+        return f"mongodb://{self.address}/"
+
+    def start(self) -> None:
+        """On the file that is there; returns when it serves."""
+        with (self._folder / "mongo.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*_JAVA, "-cp", self._classpath, "Main", str(self._folder / "mongo.db"), str(self.port)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        assert said.startswith("ready "), (self._folder / "mongo.log").read_text()
+        self.port = int(said.split()[1])
+
+    def kill(self) -> None:
+        """Kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+def _build(say: Callable[[str], None]) -> Callable[[Path], None]:
+    def build(folder: Path) -> None:
+        say("building the MongoDB stand-in (once, about 15 s)")
+        need_debian(("mvn", "javac", "java"), ("maven", "default-jdk-headless"), say)
+        jars = folder / "jars"
+        run("mvn", "-q", "-B", "-f", _PINS / "pom.xml", _RESOLVE, f"-DoutputDirectory={jars}")
+        found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in jars.iterdir()}
+        lines = (_PINS / "jars.sha256").read_text().splitlines()
+        pinned = {name: digest for digest, name in (line.split() for line in lines)}
+        if found != pinned:
+            raise RuntimeError(f"these differ from jars.sha256: {sorted(dict(found.items() ^ pinned.items()))}")
+        run("javac", "-d", folder / "classes", "-cp", f"{jars}/*", _PINS / "Main.java")
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def mongo_program(pytestconfig: pytest.Config) -> Path:
+    """Where the stand-in is."""
+
+    def say(what: str) -> None:
+        capture: Any = pytestconfig.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():
+            sys.stderr.write(f"\ntest bed: {what}\n")
+            sys.stderr.flush()
+
+    return built("mongo", sorted(_PINS.iterdir()), _build(say))
+
+
+@pytest.fixture(scope="session")
+def mongo_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URI of the one for all tests: take a database of your own from ``mongo_uri``."""
+    given = os.environ.get("WEFT_TEST_MONGO_URI")
+    if given:
+        yield given
+        return
+    server = Mongo(request.getfixturevalue("mongo_program"), tmp_path_factory.mktemp("mongo"))
+    server.start()
+    try:
+        yield server.uri
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def mongo_uri(mongo_server: str) -> Iterator[str]:
+    """A database of the test's own, empty."""
+    from pymongo import MongoClient  # noqa: PLC0415 - a third of a second that most tests need not pay
+
+    name = f"weft_test_{uuid.uuid4().hex[:12]}"
+    yield at_database(mongo_server, name)
+    with MongoClient[dict[str, object]](mongo_server) as client:
+        client.drop_database(name)
+
+
+@pytest.fixture
+def own_mongo(mongo_program: Path, tmp_path: Path) -> Iterator[Mongo]:
+    """One that the test may kill; it serves."""
+    server = Mongo(mongo_program, tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def at_database(uri: str, name: str) -> str:
+    """The same server, another database. Where it logs in stays where the URI said."""
+    parts = urlsplit(uri)
+    query = parts.query
+    if "@" in parts.netloc and "authSource=" not in query:
+        query = "&".join(filter(None, [query, f"authSource={parts.path.strip('/') or 'admin'}"]))
+    return parts._replace(path=f"/{name}", query=query).geturl()
