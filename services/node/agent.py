@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 from weakref import WeakValueDictionary
@@ -24,18 +25,19 @@ import structlog
 from services.core.domain.errors import InvalidRequest, NoSpace, Unavailable, WeftError
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import Node, Observation
-from services.node import capacity, reservation, sdk
+from services.node import capacity, cgroups, reservation, sdk
 from services.node.allocation import Pool, Taken, pick_gpus, pick_ports, pick_uid
+from services.node.cgroups import Groups
 from services.node.fences import Fences
 from services.node.files import remove_tree, sync_folder
 from services.node.keeper import Keeper, end_tasks, helper_environment
-from services.node.learner import JobFolder, Learner, read_learner
+from services.node.learner import JobFolder, Learner, LearnerDocument, read_learner
 from services.node.meters import Meters
 from services.node.processes import Belonging, kill_all
 from services.node.settings import NodeSettings
+from services.node.tier import Tier, choose
 
 STEPS: Final = ("reserve", "learners", "activate")
-TIER: Final = "process"
 _POLITELY_S: Final = 2.0
 """How long a teardown leaves it to the shims to end their learners."""
 _GONE_S: Final = 30.0
@@ -55,6 +57,8 @@ class Agent:
         self._fences = Fences(self._own / "fences")
         self._uids = Pool(settings.node_uid_first, settings.node_uid_count) if os.geteuid() == 0 else None
         self._ports = Pool(settings.node_port_first, settings.node_port_count)
+        self.tier: Tier = choose(settings.node_tier, user=settings.node_uid_first if self._uids else None)
+        self._groups: Groups
         self._learners: dict[Path, Learner] = {}
         """All that are reserved: what is taken of the machine."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -72,6 +76,7 @@ class Agent:
         """
         agent = cls(settings, meters)
         agent._open_places()
+        agent._enclose()
         await asyncio.to_thread(sdk.install, agent._home / "sdk")
         await agent._adopt()
         agent._count()
@@ -164,18 +169,33 @@ class Agent:
             gpus=pick_gpus(plan.learners, taken, self.node.gpus),
             ports=pick_ports(plan, taken, self._ports, reservation.port_is_free),
         )
-        made = reservation.documents(plan, allotment, home=self._home, tier=TIER)
+        documents = reservation.documents(plan, allotment, home=self._home, tier=self.tier.name)
+        made = [self._enclosed(one, folder.attempt(plan.attempt) / one.learner.name) for one in documents]
         # Counted as taken before the first await: another job's reserve may come in between.
         places = {folder.attempt(plan.attempt) / one.learner.name: one for one in made}
         self._learners |= {place: Learner(place, document) for place, document in places.items()}
         try:
-            await asyncio.to_thread(reservation.make, folder, plan.attempt, made)
+            await asyncio.to_thread(self._make, folder, plan.attempt, made)
         except BaseException:
             for place in places:
                 self._learners.pop(place, None)
             raise
         self._count()
         log.info("attempt.reserved", job=plan.job, attempt=plan.attempt, learners=len(made), uid=uid)
+
+    def _enclosed(self, document: LearnerDocument, folder: Path) -> LearnerDocument:
+        """With what keeps it apart from others on this machine."""
+        wrap = self.tier.sandbox.wrap(document, folder) if self.tier.sandbox else ()
+        return replace(document, wrap=wrap, groups=self._groups.paths(document))
+
+    def _make(self, folder: JobFolder, attempt: int, made: list[LearnerDocument]) -> None:
+        for one in made:
+            self._groups.make(one)
+        try:
+            reservation.make(folder, attempt, made)
+        except BaseException:
+            cgroups.remove(path for one in made for path in one.groups)
+            raise
 
     async def _spawn(self, plan: AttemptPlan) -> None:
         learners = self._reserved(plan)
@@ -210,6 +230,7 @@ class Agent:
             job_dirs=frozenset(str(learner.job_dir) for learner in learners),
             folders=frozenset(str(learner.folder) for learner in learners),
             uids=frozenset(one.document.uid for one in learners) if alone and self._uids else frozenset(),
+            groups=frozenset(path for learner in learners for path in learner.document.groups),
         )
         gone = await kill_all(everything.members, timeout_s=_GONE_S)
         await end_tasks(tasks)
@@ -217,6 +238,7 @@ class Agent:
             for learner in learners:
                 self._keeper.keep(learner)
             raise Unavailable("processes of the attempt survive SIGKILL: they hang in the kernel", retry_after_s=5)
+        await asyncio.to_thread(cgroups.remove, list(everything.groups))
 
     async def _adopt(self) -> None:
         """All folders that are there; whoever lives is found by its files and goes on undisturbed."""
@@ -227,6 +249,8 @@ class Agent:
             for folder in job.learner_folders():
                 self._adopt_learner(folder)
         self._fences.prune({job.path.name for job in jobs})
+        documents = [learner.document for learner in self._learners.values()]
+        await asyncio.to_thread(self._groups.sweep, documents)
 
     def _adopt_learner(self, folder: Path) -> None:
         try:
@@ -238,9 +262,19 @@ class Agent:
             log.warning("learner.skipped", folder=str(folder), why="of a newer version, or not ours")
             return
         self._learners[folder] = learner
+        if not learner.ended:
+            self._groups.make(learner.document)  # a reboot takes them away
         if learner.spawned:
             self._keeper.keep(learner)
             log.info("learner.adopted", job=learner.job, learner=learner.name, state=learner.observe().state)
+
+    def _enclose(self) -> None:
+        """What this machine can do to keep learners apart, found out and said."""
+        self._groups, unenforced = Groups.find(
+            self._own, pids=self._settings.node_pids, wanted=self._settings.node_cgroups
+        )
+        self.tier.note(self._home / "run", self._groups.enforced, unenforced)
+        log.info("node.tier", tier=self.tier.name, enforced=self._groups.enforced, why=[self.tier.why, unenforced])
 
     def _open_places(self) -> None:
         """The folders, passable for learners of other users; the lock that makes this agent the only one."""

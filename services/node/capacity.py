@@ -63,6 +63,19 @@ def cgroup_limits() -> list[int]:
     return found
 
 
+def gpu_minors() -> tuple[int, ...]:
+    """Of the devices /dev/nvidia<minor>, in the driver's order; () without driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(int(pynvml.nvmlDeviceGetCount()))]
+        return tuple(int(pynvml.nvmlDeviceGetMinorNumber(handle)) for handle in handles)
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def nvidia_gpus() -> tuple[int, str]:
     """How many GPUs the driver shows, and what the first is called; (0, "") without driver."""
     try:

@@ -111,7 +111,10 @@ class Keeper:
             cause = "" if mark is None else str(mark["cause"])
             now = time.time_ns() // 1_000_000
             if process is not None:
-                own = Belonging(job_dirs=frozenset({str(learner.job_dir)}), identities=(process,))
+                own = Belonging(
+                    job_dirs=frozenset({str(learner.job_dir)}), identities=(process,),
+                    groups=frozenset(learner.document.groups),
+                )  # fmt: skip
                 await kill_all(own.members, timeout_s=_KILL_S)
                 learner.write_exit(Exit(time=now, stop_cause=cause, lost=True))
                 self._meters.lost.inc()

@@ -46,6 +46,10 @@ class LearnerDocument:
     objects: str
     cache: str
     sdk: str
+    wrap: tuple[str, ...] = ()
+    """The sandbox's command, which the learner's is added to; none in tier ``process``."""
+    groups: tuple[str, ...] = ()
+    """The folders of its control groups; none where there are none."""
     schema: int = SCHEMA
     extra: Mapping[str, Any] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from services.core.processes import Identity, alive
+from services.node import cgroups
 
 _PROC: Final = Path("/proc")
 _GONE: Final = frozenset({"Z", "X"})
@@ -123,12 +124,14 @@ class Belonging:
     identities: tuple[Identity, ...] = ()
     uids: frozenset[int] = frozenset()
     """User ids that are nobody else's."""
+    groups: frozenset[str] = frozenset()
+    """Folders of control groups."""
 
     def members(self) -> set[int]:
         """Their pids. One walk through /proc."""
         seen = table()
         named = {one.pid for one in self.identities if one.pid in seen and alive(one)}
-        roots = named | {pid for pid in seen if self._owns(seen[pid])}
+        roots = named | (cgroups.members(self.groups) & seen.keys()) | {pid for pid in seen if self._owns(seen[pid])}
         roots.discard(os.getpid())
         found = roots | {pid for pid, one in seen.items() if one.session in roots}
         children: dict[int, list[int]] = {}

@@ -20,6 +20,7 @@ from services.core.home import Home
 from services.node.environment import FOLDERS, render
 from services.node.files import no_space, remove_tree, reserve, sync_folder, write_json
 from services.node.learner import JobFolder, Learner, LearnerDocument
+from services.node.sandbox import accounts
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _THROUGH = 0o711
@@ -108,5 +109,9 @@ def _make_learner(folder: Path, document: LearnerDocument) -> None:
         path.mkdir(mode=0o700)
         if os.geteuid() == 0:
             os.chown(path, document.uid, document.gid)
+    if document.wrap:
+        for name, content in accounts(document).items():
+            (folder / name).write_text(content)
+            (folder / name).chmod(0o644)
     reserve(folder / "stop.json")
     write_json(folder / "learner.json", dump(document))

@@ -17,7 +17,7 @@ from services.core.domain.codec import dump, load
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.plan import AttemptPlan
 from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
-from services.node.agent import TIER, Agent
+from services.node.agent import Agent
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -34,7 +34,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         shown = node_pb2.NodeCapacity(
             name=node.name, cpus=node.cpus, memory=node.memory, gpus=node.gpus, gpu_type=node.gpu_type, ready=node.ready
         )
-        return node_pb2.CapacityReply(nodes=[shown], tier=TIER)
+        return node_pb2.CapacityReply(nodes=[shown], tier=self._agent.tier.name)
 
     async def Do(self, request: node_pb2.DoRequest, context: _Context) -> node_pb2.DoReply:
         try:

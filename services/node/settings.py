@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -27,6 +28,18 @@ class NodeSettings(Settings):
         ge=0,
         description="GPU slots. Declaring more than there are gives fake ones, for trying gangs and quotas. Default: "
         "those the NVIDIA driver shows.",
+    )
+    node_tier: Literal["auto", "process", "sandbox"] = Field(
+        default="auto",
+        description="How learners are kept apart. sandbox: bubblewrap; process: users of their own, as root; auto: the "
+        "better one that works on this machine.",
+    )
+    node_cgroups: bool = Field(
+        default=True,
+        description="Whether memory, CPUs and processes are enforced by control groups, where they can be.",
+    )
+    node_pids: int = Field(
+        default=4096, ge=64, description="Processes and threads that one learner may have, where control groups are."
     )
     node_uid_first: int = Field(
         default=70_000, ge=1000, description="As root, each job runs under a user id of its own, from this one on."

@@ -29,6 +29,8 @@ TYPE_CHECKING = False  # what type checkers take as true; importing typing would
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+SOON_S = 0.01
+"""How soon it is tried again to tell a learner whose sandbox is being made that it shall end, in seconds."""
 LOOK_S = 1.0
 """Files are looked at so often without any signal, in seconds: what a lost hint costs."""
 STUCK_S = 10.0
@@ -125,26 +127,75 @@ def descendants() -> list[int]:
     return found
 
 
-def send_all(sign: int) -> None:
-    """A signal to every descendant."""
-    for pid in descendants():
+def send(pids: list[int], sign: int) -> None:
+    """A signal to each that is still there."""
+    for pid in pids:
         try:
             os.kill(pid, sign)
         except ProcessLookupError:
             continue
 
 
-def oom_kills() -> int:
-    """How often the kernel has killed for lack of memory, on the whole machine; 0 where it does not say."""
-    for line in read_text("/proc/vmstat").splitlines():
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
+def is_sandbox(pid: int) -> bool:
+    """Whether this is bubblewrap itself and not what runs in it, or is gone."""
+    try:
+        return read_text(f"/proc/{pid}/comm") == "bwrap\n"
+    except OSError:
+        return True
+
+
+def unwrap(status: int) -> int:
+    """The status of what bubblewrap ran, which tells an end by signal n as exit code 128 + n, like every shell."""
+    code = status >> 8 if os.WIFEXITED(status) else 0
+    return code - 128 if 128 < code < 128 + signal.NSIG else status
+
+
+def oom_kills(groups: list[str]) -> int:
+    """How often the kernel has killed for lack of memory: in the control groups, without any on the whole machine."""
+    files = [f"{group}/{name}" for group in groups for name in ("memory.events", "memory.oom_control")]
+    for path in filter(os.path.exists, files or ["/proc/vmstat"]):
+        for line in read_text(path).splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
     return 0
 
 
-def command(learner: dict[str, Any]) -> list[str]:
-    """What is executed. The place of tiers beyond ``process``, which wrap the shell."""
-    return ["/bin/sh", "-c", learner["learner"]["command"]]
+def kill_groups(groups: list[str]) -> None:
+    """SIGKILL to all at once, so that nobody forks away from it."""
+    for group in groups:
+        for name, before, after in (("cgroup.kill", "", "1"), ("freezer.state", "FROZEN", "THAWED")):
+            path = f"{group}/{name}"
+            if not os.path.exists(path):
+                continue
+            if before:
+                write_word(path, before)
+                for pid in read_text(f"{group}/cgroup.procs").split():
+                    try:
+                        os.kill(int(pid), signal.SIGKILL)
+                    except ProcessLookupError:
+                        continue
+            write_word(path, after)
+
+
+def write_word(path: str, word: str) -> None:
+    """To a file of the kernel's."""
+    with open(path, "w", encoding="ascii") as file:
+        file.write(word)
+
+
+def command(learner: dict[str, Any], env: dict[str, str]) -> list[str]:
+    """What is executed: the shell, in the tier ``sandbox`` inside bubblewrap."""
+    shell = ["/bin/sh", "-c", learner["learner"]["command"]]
+    if not learner.get("wrap"):
+        return shell
+    data: list[str] = []
+    for one in learner["plan"]["inputs"]:
+        path = f"{env['DATA_DIR']}/{one['mount']}"
+        if os.path.islink(path):  # the helper's, to data that lies on this machine
+            place = os.path.realpath(path)
+            data += ["--ro-bind", place, place]
+    *wrap, remount, root = learner["wrap"]
+    return [*wrap, *data, remount, root, "--chdir", env["MODEL_DIR"], "--", *shell]
 
 
 def environment(learner: dict[str, Any], prepared: dict[str, Any]) -> dict[str, str]:
@@ -164,6 +215,11 @@ def restrict(learner: dict[str, Any]) -> None:
             file.write(_OOM_SCORE)  # when memory runs out, learners go before the platform
     except OSError:
         pass  # a machine that does not let us choose
+    for group in learner.get("groups", []):
+        try:
+            write_word(f"{group}/cgroup.procs", "0")
+        except OSError:
+            pass  # then its share is counted and not enforced, as where there are no groups
     os.umask(0o022)
     if os.geteuid() == 0:
         uid, gid = learner["uid"], learner["gid"]
@@ -186,7 +242,7 @@ def become(learner: dict[str, Any], env: dict[str, str], gate: int, out: list[in
             signal.signal(sign, signal.SIG_DFL)
         restrict(learner)
         os.chdir(env["MODEL_DIR"])
-        argv = command(learner)
+        argv = command(learner, env)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execve(argv[0], argv, env)  # noqa: S606 - the shell in argv is the point
     except BaseException as error:  # noqa: BLE001 - its owner reads what it was, and no code of the parent may run here
@@ -209,7 +265,11 @@ class Shim:
         self.stop_cause = ""
         self.deadline: float | None = None
         """When what is left is killed, on the monotonic clock; None: nobody has asked to stop."""
-        self.oom_seen = [oom_kills()] * OOM_LOOKS
+        self.groups: list[str] = self.learner.get("groups", [])
+        self.wrapped = bool(self.learner.get("wrap"))
+        self.told = True
+        """Whether SIGTERM has found somebody, once it was to be sent."""
+        self.oom_seen = [oom_kills(self.groups)] * OOM_LOOKS
         self.oom = False
 
     def stop_mark(self) -> dict[str, Any]:
@@ -259,12 +319,15 @@ class Shim:
             mark = self.stop_mark()
             if mark != self.mark:
                 self.begin_stop(mark)
-            wait = LOOK_S if self.deadline is None else min(LOOK_S, self.deadline - time.monotonic())
+            if not self.told:
+                self.terminate()
+            look = LOOK_S if self.told else SOON_S
+            wait = look if self.deadline is None else min(look, self.deadline - time.monotonic())
             # A shell that dies of SIGTERM at once must not take the program with it that is saving its checkpoint.
             if wait <= 0 or (self.status is not None and (self.deadline is None or not left)):
                 return
             if signal.sigtimedwait(_HINTS, wait) is None:
-                self.oom_seen = [*self.oom_seen[1:], oom_kills()]
+                self.oom_seen = [*self.oom_seen[1:], oom_kills(self.groups)]
 
     def begin_stop(self, mark: dict[str, Any]) -> None:
         """A first stop, or a stronger one: less grace, or kill."""
@@ -276,7 +339,17 @@ class Shim:
         self.deadline = deadline if self.deadline is None else min(self.deadline, deadline)
         if first and mark["grace_ms"] > 0:
             self.request_checkpoint()
-            send_all(signal.SIGTERM)
+            self.terminate()
+
+    def terminate(self) -> None:
+        """SIGTERM to the learner, not to bubblewrap's monitor above it, whose death would hide how the learner ends.
+
+        While the sandbox is still being made nobody is there to be told.
+        """
+        monitor = self.child if self.wrapped and self.status is None else 0
+        found = [pid for pid in descendants() if pid != monitor]
+        send(found, signal.SIGTERM)
+        self.told = not monitor or not all(is_sandbox(pid) for pid in found)
 
     def request_checkpoint(self) -> None:
         """The file that ``weft.checkpoint_requested`` looks for. The folder is the learner's: no link is followed."""
@@ -300,15 +373,20 @@ class Shim:
             if pid == 0:
                 return True
             if pid == self.child:
-                self.status, self.ended = status, now_ms()
+                self.status, self.ended = unwrap(status) if self.wrapped else status, now_ms()
+                status = self.status
                 killed = status == signal.SIGKILL or os.waitstatus_to_exitcode(status) == 128 + signal.SIGKILL
-                self.oom = killed and not self.stop_cause and oom_kills() > self.oom_seen[0]
+                # In groups of its own it was one of its processes; on the machine at large it may have been anybody.
+                suspect = status != 0 if self.groups else killed
+                self.oom = suspect and not self.stop_cause and oom_kills(self.groups) > self.oom_seen[0]
 
     def finish(self) -> None:
         """Kills until nothing is left, and writes down how the process ended."""
         since, written = time.monotonic(), False
+        if self.groups and self.reap():
+            kill_groups(self.groups)
         while self.reap():
-            send_all(signal.SIGKILL)
+            send(descendants(), signal.SIGKILL)
             if not written and time.monotonic() - since > STUCK_S:
                 written = self.write_exit()
             signal.sigtimedwait({signal.SIGCHLD}, 0.01)

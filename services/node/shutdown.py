@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from services.node.cgroups import Groups
 from services.node.learner import JobFolder, Learner, read_learner
 from services.node.processes import Belonging, kill_all
 
@@ -34,6 +35,9 @@ def end_all(root: Path) -> bool:
     everything = Belonging(
         job_dirs=frozenset(str(learner.job_dir) for learner in learners),
         folders=frozenset(str(learner.folder) for learner in learners),
+        groups=frozenset(path for learner in learners for path in learner.document.groups),
         identities=tuple(one for learner in learners for one in (learner.shim, learner.process) if one is not None),
     )
-    return asyncio.run(kill_all(everything.members, timeout_s=_GONE_S))
+    gone = asyncio.run(kill_all(everything.members, timeout_s=_GONE_S))
+    Groups.leave(root / ".agent")
+    return gone

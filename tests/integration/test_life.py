@@ -162,7 +162,7 @@ def test_learners_see_nothing_of_the_machine_or_of_each_other(client: Client, we
     text = "\n".join(line.text for line in job.logs())
     assert weft_up.key not in text
     assert "WEFT_HOME" not in text
-    assert text.count("Permission denied") == 2
+    assert text.count("Permission denied") + text.count("No such file or directory") == 2  # as the tier has it
 
 
 def test_deleted_means_gone_for_its_owner_and_only_once_nothing_runs(client: Client) -> None:

@@ -127,7 +127,8 @@ async def test_a_gang_in_the_middle_of_its_steps_goes_on_with_the_next_agent(
         node.end(signal.SIGKILL)
         node.start()
     await reaches(cluster, gang, "running", 1)
-    assert len(living_with(f"{gang.job}/1/worker-0/job")) == 1
+    place = f"{gang.job}/1/worker-0/job"
+    assert len(await until(lambda: living_with(place, program="sleep"))) == 1
 
 
 async def test_a_stop_that_the_agent_could_not_tell_the_shim_is_still_carried_out(

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.home import Home
 from services.core.settings import Settings
 from services.core.wiring import service_secret
+from services.node.cgroups import Groups
+from services.node.tier import TIER_FILE
 from tests.testbed.etcd import free_port
 
 _QUICKLY = (("grpc.min_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20))
@@ -36,12 +38,12 @@ def job_id() -> str:
 
 def plan(
     commands: Sequence[str], *, job: str = "", attempt: int = 1, term: int = 1, distribution: str = "none",
-    gpus: float = 0, env: Mapping[str, str] | None = None,
+    gpus: float = 0, env: Mapping[str, str] | None = None, memory: int = 2**28,
 ) -> AttemptPlan:  # fmt: skip
     """One learner per command."""
     learners = tuple(
         LearnerPlan(
-            name=f"worker-{rank}", role="worker", rank=rank, command=command, cpus=1, memory=2**20, gpus=gpus,
+            name=f"worker-{rank}", role="worker", rank=rank, command=command, cpus=1, memory=memory, gpus=gpus,
             node="local", token=f"secret-of-{rank}", env=dict(env or {}),
         )
         for rank, command in enumerate(commands)
@@ -78,7 +80,17 @@ class NodeProcess:
         if ready:
             options = (("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 20), *_QUICKLY)
             with grpc.insecure_channel(self.addresses["node"], options=options) as channel:
-                grpc.channel_ready_future(channel).result(timeout=20)
+                self._await_ready(grpc.channel_ready_future(channel))
+
+    def _await_ready(self, future: grpc.Future[None]) -> None:
+        """Says why where the agent ends instead: what this machine lacks, most often."""
+        for _ in range(100):
+            with suppress(grpc.FutureTimeoutError):
+                future.result(timeout=0.2)
+                return
+            if self.process is not None and self.process.poll() is not None:
+                raise AssertionError(f"the node agent ended: {self.log.splitlines()[-1]}")
+        raise AssertionError(f"the node agent does not serve: {self.log}")
 
     def end(self, sign: signal.Signals = signal.SIGTERM) -> int:
         """The exit code of the agent. Learners live on."""
@@ -105,20 +117,25 @@ class NodeProcess:
         return path.read_text() if path.exists() else ""
 
     @property
+    def tier(self) -> str:
+        return str(json.loads((self.home / "run" / TIER_FILE).read_text())["tier"])
+
+    @property
     def log(self) -> str:
         return self._log.read_text()
 
 
-def living_with(text: str) -> list[int]:
-    """Pids of processes that have the text in their command line or environment."""
+def living_with(text: str, *, program: str = "") -> list[int]:
+    """Pids of processes that have the text in their command line or environment; only those that run the program."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
+                name = (entry / "comm").read_text().strip()
                 told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if text.encode() in told:
+            if text.encode() in told and program in {"", name}:
                 found.append(int(entry.name))
     return found
 
@@ -136,4 +153,5 @@ def node_process(environment: Mapping[str, str] | None = None) -> Generator[Node
         node.end(signal.SIGKILL)
         for pid in living_with(str(root)):
             os.kill(pid, signal.SIGKILL)
+        Groups.leave(node.home / "node" / ".agent")
         shutil.rmtree(root)

@@ -1,0 +1,149 @@
+"""The tier ``sandbox``: a learner sees the system, read-only, its own folder, and nothing of others (bubblewrap).
+
+bubblewrap runs as the learner's own user, in a user namespace: it needs no root, and a flaw in it gains a learner
+nothing. The learner has its own /tmp (its TMPDIR), /dev with /dev/shm, /proc and process table; the network is shared,
+for learners of a gang talk over loopback. What is not bound is not there: WEFT_HOME, other learners, users' homes.
+
+No ``--die-with-parent``: bubblewrap's monitor ends with the command's first process, and a program below a shell that
+died of SIGTERM keeps its grace. The shim ends what is left; the agent does where the shim has died.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.core.home import Home
+from services.node.environment import FOLDERS
+from services.node.learner import LearnerDocument
+
+_SYSTEM: Final = ("/usr", "/opt")
+_LINKED: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""Links into /usr on most systems, folders on others."""
+_ETC: Final = (
+    "alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "group", "host.conf", "hostname",
+    "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf", "OpenCL",
+    "os-release", "passwd", "pki", "protocols", "python3", "resolv.conf", "services", "ssl", "timezone", "vulkan",
+)  # fmt: skip
+_GPU_DEVICES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
+_PROBE_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """How this machine can do it, as found by ``find``."""
+
+    bwrap: str
+    private_pids: bool = True
+    gpu_minors: tuple[int, ...] = ()
+    """Of /dev/nvidia<minor>, by the index that learners are given."""
+
+    def _system(self, home: Home | None) -> list[str]:
+        """Up to what differs from learner to learner."""
+        out = [self.bwrap, "--unshare-user", "--unshare-ipc"]
+        for path in _SYSTEM:
+            out += ["--ro-bind-try", path, path]
+        for path in _LINKED:
+            link = Path(path).is_symlink()
+            out += ["--symlink", str(Path(path).readlink()), path] if link else ["--ro-bind-try", path, path]
+        for name in _ETC:
+            out += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        if python := _python():
+            out += ["--ro-bind", python, python]
+        if home is not None and any(home.root.is_relative_to(path) for path in (*_SYSTEM, python or "/usr")):
+            out += ["--tmpfs", str(home.root)]
+        out += ["--ro-bind-try", "/sys", "/sys", "--dev", "/dev"]
+        return (
+            [*out, "--unshare-pid", "--proc", "/proc"] if self.private_pids else [*out, "--ro-bind", "/proc", "/proc"]
+        )
+
+    def wrap(self, document: LearnerDocument, folder: Path) -> tuple[str, ...]:
+        """What the shim puts before the command, and before the data that the helper has linked."""
+        job, home = str(folder / "job"), Home(Path(document.home))
+        out = self._system(home)
+        for name in ("passwd", "group"):
+            out += ["--ro-bind", str(folder / name), f"/etc/{name}"]
+        data, temporary = f"{job}/{FOLDERS['DATA_DIR']}", f"{job}/{FOLDERS['TMPDIR']}"
+        out += ["--bind", temporary, "/tmp", "--symlink", "/tmp", "/var/tmp"]  # noqa: S108 - the learner's own
+        out += ["--bind", job, job, "--ro-bind", data, data, "--ro-bind", document.sdk, document.sdk]
+        environments = f"{document.cache}/envs"
+        out += ["--ro-bind-try", environments, environments]
+        if document.gpus:
+            for device in (*(f"nvidia{minor}" for minor in self._minors(document.gpus)), *_GPU_DEVICES):
+                out += ["--dev-bind-try", f"/dev/{device}", f"/dev/{device}"]
+        return (*out, "--remount-ro", "/")
+
+    def _minors(self, indices: Sequence[int]) -> list[int]:
+        """Slots that were merely declared have no device."""
+        return [self.gpu_minors[index] for index in indices if index < len(self.gpu_minors)]
+
+    def probe(self, user: int | None) -> str:
+        """Why it does not work here; empty: it does. ``user``: whom learners run as, None where it is ourselves."""
+        argv = [*self._system(None), "--tmpfs", "/tmp", "--remount-ro", "/", "--", "/bin/true"]  # noqa: S108 - its own
+        try:
+            if user is None:
+                done = subprocess.run(argv, capture_output=True, timeout=_PROBE_S, check=False, cwd="/")
+            else:
+                done = subprocess.run(
+                    argv, capture_output=True, timeout=_PROBE_S, check=False, cwd="/", user=user, group=user,
+                    extra_groups=[],
+                )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            return str(error)
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        return "" if done.returncode == 0 else (said[-1] if said else f"it ends with code {done.returncode}")
+
+
+def find(user: int | None, gpu_minors: tuple[int, ...]) -> tuple[Sandbox | None, str]:
+    """The best there is here, and what it lacks; or None, and why and what to do."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        return None, "bubblewrap is not installed: apt-get install bubblewrap"
+    whole = Sandbox(bwrap, gpu_minors=gpu_minors)
+    why = whole.probe(user)
+    if not why:
+        return whole, ""
+    shared = Sandbox(bwrap, private_pids=False, gpu_minors=gpu_minors)
+    if not shared.probe(user):
+        return shared, f"without a process table of its own: {why}"
+    return None, f"bubblewrap does not work here: {why} ({_advice()})"
+
+
+def _advice() -> str:
+    restricted = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+    if restricted.exists() and restricted.read_text().strip() == "1":
+        return "allow user namespaces: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    return (
+        "it needs user namespaces: see sysctl user.max_user_namespaces and kernel.unprivileged_userns_clone; "
+        "a container must be allowed to make them"
+    )
+
+
+def _python() -> str:
+    """The folder of the Python that environments are made with, where the system's folders do not hold it.
+
+    Empty where there is none, or none that learners could run.
+    """
+    prefix = Path(sys.base_prefix).resolve()
+    if any(prefix.is_relative_to(path) for path in _SYSTEM):
+        return ""
+    if os.geteuid() == 0 and not all(path.stat().st_mode & stat.S_IXOTH for path in (prefix, *prefix.parents)):
+        return ""
+    return str(prefix)
+
+
+def accounts(document: LearnerDocument) -> dict[str, str]:
+    """/etc/passwd and /etc/group as the learner sees them: programs ask who they are."""
+    uid, gid, home = document.uid, document.gid, document.env["HOME"]
+    mine = "" if uid == 0 else f"weft:x:{uid}:{gid}:Weft learner:{home}:/bin/sh\n"
+    return {
+        "passwd": f"root:x:0:0:root:/:/bin/sh\n{mine}nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
+        "group": f"root:x:0:\n{'' if gid == 0 else f'weft:x:{gid}:'}\nnogroup:x:65534:\n".replace("\n\n", "\n"),
+    }
