@@ -205,6 +205,15 @@ def environment(learner: dict[str, Any], prepared: dict[str, Any]) -> dict[str, 
     return env
 
 
+def enter(groups: list[str]) -> None:
+    """In the child, while the parent writes down that it exists: the kernel takes milliseconds for each."""
+    for group in groups:
+        try:
+            write_word(f"{group}/cgroup.procs", "0")
+        except OSError:
+            pass  # then its share is counted and not enforced, as where there are no groups
+
+
 def restrict(learner: dict[str, Any]) -> None:
     """In the child: limits, and the learner's own user."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -215,11 +224,6 @@ def restrict(learner: dict[str, Any]) -> None:
             file.write(_OOM_SCORE)  # when memory runs out, learners go before the platform
     except OSError:
         pass  # a machine that does not let us choose
-    for group in learner.get("groups", []):
-        try:
-            write_word(f"{group}/cgroup.procs", "0")
-        except OSError:
-            pass  # then its share is counted and not enforced, as where there are no groups
     os.umask(0o022)
     if os.geteuid() == 0:
         uid, gid = learner["uid"], learner["gid"]
@@ -231,6 +235,7 @@ def restrict(learner: dict[str, Any]) -> None:
 def become(learner: dict[str, Any], env: dict[str, str], gate: int, out: list[int]) -> NoReturn:
     """In the child: wait at the gate, drop everything of the platform, run the command."""
     try:
+        enter(learner.get("groups", []))
         if os.read(gate, 1) != b"g":
             os._exit(CANNOT_RUN)  # the shim died before the start was written down: it never happened
         os.setsid()

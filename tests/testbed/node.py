@@ -117,8 +117,12 @@ class NodeProcess:
         return path.read_text() if path.exists() else ""
 
     @property
+    def tier_told(self) -> dict[str, Any]:
+        return dict(json.loads((self.home / "run" / TIER_FILE).read_text()))
+
+    @property
     def tier(self) -> str:
-        return str(json.loads((self.home / "run" / TIER_FILE).read_text())["tier"])
+        return str(self.tier_told["tier"])
 
     @property
     def log(self) -> str:
