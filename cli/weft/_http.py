@@ -15,6 +15,7 @@ What this module keeps true:
 from __future__ import annotations
 
 import random
+import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -68,12 +69,17 @@ class Http:
         self._sleep = sleep
         self._answered = False
         try:
-            local = is_loopback(httpx2.URL(profile.url).host)
+            address = httpx2.URL(profile.url)
+            local = is_loopback(address.host)
+            # Reading the system's certificates takes longer than all else that `weft list` does. Without them nothing
+            # is trusted: should anything ever be asked over TLS here, it fails.
+            trust = True if address.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             headers = {"Authorization": f"Bearer {profile.key}"} if profile.key else {}
             headers["User-Agent"] = f"weft-sdk/{sdk_version()}"
             self._client = httpx2.Client(
-                base_url=profile.url, headers=headers, timeout=_TIMEOUT, trust_env=not local, transport=transport
-            )
+                base_url=profile.url, headers=headers, timeout=_TIMEOUT, trust_env=not local, transport=transport,
+                verify=trust,
+            )  # fmt: skip
         except (httpx2.InvalidURL, UnicodeEncodeError) as wrong:
             raise InvalidRequest(f"the address or key of this profile cannot be used: {wrong}") from None
 

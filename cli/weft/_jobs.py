@@ -13,17 +13,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from weft._archive import Archive, make_archive
 from weft._errors import InvalidRequest, InvalidSpec, NotFinished, NotFound, WeftError
 from weft._follow import Follow
 from weft._http import Http
 from weft._job import Job
 from weft._records import Artifact, HistoryEvent, LogLine, Point, Series
-from weft._spec_file import as_json, find_spec, read_spec
 from weft._upload import CountedFile
 
 if TYPE_CHECKING:
     from os import PathLike
+
+    from weft._archive import Archive
 
 JOBS: Final = "/v1/jobs"
 _LONGEST_POLL_S: Final = 1.0
@@ -69,6 +69,8 @@ class Jobs:
 
         Raises InvalidSpec with `errors` for what is wrong in the spec, before anything is uploaded.
         """
+        from weft._archive import Archive, make_archive  # noqa: PLC0415 - most commands only look
+
         document, named = _read(spec)
         key = idempotency_key or uuid.uuid4().hex
         if isinstance(code, Archive):
@@ -418,6 +420,8 @@ def _time(value: datetime | str | None) -> str | None:
 
 def _read(spec: Any) -> tuple[dict[str, Any], Path | None]:
     """The spec's document, and the code that it names."""
+    from weft._spec_file import as_json, find_spec, read_spec  # noqa: PLC0415 - as with archives
+
     if isinstance(spec, str) or hasattr(spec, "__fspath__"):
         path = Path(spec)
         file = read_spec(find_spec(path) if path.is_dir() else path)
