@@ -169,7 +169,10 @@ class Platform:
         return {"home": str(place.root), "was_running": was_running is not None, "purged": purge}
 
     def status(self, home: str | None = None) -> dict[str, Any]:
-        """``{running, home, url, services: [{name, state, pid, restarts, address, why}]}``."""
+        """``{running, home, url, tier, services: [{name, state, pid, restarts, address, why}]}``.
+
+        ``tier`` is how learners are kept apart: ``{name, why, enforced}``, empty where no agent has told yet.
+        """
         place = _home(home)
         supervisor = _supervisor(place)
         try:
@@ -194,6 +197,7 @@ class Platform:
             "running": supervisor is not None,
             "home": str(place.root),
             "url": f"http://{addresses['api']}" if supervisor is not None and "api" in addresses else "",
+            "tier": told_tier(place) if supervisor is not None else {},
             "services": services,
         }
 
@@ -208,6 +212,15 @@ class Platform:
         from services.local.offline import check
 
         return check(document)
+
+
+def told_tier(home: Home) -> dict[str, Any]:
+    """What the node agent has said at its start: the tier of isolation, why no better one, what the kernel enforces."""
+    try:
+        told = json.loads((home / "run" / "node-tier.json").read_text())
+        return {"name": str(told["tier"]), "why": str(told["why"]), "enforced": list(told["enforced"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _detached(argv: list[str], environment: Mapping[str, str], log: Path) -> Identity:

@@ -15,6 +15,7 @@ from services.core.adapters.etcd import launcher
 from services.core.domain.errors import WeftError
 from services.core.home import Home
 
+_NOBODY: Final = 65_534
 _LOW_DISK: Final = 5 * 10**9
 _NETWORK_FILESYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs"})
 
@@ -44,9 +45,31 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     secrets = home / "secrets"
     private = not secrets.exists() or stat.S_IMODE(secrets.stat().st_mode) & 0o077 == 0
     yield "secrets", private, "private" if private else "readable by others", f"chmod -R go= {secrets}"
-    sandbox = shutil.which("bwrap")
-    tier = "bubblewrap found" if sandbox else "no bubblewrap: learners are plain processes (tier process)"
-    yield "sandbox", True, tier, ""
+    yield "sandbox", True, _sandbox(), ""
+
+
+def _sandbox() -> str:
+    """Whether learners can have the tier ``sandbox``: a short try of what it rests on. Weft works without it, too."""
+    plain = "learners are plain processes (tier process)"
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        return f"no bubblewrap: {plain}; to keep them apart: apt-get install bubblewrap, then weft down and up"
+    user = _NOBODY if os.geteuid() == 0 else None
+    argv = [bwrap, "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "--", "/bin/true"]
+    try:
+        said = subprocess.run(
+            argv, capture_output=True, text=True, check=False, timeout=10, cwd="/", user=user, group=user,
+            extra_groups=None if user is None else [],
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"bubblewrap cannot be tried: {error}"
+    if said.returncode == 0:
+        return "bubblewrap works (tier sandbox)"
+    why = (said.stderr.strip().splitlines() or [f"it ends with code {said.returncode}"])[-1]
+    return (
+        f"bubblewrap does not work: {why}; {plain}; to keep them apart, allow user namespaces: "
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), or user.max_user_namespaces=10000"
+    )
 
 
 def _etcd() -> tuple[str, bool, str, str]:

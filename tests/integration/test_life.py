@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.local.commands import PLATFORM
 from tests.testbed.platform import Platform
 from tests.waiting import eventually
 from weft import Client, Conflict
@@ -56,6 +57,16 @@ def test_the_learner_that_failed_first_is_named_and_its_peers_are_ended(client: 
     assert "worker-1" in job.message
     assert "code 3" in job.message
     assert weft_up.processes_of(job.id) == []
+
+
+def test_a_learner_that_runs_out_of_memory_is_told_so(client: Client, weft_up: Platform) -> None:
+    told = PLATFORM.status(str(weft_up.home.root))["tier"]
+    if "memory" not in told["enforced"]:
+        assert "not enforced" in told["why"]
+        return
+    job = client.jobs.submit(spec("python3 -c 'x = b\"x\" * (1 << 28)'")).wait(DONE_S)
+    assert (job.status, job.reason) == ("FAILED", "OOMKilled")
+    assert "resources.memory" in job.message
 
 
 def test_a_failure_is_retried_within_its_budget_and_not_beyond(client: Client) -> None:

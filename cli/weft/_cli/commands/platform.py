@@ -68,6 +68,15 @@ def down_command(call: Call, home: str | None, purge: bool) -> None:
     emit(call, answer, people=lambda _wide: f"{said} ({answer.get('home', '')})", names=[str(answer.get("home", ""))])
 
 
+def _tier(answer: dict[str, Any]) -> str:
+    """How learners are kept apart, what the kernel enforces, and why it is not more."""
+    tier = answer.get("tier") or {}
+    if not tier:
+        return ""
+    enforced = f"; {', '.join(tier['enforced'])} enforced" if tier["enforced"] else ""
+    return f"tier {tier['name']}{enforced}" + (f" ({tier['why']})" if tier["why"] else "")
+
+
 @command("status")
 @click.option("--home", metavar="DIR", help=_HOME_HELP)
 def status_command(call: Call, home: str | None) -> None:
@@ -79,7 +88,7 @@ def status_command(call: Call, home: str | None) -> None:
         answer: dict[str, Any] = platform().status(home)
 
     def people(wide: bool) -> str:
-        where = facts([("address", answer.get("url")), ("folder", answer.get("home"))])
+        where = facts([("address", answer.get("url")), ("folder", answer.get("home")), ("learners", _tier(answer))])
         if not answer["running"]:
             return f"not running; `weft up` starts it\n{where}"
         columns = [
