@@ -24,6 +24,7 @@ demo: setup ## Train a real model on this machine, from nothing to the result (K
 	@scripts/demo.sh
 
 test: setup ## Every test: unit, contract, integration (ARGS=... for pytest)
+	@scripts/test-packages.sh
 	@$(BIN)/pytest $(ARGS)
 
 check: setup ## Lint, types, layers and unit tests, in less than a minute: before each commit
