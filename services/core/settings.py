@@ -18,6 +18,11 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="WEFT_", frozen=True, extra="ignore")
 
     home: Path = Field(default_factory=default_home, description="The installation's folder.")
+    job_store: str = Field(
+        default="sqlite",
+        repr=False,  # a URI may hold a password
+        description="Where jobs and records live: sqlite (files in the home), or mongodb://user:password@host/database.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least that is logged; logs are JSON, one object per line."
     )

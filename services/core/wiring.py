@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from services.core.domain.errors import InvalidRequest
 from services.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,8 +46,21 @@ async def service_secret(settings: Settings) -> bytes:
     return await secret_store(settings).get_or_create(SERVICE_SECRET, os.urandom(32))
 
 
+def _on_mongo(settings: Settings) -> bool:
+    if settings.job_store == "sqlite":
+        return False
+    if settings.job_store.startswith(("mongodb://", "mongodb+srv://")):
+        return True
+    # Without what it is: a mistyped URI may hold a password.
+    raise InvalidRequest("WEFT_JOB_STORE is neither 'sqlite' nor a URI that begins with mongodb:// or mongodb+srv://")
+
+
 async def job_store(settings: Settings) -> JobStore:
     """Job documents, their history and the dispatcher's term."""
+    if _on_mongo(settings):
+        from services.core.adapters.mongo import MongoJobStore, trusted
+
+        return await MongoJobStore.on(await trusted(settings.job_store))
     from services.core.adapters.sqlite.jobs import SqliteJobStore
 
     return await SqliteJobStore.open(settings.place / "jobs.sqlite")
@@ -54,6 +68,10 @@ async def job_store(settings: Settings) -> JobStore:
 
 async def record_store(settings: Settings) -> RecordStore:
     """Keys, users and the like."""
+    if _on_mongo(settings):
+        from services.core.adapters.mongo import MongoRecordStore, trusted
+
+        return await MongoRecordStore.on(await trusted(settings.job_store))
     from services.core.adapters.sqlite.records import SqliteRecordStore
 
     return await SqliteRecordStore.open(settings.place / "records.sqlite")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import apsw
 import pytest
+from pymongo import AsyncMongoClient
 
 from services.core.adapters.memory import MemoryRecordStore
+from services.core.adapters.mongo import MongoRecordStore
 from services.core.adapters.sqlite import SqliteRecordStore
 from services.core.domain.errors import Conflict, Duplicate, Internal, InvalidRequest, NotFound, StaleRevision
 from services.core.ports.record_store import Record, RecordStore
@@ -53,9 +55,32 @@ class OnSqlite:
             await store.close()
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+class OnMongo:
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.stores: list[MongoRecordStore] = []
+
+    async def another(self) -> RecordStore:
+        self.stores.append(await MongoRecordStore.open(self.uri))
+        return self.stores[-1]
+
+    async def plant(self, record_id: str, changes: Mapping[str, Any]) -> None:
+        async with AsyncMongoClient[dict[str, Any]](self.uri) as client:
+            records = client.get_default_database()["records"]
+            assert (await records.update_one({"id": record_id}, {"$set": changes})).matched_count == 1
+
+    async def close(self) -> None:
+        for store in self.stores:
+            await store.close()
+
+
+@pytest.fixture(params=["sqlite", "memory", "mongo"])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[World, None]:
-    it: World = InMemory() if request.param == "memory" else OnSqlite(tmp_path / "records.sqlite")
+    it: World
+    if request.param == "mongo":
+        it = OnMongo(request.getfixturevalue("mongo_uri"))
+    else:
+        it = InMemory() if request.param == "memory" else OnSqlite(tmp_path / "records.sqlite")
     yield it
     await it.close()
 
@@ -68,6 +93,13 @@ async def store(world: World) -> RecordStore:
 @pytest.fixture
 async def on_sqlite(tmp_path: Path) -> AsyncGenerator[OnSqlite, None]:
     it = OnSqlite(tmp_path / "records.sqlite")
+    yield it
+    await it.close()
+
+
+@pytest.fixture
+async def on_mongo(mongo_uri: str) -> AsyncGenerator[OnMongo, None]:
+    it = OnMongo(mongo_uri)
     yield it
     await it.close()
 
@@ -234,3 +266,23 @@ async def test_a_file_of_a_newer_weft_is_refused(on_sqlite: OnSqlite) -> None:
     connection.close()
     with pytest.raises(Conflict, match="newer"):
         await on_sqlite.another()
+
+
+# --- MongoDB -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"body": "text"}, {"body": None}, {"index": "text"}, {"index": [{"field": "tenant"}]}, {"rev": "x", "body": 1}],
+    ids=str,
+)
+async def test_a_malformed_document_harms_only_itself(on_mongo: OnMongo, changes: Mapping[str, Any]) -> None:
+    store = await on_mongo.another()
+    sound = [await store.insert(a_key(name)) for name in "acd"]
+    await store.insert(a_key("b"))
+    await on_mongo.plant("b", changes)
+    assert await store.find("key", {}, limit=3) == sound
+    with pytest.raises(Internal, match="key record b"):
+        await store.get("key", "b")
+    with pytest.raises(Duplicate):
+        await store.insert(a_key("b"))

@@ -1,6 +1,6 @@
 """MongoDB's wire protocol on loopback: one server for the session (a database for each test), or one to be killed.
 
-The server is a stand-in (tests/testbed/mongo/Main.java), built once by Maven and the JDK. What it cannot show is in
+The server is a stand-in (mongo-server/Main.java), built once by Maven and the JDK. What it cannot show is in
 docs/limits.md. With ``WEFT_TEST_MONGO_URI`` the tests use a real MongoDB instead, but for those that kill it.
 """
 
@@ -20,7 +20,7 @@ import pytest
 
 from tests.testbed.built import built, need_debian, run
 
-_PINS = Path(__file__).with_name("mongo")
+_PINS = Path(__file__).with_name("mongo-server")
 _RESOLVE = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 _JAVA = ("java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx256m")
 
@@ -28,8 +28,10 @@ _JAVA = ("java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", 
 class Mongo:
     """Keeps its port and its file over all its lives. What it acknowledged survives ``kill``."""
 
-    def __init__(self, program: Path, folder: Path) -> None:
+    def __init__(self, program: Path, folder: Path, *, fault: str = "") -> None:
+        """``fault``: one of Main.java's."""
         self.port = 0
+        self._fault = fault
         self._classpath = f"{program / 'classes'}:{program / 'jars' / '*'}"
         self._folder = folder
         self._process: subprocess.Popen[str] | None = None
@@ -46,7 +48,7 @@ class Mongo:
         """On the file that is there; returns when it serves."""
         with (self._folder / "mongo.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*_JAVA, "-cp", self._classpath, "Main", str(self._folder / "mongo.db"), str(self.port)],
+                [*_JAVA, "-cp", self._classpath, "Main", str(self._folder / "mongo.db"), str(self.port), self._fault],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         assert self._process.stdout is not None

@@ -8,7 +8,10 @@ from collections.abc import AsyncGenerator
 
 
 class Proxy:
-    """``cut``: connections break, and new ones are refused. ``freeze``: those of now go silent without breaking."""
+    """``cut``: connections break, and new ones are refused. ``freeze``: those of now go silent without breaking.
+
+    ``lose_answer_to``: the next request that holds these bytes is passed on; at its answer the connection breaks.
+    """
 
     def __init__(self, upstream: str) -> None:
         self.connections = 0
@@ -17,6 +20,9 @@ class Proxy:
         self._port = int(port)
         self._cut = False
         self._frozen: set[asyncio.StreamWriter] = set()
+        self._losing = b""
+        self._unanswered: set[asyncio.StreamWriter] = set()
+        """Whose next bytes are lost."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -37,6 +43,9 @@ class Proxy:
     def mend(self) -> None:
         """New connections work again; frozen ones stay so."""
         self._cut = False
+
+    def lose_answer_to(self, marker: bytes) -> None:
+        self._losing = marker
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -65,16 +74,24 @@ class Proxy:
             return
         self._writers |= {writer, back}
         try:
-            await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
+            await asyncio.gather(self._pump(reader, back, asker=writer), self._pump(there, writer))
         finally:
             self._writers -= {writer, back}
             self._frozen -= {writer, back}
+            self._unanswered.discard(writer)
             for end in (writer, back):
                 end.transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asker: asyncio.StreamWriter | None = None
+    ) -> None:
         with contextlib.suppress(OSError):
             while chunk := await reader.read(65536):
+                if asker is not None and self._losing and self._losing in chunk:
+                    self._losing = b""
+                    self._unanswered.add(asker)
+                if writer in self._unanswered:
+                    break
                 if writer not in self._frozen:
                     writer.write(chunk)
                     await writer.drain()

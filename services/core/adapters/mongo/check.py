@@ -15,11 +15,22 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 
-from services.core.adapters.mongo.connection import UNSURE, Database, Document, translated
-from services.core.domain.errors import InvalidRequest
+from services.core.adapters.mongo.connection import UNSURE, Database, Document, connect, translated
+from services.core.domain.errors import InvalidRequest, WeftError
 
 RACERS: Final = 16
 _ROUNDS: Final = 3
+
+
+async def trusted(uri: str) -> Database:
+    """A connection to a store that has passed the check."""
+    database = connect(uri)
+    try:
+        await check_store(database)
+    except WeftError:
+        await database.client.close()
+        raise
+    return database
 
 
 async def check_store(database: Database) -> None:

@@ -7,6 +7,7 @@ and win over it. Nothing of pymongo's crosses the border upwards (``translated``
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
@@ -51,6 +52,8 @@ _NAME: Final = "weft"
 _REFUSED: Final = frozenset({13, 18, 8000})
 """Unauthorized, AuthenticationFailed, AtlasError."""
 _DISK_FULL: Final = 14031
+_TOO_LARGE: Final = 10334
+_LARGE: Final = "the document is larger than MongoDB's 16 MB"
 
 
 class _PlainInt(TypeDecoder):
@@ -69,12 +72,16 @@ _CODECS: Final = CodecOptions(document_class=dict, type_registry=TypeRegistry([_
 
 def connect(uri: str) -> Database:
     """The database that the URI names (``weft`` where it names none). Nothing is sent yet. One event loop only."""
-    with translated():
-        client: AsyncMongoClient[Document] = AsyncMongoClient(
-            uri, w="majority", journal=True, readConcernLevel="majority", readPreference="primary", retryWrites=True,
-            retryReads=True, serverSelectionTimeoutMS=round(TIMEOUT_S * 1000), appname=_NAME,
-        )  # fmt: skip
-        return client.get_default_database(_NAME).with_options(codec_options=_CODECS)
+    try:
+        # An option that it does not understand the driver drops with a warning: tls=ture would mean no TLS.
+        with warnings.catch_warnings(action="error"):
+            client: AsyncMongoClient[Document] = AsyncMongoClient(
+                uri, w="majority", journal=True, readConcernLevel="majority", readPreference="primary",
+                retryWrites=True, retryReads=True, serverSelectionTimeoutMS=round(TIMEOUT_S * 1000), appname=_NAME,
+            )  # fmt: skip
+    except (ConfigurationError, UserWarning, ValueError) as error:
+        raise InvalidRequest(f"WEFT_JOB_STORE cannot be used: {error}") from error
+    return client.get_default_database(_NAME).with_options(codec_options=_CODECS)
 
 
 @contextmanager
@@ -99,24 +106,33 @@ def translated() -> Generator[None]:
 def _ours(error: Exception) -> WeftError:
     said = str(error).partition(", full error")[0]
     match error:
-        case DuplicateKeyError():
-            return Duplicate(f"it is there already: {said}")
-        case DocumentTooLarge():
-            return TooLarge("the document is larger than MongoDB's 16 MB")
         case ConnectionFailure() | ExecutionTimeout() | WriteConcernError():
             brief = said.partition(" (configured")[0].partition(", Timeout")[0]
             return Unavailable(f"MongoDB does not answer: {brief}", retry_after_s=_RETRY_AFTER_S)
-        case OperationFailure(code=code) if code in _REFUSED:
-            return Unavailable(f"MongoDB refuses the user of WEFT_JOB_STORE: {said}")
-        case OperationFailure(code=code) if code == _DISK_FULL:
-            return NoSpace(f"MongoDB's disk is full: {said}")
-        case ConfigurationError():  # and InvalidURI
-            return InvalidRequest(f"WEFT_JOB_STORE cannot be used: {said}")
+        case DuplicateKeyError():
+            return Duplicate(f"it is there already: {said}")
+        case DocumentTooLarge():
+            return TooLarge(_LARGE)
+        case OperationFailure():
+            return _refusal(error.code, said)
         case InvalidOperation():
             return Unavailable("the store is closed")
+        case ConfigurationError():  # found out late, e.g. an SRV record
+            return InvalidRequest(f"WEFT_JOB_STORE cannot be used: {said}")
         case UnicodeEncodeError():
             return InvalidRequest("text that is not Unicode cannot be stored")
         case BSONError() | OverflowError() | RecursionError():
             return InvalidRequest(f"MongoDB cannot store this: {said}")
         case _:
             return Internal(f"MongoDB: {said}")
+
+
+def _refusal(code: int | None, said: str) -> WeftError:
+    """What the server said no to."""
+    if code == _TOO_LARGE:
+        return TooLarge(_LARGE)
+    if code == _DISK_FULL:
+        return NoSpace(f"MongoDB's disk is full: {said}")
+    if code in _REFUSED:
+        return Unavailable(f"MongoDB refuses the user of WEFT_JOB_STORE: {said}")
+    return Internal(f"MongoDB: {said}")

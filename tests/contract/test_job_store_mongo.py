@@ -1,0 +1,257 @@
+"""What only the job store on MongoDB does: servers that die, answers that are lost, servers that must be refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.core import wiring
+from services.core.adapters.mongo import MongoJobStore, MongoRecordStore
+from services.core.domain.errors import Duplicate, InvalidRequest, NotFound, StaleRevision, TooLarge, Unavailable
+from services.core.domain.job import Job
+from services.core.ports.job_store import DispatcherDoc, JobQuery
+from services.core.settings import Settings
+from tests.documents import NOW, a_job
+from tests.testbed.mongo import Mongo
+from tests.testbed.proxy import Proxy, proxied
+from tests.waiting import until
+
+INSERT, REPLACE = b"\x02insert\x00", b"\x02update\x00"
+
+
+@pytest.fixture
+async def own_store(own_mongo: Mongo) -> AsyncGenerator[MongoJobStore, None]:
+    """On a server that the test may kill."""
+    store = await MongoJobStore.open(own_mongo.uri)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def far(own_mongo: Mongo) -> AsyncGenerator[tuple[Proxy, MongoJobStore, MongoJobStore], None]:
+    """A line that may fail, a store at its end, and one beside the server."""
+    async with proxied(own_mongo.address) as line:
+        store, near = await MongoJobStore.open(f"mongodb://{line.address}/"), await MongoJobStore.open(own_mongo.uri)
+        yield line, store, near
+        await store.close()
+        await near.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("connection", "documents"):
+        monkeypatch.setattr(f"services.core.adapters.mongo.{module}.TIMEOUT_S", 0.7)
+
+
+async def test_what_was_acknowledged_before_the_server_s_kill_9_is_there_afterwards(
+    own_mongo: Mongo, own_store: MongoJobStore
+) -> None:
+    acknowledged: dict[str, int] = {}
+
+    async def write() -> None:
+        while True:
+            job = await own_store.insert(a_job())
+            acknowledged[job.id] = job.rev
+            job = await own_store.replace(job, replace(job, updated=NOW + 1))
+            acknowledged[job.id] = job.rev
+
+    for kill in range(1, 3):
+        writers = [asyncio.create_task(write()) for _ in range(4)]
+        await until(lambda: len(acknowledged) > 40 * kill)  # noqa: B023 - asked at once
+        own_mongo.kill()
+        before = dict(acknowledged)
+        own_mongo.start()
+        for writer in writers:
+            writer.cancel()
+        await asyncio.gather(*writers, return_exceptions=True)
+        there = {job.id: job.rev for job in await own_store.find(JobQuery(), limit=100_000)}
+        assert {job_id: rev for job_id, rev in before.items() if there.get(job_id, 0) < rev} == {}
+
+
+async def test_a_server_that_is_away_is_said_with_when_to_come_back_and_found_again(
+    own_mongo: Mongo, own_store: MongoJobStore, impatient: None
+) -> None:
+    job = await own_store.insert(a_job())
+    own_mongo.kill()
+    outcomes = await asyncio.gather(
+        own_store.get(job.id), own_store.insert(a_job()), own_store.replace(job, job), own_store.find(JobQuery()),
+        own_store.count(JobQuery()), own_store.delete(job.id), own_store.dispatcher(), own_store.ping(),
+        own_store.append_history(job.id, job.tenant, job.history_tail), own_store.history(job.id),
+        return_exceptions=True,
+    )  # fmt: skip
+    assert [type(outcome) for outcome in outcomes] == [Unavailable] * len(outcomes)
+    assert {getattr(outcome, "retry_after_s", None) for outcome in outcomes} == {1.0}
+    own_mongo.start()
+
+    async def found() -> Job | None:
+        try:
+            return await own_store.get(job.id)
+        except Unavailable:
+            return None
+
+    assert await until(found) == job
+
+
+async def test_a_write_whose_answer_is_lost_is_found_to_have_taken_place(
+    far: tuple[Proxy, MongoJobStore, MongoJobStore],
+) -> None:
+    line, store, near = far
+    line.lose_answer_to(INSERT)
+    job = await store.insert(a_job())
+    assert await near.find(JobQuery()) == [job]
+
+    line.lose_answer_to(REPLACE)
+    job = await store.replace(job, replace(job, updated=NOW + 1))
+    assert (job.rev, await near.get(job.id)) == (2, job)
+
+    line.lose_answer_to(INSERT)
+    taken = await store.replace_dispatcher(DispatcherDoc(), DispatcherDoc(term=1, holder="lcm-1"))
+    line.lose_answer_to(REPLACE)
+    taken = await store.replace_dispatcher(taken, DispatcherDoc(term=2, holder="lcm-1"))
+    assert await near.dispatcher() == taken == DispatcherDoc(term=2, holder="lcm-1", rev=2)
+
+
+async def test_a_refusal_whose_answer_is_lost_stays_a_refusal(
+    far: tuple[Proxy, MongoJobStore, MongoJobStore],
+) -> None:
+    line, store, near = far
+    first = await near.insert(a_job())
+    second = await near.replace(first, replace(first, updated=NOW + 1))
+    line.lose_answer_to(REPLACE)
+    with pytest.raises(StaleRevision):
+        # The very same change: whose write it was is known all the same.
+        await store.replace(first, replace(first, updated=NOW + 1))
+    line.lose_answer_to(INSERT)
+    with pytest.raises(Duplicate):
+        await store.insert(first)
+    line.lose_answer_to(REPLACE)
+    with pytest.raises(NotFound):
+        await store.replace(replace(first, id="jnone"), replace(first, id="jnone"))
+    assert await near.find(JobQuery()) == [second]
+
+
+async def test_a_line_that_breaks_under_many_writers_neither_loses_nor_doubles(
+    far: tuple[Proxy, MongoJobStore, MongoJobStore],
+) -> None:
+    line, store, near = far
+    job = await near.insert(a_job(summary={"count": 0}))
+
+    async def add(lane: int) -> None:
+        times = 2 if lane == 0 else 5
+        while times:
+            prior = await near.get(job.id)
+            assert prior is not None
+            if lane == 0:
+                line.lose_answer_to(REPLACE)
+            try:
+                await store.replace(prior, replace(prior, summary={"count": prior.summary["count"] + 1}))
+                times -= 1
+            except StaleRevision:
+                pass
+
+    await asyncio.gather(*map(add, range(4)))
+    final = await near.get(job.id)
+    assert final is not None
+    # A write that another built on before we looked is answered with StaleRevision, and made again.
+    assert final.summary["count"] == final.rev - 1 >= 17
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_server_that_says_nothing_any_more_is_given_up_in_time(
+    far: tuple[Proxy, MongoJobStore, MongoJobStore],
+) -> None:
+    line, store, near = far
+    job = await store.insert(a_job())
+    line.freeze()
+    line.cut()
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(store.replace(job, replace(job, updated=NOW + 1)), timeout=5)
+    assert await near.get(job.id) == job
+
+
+# --- values ----------------------------------------------------------------------
+
+
+@pytest.fixture
+async def store(mongo_uri: str) -> AsyncGenerator[MongoJobStore, None]:
+    it = await MongoJobStore.open(mongo_uri)
+    yield it
+    await it.close()
+
+
+async def test_names_with_dots_and_dollars_and_long_numbers_come_back_as_they_were(store: MongoJobStore) -> None:
+    summary = {"train.loss": 0.25, "$best": {"a.b": [1, None]}, "": "", "steps": 2**62}
+    job = await store.insert(a_job(summary=summary))
+    read = await store.get(job.id)
+    assert read is not None
+    assert read == job
+    assert {type(read.created), type(read.summary["steps"])} == {int}
+
+
+async def test_what_mongodb_cannot_hold_is_refused_and_nothing_is_stored(store: MongoJobStore) -> None:
+    for summary in ({"n": 2**70}, {"a\0b": 1}, {"x": "\ud800"}):
+        with pytest.raises(InvalidRequest):
+            await store.insert(a_job(summary=summary))
+    with pytest.raises(TooLarge):
+        await store.insert(a_job(summary={"x": "x" * 2**25}))
+    assert await store.find(JobQuery()) == []
+
+
+async def test_a_closed_store_says_so(store: MongoJobStore) -> None:
+    await store.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await store.ping()
+
+
+@pytest.mark.parametrize("uri", ["mongodb://", "mongodb://x:y:z/", "mongodb://h/?w=sometimes&tls=maybe"])
+async def test_a_uri_that_is_none_is_said(uri: str) -> None:
+    with pytest.raises(InvalidRequest, match="WEFT_JOB_STORE"):
+        await MongoJobStore.open(uri)
+
+
+# --- which servers are trusted -------------------------------------------------
+
+
+@pytest.fixture
+def faulty(request: pytest.FixtureRequest, mongo_program: Path, tmp_path: Path) -> Iterator[Mongo]:
+    server = Mongo(mongo_program, tmp_path, fault=request.param)
+    server.start()
+    yield server
+    server.kill()
+
+
+def settings(uri: str) -> Settings:
+    return Settings(job_store=uri, home=Path("/nowhere"))
+
+
+async def test_a_server_with_one_winner_is_what_services_are_wired_to(mongo_uri: str) -> None:
+    jobs, records = await wiring.job_store(settings(mongo_uri)), await wiring.record_store(settings(mongo_uri))
+    assert isinstance(jobs, MongoJobStore)
+    assert isinstance(records, MongoRecordStore)
+    job = await jobs.insert(a_job())
+    assert await jobs.find(JobQuery()) == [job]
+    await jobs.close()
+    await records.close()
+
+
+@pytest.mark.parametrize("faulty", ["two-winners"], indirect=True)
+async def test_a_server_that_lets_two_compare_and_sets_win_is_refused(faulty: Mongo) -> None:
+    for wire in (wiring.job_store, wiring.record_store):
+        with pytest.raises(InvalidRequest, match=r"let 16 of 16 compare-and-sets .* win.*sqlite"):
+            await wire(settings(faulty.uri))
+
+
+@pytest.mark.parametrize("faulty", ["no-replica-set"], indirect=True)
+async def test_a_server_without_linearizable_reads_is_refused_with_what_to_do(faulty: Mongo) -> None:
+    with pytest.raises(InvalidRequest, match="replSet"):
+        await wiring.job_store(settings(faulty.uri))
+
+
+async def test_a_store_of_another_kind_is_refused_without_repeating_its_password() -> None:
+    with pytest.raises(InvalidRequest, match="WEFT_JOB_STORE") as refused:
+        await wiring.job_store(settings("mongo://weft:hunter2@host/"))
+    assert "hunter2" not in str(refused.value) + repr(settings("mongodb://weft:hunter2@host/"))

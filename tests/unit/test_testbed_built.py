@@ -1,0 +1,66 @@
+"""What the test bed builds is built once, and is whole."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.built import built, need_debian
+from tests.testbed.mongo import at_database
+
+
+@pytest.fixture
+def pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pin = tmp_path / "pom.xml"
+    pin.write_text("one")
+    return pin
+
+
+def test_who_comes_while_another_builds_waits_and_finds_it(pin: Path) -> None:
+    builds: list[Path] = []
+
+    def build(folder: Path) -> None:
+        builds.append(folder)
+        (folder / "server").touch()
+
+    with ThreadPoolExecutor(4) as threads:
+        places = set(threads.map(lambda _: built("mongo", [pin], build), range(4)))
+    (place,) = places
+    assert (len(builds), (place / "server").exists()) == (1, True)
+    pin.write_text("two")
+    assert built("mongo", [pin], build) != place
+
+
+def test_a_build_that_fails_leaves_nothing_and_may_be_tried_again(pin: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").touch()
+        raise RuntimeError("no network")
+
+    with pytest.raises(RuntimeError, match="no network"):
+        built("mongo", [pin], fail)
+    place = built("mongo", [pin], lambda folder: (folder / "whole").touch())
+    assert [path.name for path in place.iterdir()] == ["whole"]
+    assert [path.name for path in place.parent.iterdir() if path.is_dir()] == ["mongo"]
+
+
+def test_a_missing_program_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(RuntimeError, match=r"no no-such-program here; .* apt-get install maven"):
+        need_debian(["sh", "no-such-program"], ["maven"], lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("mongodb://127.0.0.1:1/", "mongodb://127.0.0.1:1/x"),
+        ("mongodb://a:1,b:2/?replicaSet=r", "mongodb://a:1,b:2/x?replicaSet=r"),
+        ("mongodb://u:p@a/", "mongodb://u:p@a/x?authSource=admin"),
+        ("mongodb://u:p@a/db?tls=true", "mongodb://u:p@a/x?tls=true&authSource=db"),
+        ("mongodb://u:p@a/db?authSource=users", "mongodb://u:p@a/x?authSource=users"),
+    ],
+)
+def test_a_test_s_own_database_is_on_the_given_server(given: str, expected: str) -> None:
+    assert at_database(given, "x") == expected
