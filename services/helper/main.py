@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.status import Phase
 from services.core.processes import identify
+from services.helper.alarm import Alarm
 from services.helper.fetch import Cancelled, Cannot, Fetch
 from services.helper.folder import Assignment, LearnerFolder
 from services.helper.journal import note
@@ -139,7 +140,7 @@ class Helper:
         reporter.note(**{name: prepared.get(name, "") for name in ("env_digest", "data_digest")})
         if not self._folder.has("go"):
             reporter.enter(Phase.READY)
-            if not await self._look_for(lambda: reporter.go.rung):
+            if not await self._look_for(lambda: reporter.go.rung, reporter.go):
                 return True
             self._folder.write("go", {})
         ShimWatch(self._folder).wake()
@@ -157,13 +158,13 @@ class Helper:
                 reporter.say(fetch.message)
         self._folder.write("prepared.json", asdict(fetch.result()))
 
-    async def _look_for(self, sign: Callable[[], bool]) -> bool:
-        """Waits for it; False where the learner was ended before (or the whole folder is gone)."""
+    async def _look_for(self, sign: Callable[[], bool], alarm: Alarm | None = None) -> bool:
+        """Waits for it (an alarm tells at once); False where the learner was ended before, or its folder is gone."""
         wait = QUICK_S
         while not sign():
             if self._exit() is not None or self._folder.gone:
                 return False
-            await asyncio.sleep(wait)
+            await (alarm.wait(wait) if alarm is not None else asyncio.sleep(wait))
             wait = min(LOOK_S, wait * 1.1)
         return True
 
