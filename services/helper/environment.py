@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from services.core.frameworks import Framework, find
-from services.helper.fetch import Cannot, Watched
+from services.helper.fetch.watched import Cannot, Watched
 from services.helper.journal import note
 
 REASON: Final = "EnvironmentFailed"

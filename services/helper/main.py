@@ -22,7 +22,8 @@ from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.status import Phase
 from services.core.processes import identify
 from services.helper.alarm import Alarm
-from services.helper.fetch import Cancelled, Cannot, Fetch
+from services.helper.fetch.thread import Fetch
+from services.helper.fetch.watched import Cancelled, Cannot
 from services.helper.folder import Assignment, LearnerFolder
 from services.helper.journal import note
 from services.helper.shim import ShimWatch

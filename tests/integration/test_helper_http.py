@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
-from services.helper.fetch import Cancelled, Cannot, Watched
 from services.helper.fetch.http_data import fetch_http
+from services.helper.fetch.watched import Cancelled, Cannot, Watched
 from services.helper.folder import Assignment
 from services.helper.settings import FetchSettings
 

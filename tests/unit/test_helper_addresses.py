@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from services.helper.fetch import Cannot
 from services.helper.fetch.addresses import check
+from services.helper.fetch.watched import Cannot
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:

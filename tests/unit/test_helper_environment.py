@@ -9,7 +9,7 @@ import pytest
 
 from services.helper import environment
 from services.helper.environment import Wanted, wanted
-from services.helper.fetch import Cannot
+from services.helper.fetch.watched import Cannot
 
 
 def asked(folder: Path, text: str | bytes, framework: str = "") -> Wanted | None:

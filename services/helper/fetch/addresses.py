@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from services.helper.fetch import Cannot
+from services.helper.fetch.watched import Cannot
 
 DENIED: Final = "DataStoreDenied"
 CONNECT_S: Final = 20.0

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.domain.errors import WeftError
-from services.helper.fetch import Cannot, Watched
+from services.helper.fetch.watched import Cannot, Watched
 from services.helper.folder import Assignment
 
 REASON: Final = "CheckpointInvalid"

@@ -9,7 +9,7 @@ from typing import Final
 
 from services.core.archive import unpack
 from services.core.domain.errors import InvalidArchive
-from services.helper.fetch import Cannot
+from services.helper.fetch.watched import Cannot
 from services.helper.folder import Assignment
 
 _ALGORITHM: Final = "sha256:"

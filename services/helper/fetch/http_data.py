@@ -22,8 +22,8 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from services.core.domain.plan import Input
-from services.helper.fetch import Cannot, Watched
 from services.helper.fetch.addresses import DENIED, Checked, check
+from services.helper.fetch.watched import Cannot, Watched
 from services.helper.folder import Assignment, write_json
 from services.helper.settings import FetchSettings
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from services.core.domain.plan import Input
-from services.helper.fetch import Cannot, Watched
+from services.helper.fetch.watched import Cannot, Watched
 from services.helper.folder import Assignment
 from services.helper.settings import FetchSettings
 

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 from services.core.domain.plan import Input
-from services.helper.fetch import Cannot, Fetched, Watched
 from services.helper.fetch.code import fetch_code
+from services.helper.fetch.watched import Cannot, Fetched, Watched
 from services.helper.folder import Assignment, LearnerFolder
 
 # ruff: noqa: PLC0415 - what a job does not ask for is not imported: its learner would wait for it
