@@ -34,6 +34,7 @@ from services.guardian.view import LearnerView
 
 _RETRY_S: Final = 0.2
 _RETRY_MOST_S: Final = 5.0
+_DEAF_S: Final = 1.0
 
 
 class Guardian:
@@ -65,6 +66,10 @@ class Guardian:
         delay: float | None = 0.0
         failures = 0
         while delay is not None:
+            if failures:
+                # What we do ourselves pokes us as well: a failure that is poked at must not become a spin.
+                await self._ports.clock.sleep(min(delay, _DEAF_S))
+                delay -= min(delay, _DEAF_S)
             try:
                 async with asyncio.timeout(delay):
                     await self._poked.wait()

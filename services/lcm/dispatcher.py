@@ -69,6 +69,7 @@ class Dispatcher:
     async def run(self, stopping: asyncio.Event) -> None:
         """Leads whenever it can, until ``stopping``."""
         while not stopping.is_set():
+            self._wake.clear()
             lease = self.membership.lease
             if lease is not None and lease.alive:
                 try:

@@ -72,10 +72,14 @@ class Summaries:
     def __init__(self) -> None:
         self.away = False
         self.delay_s = 0.0
+        self.broken: set[str] = set()
+        """Jobs whose summary fails as no port may."""
 
     async def summary(self, job_id: str) -> Mapping[str, Any]:
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
+        if job_id in self.broken:
+            raise ValueError("a fault of ours")
         if self.away:
             raise Unavailable("metrics does not answer")
         return {"lines": 1, "points": 0, "latest": {}}
@@ -261,6 +265,15 @@ class ControlPlane:
     async def reached(self, job_id: str, status: Status, *, within_s: float = 60) -> Job:
         return await self.until(lambda job: job.status is status, job_id, within_s=within_s)
 
+    async def running(self, job_id: str, *, within_s: float = 60) -> Job:
+        """The job, once every process of its newest attempt runs, whatever its document says."""
+
+        def all_run(_: Job) -> bool:
+            learners = self.cluster.learners(job_id)
+            return bool(learners) and all(one.state == "running" for one in learners)
+
+        return await self.until(all_run, job_id, within_s=within_s)
+
     async def rested(self, job_id: str, *, within_s: float = 60) -> Job:
         """The job, once nothing of it runs, is held or will come."""
         return await self.until(lambda job: job.at_rest, job_id, within_s=within_s)
@@ -278,12 +291,17 @@ class ControlPlane:
         ]
 
     def _check_start(self, learner: MemoryLearner) -> None:
-        """No learner's process is started twice, and never while one of another attempt runs."""
+        """No learner's process is started twice, nor while one of another attempt runs; no node is overcommitted."""
         if learner.runs > 1:
             self.faults.append(f"{learner.job}/{learner.attempt}/{learner.name} was started twice")
         for one in self.cluster.learners(learner.job):
             if one.attempt != learner.attempt and one.state == "running":
                 self.faults.append(f"attempt {one.attempt} of {one.job} still ran when {learner.attempt} started")
+        there = [one for job in self.cluster.present() for one in self.cluster.learners(job) if one.state == "running"]
+        for node in self.nodes:
+            here = [one.plan for one in there if one.plan.node == node.name]
+            if sum(one.cpus for one in here) > node.cpus or sum(one.gpus for one in here) > node.gpus:
+                self.faults.append(f"{node.name} is overcommitted: {[one.name for one in there]}")
 
 
 def _without_end(chore: Callable[[], Any]) -> Callable[[asyncio.Event], Any]:

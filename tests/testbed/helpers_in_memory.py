@@ -50,7 +50,7 @@ class Metrics:
     def __init__(self, status: StatusStore) -> None:
         self._status = status
         self.away = False
-        self.phases: dict[tuple[str, int], dict[str, Phase]] = defaultdict(dict)
+        self.ready: dict[tuple[str, int], set[str]] = defaultdict(set)
 
     async def current(self, job: str, attempt: int) -> int:
         """How many learners the attempt has, if it is the one announced; else 0. A linearizable read."""
@@ -67,7 +67,8 @@ class Metrics:
         guard = f"/jobs/{job}/attempt"
         announced, key = await self._status.get(guard), f"/jobs/{job}/learners/{one.name}"
         present = await self._status.get(key)
-        self.phases[job, one.attempt][one.name] = one.phase
+        if PHASE_ORDER[one.phase] >= PHASE_ORDER[Phase.READY] and not one.gave_up:
+            self.ready[job, one.attempt].add(one.name)
         if announced is None:
             return False
         if present is not None:
@@ -83,10 +84,7 @@ class Metrics:
     async def go(self, job: str, attempt: int) -> bool:
         """Whether all learners of the current attempt are READY or further."""
         expected = await self.current(job, attempt)
-        ready = [
-            phase for phase in self.phases[job, attempt].values() if PHASE_ORDER[phase] >= PHASE_ORDER[Phase.READY]
-        ]
-        return 0 < expected <= len(ready)
+        return 0 < expected <= len(self.ready[job, attempt])
 
 
 class Helpers:

@@ -22,7 +22,8 @@ Port = TypeVar("Port")
 
 @dataclass
 class Tripwire:
-    at: int = -1
+    at: int | tuple[str, int] = -1
+    """The call's number of all, from 0; or ``("cluster.do", 3)``: its number of those, from 1."""
     when: str = "before"
     """before | after."""
     what: str = "crash"
@@ -43,8 +44,8 @@ class Tripwire:
     async def call(self, name: str, method: Any, args: Any, kwargs: Any) -> Any:
         if self.dead.is_set():
             raise asyncio.CancelledError
-        number = len(self.calls)
         self.calls.append(name)
+        number = len(self.calls) - 1 if isinstance(self.at, int) else (name, self.calls.count(name))
         if (number, "before") == (self.at, self.when):
             await self._trip()
         result = await method(*args, **kwargs)

@@ -54,12 +54,7 @@ async def refused_once(plane: ControlPlane, job_id: str) -> None:
 async def when_running(plane: ControlPlane, job_id: str, wish: Desired) -> None:
     plane.helpers.fate(job_id, run_s=None)
 
-    def running() -> bool:
-        learners = plane.cluster.learners(job_id)
-        return bool(learners) and all(one.state == "running" for one in learners)
-
-    while not running():  # noqa: ASYNC110 - virtual time
-        await asyncio.sleep(0.05)
+    await plane.running(job_id)
     await plane.wish(job_id, wish)
 
 

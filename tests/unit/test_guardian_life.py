@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from pathlib import Path
+import asyncio
 
 import pytest
 
+from services.core.domain.errors import InvalidRequest, NoSpace
+from services.core.domain.status import Desired, Status
+from services.core.jobs import history
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
+PENDING = ["QUEUED", "PENDING"]
+RUNNING = WHOLE_LIFE[:4]
 
 
 @pytest.fixture
-async def plane(tmp_path: Path) -> AsyncGenerator[ControlPlane]:
-    one = ControlPlane(tmp_path)
-    await one.start_lcm()
-    await one.start_pool()
-    yield one
-    await one.close()
+async def plane(plane: ControlPlane) -> ControlPlane:
+    await plane.start_lcm()
+    await plane.start_pool()
+    return plane
 
 
 async def test_a_job_goes_through_its_whole_life_each_step_once(plane: ControlPlane) -> None:
@@ -26,6 +28,264 @@ async def test_a_job_goes_through_its_whole_life_each_step_once(plane: ControlPl
     job = await plane.rested(job_id)
     assert await plane.path(job_id) == WHOLE_LIFE
     assert (job.attempt.number, job.attempt.committed, job.counters.retries) == (1, True, 0)
+    assert job.attempt.plan_digest.startswith("sha256:")
     assert job.summary["lines"] == 1
     assert sorted(plane.helpers.stored) == [(job_id, 1, "worker-0"), (job_id, 1, "worker-1")]
     assert await plane.leftovers() == []
+
+
+async def test_the_hardware_is_free_within_a_second_of_the_last_result(plane: ControlPlane) -> None:
+    job_id = await plane.submit()
+    job = await plane.rested(job_id)
+    at = {event.to: event.time for event in await history(plane.jobs, job)}
+    assert job.released is not None
+    # 0.2 s of storing are the helper's.
+    assert job.released - at[Status.STORING] <= 1200
+
+
+async def test_every_hint_lost_costs_time_and_nothing_else(plane: ControlPlane) -> None:
+    plane.hints.lost = True
+    job_ids = [await plane.submit() for _ in range(3)]
+    plane.helpers.fate(job_ids[1], run_s=None)
+    plane.helpers.fate(job_ids[2], run_s=None)
+    for job_id in job_ids[1:]:
+        await plane.reached(job_id, Status.PROCESSING)
+    await plane.wish(job_ids[1], Desired.HALT)
+    await plane.wish(job_ids[2], Desired.KILL)
+    ended = [(await plane.rested(job_id, within_s=20)).status for job_id in job_ids]
+    assert ended == [Status.COMPLETED, Status.HALTED, Status.KILLED]
+    assert plane.hints.dropped > 0
+    assert await plane.leftovers() == []
+
+
+# --- how it fails ------------------------------------------------------------------
+
+
+async def test_the_first_cause_wins_and_the_peers_are_stopped_because_of_it(plane: ControlPlane) -> None:
+    job_id = await plane.submit(learners=3)
+    plane.helpers.fate(job_id, run_s=None, store_s=5)
+    plane.helpers.fate(job_id, name="worker-1", run_s=0.5, code=3)
+    job = await plane.reached(job_id, Status.STORING)
+    ends = {one.name: one.exit for one in plane.cluster.learners(job_id)}
+    assert {name: end.stop_cause for name, end in ends.items() if end} == {
+        "worker-0": "peer", "worker-1": "", "worker-2": "peer",
+    }  # fmt: skip
+    job = await plane.rested(job_id)
+    assert await plane.path(job_id) == [*RUNNING, "STORING", "FAILED"]
+    assert job.verdict is not None
+    assert (job.state.reason, job.verdict.learner, job.verdict.exit_code) == ("ExitCode", "worker-1", 3)
+    assert "--rank 1" in job.state.message
+    assert len(plane.helpers.stored) == 3
+
+
+async def test_of_failures_seen_at_once_the_earliest_is_the_cause(plane: ControlPlane) -> None:
+    job_id = await plane.submit(learners=3)
+    for name, run_s, code in (("worker-0", 0.9, 5), ("worker-1", 0.7, 3), ("worker-2", 0.8, 4)):
+        plane.helpers.fate(job_id, name=name, run_s=run_s, code=code)
+    await plane.reached(job_id, Status.PROCESSING)
+    plane.cluster.go_away()
+    plane.metrics.away = True
+    await asyncio.sleep(3)
+    plane.metrics.away = False
+    plane.cluster.come_back()
+    job = await plane.rested(job_id)
+    assert job.verdict is not None
+    assert (job.verdict.learner, job.verdict.exit_code) == ("worker-1", 3)
+
+
+async def test_a_helper_that_cannot_fetch_fails_the_job_with_its_own_words(plane: ControlPlane) -> None:
+    job_id = await plane.submit(learners=2)
+    plane.helpers.fate(job_id, name="worker-0", fails=("DataStoreDenied", "no such folder: /data"))
+    job = await plane.rested(job_id)
+    assert (job.status, job.state.reason, job.state.message) == (
+        Status.FAILED, "DataStoreDenied", "no such folder: /data",
+    )  # fmt: skip
+    assert await plane.path(job_id) == [*PENDING, "DOWNLOADING", "FAILED"]
+    assert plane.helpers.stored == []
+
+
+# --- trying again ------------------------------------------------------------------
+
+
+async def test_retries_use_up_their_budget_with_waits_that_double(plane: ControlPlane) -> None:
+    job_id = await plane.submit(retries={"max": 2, "backoff": "4s"})
+    plane.helpers.fate(job_id, code=1)
+    job = await plane.rested(job_id)
+    failing = [*RUNNING[1:], "STORING"]
+    assert await plane.path(job_id) == ["QUEUED", *failing, "QUEUED", *failing, "QUEUED", *failing, "FAILED"]
+    assert (job.attempt.number, job.counters.retries, job.counters.restarts) == (3, 2, 0)
+    events = await history(plane.jobs, job)
+    queued = [event.time for event in events if event.to is Status.QUEUED][1:]
+    admitted = [event.time for event in events if event.to is Status.PENDING][1:]
+    waits = [(later - earlier) / 1000 for earlier, later in zip(queued, admitted, strict=True)]
+    assert waits == [pytest.approx(4, abs=1.1), pytest.approx(8, abs=1.1)]
+    assert "retry 1 of 2" in next(event.message for event in events if event.to is Status.QUEUED and event.attempt)
+
+
+async def test_lost_learners_are_replaced_soon_and_never_counted(plane: ControlPlane) -> None:
+    job_id = await plane.submit(retries={"backoff": "1h"})
+    for attempt in (1, 2, 3, 4, 5, 6):
+        plane.helpers.fate(job_id, attempt=attempt, lost=True, run_s=0.1)
+    job = await plane.rested(job_id, within_s=90)
+    assert (job.status, job.attempt.number) == (Status.COMPLETED, 7)
+    assert (job.counters.retries, job.counters.restarts, job.counters.rollbacks) == (0, 6, 0)
+
+
+async def test_a_retry_may_restore_the_checkpoints_of_all_attempts_before_it(plane: ControlPlane) -> None:
+    job_id = await plane.submit(retries={"max": 2, "backoff": "10ms"})
+    plane.helpers.fate(job_id, attempt=1, code=1)
+    plane.helpers.fate(job_id, attempt=2, code=1)
+    await plane.rested(job_id)
+    assert [plan.checkpoint_attempts for step, plan in plane.cluster.done if step == "activate"] == [(), (1,), (2, 1)]
+
+
+# --- provisioning ------------------------------------------------------------------
+
+
+async def test_a_job_that_the_cluster_cannot_run_fails_with_the_clusters_reason(plane: ControlPlane) -> None:
+    plane.cluster.refuse("learners", InvalidRequest("there is no uid left for it"), attempt=1)
+    job_id = await plane.submit()
+    job = await plane.rested(job_id)
+    assert (job.status, job.state.reason, job.state.message) == (
+        Status.FAILED, "InvalidRequest", "there is no uid left for it",
+    )  # fmt: skip
+    assert await plane.path(job_id) == [*PENDING, "FAILED"]
+    assert await plane.leftovers() == []
+
+
+async def test_what_cannot_be_provisioned_now_is_undone_and_queued_again(plane: ControlPlane) -> None:
+    plane.cluster.refuse("learners", NoSpace("the disk is full"), attempt=1)
+    job_id = await plane.submit(learners=2, retries={"backoff": "2s"})
+    job = await plane.until(lambda one: one.counters.restarts == 1 and not one.holds, job_id)
+    assert (job.status, job.state.reason) == (Status.QUEUED, "NoSpace")
+    assert plane.cluster.learners(job_id) == []
+    job = await plane.rested(job_id)
+    assert await plane.path(job_id) == [*PENDING, *WHOLE_LIFE]
+    assert (job.counters.retries, job.counters.rollbacks) == (0, 0)
+
+
+async def test_roll_backs_in_a_row_are_bounded(plane: ControlPlane) -> None:
+    for attempt in range(1, 10):
+        plane.cluster.refuse("reserve", NoSpace("the disk is full"), attempt=attempt)
+    job_id = await plane.submit(retries={"backoff": "0s"})
+    job = await plane.rested(job_id)
+    assert (job.status, job.state.reason, job.attempt.number) == (Status.FAILED, "NoSpace", 5)
+    assert await plane.path(job_id) == [*PENDING * 5, "FAILED"]
+
+
+async def test_losses_before_do_not_make_a_single_roll_back_fatal(plane: ControlPlane) -> None:
+    job_id = await plane.submit(retries={"backoff": "0s"})
+    for attempt in range(1, 6):
+        plane.helpers.fate(job_id, attempt=attempt, lost=True, run_s=0.1)
+    plane.cluster.refuse("reserve", NoSpace("the disk is full"), attempt=6)
+    job = await plane.rested(job_id, within_s=120)
+    assert (job.status, job.attempt.number, job.counters.restarts) == (Status.COMPLETED, 7, 6)
+
+
+async def test_a_framework_that_the_platform_has_no_longer_is_said_so(plane: ControlPlane) -> None:
+    job_id = await plane.submit(framework={"name": "abacus", "version": "1"})
+    job = await plane.rested(job_id)
+    assert (job.status, job.state.reason) == (Status.FAILED, "InvalidRequest")
+    assert "abacus 1" in job.state.message
+
+
+async def test_a_cluster_that_stays_away_too_long_costs_the_attempt(plane: ControlPlane) -> None:
+    gate = plane.cluster.hold("do")
+    job_id = await plane.submit(retries={"backoff": "0s"})
+    await plane.reached(job_id, Status.PENDING)
+    plane.cluster.go_away()
+    gate.set()
+    await asyncio.sleep(601)
+    plane.cluster.come_back()
+    job = await plane.until(lambda one: one.attempt.number == 2, job_id)
+    events = await history(plane.jobs, job)
+    assert [event.reason for event in events if event.to is Status.QUEUED] == ["", "ProvisionTimeout"]
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+async def test_a_cluster_that_is_away_for_a_while_costs_only_time(plane: ControlPlane) -> None:
+    plane.cluster.hold("do").set()
+    job_id = await plane.submit()
+    plane.cluster.go_away()
+    await asyncio.sleep(100)
+    plane.cluster.come_back()
+    job = await plane.rested(job_id)
+    assert (job.status, job.attempt.number) == (Status.COMPLETED, 1)
+
+
+# --- time limits -------------------------------------------------------------------
+
+
+async def test_a_job_that_runs_too_long_is_ended_and_what_it_has_is_stored(plane: ControlPlane) -> None:
+    job_id = await plane.submit(max_runtime="7s", grace="2s")
+    plane.helpers.fate(job_id, run_s=None, on_term=None)
+    job = await plane.reached(job_id, Status.STORING)
+    assert job.attempt.started is not None
+    assert plane.cluster.learner(job_id).stop_cause == "deadline"
+    job = await plane.rested(job_id)
+    assert (job.status, job.state.reason) == (Status.FAILED, "DeadlineExceeded")
+    assert job.attempt.started is not None
+    assert job.finished is not None
+    assert job.finished - job.attempt.started == pytest.approx(7000 + 2000 + 200, abs=150)
+    assert len(plane.helpers.stored) == 1
+
+
+async def test_max_runtime_counts_anew_for_each_attempt(plane: ControlPlane) -> None:
+    job_id = await plane.submit(max_runtime="3s", retries={"max": 1, "backoff": "0s"})
+    plane.helpers.fate(job_id, run_s=2)
+    plane.helpers.fate(job_id, attempt=1, run_s=2, code=1)
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+async def test_a_job_that_waits_too_long_for_hardware_fails(plane: ControlPlane) -> None:
+    job_id = await plane.submit(learners=100, max_pending="30s")
+    job = await plane.rested(job_id)
+    assert (job.status, job.state.reason) == (Status.FAILED, "Unschedulable")
+    assert "max_pending (30s)" in job.state.message
+    assert await plane.path(job_id) == ["QUEUED", "FAILED"]
+
+
+async def test_a_helper_that_never_says_stored_is_waited_for_until_store_timeout(plane: ControlPlane) -> None:
+    job_id = await plane.submit(store_timeout="20s", grace="1s")
+    plane.helpers.fate(job_id, store_s=None)
+    job = await plane.rested(job_id)
+    assert job.status is Status.COMPLETED
+    assert job.verdict is not None
+    assert job.finished is not None
+    assert job.finished - job.verdict.time == pytest.approx(21_000, abs=100)
+
+
+async def test_a_helper_that_never_speaks_keeps_nobody_from_knowing_how_its_learner_ended(plane: ControlPlane) -> None:
+    job_id = await plane.submit(learners=2)
+    plane.helpers.fate(job_id, silent=True, code=9)
+    job = await plane.rested(job_id)
+    assert (job.status, job.state.reason) == (Status.FAILED, "ExitCode")
+    assert await plane.path(job_id) == [*RUNNING, "STORING", "FAILED"]
+
+
+# --- metrics -----------------------------------------------------------------------
+
+
+async def test_a_metrics_service_that_is_away_keeps_no_hardware(plane: ControlPlane) -> None:
+    plane.summaries.away = True
+    job_id = await plane.submit()
+    job = await plane.rested(job_id)
+    assert (job.status, dict(job.summary)) == (Status.COMPLETED, {})
+
+
+async def test_a_metrics_service_that_hangs_keeps_no_hardware(plane: ControlPlane) -> None:
+    plane.summaries.delay_s = 3600
+    job_id = await plane.submit()
+    job = await plane.rested(job_id, within_s=10)
+    assert job.status is Status.COMPLETED
+
+
+async def test_without_metrics_nothing_starts_and_nothing_is_rolled_back(plane: ControlPlane) -> None:
+    plane.metrics.away = True
+    job_id = await plane.submit()
+    await asyncio.sleep(1000)
+    job = await plane.job(job_id)
+    assert (job.status, job.attempt.committed) == (Status.PENDING, True)
+    plane.metrics.away = False
+    job = await plane.rested(job_id)
+    assert (job.status, job.attempt.number) == (Status.COMPLETED, 1)

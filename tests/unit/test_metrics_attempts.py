@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
@@ -121,6 +122,15 @@ async def test_each_learner_s_first_go_is_read_afresh(store: CountedStore, attem
     reads = store.reads
     assert await attempts.may_go(learner(1)) == (True, True)
     assert store.reads == reads + 1
+
+
+async def test_nobody_goes_where_a_helper_has_given_up(store: CountedStore, attempts: Attempts) -> None:
+    await store.announce(1, 2)
+    reports, me, other = Reports(store, attempts), learner(0), learner(1)
+    await reports.write(me, status(me))
+    gave_up = replace(status(other, Phase.STORED), reason="DataStoreDenied")
+    assert await reports.write(other, gave_up) == WRITTEN
+    assert await attempts.may_go(me) == (True, False)
 
 
 async def test_a_newer_attempt_ends_the_former_one_s_go(store: CountedStore, attempts: Attempts) -> None:

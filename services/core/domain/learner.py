@@ -75,10 +75,15 @@ class LearnerStatus:
     schema: int = 1
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def gave_up(self) -> bool:
+        """Its helper failed before its process ran: it is STORED, and yet it never got beyond fetching."""
+        return bool(self.reason) and self.exit is None
+
 
 def job_status(learners: Iterable[LearnerStatus], expected: int) -> Status:
     """The job's place on its path: that of its slowest learner; PROCESSING as soon as the first process runs."""
-    phases = [learner.phase for learner in learners]
+    phases = [Phase.DOWNLOADING if one.gave_up else one.phase for one in learners]
     if not phases or all(phase is Phase.WAITING for phase in phases):
         return Status.PENDING
     if len(phases) == expected and all(PHASE_ORDER[phase] >= PHASE_ORDER[Phase.STORING] for phase in phases):
@@ -145,9 +150,7 @@ def _succeeded(one: LearnerStatus) -> bool:
 
 def _failed(one: LearnerStatus) -> bool:
     """By itself: its process, or its helper before there was one."""
-    if one.exit is None:
-        return bool(one.reason)
-    return one.exit.natural and not one.exit.ok
+    return one.gave_up or (one.exit is not None and one.exit.natural and not one.exit.ok)
 
 
 def _ended(one: LearnerStatus, now: int) -> int:

@@ -4,8 +4,8 @@ Nothing runs here: whoever holds a ``MemoryLearner`` says when its process start
 by itself, as SIGTERM and SIGKILL would. Fences are those of the node agent: a pair (attempt, term) lower than the
 highest seen is refused, and after a teardown the pair itself makes nothing anew.
 
-``go_away``/``come_back``: the cluster does not answer. ``refuse``: it says no to a step. ``drop``: a machine is lost
-with all that was on it.
+``go_away``/``come_back``: the cluster does not answer. ``refuse``: it says no to a step. ``hold``: it takes its time.
+``drop``: a machine is lost with all that was on it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import signal
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from services.core.domain.errors import InvalidRequest, StaleFence, Unavailable, WeftError
@@ -100,7 +101,7 @@ class MemoryLearner:
         elif grace_ms == 0:
             self.end(None, by=signal.SIGKILL)
         elif self.on_term is None:
-            asyncio.get_running_loop().call_later(grace_ms / 1000, self.end, None)
+            asyncio.get_running_loop().call_later(grace_ms / 1000, partial(self.end, by=signal.SIGKILL))
         elif self.on_term < 0:
             self.end(None, by=-self.on_term)
         else:
@@ -136,10 +137,11 @@ class MemoryCluster:
         """Called for each learner that is removed: where its helper ends, whatever it is at."""
         self.on_start: Callable[[MemoryLearner], None] = lambda _: None
         """Called just after a learner's process was started."""
-        self.done: list[tuple[str, int, int, str]] = []
-        """(job, attempt, term, step) of every step that was carried out, for tests of who did what."""
+        self.done: list[tuple[str, AttemptPlan]] = []
+        """Every step that was carried out, with its plan: who did what."""
         self._places: dict[str, _Place] = {}
         self._refusals: list[tuple[str, int, WeftError]] = []
+        self._gates: dict[str, asyncio.Event] = {}
         self._watchers: set[asyncio.Queue[str]] = set()
         self._away = False
 
@@ -156,10 +158,18 @@ class MemoryCluster:
         """This step of that attempt, of any job, is answered with the error and has no effect."""
         self._refusals.append((step, attempt, error))
 
+    def hold(self, call: str) -> asyncio.Event:
+        """From now on this call (do, observe, stop, teardown) has no effect before the event is set."""
+        return self._gates.setdefault(call, asyncio.Event())
+
     def learner(self, job_id: str, name: str = "worker-0", attempt: int | None = None) -> MemoryLearner:
         """Of the newest attempt, unless said otherwise."""
         attempts = self._places[job_id].attempts
         return attempts[max(attempts) if attempt is None else attempt][name]
+
+    def present(self) -> list[str]:
+        """Jobs of which anything exists here."""
+        return sorted(job for job, place in self._places.items() if place.attempts)
 
     def learners(self, job_id: str) -> list[MemoryLearner]:
         """All there are, of any attempt."""
@@ -180,14 +190,14 @@ class MemoryCluster:
     # --- the port ------------------------------------------------------------------
 
     async def capacity(self) -> Sequence[Node]:
-        self._answer()
+        await self._answer()
         return [replace(node) for node in self.nodes]
 
     def steps(self) -> Sequence[str]:
         return STEPS
 
     async def do(self, step: str, plan: AttemptPlan) -> None:
-        self._answer()
+        await self._answer("do")
         if step not in STEPS:
             raise InvalidRequest(f"there is no step '{step}'; there are: {', '.join(STEPS)}")
         place = self._places.setdefault(plan.job, _Place())
@@ -206,7 +216,7 @@ class MemoryCluster:
             elif step == "activate" and not learner.active:
                 learner.active = True
                 learner.tell()
-        self.done.append((plan.job, plan.attempt, plan.term, step))
+        self.done.append((step, plan))
 
     def _reserve(self, place: _Place, plan: AttemptPlan) -> None:
         if plan.attempt not in place.attempts:
@@ -215,19 +225,19 @@ class MemoryCluster:
             }
 
     async def observe(self, job_id: str) -> Observation:
-        self._answer()
+        await self._answer("observe")
         found = self._places.get(job_id, _Place()).attempts
         return Observation(learners=[one.observe() for one in self.learners(job_id)], attempts=sorted(found))
 
     async def stop(self, job_id: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:  # noqa: ARG002 - the port's
-        self._answer()
+        await self._answer("stop")
         place = self._places.setdefault(job_id, _Place())
         place.pass_(attempt, term)
         for learner in list(place.attempts.get(attempt, {}).values()):
             learner.stop(cause, grace_ms)
 
     async def teardown(self, job_id: str, *, attempt: int, term: int) -> None:
-        self._answer()
+        await self._answer("teardown")
         place = self._places.setdefault(job_id, _Place())
         place.pass_(attempt, term)
         place.sealed = max(place.sealed, (attempt, term))
@@ -238,8 +248,8 @@ class MemoryCluster:
         self.say(job_id)
 
     async def jobs(self) -> Sequence[str]:
-        self._answer()
-        return sorted(job for job, place in self._places.items() if place.attempts)
+        await self._answer()
+        return self.present()
 
     async def watch(self) -> AsyncGenerator[str]:
         queue: asyncio.Queue[str] = asyncio.Queue()
@@ -252,10 +262,12 @@ class MemoryCluster:
             self._watchers.discard(queue)
 
     async def ping(self) -> None:
-        self._answer()
+        await self._answer()
 
     async def close(self) -> None: ...
 
-    def _answer(self) -> None:
+    async def _answer(self, call: str = "") -> None:
+        if call in self._gates:
+            await self._gates[call].wait()
         if self._away:
             raise Unavailable("the cluster does not answer")

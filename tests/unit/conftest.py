@@ -1,0 +1,18 @@
+"""Fixtures that several files of unit tests share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.control_plane import ControlPlane
+
+
+@pytest.fixture
+async def plane(tmp_path: Path) -> AsyncGenerator[ControlPlane]:
+    """A control plane without any process yet, in virtual time (``pytest.mark.looptime``)."""
+    one = ControlPlane(tmp_path)
+    yield one
+    await one.close()

@@ -1,0 +1,410 @@
+"""What befalls Guardians and those they depend on: take-over, stale fences, an etcd that forgets, poisoned jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.core.domain.codec import dump
+from services.core.domain.errors import Conflict, StaleFence
+from services.core.domain.learner import LearnerStatus
+from services.core.domain.status import Desired, Phase, Status
+from services.guardian.claim import claim, claim_key
+from services.guardian.pool import Pool
+from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane
+from tests.testbed.tripwire import Tripwire
+
+pytestmark = pytest.mark.looptime(noop_cycles=0)
+PENDING = ["QUEUED", "PENDING"]
+RUNNING = WHOLE_LIFE[:4]
+TTL_S = 3.0
+
+
+@pytest.fixture
+async def plane(plane: ControlPlane) -> ControlPlane:
+    await plane.start_lcm()
+    return plane
+
+
+def untouched(plane: ControlPlane, job_id: str) -> bool:
+    """Its learners of the first attempt run, were started once, and nobody told them to stop."""
+    learners = plane.cluster.learners(job_id)
+    return bool(learners) and all(
+        (one.attempt, one.runs, one.state, one.stop_cause) == (1, 1, "running", "") for one in learners
+    )
+
+
+# --- take-over ---------------------------------------------------------------------
+
+
+async def test_a_restarted_process_takes_its_jobs_up_within_a_second_and_a_half(plane: ControlPlane) -> None:
+    pool = await plane.start_pool()
+    job_id = await plane.submit(learners=2)
+    plane.helpers.fate(job_id, run_s=None)
+    await plane.running(job_id)
+    before = await plane.reached(job_id, Status.PROCESSING)
+    await plane.kill(pool)
+    await plane.start_pool()
+    job = await plane.until(lambda one: one.guardian.holder != before.guardian.holder, job_id, within_s=1.5)
+    assert job.guardian.term == before.guardian.term + 1
+    await asyncio.sleep(20)
+    assert untouched(plane, job_id)
+
+
+async def test_another_process_takes_over_when_the_holder_is_silent(plane: ControlPlane) -> None:
+    pool = await plane.start_pool(place="one")
+    job_id = await plane.submit(learners=2)
+    plane.helpers.fate(job_id, run_s=6)
+    before = await plane.running(job_id)
+    await plane.start_pool(place="two")
+    await plane.kill(pool)
+    job = await plane.until(lambda one: one.guardian.holder != before.guardian.holder, job_id, within_s=TTL_S + 1)
+    assert untouched(plane, job_id)
+    job = await plane.rested(job_id)
+    assert (job.status, job.attempt.number) == (Status.COMPLETED, 1)
+    assert await plane.path(job_id) == WHOLE_LIFE
+
+
+async def test_a_holder_that_lost_its_lease_and_lives_on_lets_go(plane: ControlPlane) -> None:
+    first = await plane.start_pool(place="one")
+    job_id = await plane.submit()
+    plane.helpers.fate(job_id, run_s=30)
+    before = await plane.running(job_id)
+    second = await plane.start_pool(place="two")
+    await asyncio.sleep(1)
+    assert first.membership.lease is not None
+    plane.status.pause(first.membership.lease.id)
+    job = await plane.until(lambda one: one.guardian.holder != before.guardian.holder, job_id, within_s=TTL_S + 1)
+    assert job.guardian.holder == second.membership.id
+    await asyncio.sleep(2)
+    # It has joined again meanwhile, and leaves the job to whom it belongs.
+    assert first.membership.lease.alive
+    assert untouched(plane, job_id)
+    assert (await plane.job(job_id)).guardian == job.guardian
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+async def test_what_an_old_guardian_still_writes_is_refused_everywhere(plane: ControlPlane) -> None:
+    old = await plane.start_pool(place="one")
+    gate = plane.cluster.hold("observe")
+    gate.set()
+    job_id = await plane.submit()
+    plane.helpers.fate(job_id, run_s=10)
+    before = await plane.running(job_id)
+    old_plan = plane.cluster.done[-1][1]
+    await plane.kill(old)
+    await plane.start_pool(place="two")
+    await plane.until(lambda one: one.guardian.term > before.guardian.term, job_id)
+    # A running job's new Guardian raises the cluster's fence only with its first effect.
+    await plane.wish(job_id, Desired.HALT)
+    await plane.until(lambda one: one.status is Status.HALTING, job_id)
+    with pytest.raises(StaleFence):
+        await plane.cluster.do("activate", old_plan)
+    with pytest.raises(StaleFence):
+        await plane.cluster.stop(job_id, attempt=1, term=1, generation=1, cause="kill", grace_ms=0)
+    with pytest.raises(StaleFence):
+        await plane.cluster.teardown(job_id, attempt=1, term=1)
+    await plane.rested(job_id)
+
+
+async def test_processes_share_the_work_up_to_their_limits(plane: ControlPlane) -> None:
+    await plane.start_pool(place="one", max_guardians=1)
+    await plane.start_pool(place="two", max_guardians=1)
+    job_ids = [await plane.submit() for _ in range(2)]
+    for job_id in job_ids:
+        plane.helpers.fate(job_id, run_s=5)
+    holders = {(await plane.running(job_id)).guardian.holder for job_id in job_ids}
+    assert len(holders) == 2
+    third = await plane.submit()
+    await asyncio.sleep(3)
+    assert (await plane.job(third)).guardian.holder == ""
+    assert (await plane.rested(third)).status is Status.COMPLETED
+
+
+async def test_a_stopped_process_leaves_everything_as_it_is(plane: ControlPlane) -> None:
+    pool = await plane.start_pool(place="one")
+    job_id = await plane.submit()
+    plane.helpers.fate(job_id, run_s=5)
+    await plane.running(job_id)
+    await plane.stop(pool)
+    assert untouched(plane, job_id)
+    await plane.start_pool(place="two")
+    assert (await plane.rested(job_id)).attempt.number == 1
+
+
+async def test_a_control_plane_that_was_down_for_long_rolls_nothing_back(plane: ControlPlane) -> None:
+    wire = Tripwire(at=("cluster.do", 3), when="after")
+    pool = await plane.start_pool(wire)
+    job_id = await plane.submit(learners=2)
+    plane.helpers.fate(job_id, run_s=1000)
+    await wire.dead.wait()
+    await plane.kill(pool)
+    await asyncio.sleep(700)
+    assert not (await plane.job(job_id)).attempt.committed
+    await plane.start_pool()
+    job = await plane.until(lambda one: one.attempt.committed, job_id)
+    assert (job.status, job.attempt.number) == (Status.PROCESSING, 1)
+    assert untouched(plane, job_id)
+
+
+async def test_half_provisioned_jobs_are_taken_over_first(plane: ControlPlane) -> None:
+    pool = await plane.start_pool()
+    running = await plane.submit()
+    plane.helpers.fate(running, run_s=None)
+    await plane.until(lambda job: job.attempt.committed, running)
+    plane.cluster.hold("do")
+    pending = await plane.submit()
+    await plane.until(lambda job: job.guardian.holder != "", pending)
+    await plane.kill(pool)
+    with capture_logs() as logs:
+        await plane.start_pool()
+        await plane.until(lambda job: job.guardian.term == 2, running)
+    claimed = [line["job"] for line in logs if line["event"] == "job.claimed"]
+    assert claimed == [pending, running]
+    plane.cluster.hold("do").set()
+
+
+# --- the claim ---------------------------------------------------------------------
+
+
+async def test_a_claim_lost_to_a_change_of_the_document_keeps_nobody_away(plane: ControlPlane) -> None:
+    process = await plane.start_pool(max_guardians=1)
+    await plane.until(lambda _: process.membership.lease is not None, await plane.submit())
+    job_id = await plane.submit()
+    read = await plane.reached(job_id, Status.PENDING)
+    await plane.jobs.replace(read, replace(read, updated=read.updated + 1))
+    pool, lease = process.of, process.membership.lease
+    assert isinstance(pool, Pool)
+    assert lease is not None
+    assert await claim(pool._ports, read, member="m1", lease=lease, live=frozenset({"m1"})) is None
+    assert await plane.status.get(claim_key(job_id)) is None
+
+
+@pytest.mark.parametrize(("holder", "taken"), [("m2", False), ("m3", True), ("m1", True)])
+async def test_the_key_of_a_living_holder_protects_its_job(plane: ControlPlane, holder: str, taken: bool) -> None:  # noqa: FBT001
+    process = await plane.start_pool(max_guardians=1)
+    await plane.until(lambda _: process.membership.lease is not None, await plane.submit())
+    plane.helpers.fate(job_id := await plane.submit())
+    job, lease = await plane.reached(job_id, Status.PENDING), process.membership.lease
+    assert lease is not None
+    await plane.status.put(claim_key(job_id), json.dumps({"holder": holder}))
+    found = await claim(process.of._ports, job, member="m1", lease=lease, live=frozenset({"m1", "m2"}))
+    assert (found is not None) is taken
+
+
+async def test_a_key_that_nobody_understands_protects_nobody(plane: ControlPlane) -> None:
+    await plane.status.put(claim_key(job_id := await plane.submit()), "[" * 5000)
+    await plane.start_pool()
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+# --- etcd --------------------------------------------------------------------------
+
+
+async def test_an_etcd_that_forgets_everything_touches_no_learner(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    job_id = await plane.submit(learners=2)
+    plane.helpers.fate(job_id, run_s=20)
+    before = await plane.reached(job_id, Status.PROCESSING)
+    await plane.running(job_id)
+    plane.status.forget()
+    await asyncio.sleep(10)
+    entry = await plane.status.get(f"/jobs/{job_id}/attempt")
+    assert entry is not None
+    assert json.loads(entry.value) == {"attempt": 1, "learners": 2}
+    assert len(await plane.status.list(f"/jobs/{job_id}/learners/")) == 2
+    assert untouched(plane, job_id)
+    assert (await plane.job(job_id)).attempt == before.attempt
+    await plane.rested(job_id)
+    assert await plane.path(job_id) == WHOLE_LIFE
+
+
+async def test_an_etcd_that_is_away_stops_nothing_that_runs(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    job_id = await plane.submit()
+    plane.helpers.fate(job_id, run_s=5)
+    await plane.running(job_id)
+    plane.status.go_away()
+    await asyncio.sleep(100)
+    assert plane.cluster.learner(job_id).exit is not None
+    assert (await plane.job(job_id)).status in {Status.PROCESSING, Status.STORING}
+    plane.status.come_back()
+    job = await plane.rested(job_id)
+    assert (job.status, job.attempt.number) == (Status.COMPLETED, 1)
+    assert await plane.path(job_id) == WHOLE_LIFE
+
+
+async def test_a_job_is_killed_although_etcd_is_away(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    job_id = await plane.submit()
+    plane.helpers.fate(job_id, run_s=None)
+    await plane.running(job_id)
+    plane.status.go_away()
+    plane.hints.lost = True
+    await plane.wish(job_id, Desired.KILL)
+    await plane.reached(job_id, Status.KILLED, within_s=3)
+    assert plane.cluster.learners(job_id) == []
+    plane.status.come_back()
+    await plane.rested(job_id)
+
+
+async def test_what_was_stored_is_known_when_etcd_the_guardian_and_the_helper_are_gone(plane: ControlPlane) -> None:
+    pool = await plane.start_pool()
+    job_id = await plane.submit(store_timeout="1h")
+    await plane.running(job_id)
+    await plane.kill(pool)
+    await plane.until(lambda _: plane.cluster.learner(job_id).stored, job_id)
+    plane.status.forget()
+    await plane.start_pool()
+    await plane.rested(job_id, within_s=5)
+    assert await plane.path(job_id) == WHOLE_LIFE
+
+
+async def test_an_announcement_that_nobody_understands_is_written_anew(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    gate = plane.cluster.hold("do")
+    job_id = await plane.submit()
+    await plane.reached(job_id, Status.PENDING)
+    await plane.status.put(f"/jobs/{job_id}/attempt", "{")
+    gate.set()
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+# --- poison ------------------------------------------------------------------------
+
+
+async def test_a_document_that_cannot_be_read_harms_its_own_job_only(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    poisoned, healthy = await plane.submit(), await plane.submit()
+    plane.helpers.fate(poisoned, run_s=None)
+    await plane.running(poisoned)
+    good = await plane.job(poisoned)
+    plane.jobs.plant(poisoned, '{"schema": 1, "id": 7}')
+    with capture_logs() as logs:
+        assert (await plane.rested(healthy)).status is Status.COMPLETED
+        await asyncio.sleep(60)
+    assert plane.cluster.learner(poisoned).state == "running"
+    # It is looked at again and again, and never in a frenzy.
+    assert 1 < sum(line["event"] == "guardian.retries" for line in logs) < 20
+    plane.jobs.plant(poisoned, json.dumps(dump(good)))
+    await plane.wish(poisoned, Desired.KILL)
+    assert (await plane.rested(poisoned)).status is Status.KILLED
+
+
+async def test_a_fault_of_ours_in_one_job_is_tried_again_with_longer_and_longer_waits(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    poisoned = await plane.submit()
+    plane.summaries.broken.add(poisoned)
+    with capture_logs() as logs:
+        await asyncio.sleep(120)
+        healthy = await plane.submit()
+        assert (await plane.rested(healthy)).status is Status.COMPLETED
+    crashes = sum(line["event"] == "guardian.crashed" for line in logs)
+    assert 4 <= crashes <= 9
+    assert (await plane.job(poisoned)).status is Status.STORING
+    plane.summaries.broken.clear()
+    assert (await plane.rested(poisoned)).status is Status.COMPLETED
+    assert await plane.path(poisoned) == WHOLE_LIFE
+
+
+async def test_a_job_whose_document_is_gone_is_let_go(plane: ControlPlane) -> None:
+    pool = await plane.start_pool()
+    job_id = await plane.submit()
+    plane.helpers.fate(job_id, run_s=None)
+    await plane.running(job_id)
+    await plane.jobs.delete(job_id)
+    await asyncio.sleep(6)
+    assert pool.of._guardians == {}
+
+
+async def with_spec(plane: ControlPlane, job_id: str, spec: object) -> None:
+    job = await plane.job(job_id)
+    await plane.jobs.replace(job, replace(job, spec=spec))  # type: ignore[arg-type]
+
+
+async def test_a_running_job_whose_spec_cannot_be_read_any_more_ends_and_says_so(plane: ControlPlane) -> None:
+    pool = await plane.start_pool()
+    job_id = await plane.submit(learners=2)
+    plane.helpers.fate(job_id, run_s=None)
+    await plane.running(job_id)
+    await plane.kill(pool)
+    await with_spec(plane, job_id, {"name": 7})
+    await plane.start_pool()
+    job = await plane.rested(job_id)
+    assert (job.status, job.state.reason) == (Status.FAILED, "Misconfigured")
+    assert len(plane.helpers.stored) == 2
+    assert await plane.leftovers() == []
+
+
+async def test_a_job_whose_spec_cannot_be_read_can_be_killed(plane: ControlPlane) -> None:
+    job_id = await plane.submit()
+    await plane.reached(job_id, Status.PENDING)
+    await with_spec(plane, job_id, {"name": 7})
+    await plane.wish(job_id, Desired.KILL)
+    await plane.start_pool()
+    assert (await plane.rested(job_id)).status is Status.KILLED
+
+
+async def test_reports_that_no_helper_of_the_job_would_make_change_nothing(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    job_id = await plane.submit()
+    plane.helpers.fate(job_id, run_s=5)
+    await plane.running(job_id)
+    for name, role in (("worker-0", "chief"), ("chief-0", "chief"), ("worker-9", "worker")):
+        lie = LearnerStatus(name=name, role=role, rank=0, attempt=1, seq=10**6, phase=Phase.STORED, reason="Lie")
+        await plane.status.put(f"/jobs/{job_id}/learners/{name}", json.dumps(dump(lie)))
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+async def test_a_guardian_that_the_cluster_thinks_of_as_past_takes_a_new_term(plane: ControlPlane) -> None:
+    # As after a restore: the cluster has seen a higher term than the document knows.
+    pool = await plane.start_pool(max_guardians=1)
+    blocker = await plane.submit()
+    plane.helpers.fate(blocker, run_s=3)
+    await plane.running(blocker)
+    job_id = await plane.submit()
+    await plane.cluster.stop(job_id, attempt=1, term=3, generation=1, cause="kill", grace_ms=0)
+    job = await plane.rested(job_id)
+    assert (job.status, job.guardian.term) == (Status.COMPLETED, 3)
+    assert pool.of._guardians == {}
+
+
+async def test_one_claim_that_fails_does_not_keep_the_others_from_theirs(plane: ControlPlane) -> None:
+    jobs = [await plane.submit() for _ in range(2)]
+    for job_id in jobs:
+        await plane.reached(job_id, Status.PENDING)
+    # A document that the store does not let anyone change: its tail is ahead of its count.
+    job = await plane.job(jobs[0])
+    plane.jobs.plant(jobs[0], json.dumps({**dump(job), "history_seq": 0}))
+    await plane.start_pool()
+    assert (await plane.rested(jobs[1])).status is Status.COMPLETED
+
+
+async def test_a_watch_that_breaks_is_begun_anew(plane: ControlPlane) -> None:
+    pool = await plane.start_pool()
+    broken = [0]
+
+    async def follow() -> None:
+        broken[0] += 1
+        if broken[0] < 3:
+            raise Conflict("the watch broke")
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(pool.of._for_ever(follow))
+    await asyncio.sleep(5)
+    task.cancel()
+    assert broken == [3]
+
+
+async def test_the_view_forgets_jobs_of_which_two_sweeps_know_nothing(plane: ControlPlane) -> None:
+    pool = await plane.start_pool()
+    await asyncio.sleep(1)
+    await plane.status.put("/jobs/jstranger/attempt", '{"attempt": 3, "learners": 1}')
+    await asyncio.sleep(0.1)
+    assert pool.of.view.announced("jstranger") == 3
+    await asyncio.sleep(3)
+    assert pool.of.view.announced("jstranger") == 0

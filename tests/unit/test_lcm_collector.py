@@ -1,0 +1,131 @@
+"""What jobs leave behind is removed; what belongs to a job that lives, or that nobody can read, is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.core.domain.errors import StaleFence
+from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.domain.status import Status
+from services.core.ports.job_store import DispatcherDoc
+from services.lcm.collector import Collector
+from services.lcm.meters import Meters
+from tests.testbed.control_plane import ControlPlane
+
+pytestmark = pytest.mark.looptime(noop_cycles=0)
+
+
+@pytest.fixture
+def collector(plane: ControlPlane) -> Collector:
+    return Collector(plane.jobs, plane.status, plane.cluster, Meters(CollectorRegistry()))
+
+
+async def learner_of(plane: ControlPlane, job_id: str, *, attempt: int = 1, term: int = 1) -> None:
+    """A late effect: a learner, let go, that no Guardian knows of."""
+    one = LearnerPlan(
+        name="worker-0", role="worker", rank=0, command="true", cpus=1, memory=1, gpus=0, node="local", token="t"
+    )
+    plan = AttemptPlan(
+        job=job_id, tenant="t", attempt=attempt, term=term, learners=(one,), distribution="none", framework="",
+        code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
+    )  # fmt: skip
+    for step in plane.cluster.steps():
+        await plane.cluster.do(step, plan)
+
+
+async def test_two_looks_remove_what_a_job_at_rest_has_left(plane: ControlPlane, collector: Collector) -> None:
+    await plane.start_lcm(collect_s=10_000)
+    await plane.start_pool()
+    job_id = await plane.submit()
+    await plane.rested(job_id)
+    await plane.status.put(f"/jobs/{job_id}/plan/00", "{}")
+    term = (await plane.jobs.dispatcher()).term
+    assert await collector.collect(term) == 0
+    assert await collector.collect(term) == 1
+    assert await plane.leftovers() == []
+
+
+async def test_learners_and_keys_of_a_job_that_nobody_knows_are_removed(
+    plane: ControlPlane, collector: Collector
+) -> None:
+    await learner_of(plane, "jghost", attempt=4, term=9)
+    await plane.status.put("/jobs/jghost/attempt", "{}")
+    await collector.collect(0)
+    assert await collector.collect(0) == 2
+    assert await plane.leftovers() == []
+
+
+async def test_a_late_learner_of_a_released_attempt_is_removed(plane: ControlPlane, collector: Collector) -> None:
+    lcm, pool = await plane.start_lcm(collect_s=10_000), await plane.start_pool()
+    job_id = await plane.submit(retries={"max": 1, "backoff": "1h"})
+    plane.helpers.fate(job_id, code=1)
+    await plane.until(lambda one: one.counters.retries == 1 and not one.holds, job_id)
+    await plane.kill(pool)
+    await plane.kill(lcm)
+    plane.cluster._places.pop(job_id)  # a cluster that has lost its memory of the fence, too
+    await learner_of(plane, job_id)
+    term = (await plane.jobs.dispatcher()).term
+    await collector.collect(term)
+    assert await collector.collect(term) == 1
+    assert plane.cluster.present() == []
+
+
+async def test_what_belongs_to_a_job_that_lives_stays(plane: ControlPlane, collector: Collector) -> None:
+    await plane.start_lcm()
+    await plane.start_pool()
+    job_id = await plane.submit()
+    plane.helpers.fate(job_id, run_s=None)
+    await plane.running(job_id)
+    term = (await plane.jobs.dispatcher()).term
+    for _ in range(3):
+        assert await collector.collect(term) == 0
+    assert plane.cluster.learner(job_id).state == "running"
+
+
+async def test_a_job_that_was_admitted_between_the_looks_keeps_what_it_has(
+    plane: ControlPlane, collector: Collector
+) -> None:
+    job_id = await plane.submit()
+    await plane.status.put(f"/jobs/{job_id}/attempt", "{}")
+    await collector.collect(0)
+    found = collector._twice("status", [job_id], [])
+    assert found == [job_id]
+    lcm = await plane.start_lcm()
+    await plane.reached(job_id, Status.PENDING)
+    await plane.kill(lcm)
+    assert await collector._remove("status", job_id) is False
+
+
+@pytest.mark.parametrize("document", ["{", json.dumps({"schema": 99})])
+async def test_a_document_that_cannot_be_read_protects_its_job(
+    plane: ControlPlane, collector: Collector, document: str
+) -> None:
+    job_id = await plane.submit()
+    await learner_of(plane, job_id)
+    await plane.status.put(f"/jobs/{job_id}/attempt", "{}")
+    plane.jobs.plant(job_id, document)
+    for _ in range(3):
+        assert await collector.collect(0) == 0
+    assert plane.cluster.learner(job_id).state == "waiting"
+    assert await plane.status.get(f"/jobs/{job_id}/attempt") is not None
+
+
+async def test_only_the_dispatcher_that_leads_removes_anything(plane: ControlPlane, collector: Collector) -> None:
+    await plane.status.put("/jobs/jghost/attempt", "{}")
+    await collector.collect(0)
+    await plane.jobs.replace_dispatcher(DispatcherDoc(), DispatcherDoc(term=5))
+    with pytest.raises(StaleFence):
+        await collector.collect(0)
+    assert await plane.status.get("/jobs/jghost/attempt") is not None
+
+
+async def test_the_life_cycle_manager_collects_by_itself(plane: ControlPlane) -> None:
+    await plane.start_lcm()
+    await learner_of(plane, "jghost")
+    await plane.status.put("/jobs/jghost/attempt", "{}")
+    await asyncio.sleep(25)
+    assert await plane.leftovers() == []

@@ -1,0 +1,291 @@
+"""The dispatcher: one leads, whole gangs, nothing promised twice, whoever dies or is late."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.core.domain.job import admitted
+from services.core.domain.status import Desired, Status
+from services.core.jobs import history
+from services.core.ports.cluster import Node
+from services.core.ports.job_store import DispatcherDoc
+from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane, Process
+from tests.testbed.tripwire import Tripwire
+
+pytestmark = pytest.mark.looptime(noop_cycles=0)
+PENDING = ["QUEUED", "PENDING"]
+ALL = {"resources": {"cpus": 16, "memory": "1GB"}}
+"""All CPUs of the one node there is."""
+
+
+async def leading(plane: ControlPlane, process: Process) -> int:
+    """Its term, once it leads."""
+    while not process.of.term:  # noqa: ASYNC110 - virtual time
+        await asyncio.sleep(0.05)
+    return int(process.of.term)
+
+
+async def late_admission(plane: ControlPlane, job_id: str, *, term: int) -> None:
+    """What a dispatcher writes that was paused between its last look and its write."""
+    job = await plane.job(job_id)
+    late = admitted(job, placement={"worker-0": "local"}, dispatcher_term=term, now=plane.clock.now_ms())
+    await plane.jobs.replace(job, late)
+
+
+# --- leadership --------------------------------------------------------------------
+
+
+async def test_one_leads_and_the_other_follows_when_it_dies(plane: ControlPlane) -> None:
+    first = await plane.start_lcm(place="one")
+    assert await leading(plane, first) == 1
+    second = await plane.start_lcm(place="two")
+    await asyncio.sleep(10)
+    assert (first.of.term, second.of.term) == (1, 0)
+    await plane.kill(first)
+    await asyncio.sleep(4)
+    assert second.of.term == 2
+    await plane.start_pool()
+    assert (await plane.rested(await plane.submit())).status is Status.COMPLETED
+
+
+async def test_a_restarted_one_leads_again_at_once(plane: ControlPlane) -> None:
+    first = await plane.start_lcm()
+    await leading(plane, first)
+    await plane.kill(first)
+    second = await plane.start_lcm()
+    await asyncio.sleep(1.1)
+    assert second.of.term == 2
+
+
+async def test_one_that_stops_gives_the_lead_away_at_once(plane: ControlPlane) -> None:
+    first = await plane.start_lcm(place="one")
+    await leading(plane, first)
+    second = await plane.start_lcm(place="two")
+    await plane.stop(first)
+    await asyncio.sleep(1.1)
+    assert second.of.term == 2
+
+
+async def test_a_leader_goes_on_leading_after_etcd_forgot_that_it_does(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await leading(plane, process)
+    plane.status.forget()
+    await asyncio.sleep(3)
+    assert process.of.term == 2
+    entry = await plane.status.get("/lcm/leader")
+    assert entry is not None
+    assert process.membership.id in entry.value
+
+
+async def test_a_leader_whose_lease_was_lost_hangs_its_key_on_the_new_one(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await leading(plane, process)
+    first = process.membership.lease
+    assert first is not None
+    plane.status.pause(first.id)
+    await asyncio.sleep(5)
+    assert process.of.term == 2
+    await asyncio.sleep(20)
+    assert process.of.term == 2
+    assert await plane.status.get("/lcm/leader") is not None
+
+
+async def test_a_cluster_that_is_away_costs_no_lead(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await leading(plane, process)
+    plane.cluster.go_away()
+    await asyncio.sleep(30)
+    plane.cluster.come_back()
+    job_id = await plane.submit()
+    await plane.reached(job_id, Status.PENDING, within_s=2)
+    assert process.of.term == 1
+
+
+async def test_who_was_deposed_without_knowing_admits_nobody(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await leading(plane, process)
+    await plane.jobs.replace_dispatcher(await plane.jobs.dispatcher(), DispatcherDoc(term=7, holder="m-other", rev=1))
+    with capture_logs() as logs:
+        job_id = await plane.submit()
+        await asyncio.sleep(0.1)
+        assert (await plane.job(job_id)).status is Status.QUEUED
+        await asyncio.sleep(2)
+    assert "a newer dispatcher leads" in [line.get("why") for line in logs]
+    assert process.of.term == 8
+    assert (await plane.job(job_id)).dispatcher_term == 8
+
+
+# --- admissions of an older dispatcher -----------------------------------------------
+
+
+async def test_an_admission_of_an_older_dispatcher_is_not_provisioned_before_it_is_stamped_anew(
+    plane: ControlPlane,
+) -> None:
+    await plane.jobs.replace_dispatcher(DispatcherDoc(), DispatcherDoc(term=2, holder="m-newer"))
+    await plane.start_pool()
+    job_id = await plane.submit()
+    await late_admission(plane, job_id, term=1)
+    await asyncio.sleep(30)
+    assert (await plane.job(job_id)).guardian.term == 1
+    assert plane.cluster.done == []
+    await plane.start_lcm()
+    job = await plane.rested(job_id)
+    assert (job.status, job.attempt.number, job.dispatcher_term) == (Status.COMPLETED, 1, 3)
+
+
+async def test_a_late_admission_that_fits_is_stamped_by_whoever_leads(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await leading(plane, process)
+    await plane.start_pool()
+    plane.hints.lost = True
+    job_id = await plane.submit()
+    await late_admission(plane, job_id, term=0)
+    assert (await plane.rested(job_id)).attempt.number == 1
+    assert await plane.path(job_id) == WHOLE_LIFE
+
+
+async def test_a_late_admission_whose_place_is_taken_is_taken_back_and_never_provisioned(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await leading(plane, process)
+    await plane.start_pool()
+    first = await plane.submit(**ALL)
+    plane.helpers.fate(first, run_s=5)
+    await plane.running(first)
+    plane.hints.lost = True
+    second = await plane.submit(retries={"backoff": "0s"}, **ALL)
+    await late_admission(plane, second, term=0)
+    job = await plane.until(lambda one: one.status is Status.QUEUED and not one.holds, second, within_s=10)
+    assert (job.state.reason, job.counters.retries) == ("AdmissionWithdrawn", 0)
+    assert {plan.job for _, plan in plane.cluster.done} == {first}
+    job = await plane.rested(second)
+    assert await plane.path(second) == [*PENDING, *WHOLE_LIFE]
+    assert job.attempt.number == 2
+
+
+async def test_what_was_committed_is_not_taken_back_whatever_the_capacity_has_become(plane: ControlPlane) -> None:
+    lcm = await plane.start_lcm()
+    await plane.start_pool()
+    job_id = await plane.submit(**ALL)
+    plane.helpers.fate(job_id, run_s=10)
+    await plane.until(lambda job: job.attempt.committed, job_id)
+    await plane.kill(lcm)
+    plane.cluster.nodes = [Node(name="local", cpus=1, memory=10**9, gpus=0)]
+    await plane.start_lcm()
+    assert (await plane.rested(job_id)).attempt.number == 1
+
+
+# --- what is free ------------------------------------------------------------------
+
+
+async def test_a_job_that_has_completed_still_holds_what_is_not_released(plane: ControlPlane) -> None:
+    await plane.start_lcm()
+    await plane.start_pool()
+    gate = plane.cluster.hold("teardown")
+    first, second = await plane.submit(**ALL), await plane.submit(**ALL)
+    await plane.reached(first, Status.COMPLETED)
+    await asyncio.sleep(30)
+    assert (await plane.job(second)).status is Status.QUEUED
+    gate.set()
+    await plane.until(lambda job: job.attempt.number == 1, second, within_s=1)
+    await plane.rested(second)
+
+
+async def test_a_spec_that_cannot_be_read_waits_and_stands_in_nobodys_way(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await leading(plane, process)
+    job_id = await plane.submit(nonsense=True)
+    other = await plane.submit()
+    await plane.reached(other, Status.PENDING)
+    assert [(one.job.id, one.pending_reason) for one in process.of.waiting] == [(job_id, "Misconfigured")]
+    with capture_logs() as logs:
+        await asyncio.sleep(30)
+    assert [line for line in logs if line.get("job") == job_id] == []
+    assert (await plane.wish(job_id, Desired.KILL)).status is Status.KILLED
+
+
+async def test_those_beyond_the_scanned_part_are_seen_where_nobody_before_them_waits_for_hardware(
+    plane: ControlPlane,
+) -> None:
+    await plane.start_lcm(queue_scan=3)
+    hopeless = [await plane.submit(learners=1000) for _ in range(7)]
+    fitting = await plane.submit()
+    await plane.reached(fitting, Status.PENDING)
+    assert {(await plane.job(job_id)).status for job_id in hopeless} == {Status.QUEUED}
+
+
+async def test_max_pending_holds_for_those_far_behind_too(plane: ControlPlane) -> None:
+    await plane.start_lcm(queue_scan=2)
+    held = await plane.submit(**ALL)
+    await plane.reached(held, Status.PENDING)
+    waiting = [await plane.submit(max_pending="20s" if place % 2 else "1h", **ALL) for place in range(11)]
+    await asyncio.sleep(30)
+    assert [(await plane.job(job_id)).status for job_id in waiting] == [
+        Status.FAILED if place % 2 else Status.QUEUED for place in range(11)
+    ]
+
+
+async def test_a_job_that_cannot_be_changed_harms_nobody_else(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await leading(plane, process)
+    # The store refuses every admission of it: its dispatcher's term would fall.
+    bad = await plane.job(await plane.submit())
+    await plane.jobs.replace(bad, replace(bad, dispatcher_term=10**6))
+    good = await plane.submit()
+    await plane.reached(good, Status.PENDING)
+    assert (await plane.job(bad.id)).status is Status.QUEUED
+
+
+# --- crashes -----------------------------------------------------------------------
+
+
+async def admit_two(home: Path, wire: Tripwire) -> list[str]:
+    """Two jobs that need all there is, and a small one; the first life-cycle manager has the tripwire."""
+    plane = ControlPlane(home)
+    first = await plane.start_lcm(wire)
+    await plane.start_pool()
+    jobs = [await plane.submit(**fields) for fields in (ALL, ALL, {})]
+
+    async def succeed() -> None:
+        await wire.dead.wait()
+        await plane.kill(first)
+        await plane.start_lcm()
+
+    successor = asyncio.create_task(succeed())
+    for job_id in jobs:
+        job = await plane.rested(job_id, within_s=120)
+        assert (job.status, job.attempt.number) == (Status.COMPLETED, 1)
+        assert await plane.path(job_id) == WHOLE_LIFE
+    calls = list(wire.calls)
+    successor.cancel()
+    await asyncio.gather(successor, return_exceptions=True)
+    assert await plane.leftovers() == []
+    await plane.close()
+    return calls
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("what", ["crash", "cut"])
+async def test_whatever_call_of_the_dispatcher_goes_wrong_everybody_runs_once(
+    what: str, when: str, tmp_path: Path
+) -> None:
+    calls = await admit_two(tmp_path / "undisturbed", Tripwire())
+    assert len(calls) > 50
+    for number, call in enumerate(calls):
+        wire = Tripwire(at=number, when=when, what=what)
+        try:
+            with capture_logs():
+                await admit_two(tmp_path / str(number), wire)
+        except AssertionError as error:
+            raise AssertionError(f"{what} {when} call {number} ({call}): {error}") from error
+
+
+async def test_history_is_copied_and_documents_stay_small(plane: ControlPlane) -> None:
+    await plane.start_lcm()
+    job_id = await plane.submit(learners=1000)
+    job = await plane.until(lambda one: not one.history_tail, job_id)
+    assert [event.to for event in await history(plane.jobs, job)] == [Status.QUEUED]
