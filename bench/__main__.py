@@ -13,10 +13,6 @@ BENCHMARKS = {
     "metrics_ingest": "lines and points taken in per second; how soon a follower sees them",
     "overhead": "a training run on the platform against the same bare processes",
 }
-QUICK = {
-    "metrics_ingest": ["--entries", "20000"],
-}
-"""What stands for ``--quick`` where a benchmark does not know it."""
 
 
 def main() -> int:
@@ -35,7 +31,7 @@ def main() -> int:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
     failed: list[str] = []
     for name in args.names or BENCHMARKS:
-        options = QUICK.get(name, ["--quick"]) if args.quick else []
+        options = ["--quick"] if args.quick else []
         print(f"\n== python -m bench.{name} {' '.join(options)}".rstrip(), flush=True)
         if subprocess.run([sys.executable, "-m", f"bench.{name}", *options], check=False).returncode:
             failed.append(name)
