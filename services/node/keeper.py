@@ -29,6 +29,8 @@ from services.node.processes import Belonging, Process, kill_all
 
 _PASSED_ON: Final = ("WEFT_", "UV_", "PIP_", "SSL_CERT_", "XDG_")
 """Helpers build environments and fetch data: what names the operator's mirrors, proxies and caches goes to them."""
+_KEPT_BACK: Final = frozenset({"WEFT_JOB_STORE", "WEFT_BROKER_URL"})
+"""They may hold passwords of what no helper speaks to."""
 _PASSED_ON_NAMES: Final = frozenset({"HOME", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "TMPDIR"})
 _LOCK_WAIT_S: Final = 0.02
 _BACKOFF_S: Final = 0.1
@@ -45,7 +47,7 @@ def helper_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     kept = {
         name: value
         for name, value in inherited.items()
-        if name.startswith(_PASSED_ON) or name.upper() in _PASSED_ON_NAMES
+        if (name.startswith(_PASSED_ON) and name not in _KEPT_BACK) or name.upper() in _PASSED_ON_NAMES
     }
     code = Path(next(iter(services.__path__))).parent
     path = inherited.get("PATH", os.defpath)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.spec import RESERVED_ENV, RESERVED_PREFIXES
 from services.node.environment import BASE_PATH, FOLDERS, render
+from services.node.keeper import helper_environment
 
 
 def learner(rank: int = 0, *, cpus: float = 2.5, gpus: float = 0, env: Mapping[str, str] | None = None) -> LearnerPlan:
@@ -94,3 +95,13 @@ def test_what_weft_sets_no_user_may_set() -> None:
         one = learner()
         ours = set(rendered(one, attempt(one, distribution=distribution))) - defaults
         assert {name for name in ours - RESERVED_ENV if not name.startswith(RESERVED_PREFIXES)} == set()
+
+
+def test_a_helper_gets_the_operator_s_settings_but_no_password_of_a_store() -> None:
+    given = {
+        "WEFT_DATA_PATHS": "/data", "HTTPS_PROXY": "http://proxy", "SECRET": "x", "PATH": "/bin",
+        "WEFT_JOB_STORE": "mongodb://weft:hunter2@db/", "WEFT_BROKER_URL": "amqp://weft:hunter2@mq",
+    }  # fmt: skip
+    made = helper_environment(given)
+    assert (made["WEFT_DATA_PATHS"], made["HTTPS_PROXY"], made["PATH"]) == ("/data", "http://proxy", "/bin")
+    assert not {name for name in given if name not in made} ^ {"SECRET", "WEFT_JOB_STORE", "WEFT_BROKER_URL"}
