@@ -3,7 +3,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench fmt lock proto clean
+.PHONY: help setup demo test check fuzz bench fmt lock proto clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -29,6 +29,9 @@ test: setup ## Every test: unit, contract, integration (ARGS=... for pytest)
 
 check: setup ## Lint, types, layers and unit tests, in less than a minute: before each commit
 	@scripts/check.sh
+
+fuzz: setup ## Property tests with thousands of fresh examples each (ARGS=... for pytest)
+	@WEFT_FUZZ=1 $(BIN)/pytest --timeout 0 tests/unit $(ARGS)
 
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick, or names of bench/README.md)
 	@$(BIN)/python -m bench $(ARGS)

@@ -82,7 +82,8 @@ def _error(what: str, line: int, column: int, language: str = "YAML") -> Invalid
 def _mapping(value: object) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    what = {list: "a list", str: "plain text", type(None): "empty"}.get(type(value), "a single value")
+    kinds: dict[type, str] = {list: "a list", str: "plain text", type(None): "empty"}
+    what = kinds.get(type(value), "a single value")
     raise InvalidSpec(f"a job spec is a mapping of fields, e.g. `name: digits`; this one is {what}")
 
 

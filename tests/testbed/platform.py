@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class Platform:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def _environment(values: Mapping[str, str]) -> Generator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -93,7 +93,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def platform(environment: Mapping[str, str] | None = None) -> Iterator[Platform]:
+def platform(environment: Mapping[str, str] | None = None) -> Generator[Platform]:
     """A running platform in a new folder which learners' own uids can reach; nothing of it is left afterwards."""
     root = Path(tempfile.mkdtemp(prefix="weft-test-"))
     root.chmod(0o755)

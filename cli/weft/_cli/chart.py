@@ -55,6 +55,8 @@ def chart(curve: Curve, *, width: int = 80, height: int = 8, title: str = "") ->
         lines.append(f"{labels.get(row, ''):>{margin}}{tick}{canvas[row]}".rstrip(" " + _EMPTY))
     first, last = number(left), number(right) if right > left else ""
     lines.append(f"{'':>{margin}}└{'─' * columns}")
+    if len(first) + 1 + len(last) > columns:
+        last = ""  # no room for both ends of the axis
     lines.append(f"{'':>{margin}} {first}{last:>{max(0, columns - len(first))}}".rstrip())
     return lines
 
