@@ -206,7 +206,7 @@ def environment(learner: dict[str, Any], prepared: dict[str, Any]) -> dict[str, 
 
 
 def enter(groups: list[str]) -> None:
-    """In the child, while the parent writes down that it exists: the kernel takes milliseconds for each."""
+    """In the child, while it waits: the kernel takes ten milliseconds for it, which the start would be later."""
     for group in groups:
         try:
             write_word(f"{group}/cgroup.procs", "0")
@@ -232,16 +232,17 @@ def restrict(learner: dict[str, Any]) -> None:
         os.setresuid(uid, uid, uid)
 
 
-def become(learner: dict[str, Any], env: dict[str, str], gate: int, out: list[int]) -> NoReturn:
+def become(folder: str, learner: dict[str, Any], gate: int) -> NoReturn:
     """In the child: wait at the gate, drop everything of the platform, run the command."""
     try:
         enter(learner.get("groups", []))
         if os.read(gate, 1) != b"g":
-            os._exit(CANNOT_RUN)  # the shim died before the start was written down: it never happened
+            os._exit(CANNOT_RUN)  # the shim ended before the start was written down: it never happened
+        env = environment(learner, read_json(f"{folder}/prepared.json"))
         os.setsid()
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-        os.dup2(out[0], 1)
-        os.dup2(out[1], 2)
+        for fd, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(f"{folder}/runs/{RUN}/{name}", os.O_WRONLY | os.O_APPEND), fd)
         os.closerange(3, _NOFILE)
         for sign in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
             signal.signal(sign, signal.SIG_DFL)
@@ -256,13 +257,15 @@ def become(learner: dict[str, Any], env: dict[str, str], gate: int, out: list[in
 
 
 class Shim:
-    """One learner's life: ``wait_for_go``, then ``start``, ``watch`` and ``finish``; or ``never_started``."""
+    """One learner's life: ``fork``, ``wait_for_go``, then ``start``, ``watch``, ``finish``; or ``never_started``."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.learner = read_json(f"{folder}/learner.json")
         self.run = f"{folder}/runs/{RUN}"
         self.child = 0
+        self.gate = -1
+        """The child waits at the other end; closed, it ends without having run anything."""
         self.status: int | None = None
         """Of the child, as ``waitpid`` gives it; None while it runs."""
         self.ended = 0
@@ -280,6 +283,15 @@ class Shim:
     def stop_mark(self) -> dict[str, Any]:
         return read_json(f"{self.folder}/stop.json")
 
+    def fork(self) -> None:
+        """The child, which waits and has all behind it that takes its time."""
+        inner, self.gate = os.pipe()
+        self.child = os.fork()
+        if self.child == 0:
+            os.close(self.gate)
+            become(self.folder, self.learner, inner)
+        os.close(inner)
+
     def wait_for_go(self) -> bool:
         """True: start. False: it was told to stop before it ever ran."""
         while not self.stop_mark():
@@ -289,6 +301,8 @@ class Shim:
         return False
 
     def never_started(self) -> None:
+        os.close(self.gate)
+        os.waitpid(self.child, 0)
         mark = self.stop_mark()
         self.stop_cause = mark["cause"]
         self.status = signal.SIGTERM if mark["grace_ms"] else signal.SIGKILL
@@ -296,26 +310,19 @@ class Shim:
         self.write_exit()
 
     def start(self) -> None:
-        """The child exists, is written down, and only then runs the command."""
+        """The child is written down, and only then runs the command."""
         write_durably(f"{self.run}/exit.reserved", b" " * _SPACE)
-        out = [
-            os.open(f"{self.run}/{name}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            for name in ("stdout", "stderr")
-        ]
-        if os.geteuid() == 0:
-            for fd in out:  # its own, so that it may open /dev/stderr again; the folder is closed to everyone
+        for name in ("stdout", "stderr"):
+            fd = os.open(f"{self.run}/{name}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            if os.geteuid() == 0:  # its own, so that it may open /dev/stderr again; the folder is closed to everyone
                 os.fchown(fd, self.learner["uid"], self.learner["gid"])
-        env = environment(self.learner, read_json(f"{self.folder}/prepared.json"))
-        gate, opener = os.pipe()
-        self.child = os.fork()
-        if self.child == 0:
-            os.close(opener)
-            become(self.learner, env, gate, out)
-        for fd in (gate, *out):
             os.close(fd)
         write_json(f"{self.run}/start.json", {**identity(self.child), "time": now_ms(), "run": RUN})
-        os.write(opener, b"g")
-        os.close(opener)
+        try:
+            os.write(self.gate, b"g")
+        except BrokenPipeError:
+            pass  # somebody has killed it: that is how it ended
+        os.close(self.gate)
 
     def watch(self) -> None:
         """Returns when the process has ended, or the grace of a stop has."""
@@ -434,6 +441,7 @@ def main(folder: str) -> int:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     shim = Shim(folder)
     write_json(f"{folder}/shim.json", identity(os.getpid()))
+    shim.fork()
     if not shim.wait_for_go():
         shim.never_started()
         return 0
