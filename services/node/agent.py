@@ -249,8 +249,7 @@ class Agent:
             for folder in job.learner_folders():
                 self._adopt_learner(folder)
         self._fences.prune({job.path.name for job in jobs})
-        documents = [learner.document for learner in self._learners.values()]
-        await asyncio.to_thread(self._groups.sweep, documents)
+        await asyncio.to_thread(self._groups.sweep, [folder for job in jobs for folder in job.learner_folders()])
 
     def _adopt_learner(self, folder: Path) -> None:
         try:

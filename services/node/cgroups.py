@@ -95,7 +95,7 @@ class Groups:
             bases = {}
             for tree in trees:
                 if not tree.controllers:
-                    base, why = _base_v2(tree, name)
+                    base, why = base_v2(tree, name)
                     bases = {"": base} if base else {}
         groups = cls(bases, version=version, note=note, pids=pids)
         groups._remember()
@@ -117,7 +117,7 @@ class Groups:
 
     def paths(self, document: LearnerDocument) -> tuple[str, ...]:
         """Those of one learner, made or not."""
-        name = f"{document.plan.job}.{document.plan.attempt}.{document.learner.name}"
+        name = group_name(document.plan.job, str(document.plan.attempt), document.learner.name)
         return tuple(str(base / name) for base in self._bases.values())
 
     def make(self, document: LearnerDocument) -> None:
@@ -144,9 +144,9 @@ class Groups:
             if (path / name).exists():
                 (path / name).write_text(str(value))
 
-    def sweep(self, keep: Iterable[LearnerDocument]) -> None:
-        """Ends and removes whatever is in groups of ours that no learner has, in any place we ever made them."""
-        kept = {path for document in keep for path in document.groups}
+    def sweep(self, learners: Iterable[Path]) -> None:
+        """Ends and removes whatever is in groups of ours that no learner's folder stands for, wherever we made them."""
+        kept = {group_name(*folder.parts[-3:]) for folder in learners}
         left = {str(place) for place in self._places() if not _swept(Path(place), kept, self._bases.values())}
         if left != set(self._places()):
             write_json(self._note, {"places": sorted(left)})
@@ -157,17 +157,22 @@ class Groups:
         cls({}, version=1, note=folder / "groups.json", pids=0).sweep([])
 
 
+def group_name(job: str, attempt: str, learner: str) -> str:
+    """As its folder, without slashes."""
+    return f"{job}.{attempt}.{learner}"
+
+
 def _swept(place: Path, kept: Collection[str], used: Collection[Path]) -> bool:
     """Whether the place itself is gone."""
     if place.is_dir():
-        remove(str(path) for path in place.iterdir() if path.is_dir() and str(path) not in kept)
+        remove(str(path) for path in place.iterdir() if path.is_dir() and path.name not in kept)
         if place not in used:
             with suppress(OSError):
                 place.rmdir()
     return not place.is_dir()
 
 
-def _base_v2(tree: Mounted, name: str) -> tuple[Path | None, str]:
+def base_v2(tree: Mounted, name: str) -> tuple[Path | None, str]:
     """The folder for learners' groups, with controllers let through to them; or None and why."""
     above = tree.own if tree.own == tree.top else tree.own.parent
     base = above / name
