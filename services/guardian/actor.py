@@ -108,7 +108,7 @@ class Guardian:
         if spec is not None and job.status in ADMITTED:
             await self._announce(job, spec)  # while stopping, too: helpers store only under a current attempt
         if job.verdict is not None:
-            return await self._ending.step(job, Limits.of(spec), known, self._seen)
+            return await self._ending.step(job, job.verdict, Limits.of(spec), known, self._seen)
         if spec is None:
             return await self._decide(job, self._unreadable(job))
         return await self._forward(job, spec, known)

@@ -59,10 +59,12 @@ class Ending:
         self._claim, self._ports, self._settings, self._meters, self._log = claim, ports, settings, meters, bound
         self._stopped: tuple[str, int] | None = None
 
-    async def step(self, job: Job, limits: Limits, known: Mapping[str, LearnerStatus], seen: Observation) -> float:
-        """Takes the job, whose verdict is in, as far as it can go now. Seconds until the next look."""
+    async def step(
+        self, job: Job, verdict: Verdict, limits: Limits, known: Mapping[str, LearnerStatus], seen: Observation
+    ) -> float:
+        """Takes the job, whose verdict is written, as far as it can go now. Seconds until the next look."""
         if job.status in ADMITTED:
-            verdict = await self._verdict(job)
+            verdict = await self._overruled(job, verdict)
             cause, grace_ms = self._how(verdict, limits)
             if await self.stop(job, cause=cause, grace_ms=grace_ms):
                 return 0.0  # what was seen before the stop may have changed
@@ -86,11 +88,8 @@ class Ending:
         self._stopped = (cause, grace_ms)
         return True
 
-    async def _verdict(self, job: Job) -> Verdict:
-        """The one that is written; a kill that came after it overrules every one but success."""
-        verdict = job.verdict
-        if verdict is None:
-            raise ValueError(f"job {job.id} has no verdict")
+    async def _overruled(self, job: Job, verdict: Verdict) -> Verdict:
+        """The verdict; a kill that came after it overrules every one but success."""
         if job.desired is not Desired.KILL or verdict.to in {Status.KILLED, Status.COMPLETED}:
             return verdict
         before = f" while it ended: {verdict.message}" if verdict.to is Status.FAILED else ""
@@ -124,8 +123,6 @@ class Ending:
         summary, now = await self._summary(job), self._ports.clock.now_ms()
 
         def change(current: Job) -> Job:
-            if current.status not in ADMITTED:
-                return current
             ended = moved(
                 current, verdict.to, actor="guardian", now=now, reason=verdict.reason, message=verdict.message
             )

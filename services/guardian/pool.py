@@ -20,6 +20,7 @@ from services.core.domain.job import Job
 from services.core.jobs import every
 from services.core.members import Membership, member_key, members
 from services.core.ports.job_store import JobQuery
+from services.core.ports.status_store import Lease
 from services.guardian.actor import Guardian
 from services.guardian.claim import claim
 from services.guardian.meters import Meters
@@ -176,7 +177,7 @@ class Pool:
             return
         live = await members(self._ports.status, SERVICE)
         for job in jobs:
-            if len(self._guardians) >= self._settings.max_guardians:
+            if len(self._guardians) >= self._settings.max_guardians or not lease.alive:
                 return
             trouble = self._troubles.get(job.id)
             ours = job.guardian.holder == self._membership.id
@@ -186,12 +187,9 @@ class Pool:
                 self._start(job)
             elif ours or job.guardian.holder not in live:
                 # Ours in trouble: under a new term, in case it is the old one that somebody refuses.
-                await self._claim(job, live)
+                await self._claim(job, lease, live)
 
-    async def _claim(self, job: Job, live: frozenset[str]) -> None:
-        lease = self._membership.lease
-        if lease is None or not lease.alive:
-            return
+    async def _claim(self, job: Job, lease: Lease, live: frozenset[str]) -> None:
         try:
             taken = await claim(self._ports, job, member=self._membership.id, lease=lease, live=live)
         except Unavailable:

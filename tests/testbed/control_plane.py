@@ -212,10 +212,7 @@ class ControlPlane:
         """SIGTERM."""
         process.stopping.set()
         for task in process.tasks:
-            if process.of.__class__ is Dispatcher:
-                task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await task
         self.hints.hear.remove(process.hear)
         self._processes.remove(process)
         await process.membership.leave()
@@ -305,9 +302,15 @@ class ControlPlane:
 
 
 def _without_end(chore: Callable[[], Any]) -> Callable[[asyncio.Event], Any]:
-    """As what runs until it is stopped: a chore ends with its process only."""
+    """A chore ends with its process only: it is cancelled once that is told to stop."""
 
-    async def run(_: asyncio.Event) -> None:
-        await chore()
+    async def run(stopping: asyncio.Event) -> None:
+        task = asyncio.create_task(chore())
+        try:
+            await stopping.wait()
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
     return run

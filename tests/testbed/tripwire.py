@@ -5,13 +5,14 @@ call number ``at`` something happens: before the call, or after it took effect a
 
     crash   the process is dead: the call never returns, and nothing it calls afterwards happens
     cut     the caller gets Unavailable, and lives on
+    act     somebody else does something (``act``) at this very moment; the caller does not notice
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -27,7 +28,8 @@ class Tripwire:
     when: str = "before"
     """before | after."""
     what: str = "crash"
-    """crash | cut."""
+    """crash | cut | act."""
+    act: Callable[[], Awaitable[object]] | None = None
     calls: list[str] = field(default_factory=list)
     """``port.method`` of each call, in order."""
     dead: asyncio.Event = field(default_factory=asyncio.Event)
@@ -36,6 +38,9 @@ class Tripwire:
         return cast("Port", _Proxy(self, port, name))
 
     async def _trip(self) -> None:
+        if self.act is not None:
+            await self.act()
+            return
         if self.what == "cut":
             raise Unavailable("the connection was cut")
         self.dead.set()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from services.core.domain.codec import dump
-from services.core.domain.errors import Conflict, StaleFence
+from services.core.domain.errors import Conflict, NoSpace, StaleFence
+from services.core.domain.job import Verdict
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status import Desired, Phase, Status
+from services.core.jobs import history
 from services.guardian.claim import claim, claim_key
 from services.guardian.pool import Pool
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane
@@ -408,3 +412,77 @@ async def test_the_view_forgets_jobs_of_which_two_sweeps_know_nothing(plane: Con
     assert pool.of.view.announced("jstranger") == 3
     await asyncio.sleep(3)
     assert pool.of.view.announced("jstranger") == 0
+
+
+# --- races: somebody else writes between our look and our write ------------------------
+
+
+async def withdraw(plane: ControlPlane, job_id: str) -> None:
+    """As the dispatcher takes back an admission."""
+    job = await plane.job(job_id)
+    verdict = Verdict(to=Status.QUEUED, reason="AdmissionWithdrawn", message="", time=plane.clock.now_ms())
+    await plane.jobs.replace(job, replace(job, verdict=verdict))
+
+
+async def raced(plane: ControlPlane, at: tuple[str, int], act: Callable[[str], Awaitable[object]], **spec: Any) -> str:
+    """A job to whom somebody does something just before this call of the guardian process."""
+    gate = plane.cluster.hold("observe")
+    job_id = await plane.submit(retries={"backoff": "10ms"}, **spec)
+    await plane.reached(job_id, Status.PENDING)
+    gate.set()
+    await plane.start_pool(Tripwire(at=at, what="act", act=lambda: act(job_id)))
+    return job_id
+
+
+async def test_of_two_verdicts_the_first_stays(plane: ControlPlane) -> None:
+    plane.cluster.refuse("reserve", NoSpace("full"), attempt=1)
+    job_id = await raced(plane, ("jobs.replace", 2), lambda one: withdraw(plane, one))
+    job = await plane.rested(job_id)
+    reasons = [event.reason for event in await history(plane.jobs, job) if event.to is Status.QUEUED]
+    assert (job.status, reasons) == (Status.COMPLETED, ["", "AdmissionWithdrawn"])
+
+
+async def test_an_admission_taken_back_while_it_is_provisioned_is_undone(plane: ControlPlane) -> None:
+    job_id = await raced(plane, ("jobs.replace", 3), lambda one: withdraw(plane, one))
+    job = await plane.rested(job_id)
+    assert (job.status, job.attempt.number) == (Status.COMPLETED, 2)
+    assert await plane.path(job_id) == [*PENDING, *WHOLE_LIFE]
+
+
+async def test_an_admission_taken_back_while_it_is_halted_is_halted_all_the_same(plane: ControlPlane) -> None:
+    job_id = await plane.submit()
+    await plane.reached(job_id, Status.PENDING)
+    await plane.wish(job_id, Desired.HALT)
+    await plane.start_pool(Tripwire(at=("jobs.replace", 2), what="act", act=lambda: withdraw(plane, job_id)))
+    job = await plane.rested(job_id)
+    assert await plane.path(job_id) == [*PENDING, "QUEUED", "HALTED"]
+    assert job.observed_generation == job.generation
+
+
+async def test_a_claim_that_another_was_faster_with_is_theirs(plane: ControlPlane) -> None:
+    async def faster(job_id: str) -> None:
+        await plane.status.put(claim_key(job_id), json.dumps({"holder": "m-gone"}))
+
+    job_id = await raced(plane, ("status.put_if", 1), faster)
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+async def test_an_announcement_that_somebody_interferes_with_is_made_again(plane: ControlPlane) -> None:
+    async def interfere(job_id: str) -> None:
+        await plane.status.put(f"/jobs/{job_id}/attempt", "{}")
+
+    job_id = await raced(plane, ("status.put_if", 2), interfere)
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+async def test_learners_that_take_long_to_begin_are_not_provisioned_again(plane: ControlPlane) -> None:
+    # As where the cluster's own word comes late: the pods are there, and not yet running.
+    await plane.start_pool()
+    plane.cluster.lags = True
+    plane.metrics.away = True
+    job_id = await plane.submit()
+    await asyncio.sleep(30)
+    assert [step for step, _ in plane.cluster.done] == list(plane.cluster.steps())
+    assert not (await plane.job(job_id)).attempt.committed
+    plane.cluster.lags = plane.metrics.away = False
+    assert (await plane.rested(job_id)).attempt.number == 1

@@ -182,6 +182,11 @@ async def test_losses_before_do_not_make_a_single_roll_back_fatal(plane: Control
     assert (job.status, job.attempt.number, job.counters.restarts) == (Status.COMPLETED, 7, 6)
 
 
+async def test_a_framework_of_the_library_is_named_in_the_plan(plane: ControlPlane) -> None:
+    await plane.rested(await plane.submit(framework="jax"))
+    assert plane.cluster.done[-1][1].framework.startswith("jax-")
+
+
 async def test_a_framework_that_the_platform_has_no_longer_is_said_so(plane: ControlPlane) -> None:
     job_id = await plane.submit(framework={"name": "abacus", "version": "1"})
     job = await plane.rested(job_id)

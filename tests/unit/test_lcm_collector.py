@@ -15,6 +15,7 @@ from services.core.ports.job_store import DispatcherDoc
 from services.lcm.collector import Collector
 from services.lcm.meters import Meters
 from tests.testbed.control_plane import ControlPlane
+from tests.testbed.tripwire import Tripwire
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
 
@@ -121,6 +122,13 @@ async def test_only_the_dispatcher_that_leads_removes_anything(plane: ControlPla
     with pytest.raises(StaleFence):
         await collector.collect(0)
     assert await plane.status.get("/jobs/jghost/attempt") is not None
+
+
+async def test_leftovers_wait_for_a_store_that_is_away(plane: ControlPlane) -> None:
+    await plane.start_lcm(Tripwire(at=("status.delete_prefix", 1), what="cut"))
+    await plane.status.put("/jobs/jghost/attempt", "{}")
+    await asyncio.sleep(50)
+    assert await plane.leftovers() == []
 
 
 async def test_the_life_cycle_manager_collects_by_itself(plane: ControlPlane) -> None:

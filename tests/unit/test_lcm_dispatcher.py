@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from services.core.domain.job import admitted
+from services.core.domain.codec import dump
+from services.core.domain.job import admitted, released
 from services.core.domain.status import Desired, Status
-from services.core.jobs import history
+from services.core.jobs import copy_history, history
 from services.core.ports.cluster import Node
 from services.core.ports.job_store import DispatcherDoc
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane, Process
@@ -34,7 +37,7 @@ async def late_admission(plane: ControlPlane, job_id: str, *, term: int) -> None
     """What a dispatcher writes that was paused between its last look and its write."""
     job = await plane.job(job_id)
     late = admitted(job, placement={"worker-0": "local"}, dispatcher_term=term, now=plane.clock.now_ms())
-    await plane.jobs.replace(job, late)
+    await copy_history(plane.jobs, await plane.jobs.replace(job, late))
 
 
 # --- leadership --------------------------------------------------------------------
@@ -104,6 +107,22 @@ async def test_a_cluster_that_is_away_costs_no_lead(plane: ControlPlane) -> None
     job_id = await plane.submit()
     await plane.reached(job_id, Status.PENDING, within_s=2)
     assert process.of.term == 1
+
+
+async def test_one_that_never_led_ends_when_told_to(plane: ControlPlane) -> None:
+    first = await plane.start_lcm(place="one")
+    await leading(plane, first)
+    second = await plane.start_lcm(place="two")
+    await asyncio.sleep(1)
+    await plane.stop(second)
+    assert second.of.term == 0
+
+
+async def test_of_two_that_rise_at_once_one_leads(plane: ControlPlane) -> None:
+    wire = Tripwire(at=("status.put_if", 1), what="act", act=lambda: plane.status.put("/lcm/leader", '"m-other"'))
+    process = await plane.start_lcm(wire)
+    await asyncio.sleep(5)
+    assert (process.of.term, (await plane.jobs.dispatcher()).term) == (0, 0)
 
 
 async def test_who_was_deposed_without_knowing_admits_nobody(plane: ControlPlane) -> None:
@@ -177,6 +196,59 @@ async def test_what_was_committed_is_not_taken_back_whatever_the_capacity_has_be
     plane.cluster.nodes = [Node(name="local", cpus=1, memory=10**9, gpus=0)]
     await plane.start_lcm()
     assert (await plane.rested(job_id)).attempt.number == 1
+
+
+async def test_a_release_that_comes_while_an_admission_is_judged_stays_a_release(plane: ControlPlane) -> None:
+    wire = Tripwire()
+    process = await plane.start_lcm(wire)
+    await leading(plane, process)
+    plane.hints.lost = True
+    fits, does_not = await plane.submit(), await plane.submit(learners=1000)
+
+    async def release(job_id: str) -> None:
+        job = await plane.job(job_id)
+        await plane.jobs.replace(job, released(replace(job, verdict=None), now=plane.clock.now_ms()))
+
+    for job_id in (fits, does_not):
+        await late_admission(plane, job_id, term=0)
+        wire.at, wire.act = ("jobs.replace", wire.calls.count("jobs.replace") + 1), partial(release, job_id)
+        await asyncio.sleep(1.5)
+        job = await plane.job(job_id)
+        assert (job.released is not None, job.verdict, job.dispatcher_term) == (True, None, 0)
+
+
+async def test_a_wish_that_comes_while_the_job_is_admitted_is_not_overrun(plane: ControlPlane) -> None:
+    wire = Tripwire(at=("jobs.replace", 1))
+    process = await plane.start_lcm(wire)
+    await leading(plane, process)
+    plane.hints.lost = True
+    job_id = await plane.submit()
+    await copy_history(plane.jobs, await plane.job(job_id))  # else a chore's write would be the first
+    wire.act = partial(plane.wish, job_id, Desired.HALT)
+    await asyncio.sleep(3)
+    job = await plane.job(job_id)
+    assert (job.status, job.attempt.number) == (Status.HALTED, 0)
+
+
+async def test_a_job_admitted_elsewhere_is_not_given_up(plane: ControlPlane) -> None:
+    wire = Tripwire()
+    process = await plane.start_lcm(wire)
+    await leading(plane, process)
+    job_id = await plane.submit(learners=1000, max_pending="3s")
+    wire.at, wire.act = ("jobs.replace", wire.calls.count("jobs.replace") + 2), lambda: plane.wish(job_id, Desired.HALT)
+    await asyncio.sleep(10)
+    assert (await plane.job(job_id)).status is Status.HALTED
+
+
+async def test_a_holding_job_whose_spec_cannot_be_read_stands_in_nobodys_way(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await leading(plane, process)
+    job_id = await plane.submit(**ALL)
+    await plane.reached(job_id, Status.PENDING)
+    job = await plane.job(job_id)
+    await plane.jobs.replace(job, replace(job, spec={"name": 7}))
+    other = await plane.submit()
+    await plane.reached(other, Status.PENDING)
 
 
 # --- what is free ------------------------------------------------------------------
@@ -282,6 +354,32 @@ async def test_whatever_call_of_the_dispatcher_goes_wrong_everybody_runs_once(
                 await admit_two(tmp_path / str(number), wire)
         except AssertionError as error:
             raise AssertionError(f"{what} {when} call {number} ({call}): {error}") from error
+
+
+async def test_histories_wait_for_a_store_that_is_away(plane: ControlPlane) -> None:
+    wire = Tripwire(at=("jobs.append_history", 1), what="cut")
+    await plane.start_lcm(wire)
+    job_id = await plane.submit(learners=1000)
+    await plane.until(lambda one: not one.history_tail, job_id)
+
+
+async def test_a_history_that_cannot_be_copied_harms_no_other(plane: ControlPlane) -> None:
+    bad, good = await plane.submit(learners=1000), await plane.submit(learners=1000)
+    job = await plane.job(bad)
+    plane.jobs.plant(bad, json.dumps({**dump(job), "history_seq": 0}))
+    await plane.start_lcm()
+    await plane.until(lambda one: not one.history_tail, good)
+
+
+async def test_a_chore_outlives_a_fault_of_ours(plane: ControlPlane) -> None:
+    async def fault() -> None:
+        raise ValueError("a fault of ours")
+
+    wire = Tripwire(at=("cluster.jobs", 1), what="act", act=fault)
+    await plane.start_lcm(wire)
+    await plane.status.put("/jobs/jghost/attempt", "{}")
+    await asyncio.sleep(45)
+    assert await plane.leftovers() == []
 
 
 async def test_history_is_copied_and_documents_stay_small(plane: ControlPlane) -> None:

@@ -13,7 +13,7 @@ from services.core.domain.sizes import SIZES
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.ports.cluster import Node
 from services.lcm.scheduling.fifo import Decision, decide
-from services.lcm.scheduling.placement import Free, place, taken, whole
+from services.lcm.scheduling.placement import Free, fits_at, place, taken, whole
 
 GB = 10**9
 
@@ -92,6 +92,29 @@ def test_gpus_of_another_type_do_not_count() -> None:
 def test_tenths_of_a_gpu_add_up_to_a_whole_one() -> None:
     _, spec = waiting("a", learners=10, resources={"gpus": 0.1, "cpus": 0.1, "memory": "1MiB"})
     assert place(spec, [Free("n", 1, GB, 1)], SIZES) is not None
+
+
+def test_what_lies_on_a_node_that_is_gone_takes_nothing_from_the_others() -> None:
+    _, spec = waiting("a", learners=2)
+    there = [Free("n0", 4, 16 * GB, 0)]
+    assert [one.cpus for one in taken(there, spec, {"worker-0": "n0", "worker-1": "gone"}, SIZES)] == [3]
+
+
+def test_an_admission_stands_only_where_every_learner_still_has_its_place() -> None:
+    _, spec = waiting("a", learners=2)
+    placed = {"worker-0": "n0", "worker-1": "n0"}
+    assert fits_at([Free("n0", 2, 16 * GB, 0)], spec, placed, SIZES)
+    assert not fits_at([Free("n0", 1, 16 * GB, 0)], spec, placed, SIZES)
+    assert not fits_at([Free("n1", 9, 16 * GB, 0)], spec, placed, SIZES)
+    assert not fits_at([Free("n0", 2, 16 * GB, 0)], spec, {"worker-0": "n0"}, SIZES)
+
+
+def test_a_gang_that_would_fit_but_for_the_nodes_edges_is_told_so() -> None:
+    found = decisions(waiting("a", learners=2, resources={"cpus": 3, "memory": "1GB"}), free=[
+        Free("n0", 2, 16 * GB, 0), Free("n1", 4, 16 * GB, 0),
+    ])  # fmt: skip
+    assert "6 CPUs (6 free)" in found["a"].message
+    assert "could each take a whole learner" in found["a"].message
 
 
 def test_a_node_that_is_not_ready_holds_nobody() -> None:

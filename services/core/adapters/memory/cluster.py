@@ -58,7 +58,7 @@ class MemoryLearner:
             return "exited"
         if self.started is not None:
             return "running"
-        return "waiting" if self.active else "inert"
+        return "waiting" if self.active and not self.cluster.lags else "inert"
 
     def start(self) -> bool:
         """Its process runs, unless it was told to stop or has ended. Whether it runs now."""
@@ -139,6 +139,8 @@ class MemoryCluster:
         """Called just after a learner's process was started."""
         self.done: list[tuple[str, AttemptPlan]] = []
         """Every step that was carried out, with its plan: who did what."""
+        self.lags = False
+        """Learners that were let go are still shown as inert."""
         self._places: dict[str, _Place] = {}
         self._refusals: list[tuple[str, int, WeftError]] = []
         self._gates: dict[str, asyncio.Event] = {}
