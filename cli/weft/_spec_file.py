@@ -58,7 +58,7 @@ def read_spec(path: Path) -> SpecFile:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise NotFound(f"there is no file {path}") from None
+        raise NotFound(f"there is no file or folder {path}") from None
     except (OSError, UnicodeDecodeError) as failed:
         raise InvalidSpec(f"{path} cannot be read: {failed}") from None
     try:

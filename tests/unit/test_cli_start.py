@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -134,3 +135,29 @@ def test_a_failure_shows_its_trace_only_when_asked(
     assert "Traceback" not in capsys.readouterr().err
     assert run(["list", "--debug"]) == 3
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_weft_alone_shows_its_help_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    said = capsys.readouterr()
+    assert said.out.startswith("Usage: weft")
+    assert "weft: " not in said.out
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_shows_examples_line_by_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run([name, "--help"])
+    said = capsys.readouterr().out
+    assert "\\b" not in said
+    if name == "train":
+        assert "  weft train FOLDER             the job in another folder\n" in said
+
+
+def test_a_folder_of_code_that_is_missing_is_named_with_the_spec_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "weft.yaml").write_text("name: x\ncommand: ls\ncode: nowhere\n")
+    assert run(["train", str(tmp_path)]) == 4
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'weft.yaml'}: code: there is no folder or zip {tmp_path / 'nowhere'}" in said

@@ -17,7 +17,7 @@ from weft._cli.chart import chart, sparkline, thin
 from weft._cli.curves import Curves
 from weft._cli.lines import LineWriter
 from weft._cli.output import Column, emit, facts, table
-from weft._cli.text import ago, number, one_line, plain, size, span
+from weft._cli.text import ago, number, one_line, plain, size, span, wrapped
 from weft._records import LogLine, Point
 
 T0 = datetime(2026, 11, 21, 13, 20, tzinfo=UTC)
@@ -210,3 +210,26 @@ def test_the_json_form_is_json_whatever_the_names(capsys: pytest.CaptureFixture[
     assert json.loads(out) == document
     assert plain(out) == out
     assert "ü" in out
+
+
+def test_a_message_on_a_narrow_terminal_is_broken_between_words() -> None:
+    text = "weft: nothing answers at http://127.0.0.1:42287 (connection refused); start it with `weft up`\n\n  next"
+    lines = wrapped(text, 40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+    assert lines[1].startswith("  ")
+    assert lines[-2:] == ["", "  next"]
+
+
+def test_a_long_fact_goes_on_under_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    assert facts([("why", "it asks for more than there is"), ("id", "j1")]).splitlines() == [
+        "why  it asks for more than", "     there is", "id   j1",
+    ]  # fmt: skip
+
+
+def test_a_wide_table_is_not_cut_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = table(COLUMNS, [["j01k8zzzzzzzzzzzzzzzzzz", "n" * 40, "DOWNLOADING", "w" * 40, "x" * 20]], wide=True)
+    assert "…" not in text
+    assert "x" * 20 in text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft._cli.text import one_line
+from weft._cli.output import width
+from weft._cli.text import one_line, wrapped
 
 FAILED: Final = 100
 NOT_FINISHED: Final = 101
@@ -27,4 +28,5 @@ def worst(codes: list[int]) -> int:
 def said(name: str, status: str, reason: str, message: str) -> str:
     """A job's end in a line, e.g. ``digits FAILED (ExitCode): worker-0 ended with exit code 3``."""
     why = f" ({reason})" if reason else ""
-    return one_line(f"{name} {status}{why}{f': {message}' if message else ''}")
+    what = f": {' '.join(message.split())}" if message else ""
+    return wrapped(one_line(f"{name} {status}{why}{what}"), width())

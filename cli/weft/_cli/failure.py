@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 
 import click
 
-from weft._cli.text import plain
-from weft._errors import WeftError
+from weft._cli.text import fitted, plain
+from weft._errors import Unauthenticated, WeftError
 
 INTERRUPTED = 130
+_KEY = "`weft login URL` signs in with another key; `weft up` writes this machine's anew."
 
 
 def show(failure: BaseException, *, debug: bool) -> int:
@@ -22,6 +24,9 @@ def show(failure: BaseException, *, debug: bool) -> int:
         case click.exceptions.Abort() | KeyboardInterrupt():
             click.echo("", err=True)
             return INTERRUPTED
+        case click.exceptions.NoArgsIsHelpError():
+            click.echo(failure.format_message())  # help was what was missing, so that is no error to read
+            return 2
         case click.UsageError():
             where = failure.ctx.command_path if failure.ctx else "weft"
             line(failure.format_message(), then=f"`{where} --help` says how it is used.")
@@ -47,16 +52,21 @@ def weft_error(failure: WeftError) -> int:
         line(f"{len(failure.errors)} things are wrong:")
         for error in failure.errors:
             hint = f" ({error.hint})" if error.hint else ""
-            click.echo(plain(f"  {error.path or 'spec'}: {error.message}{hint}"), err=True)
+            _say(f"  {error.path or 'spec'}: {error.message}{hint}")
     else:
-        line(failure.message)
+        unknown_key = isinstance(failure, Unauthenticated) and "`weft" not in failure.message
+        line(failure.message, then=_KEY if unknown_key else "")
     if failure.trace_id and failure.code == "internal":
-        click.echo(f"  the platform's logs have more under {plain(failure.trace_id)}", err=True)
+        _say(f"  the platform's logs have more under {failure.trace_id}")
     return failure.exit_code
 
 
 def line(text: str, *, then: str = "") -> None:
     """One red line on stderr, and what to do under it."""
-    click.secho(plain(f"weft: {text}"), fg="red", err=True)
+    click.secho(fitted(plain(f"weft: {text}"), sys.stderr), fg="red", err=True)
     if then:
-        click.echo(plain(f"  {then}"), err=True)
+        _say(f"  {then}")
+
+
+def _say(text: str) -> None:
+    click.echo(fitted(plain(text), sys.stderr, indent="    "), err=True)

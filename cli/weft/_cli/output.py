@@ -1,6 +1,7 @@
 """Prints one answer in the form that was asked for. With json, yaml and name, stdout carries that and nothing else.
 
-Tables fit the terminal: columns that may shrink end in an ellipsis, and the rest is never cut. Where stdout is no
+Tables fit the terminal: columns that may shrink end in an ellipsis, and the rest is never cut; those that were asked
+to be wide are as wide as they need to be. Where stdout is no
 terminal they are as wide as they need to be (unless COLUMNS says otherwise), so that grep sees everything.
 """
 
@@ -18,7 +19,7 @@ from typing import Any, Final
 import click
 
 from weft._cli.call import Call
-from weft._cli.text import UNSAFE, one_line, plain
+from weft._cli.text import UNSAFE, fitted, one_line, plain, wrapped
 from weft._errors import WeftError
 
 _ENDLESS: Final = 10_000
@@ -73,7 +74,8 @@ def table(columns: Sequence[Column], rows: Rows, *, wide: bool = False, columns_
         )
     page = io.StringIO()
     console = Console(
-        file=page, width=columns_wide or width(), force_terminal=colored(), color_system="auto" if colored() else None,
+        file=page, width=columns_wide or (_ENDLESS if wide else width()),
+        force_terminal=colored(), color_system="auto" if colored() else None,
         highlight=False, markup=False, emoji=False, legacy_windows=False,
     )  # fmt: skip
     console.print(grid)
@@ -126,7 +128,7 @@ def emit_line(call: Call, document: Any, *, people: str) -> None:
 
 def note(text: str) -> None:
     """Something aside, on stderr: stdout belongs to the answer."""
-    click.secho(plain(text), dim=True, err=True)
+    click.secho(fitted(plain(text), sys.stderr), dim=True, err=True)
 
 
 def reconnecting(_why: WeftError) -> None:
@@ -135,12 +137,13 @@ def reconnecting(_why: WeftError) -> None:
 
 
 def warn(text: str) -> None:
-    click.secho(plain(f"warning: {text}"), fg="yellow", err=True)
+    click.secho(fitted(plain(f"warning: {text}"), sys.stderr), fg="yellow", err=True)
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
     """Names and values under one another; empty values are left out."""
     shown = [(name, plain(value)) for name, value in pairs if value not in {"", None}]
     widest = max((len(name) for name, _value in shown), default=0)
-    indent = "\n" + " " * (widest + 2)
-    return "\n".join(f"{name:<{widest}}  {value.replace(chr(10), indent)}" for name, value in shown)
+    indent = " " * (widest + 2)
+    lines = [f"{name:<{widest}}  {value.replace(chr(10), chr(10) + indent)}" for name, value in shown]
+    return "\n".join(wrapped(line, width(), indent=indent) for line in lines)

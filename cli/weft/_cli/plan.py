@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from weft._archive import Archive, Listing
-from weft._cli.text import count, one_line, plain, size
+from weft._cli.output import width
+from weft._cli.text import count, one_line, plain, size, wrapped
 
 _FITS = {
     "now": "it fits now",
@@ -32,7 +33,8 @@ def plan_text(plan: dict[str, Any], archive: Archive | None) -> str:
     fits = str(plan.get("fits", ""))
     if fits in _FITS:
         message = one_line(plan.get("fits_message") or "")
-        lines.append(f"  {'cluster':<10}{_FITS[fits]}{f': {message}' if message else ''}")
+        told = f"  {'cluster':<10}{_FITS[fits]}{f': {message}' if message else ''}"
+        lines.append(wrapped(told, width(), indent=" " * 12))
     return "\n".join(lines)
 
 

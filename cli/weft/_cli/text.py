@@ -7,8 +7,11 @@ output can move the cursor, change the title, hide text or type into the shell.
 from __future__ import annotations
 
 import math
+import os
 import re
+import textwrap
 from datetime import UTC, datetime
+from typing import TextIO
 
 # C0 but tab and newline, DEL, C1, and what turns the direction of text or hides it.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -27,6 +30,27 @@ def one_line(text: object) -> str:
 def _shown(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def wrapped(text: str, columns: int, *, indent: str = "  ") -> str:
+    """Text whose lines end between words: a terminal would cut them anywhere. A line that goes on is indented."""
+    return "\n".join(
+        part
+        for line in text.split("\n")
+        for part in textwrap.wrap(
+            line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+            replace_whitespace=False,
+        ) or [""]
+    )  # fmt: skip
+
+
+def fitted(text: str, stream: TextIO, *, indent: str = "  ") -> str:
+    """As `wrapped`, to the terminal that ``stream`` is; as it is where that is none, so that grep finds it whole."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return text
+    return wrapped(text, max(20, columns), indent=indent)
 
 
 def span(seconds: float) -> str:

@@ -39,7 +39,9 @@ def list_command(
     documents = documents[: None if everything else limit]
     emit(call, {"jobs": documents}, people=lambda wide: _job_table(documents, wide), names=(d["id"] for d in documents))
     if call.for_people:
-        if not documents:
+        if not documents and (wanted or name or tag or user):
+            note("no job is like that; `weft list` without options shows all")
+        elif not documents:
             note("no jobs yet; `weft init` writes one to start from, `weft train` submits it")
         elif more:
             note(f"the newest {limit}; -n or --all shows more")
@@ -235,18 +237,14 @@ def _follow_events(call: Call, id_: str) -> None:
 def explain_command(call: Call, job: str) -> None:
     """Say in words why a job is where it is."""
     from weft._cli.find import job_id
-    from weft._cli.output import emit
-    from weft._cli.text import plain
+    from weft._cli.output import emit, width
+    from weft._cli.text import plain, wrapped
 
     answer = call.client.jobs.explain(job_id(call.client, job))
 
     def people(_wide: bool) -> str:
-        position = answer.get("queue_position")
-        lines = [
-            f"{answer['id'] if job == '@last' else job} {answer['summary']}",
-            f"It is number {position} in the queue." if position else "",
-        ]
+        lines = [f"{answer['id'] if job == '@last' else job} {answer['summary']}"]
         lines += [f"  - {hint}" for hint in answer.get("hints") or ()]
-        return plain("\n".join(line for line in lines if line))
+        return wrapped(plain("\n".join(lines)), width(), indent="    ")
 
     emit(call, answer, people=people, names=[answer["id"]])

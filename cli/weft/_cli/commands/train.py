@@ -64,20 +64,20 @@ def train_command(
     wait_placed: float | None,
     idempotency_key: str | None,
 ) -> None:
-    r"""Submit a job: plan, upload, queue, follow.
+    """Submit a job: plan, upload, queue, follow.
 
     \b
     weft train                    the job in this folder (weft.yaml)
     weft train FOLDER             the job in another folder
     weft train -f FILE            a spec; the code is what its `code:` names
-    weft train MANIFEST CODE      a spec and a folder or zip of code (as with FfDL)
+    weft train MANIFEST CODE      a spec and a folder or zip of code (as in FfDL)
 
     Following, the exit code is the job's end: 0 COMPLETED, 100 FAILED, 103 KILLED or HALTED. Ctrl-C only stops
     following.
-    """
+    """  # noqa: D301 - \b is click's: the lines after it stay as they are
     from weft._archive import make_archive
     from weft._cli.output import emit, warn
-    from weft._errors import ConnectionFailed, Unauthenticated
+    from weft._errors import ConnectionFailed, NotFound, Unauthenticated
     from weft._spec_file import set_field
 
     spec, code_path = _find(where, code, file)
@@ -87,6 +87,8 @@ def train_command(
         set_field(spec.document, assignment)
     if not code:
         code_path = spec.code
+        if code_path is not None and not code_path.exists():
+            raise NotFound(f"{spec.path}: code: there is no folder or zip {code_path}")
     with ExitStack() as stack:
         archive = stack.enter_context(make_archive(code_path)) if code_path is not None else None
         for skipped in archive.listing.skipped if archive else ():
@@ -104,7 +106,8 @@ def train_command(
         if call.for_people:
             print(_plan_text(plan, archive), flush=True)
         for warning in plan.get("warnings") or ():
-            warn(warning)
+            if not call.for_people or warning != plan.get("fits_message"):  # the plan has said that
+                warn(warning)
         job = _submitted(call, spec, archive, plan, idempotency_key or uuid.uuid4().hex)
     _after(call, job, plan, follow=follow, metric=metric, wait_placed=wait_placed)
 

@@ -43,8 +43,10 @@ def version_command(call: Call) -> None:
 def completion_command(call: Call, shell: str) -> None:
     """Print a script that completes commands in your shell.
 
-    For bash: weft completion bash > ~/.local/share/bash-completion/completions/weft
-    """
+    \b
+    For bash:
+    weft completion bash > ~/.local/share/bash-completion/completions/weft
+    """  # noqa: D301 - \b is click's: the lines after it stay as they are
     from click.shell_completion import get_completion_class
 
     from weft._cli.main import weft
