@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from services.core.domain.codec import dump
 from services.core.domain.job import admitted, released
 from services.core.domain.status import Desired, Status
 from services.core.jobs import copy_history, history
@@ -364,11 +362,20 @@ async def test_histories_wait_for_a_store_that_is_away(plane: ControlPlane) -> N
 
 
 async def test_a_history_that_cannot_be_copied_harms_no_other(plane: ControlPlane) -> None:
-    bad, good = await plane.submit(learners=1000), await plane.submit(learners=1000)
-    job = await plane.job(bad)
-    plane.jobs.plant(bad, json.dumps({**dump(job), "history_seq": 0}))
-    await plane.start_lcm()
+    gone, good = await plane.submit(learners=1000), await plane.submit(learners=1000)
+    wire = Tripwire(at=("jobs.append_history", 1), what="act", act=lambda: plane.jobs.delete(gone))
+    await plane.start_lcm(wire)
     await plane.until(lambda one: not one.history_tail, good)
+
+
+async def test_without_etcd_nobody_leads_until_it_comes(plane: ControlPlane) -> None:
+    plane.status.go_away()
+    process = await plane.start_lcm()
+    await asyncio.sleep(10)
+    assert process.of.term == 0
+    plane.status.come_back()
+    await asyncio.sleep(2)
+    assert process.of.term == 1
 
 
 async def test_a_chore_outlives_a_fault_of_ours(plane: ControlPlane) -> None:
