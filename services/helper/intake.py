@@ -77,10 +77,10 @@ class Intake:
         reply: BeatReply = await self._call("Beat", BeatRequest(progress=progress, eta_ms=eta_ms))
         return reply
 
-    async def append(self, batches: Sequence[SourceBatch]) -> Sequence[int]:
-        """Each batch's source's committed offset afterwards."""
+    async def append(self, batches: Sequence[SourceBatch]) -> AppendReply:
+        """Each batch's source's committed offset afterwards, and how long to gather before the next."""
         reply: AppendReply = await self._call("Append", AppendRequest(batches=batches), _APPEND_TIMEOUT_S)
-        return reply.committed
+        return reply
 
     async def close(self) -> None:
         if self._channel is not None:

@@ -30,7 +30,8 @@ async def main(service: Service) -> None:
     instruments, bells, attempts = Instruments(), Bells(), Attempts(ports.status)
     presence = Presence(ports.clock, remember_s=settings.metrics_remember_s)
     instruments.learners.set_function(lambda: len(presence))
-    intake = Intake(ports.store, attempts, Reports(ports.status, attempts), presence, bells, instruments)
+    reports = Reports(ports.status, attempts)
+    intake = Intake(ports.store, attempts, reports, presence, bells, instruments, settings.metrics_gather_s)
     pace = (bells, service.stopping, settings.metrics_keep_alive_s, settings.metrics_follow_pause_s)
     telemetry = Telemetry(ports.store, attempts, presence, Follower(*pace), Follower(*pace), instruments)
 

@@ -8,7 +8,9 @@ only when there is something new.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -33,6 +35,7 @@ class Bells:
 
     def __init__(self) -> None:
         self._bells: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
+        self._followers: Counter[str] = Counter()
 
     def listen(self, job_id: str) -> asyncio.Event:
         """Set at the next ``ring``."""
@@ -45,6 +48,20 @@ class Bells:
         bell = self._bells.pop(job_id, None)
         if bell is not None:
             bell.set()
+
+    @contextmanager
+    def followed(self, job_id: str) -> Generator[None]:
+        """While within, the job counts as followed."""
+        self._followers[job_id] += 1
+        try:
+            yield
+        finally:
+            self._followers[job_id] -= 1
+            if not self._followers[job_id]:
+                del self._followers[job_id]
+
+    def is_followed(self, job_id: str) -> bool:
+        return job_id in self._followers
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +82,16 @@ class Follower(Generic[T]):
         """
         now = asyncio.get_running_loop().time
         due = now()
-        while not self.stopping.is_set():
-            bell = self.bells.listen(job_id)
-            page = await read(after)
-            after = page.through
-            if page.entries or now() >= due:
-                yield page
-                due = now() + self.keep_alive_s
-            if not page.full and await self._comes(bell, due - now()):
-                await self._comes(self.stopping, self.pause_s)
+        with self.bells.followed(job_id):
+            while not self.stopping.is_set():
+                bell = self.bells.listen(job_id)
+                page = await read(after)
+                after = page.through
+                if page.entries or now() >= due:
+                    yield page
+                    due = now() + self.keep_alive_s
+                if not page.full and await self._comes(bell, due - now()):
+                    await self._comes(self.stopping, self.pause_s)
         raise Unavailable("the metrics service stops; follow again from where this ended", retry_after_s=_BACK_SOON_S)
 
     async def _comes(self, event: asyncio.Event, timeout: float) -> bool:

@@ -24,6 +24,13 @@ class MetricsSettings(Settings):
         ge=0,
         description="A follower's pause between two pages, in seconds: what comes meanwhile is read at once.",
     )
+    metrics_gather_s: float = Field(
+        default=1.0,
+        ge=0,
+        le=5,
+        description="How long helpers may gather lines of a job that nobody follows, in seconds. "
+        "Each request costs the learner's machine some two milliseconds.",
+    )
     metrics_drain_s: float = Field(
         default=5.0, gt=0, description="How long running calls may take to end when the service stops, in seconds."
     )

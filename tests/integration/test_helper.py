@@ -142,6 +142,15 @@ async def test_points_and_progress_come_from_reports_and_from_json_on_stdout(lea
     assert learner.intake.text() == ['{"step": 2, "accuracy": 0.9}', '{"step": "nonsense"']
 
 
+async def test_what_nobody_follows_is_sent_in_few_requests_and_its_end_at_once(learner: HelperTest) -> None:
+    learner.intake.gather_ms = 60_000
+    learner.reserve("i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); sleep 0.01; done")
+    learner.start()
+    await learner.ended()
+    assert learner.intake.text() == [f"line {number}" for number in range(200)]
+    assert learner.intake.appends < 50
+
+
 async def test_a_learner_waits_until_it_may_go_and_a_stop_before_ends_it(learner: HelperTest) -> None:
     learner.intake.go = False
     learner.reserve("echo never")

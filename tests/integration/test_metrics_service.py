@@ -241,6 +241,21 @@ async def test_a_follower_sees_each_line_once_and_soon(helper: HelperOf, reader:
     assert sorted(delays)[10] < 200  # generous: the bench says how fast
 
 
+async def test_helpers_may_gather_what_nobody_follows(helper: HelperOf, reader: Reader, job: str) -> None:
+    mine = helper()
+
+    async def may_gather() -> bool:
+        request = pb.AppendRequest(batches=[mine.lines(0, ["a line"])])
+        return bool((await mine.once("Append", request)).gather_ms)
+
+    assert await may_gather()
+    stream = reader.stream("FollowLines", pb.LinesRequest(job_id=job))
+    await stream.read()
+    assert not await may_gather()
+    stream.cancel()
+    await until(may_gather)
+
+
 async def test_a_follower_of_what_is_not_there_yet_hears_signs_of_life(reader: Reader, job: str) -> None:
     stream = reader.stream("FollowPoints", pb.PointsRequest(job_id=job, after_seq=0))
     replies = [await stream.read() for _ in range(3)]

@@ -30,6 +30,8 @@ class Intake(IntakeServicer):
         self.refuse: WeftError | None = None
         self.poison = ""
         """Batches with this text in a line are invalid."""
+        self.gather_ms = 0
+        self.appends = 0
         self.reports: list[LearnerStatus] = []
         """Each change once, in order."""
         self.sent = 0
@@ -100,8 +102,9 @@ class Intake(IntakeServicer):
                 if batch.final:
                     self.final.add(key)
             out.append(self.committed[key])
+        self.appends += 1
         self.on_append()
-        return pb.AppendReply(committed=out)
+        return pb.AppendReply(committed=out, gather_ms=self.gather_ms)
 
     async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ReportReply:  # noqa: N802
         status = load(LearnerStatus, json.loads(request.status))

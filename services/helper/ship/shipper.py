@@ -29,10 +29,11 @@ BATCH_LINES: Final = 1_000
 QUICK_S: Final = 0.02
 """How often files are looked at while something happens in them: half of it is added to a line's way."""
 IDLE_S: Final = 0.1
-"""And while nothing does. While something does all the time, it is also how often it is sent: each Append costs the
-learner's machine two milliseconds, in a hundred steps a second as much as in one, and followers see it in time."""
+"""And while nothing does. While something does all the time, it is also how often it is sent if somebody follows the
+job; if nobody does, the metrics service says how long to gather. Each Append costs the learner's machine some two
+milliseconds, and a learner that reports a hundred steps a second is to train at a hundred steps a second."""
 FLOOD_BYTES: Final = 16 * 2**10
-"""More than that in one Append is sent without a pause."""
+"""So much is sent without waiting for more."""
 WATCHED_S: Final = 1.0
 """And while nothing does and the kernel would tell."""
 _FULL_AGAIN_S: Final = 1.0
@@ -61,6 +62,7 @@ class Shipper:
         """The service answers, and takes nothing (its disk is full): since when, on the monotonic clock."""
         self._intake = intake
         self._ended = False
+        self._gather_s = IDLE_S
         self._trouble = ""
         self._changes = Changes()
         self._wake = Alarm()
@@ -97,9 +99,9 @@ class Shipper:
                         backoff.reset()
                         self._well()
                         idle = QUICK_S
-                        if sum(batch.end - batch.start for batch in batches) < FLOOD_BYTES and not self._ended:
-                            await self._wake.wait(pace)
-                            pace = min(IDLE_S, pace * 1.5)
+                        if sum(batch.end - batch.start for batch in batches) < FLOOD_BYTES:
+                            await self._gather(pace)
+                            pace = min(self._gather_s, pace * 1.5)
                         continue
                     if self._ended and all(source.done for source in self.sources):
                         return
@@ -149,7 +151,7 @@ class Shipper:
         try:
             while not (await asyncio.wait({call}, timeout=IDLE_S))[0]:
                 self._look()
-            committed = call.result()
+            reply = call.result()
         except InvalidRequest as refused:
             note("batch.refused", why=refused.message)
             for batch in batches:
@@ -157,7 +159,8 @@ class Shipper:
             return
         finally:
             call.cancel()
-        self._accept(batches, committed)
+        self._gather_s = max(IDLE_S, reply.gather_ms / 1000)
+        self._accept(batches, reply.committed)
 
     async def _append_without_content(self, batch: SourceBatch, why: str) -> None:
         """A batch that can never be taken must not hold up what follows: it is tried alone, then without its content.
@@ -172,7 +175,7 @@ class Shipper:
             told.lines.add(offset=batch.start, time_ms=batch.lines[0].time_ms, text=text)
         for attempt in (batch, told, empty):
             with contextlib.suppress(InvalidRequest):
-                self._accept([attempt], await self._intake.append([attempt]))
+                self._accept([attempt], (await self._intake.append([attempt])).committed)
                 return
         raise InvalidRequest(why)
 
@@ -197,6 +200,15 @@ class Shipper:
         if isinstance(error, ResourceExhausted):
             return error.retry_after_s or _FULL_AGAIN_S
         return backoff.next()
+
+    async def _gather(self, seconds: float) -> None:
+        """Lets more come, looking at it all the same: lines keep the time they came at. A flood ends it."""
+        until = time.monotonic() + seconds
+        while not self._wake.rung and (left := until - time.monotonic()) > 0:
+            await self._wake.wait(min(left, IDLE_S))
+            self._look()
+            if sum(source.unsent for source in self.sources) >= FLOOD_BYTES:
+                return
 
     async def _pause(self, seconds: float, *, until: float) -> None:
         """``until``: the service is not to be asked before then, whatever is written."""

@@ -137,6 +137,11 @@ class TailedSource:
                 self._ended = True
 
     @property
+    def unsent(self) -> int:
+        """Bytes, as of the last look."""
+        return max(0, self._size - self._position)
+
+    @property
     def fresh(self) -> bool:
         """Whether it has grown, or was opened, since it was last found to have nothing to send."""
         return self._fd is not None and not self._finished and self._size != self._quiet_at

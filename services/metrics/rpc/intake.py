@@ -45,6 +45,7 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
     presence: Presence
     bells: Bells
     instruments: Instruments
+    gather_s: float
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
         learner = me()
@@ -77,7 +78,8 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
         committed = await self.store.append(learner.job, batches)
         self.bells.ring(learner.job)
         self._count(batches, committed, time.perf_counter() - began)
-        return pb.AppendReply(committed=committed)
+        gather_ms = 0 if self.bells.is_followed(learner.job) else round(self.gather_s * 1000)
+        return pb.AppendReply(committed=committed, gather_ms=gather_ms)
 
     def _count(self, batches: list[Batch], committed: Any, seconds: float) -> None:
         taken = [batch for batch, end in zip(batches, committed, strict=True) if batch.end == end]

@@ -271,6 +271,9 @@ class AppendReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMITTED_FIELD_NUMBER: _builtins.int
+    GATHER_MS_FIELD_NUMBER: _builtins.int
+    gather_ms: _builtins.int
+    """what comes in so long may go into one Append: nobody follows the job"""
     @_builtins.property
     def committed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """per batch, its source's committed offset afterwards"""
@@ -279,10 +282,11 @@ class AppendReply(_message.Message):
         self,
         *,
         committed: _abc.Iterable[_builtins.int] | None = ...,
+        gather_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "gather_ms", b"gather_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
