@@ -246,7 +246,7 @@ async def test_helpers_may_gather_what_nobody_follows(helper: HelperOf, reader: 
 
     async def may_gather() -> bool:
         request = pb.AppendRequest(batches=[mine.lines(0, ["a line"])])
-        return bool((await mine.once("Append", request)).gather_ms)
+        return bool((await mine.call("Append", request)).gather_ms)
 
     assert await may_gather()
     stream = reader.stream("FollowLines", pb.LinesRequest(job_id=job))
