@@ -41,26 +41,39 @@ class Membership:
         self._status, self._clock, self._ttl_s = status, clock, settings.lease_ttl_s
         self._file = settings.home / "run" / f"{service}.lease.json"
         self._task: asyncio.Task[None] | None = None
+        self._failing = False
 
     async def start(self) -> None:
         """Revokes the former process's lease, then joins; goes on trying in the background where etcd is away."""
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, WeftError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, WeftError):
             await self._status.revoke_id(int(json.loads(self._file.read_text())["lease"]))
         await self._join()
         self._task = asyncio.create_task(self._stay())
 
     async def _join(self) -> None:
+        lease: Lease | None = None
         try:
             lease = await self._status.lease(self._ttl_s)
-            value = json.dumps({"pid": os.getpid(), "since": self._clock.now_ms()})
+            value = json.dumps({"pid": os.getpid(), "since": self._clock.now_ms(), "schema": 1})
             await self._status.put(member_key(self.service, self.id), value, lease=lease)
         except WeftError as error:
-            log.warning("member.cannot_join", why=str(error))
+            if lease is not None:
+                await lease.revoke()  # else it would be kept alive beside the next one
+            if not self._failing:
+                log.warning("member.cannot_join", why=str(error))
+            self._failing = True
             return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(json.dumps({"lease": lease.id}))
-        self.lease = lease
+        self._remember(lease)
+        self.lease, self._failing = lease, False
         log.info("member.joined", member=self.id)
+
+    def _remember(self, lease: Lease) -> None:
+        """For the process after us. Without it that one waits until the lease has run out, and that is all."""
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(json.dumps({"lease": lease.id}))
+        except OSError as error:
+            log.warning("member.lease_not_remembered", why=str(error))
 
     async def _stay(self) -> None:
         while True:

@@ -105,6 +105,14 @@ def hints(settings: Settings) -> Hints:
     return DropHints() if settings.hints == "drop" else CeleryHints(settings)
 
 
+def direct_hints(settings: Settings, secret: bytes) -> Hints:
+    """From one of the inner services straight to another."""
+    from services.core.adapters.celery.hints import DropHints
+    from services.core.adapters.rpc.hints import RpcHints
+
+    return DropHints() if settings.hints == "drop" else RpcHints(settings.place.address, secret)
+
+
 def telemetry(settings: Settings, secret: bytes) -> Telemetry:
     """What jobs have reported, asked of the metrics service."""
     from services.core.adapters.rpc.telemetry import Telemetry

@@ -151,7 +151,8 @@ class Ending:
         now = self._ports.clock.now_ms()
         await self._update(job, lambda one: released(one, now=now) if one.holds else one)
         self._log.info("job.released", attempt=job.attempt.number)
-        await self._ports.hints.send("released", job.id)
+        with structlog.contextvars.bound_contextvars(traceparent=job.trace):
+            await self._ports.hints.send("released", job.id)
 
     async def _update(self, job: Job, change: Callable[[Job], Job]) -> Job:
         return await update(self._ports.jobs, job.id, self._claim, change)

@@ -15,7 +15,7 @@ async def connect(settings: GuardianSettings) -> GuardianPorts:
         jobs=await core.job_store(settings),
         status=await core.status_store(settings),
         cluster=core.cluster(settings, secret),
-        hints=core.hints(settings),
+        hints=core.direct_hints(settings, secret),
         clock=core.clock(),
         summaries=core.telemetry(settings, secret),
         secret=secret,

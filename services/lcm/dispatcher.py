@@ -212,7 +212,8 @@ class Dispatcher:
         if job is None or job.attempt.number != decision.job.attempt.number + 1 or job.dispatcher_term != self.term:
             return False
         log.info("job.admitted", job=job.id, attempt=job.attempt.number, trace=job.trace)
-        await self.hints.send("admitted", job.id)
+        with structlog.contextvars.bound_contextvars(traceparent=job.trace):
+            await self.hints.send("admitted", job.id)
         return True
 
     # --- waiting too long ----------------------------------------------------------

@@ -30,7 +30,7 @@ async def connect(settings: LcmSettings) -> LcmPorts:
         jobs=await core.job_store(settings),
         status=await core.status_store(settings),
         cluster=core.cluster(settings, secret),
-        hints=core.hints(settings),
+        hints=core.direct_hints(settings, secret),
         clock=core.clock(),
         secret=secret,
     )

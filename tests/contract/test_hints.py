@@ -22,8 +22,10 @@ from services.core.adapters.celery import filesystem
 from services.core.adapters.celery.app import Broker, make_app, send
 from services.core.adapters.celery.hints import CeleryHints, DropHints
 from services.core.adapters.folder.secrets import FolderSecretStore
+from services.core.adapters.rpc.hints import RpcHints
 from services.core.adapters.rpc.server import serve
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
+from services.core.ports.hints import Hints
 from services.core.settings import Settings
 from services.core.wiring import SERVICE_SECRET
 from tests.testbed.etcd import free_port
@@ -121,9 +123,16 @@ async def hints(settings: Settings) -> AsyncGenerator[CeleryHints, None]:
     await hints.close()
 
 
-async def test_each_hint_reaches_the_service_it_is_for(
-    hints: CeleryHints, worker: Worker, services: dict[str, Service]
-) -> None:
+@pytest.fixture(params=["celery", "rpc"])
+async def either(request: pytest.FixtureRequest, settings: Settings, worker: Worker) -> AsyncGenerator[Hints, None]:
+    """Through the broker and its worker, or straight to the service."""
+    hints = CeleryHints(settings) if request.param == "celery" else RpcHints(settings.place.address, SECRET)
+    yield hints
+    await hints.close()
+
+
+async def test_each_hint_reaches_the_service_it_is_for(either: Hints, services: dict[str, Service]) -> None:
+    hints = either
     with structlog.contextvars.bound_contextvars(traceparent="00-abc-def-01"):
         for topic in ("submitted", "released", "desired", "admitted"):
             await hints.send(topic, f"job-{topic}")
@@ -132,12 +141,14 @@ async def test_each_hint_reaches_the_service_it_is_for(
     assert set(lcm.heard) == {("submitted", "job-submitted"), ("released", "job-released")}
     assert set(guardian.heard) == {("desired", "job-desired"), ("admitted", "job-admitted")}
     assert {*lcm.traces, *guardian.traces} == {"00-abc-def-01"}
-    assert (hints.sent, hints.dropped) == (4, 0)
+    await until(lambda: hints.sent == 4)
+    assert hints.dropped == 0
 
 
 async def test_a_hint_takes_a_tenth_of_a_second_and_its_sender_does_not_wait(
-    hints: CeleryHints, worker: Worker, services: dict[str, Service]
+    either: Hints, services: dict[str, Service]
 ) -> None:
+    hints = either
     heard = services["lcm"].nudged.heard
     await hints.send("submitted", "warm")
     await until(lambda: heard, timeout=20)
@@ -241,6 +252,48 @@ async def test_a_broker_that_hangs_costs_its_sender_nothing(tmp_path: Path) -> N
     closing = time.monotonic()
     await hints.close()
     assert time.monotonic() - closing < 5
+    server.close()
+    for connection in connections:
+        connection.transport.abort()
+
+
+async def test_straight_to_a_service_that_is_away_hints_are_dropped_and_later_ones_arrive(
+    settings: Settings, services: dict[str, Service]
+) -> None:
+    hints = RpcHints(settings.place.address, SECRET)
+    await services["lcm"].stop()
+    for number in range(10):
+        await hints.send("submitted", f"lost-{number}")
+    await until(lambda: hints.dropped == 10)
+    await hints.send("weather", "fine")
+    await until(lambda: hints.dropped == 11)
+    await services["lcm"].start()
+
+    async def back() -> bool:
+        await hints.send("submitted", "back")
+        return ("submitted", "back") in services["lcm"].nudged.heard
+
+    await until(back)
+    await hints.close()
+    dropped = hints.dropped
+    await hints.send("submitted", "after the end")
+    assert hints.dropped == dropped + 1
+
+
+async def test_a_service_that_hangs_costs_the_sender_of_a_straight_hint_nothing(tmp_path: Path) -> None:
+    connections: list[asyncio.StreamWriter] = []  # accepted, and never answered
+    server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    hints = RpcHints(lambda _: f"127.0.0.1:{port}", SECRET)
+    started = time.monotonic()
+    for number in range(1500):
+        await hints.send("admitted", str(number))
+    assert time.monotonic() - started < 1
+    assert hints.dropped == 500, "no more than a thousand wait"
+    closing = time.monotonic()
+    await hints.close()
+    assert time.monotonic() - closing < 5
+    assert (hints.sent, hints.dropped) == (0, 1500)
     server.close()
     for connection in connections:
         connection.transport.abort()

@@ -7,16 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import structlog
-from prometheus_client import Counter
 
+from services.core.adapters.hint_meters import DROPPED, SENT
 from services.core.settings import Settings
 
 _PENDING_AT_MOST: Final = 1000
 """Hints that wait for a broker which does not answer; those beyond are dropped."""
 _GOODBYE_S: Final = 1.0
 log = structlog.get_logger()
-_sent = Counter("weft_hints_sent_total", "Hints handed to the broker")
-_dropped = Counter("weft_hints_dropped_total", "Hints lost on the sender's side: on purpose, or for want of a broker")
 
 
 class CeleryHints:
@@ -52,7 +50,7 @@ class CeleryHints:
 
     def _drop(self) -> None:
         self._dropped += 1
-        _dropped.inc()
+        DROPPED.inc()
 
     async def close(self) -> None:
         """Gives what is on its way a second to leave."""
@@ -77,7 +75,7 @@ class CeleryHints:
             self._failing = True
         else:
             self._sent += 1
-            _sent.inc()
+            SENT.inc()
             self._failing = False
 
 
@@ -97,7 +95,7 @@ class DropHints:
 
     async def send(self, topic: str, job_id: str) -> None:  # noqa: ARG002 - the port's
         self._dropped += 1
-        _dropped.inc()
+        DROPPED.inc()
 
     async def close(self) -> None:
         return

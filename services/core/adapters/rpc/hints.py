@@ -1,0 +1,110 @@
+"""Hints straight to the service they are for: where a call needs no broker in between.
+
+``Nudges`` is one short call, and raises what goes wrong with it; Celery's worker makes it for others. ``RpcHints`` is
+the Hints port on top: it never waits for the call and never fails with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import grpc.aio
+import structlog
+
+from services.core.adapters.hint_meters import DROPPED, SENT
+from services.core.adapters.rpc.client import connect, translating
+from services.core.domain.errors import InvalidRequest
+from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
+
+SERVICES: Final = {"submitted": "lcm", "released": "lcm", "desired": "guardian", "admitted": "guardian"}
+"""Topic -> who wants to hear of it."""
+_TIMEOUT_S: Final = 2.0
+_PENDING_AT_MOST: Final = 1000
+"""Hints on their way to a service that does not answer; those beyond are dropped."""
+_GOODBYE_S: Final = 1.0
+log = structlog.get_logger()
+
+
+class Nudges:
+    def __init__(self, address: Callable[[str], str], secret: bytes) -> None:
+        """``address``: service -> ``host:port``, asked for each hint, because a restarted platform may have moved."""
+        self._address = address
+        self._secret = secret
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def nudge(self, topic: str, job_id: str, traceparent: str) -> None:
+        """Returns when the service has heard of it. InvalidRequest for a topic nobody listens to; Unavailable."""
+        service = SERVICES.get(topic)
+        if service is None:
+            raise InvalidRequest(f"there is no topic '{topic}'; there are: {', '.join(SERVICES)}")
+        channel = self._channel(self._address(service))
+        request = control_pb2.NudgeRequest(topic=topic, job_id=job_id)
+        metadata = (("traceparent", traceparent),) if traceparent else ()
+        with translating():
+            await control_pb2_grpc.ControlStub(channel).Nudge(request, timeout=_TIMEOUT_S, metadata=metadata)
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = connect(address, secret=self._secret)
+        return self._channels[address]
+
+    async def close(self) -> None:
+        """Cuts off what is under way."""
+        for channel in self._channels.values():
+            await channel.close()
+
+
+class RpcHints:
+    """See ``services.core.ports.hints.Hints``."""
+
+    def __init__(self, address: Callable[[str], str], secret: bytes) -> None:
+        self._nudges = Nudges(address, secret)
+        self._pending: set[asyncio.Task[None]] = set()
+        self._sent = 0
+        self._dropped = 0
+        self._failing = False
+        self._closed = False
+
+    @property
+    def sent(self) -> int:
+        return self._sent
+
+    @property
+    def dropped(self) -> int:
+        return self._dropped
+
+    async def send(self, topic: str, job_id: str) -> None:
+        traceparent = str(structlog.contextvars.get_contextvars().get("traceparent", ""))
+        if self._closed or len(self._pending) >= _PENDING_AT_MOST:
+            self._drop()
+            return
+        task = asyncio.create_task(self._send(topic, job_id, traceparent))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+
+    async def close(self) -> None:
+        """Gives what is on its way a second to arrive."""
+        self._closed = True
+        if self._pending:
+            await asyncio.wait(self._pending, timeout=_GOODBYE_S)
+        await self._nudges.close()
+        await asyncio.gather(*self._pending)
+
+    async def _send(self, topic: str, job_id: str, traceparent: str) -> None:
+        try:
+            await self._nudges.nudge(topic, job_id, traceparent)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a hint never harms its sender
+            self._drop()
+            if not self._failing:
+                log.warning("hints.dropped", topic=topic, why=str(error) or type(error).__name__)
+            self._failing = True
+        else:
+            self._sent += 1
+            SENT.inc()
+            self._failing = False
+
+    def _drop(self) -> None:
+        self._dropped += 1
+        DROPPED.inc()
