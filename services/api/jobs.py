@@ -33,6 +33,10 @@ class Jobs:
         self._delete_wait_s = delete_wait_s
         self._poll_s = poll_s
 
+    def now(self) -> int:
+        """Unix milliseconds, for answers that say how long something lasts."""
+        return self._clock.now_ms()
+
     async def get(self, who: Principal, job_id: str) -> Job:
         """NotFound for what is not there, was deleted, or is another tenant's."""
         found = await self._store.get(job_id) if is_id(job_id, "j") else None

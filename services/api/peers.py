@@ -6,14 +6,15 @@ them. Answers are the types of the ports; errors those of the one table.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import grpc.aio
 
 from services.core.adapters.rpc.client import connect, streaming, translating
+from services.core.domain.errors import Unavailable
 from services.core.gen.weft.v1 import (
     control_pb2,
     control_pb2_grpc,
@@ -53,11 +54,20 @@ class Peer:
 
     async def channel(self) -> grpc.aio.Channel:
         """Unavailable where it has no address yet."""
-        address = self._home.address(self._name)
+        try:
+            address = self._home.address(self._name)
+        except Unavailable:
+            raise Unavailable(f"the {self._name} service is not there yet", retry_after_s=1) from None
         if self._channel is None or address != self._address:
             await self.close()
             self._address, self._channel = address, connect(address, secret=self._secret)
         return self._channel
+
+    @contextmanager
+    def answering(self) -> Generator[None]:
+        """Inside it, calls raise the errors of the table; one that is not answered names the service."""
+        with translating(f"the {self._name} service"):
+            yield
 
     async def close(self) -> None:
         if self._channel is not None:
@@ -93,7 +103,7 @@ class DispatcherPeer:
     async def explain(self, job_ids: Sequence[str] = ()) -> Sequence[Waiting]:
         """Waiting jobs in their order; without ids all of them."""
         stub = control_pb2_grpc.QueueStub(await self._peer.channel())
-        with translating():
+        with self._peer.answering():
             reply = await stub.Explain(control_pb2.ExplainRequest(job_ids=job_ids), timeout=_ASIDE_S)
         return [Waiting(one.job_id, one.position, one.pending_reason, one.message) for one in reply.waiting]
 
@@ -105,7 +115,7 @@ class NodePeer:
     async def capacity(self) -> tuple[Sequence[Node], str]:
         """The nodes, and the tier of isolation that learners get."""
         stub = node_pb2_grpc.NodeStub(await self._peer.channel())
-        with translating():
+        with self._peer.answering():
             reply = await stub.Capacity(node_pb2.CapacityRequest(), timeout=_ASIDE_S)
         nodes = [
             Node(name=one.name, cpus=one.cpus, memory=one.memory, gpus=one.gpus, gpu_type=one.gpu_type, ready=one.ready)
@@ -121,7 +131,7 @@ class TelemetryPeer:
     async def lines(self, job_id: str, query: LineQuery, *, limit: int) -> tuple[Sequence[StoredLine], int]:
         """A page, and the seq up to which everything that matches has been given."""
         stub = metrics_pb2_grpc.TelemetryStub(await self._peer.channel())
-        with translating():
+        with self._peer.answering():
             reply = await stub.Lines(_lines_request(job_id, query, limit), timeout=_QUERY_S)
         return [_line(one) for one in reply.lines], reply.through_seq
 
@@ -136,7 +146,7 @@ class TelemetryPeer:
 
     async def points(self, job_id: str, query: PointQuery, *, limit: int) -> tuple[Sequence[StoredPoint], int]:
         stub = metrics_pb2_grpc.TelemetryStub(await self._peer.channel())
-        with translating():
+        with self._peer.answering():
             reply = await stub.Points(_points_request(job_id, query, limit), timeout=_QUERY_S)
         return [_point(one) for one in reply.points], reply.through_seq
 
@@ -150,13 +160,13 @@ class TelemetryPeer:
 
     async def series(self, job_id: str, query: PointQuery) -> Sequence[StoredPoint]:
         stub = metrics_pb2_grpc.TelemetryStub(await self._peer.channel())
-        with translating():
+        with self._peer.answering():
             reply = await stub.Series(_points_request(job_id, query, 0), timeout=_QUERY_S)
         return [_point(one) for one in reply.points]
 
     async def summary(self, job_id: str) -> Summary:
         stub = metrics_pb2_grpc.TelemetryStub(await self._peer.channel())
-        with translating():
+        with self._peer.answering():
             reply = await stub.Summary(metrics_pb2.SummaryRequest(job_id=job_id), timeout=_QUERY_S)
         latest = {one.point.name: _point(one) for one in reply.latest}
         return Summary(

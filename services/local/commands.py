@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import InvalidRequest, WeftError
+from services.core.domain.status import RESTING
 from services.core.home import Home, default_home
 from services.core.processes import Identity, alive, identify, saved, send, wait_gone
 from services.local.layout import PROGRAMS, is_free, prepare
@@ -138,10 +139,12 @@ class Platform:
     def down(self, home: str | None = None, *, purge: bool = False, report: Report = print) -> dict[str, Any]:
         """Stops every process, learners too; jobs that ran go on, from their checkpoints, after the next start.
 
-        ``purge`` also removes the folder and with it every job.
+        ``purge`` also removes the folder and with it every job. ``unfinished``: how many jobs go on after the next
+        start; None where the api could not say.
         """
         place = _home(home)
         was_running = _supervisor(place)
+        unfinished = _unfinished(place) if was_running is not None else None
         if was_running is not None:
             report("stopping the services")
             send(was_running, signal.SIGTERM)
@@ -166,7 +169,12 @@ class Platform:
                 )
             report(f"removing {place.root}")
             shutil.rmtree(place.root)
-        return {"home": str(place.root), "was_running": was_running is not None, "purged": purge}
+        return {
+            "home": str(place.root),
+            "was_running": was_running is not None,
+            "purged": purge,
+            "unfinished": unfinished,
+        }
 
     def status(self, home: str | None = None) -> dict[str, Any]:
         """``{running, home, url, tier, services: [{name, state, pid, restarts, address, why}]}``.
@@ -212,6 +220,19 @@ class Platform:
         from services.local.offline import check
 
         return check(document)
+
+
+def _unfinished(home: Home) -> int | None:
+    """How many jobs have not come to their end, as the api counts them."""
+    try:
+        asked = urllib.request.Request(
+            f"http://{home.address('api')}/v1/cluster?tenant=*", headers={"Authorization": f"Bearer {_admin_key(home)}"}
+        )
+        with _direct.open(asked, timeout=2) as answer:
+            jobs: dict[str, int] = json.load(answer)["jobs"]
+    except (OSError, ValueError, KeyError, WeftError):
+        return None  # an ornament of the answer: what cannot be counted is stopped all the same
+    return sum(count for status, count in jobs.items() if status not in RESTING)
 
 
 def told_tier(home: Home) -> dict[str, Any]:

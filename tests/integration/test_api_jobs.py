@@ -345,7 +345,16 @@ async def test_a_job_is_explained_in_words(api: Api) -> None:
     assert (said["status"], said["summary"]) == ("QUEUED", "waits to be admitted")
     assert "queue_position" not in said
     await api.change(job, lambda one: replace(ended(one)))
-    assert (await api.admin.get(f"/v1/jobs/{job}/explain")).json()["summary"] == "is COMPLETED"
+    said = (await api.admin.get(f"/v1/jobs/{job}/explain")).json()
+    assert said["summary"].startswith("is COMPLETED")
+    assert said["hints"][0] == f"`weft download {job}` fetches its results"
+
+
+async def test_a_missing_metrics_service_is_named_and_no_path_is_told(api: Api) -> None:
+    job = (await api.submit())["id"]
+    said = await api.admin.get(f"/v1/jobs/{job}/logs")
+    assert said.status_code == 503
+    assert said.json()["detail"] == "the metrics service is not there yet"
 
 
 async def test_two_tenants_do_not_see_each_other(api: Api) -> None:

@@ -129,7 +129,8 @@ def test_a_job_that_ran_when_the_platform_was_stopped_goes_on_after_the_next_sta
         with Client(running.url, running.key) as client:
             job = client.jobs.submit({"name": "j", "command": command, "resources": {"cpus": 1, "memory": "64MiB"}})
             eventually(lambda: list(job.logs()), 30)
-        running.down()
+        said = weft(running.home.root, "down")
+        assert "1 unfinished job goes on after the next `weft up`" in said.stderr
         assert running.processes_of(job.id) == []
         running.up()
         with Client(running.url, running.key) as client:

@@ -85,6 +85,8 @@ def _run(job: Job, view: _View) -> End:
                 view.cut()
             elif name == "progress":
                 view.progress = message if isinstance(message, dict) else {}
+            elif name == "waits":
+                view.waits(message if isinstance(message, dict) else {})
             elif isinstance(message, Event):
                 view.take(name, message)
             else:
@@ -124,6 +126,9 @@ def _poll_progress(job: Job, messages: queue.Queue[Message], over: threading.Eve
     while not over.wait(_PROGRESS_S):
         try:
             messages.put(("progress", job.progress()))
+            if job.status == "QUEUED":
+                # Why it waits is the dispatcher's to say, after the job was stored: no event tells it.
+                messages.put(("waits", job._jobs.document(job.id)))  # noqa: SLF001 - the same package
         except (WeftError, RuntimeError):
             continue  # shown only while it is known; a client that is closed meanwhile says RuntimeError
 
@@ -161,7 +166,11 @@ class _View:
         elif event.kind == "status":
             self.job.document = {**self.job.document, **event.data}
             self.status = self.job.status
-            self.why = one_line(event.data.get("pending_message") or event.data.get("pending_reason") or "")
+            self.waits(event.data)
+
+    def waits(self, document: dict[str, Any]) -> None:
+        """The job as it stands now; of interest is why it is not admitted."""
+        self.why = one_line(document.get("pending_message") or document.get("pending_reason") or "")
 
     def line(self, line: LogLine) -> None: ...
 
@@ -184,6 +193,8 @@ class _View:
         print(said(self.job.name, end.status, end.reason, end.message))
         if self.curves.latest:
             print(f"  {self.curves.said()}")
+        if end.status == "FAILED" and end.reason in {"ExitCode", "Signalled"}:
+            print(f"  weft logs {self.job.id} shows what it printed")
         print(f"  {_then(self.job.id, end.status)}")
 
 

@@ -12,10 +12,11 @@ from services.api.access import Principal
 from services.api.gateway import Gateway
 from services.api.rest.answers import answer
 from services.api.rest.bodies import body_schema, read_model
+from services.api.rest.explaining import explain_json
 from services.api.rest.openapi import ok
 from services.api.rest.permissions import Reader, Uses, Writer
 from services.api.rest.shapes import FIELDS, ExplainJson, HistoryJson, JobJson, JobsJson
-from services.api.rest.writing import event_json, explain_json, job_json
+from services.api.rest.writing import event_json, job_json
 from services.core.domain.errors import FieldError, InvalidRequest, PreconditionFailed
 from services.core.domain.ids import is_id
 from services.core.domain.job import Job
@@ -107,7 +108,7 @@ async def get_history(
 async def explain_job(uses: Uses, who: Reader, job_id: str) -> Response:
     job = await uses.jobs.get(who, job_id)
     waiting = await uses.platform.waiting([job_id]) if job.status is Status.QUEUED else {}
-    return answer(explain_json(job, waiting.get(job_id)))
+    return answer(explain_json(job, waiting.get(job_id), now=uses.jobs.now()))
 
 
 async def shown(uses: Gateway, job: Job, *, status: int = 200) -> Response:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
 
 from services.api.artifacts import Artifact
 from services.api.keys import ApiKey
@@ -15,7 +14,6 @@ from services.api.rest.shapes import (
     ClusterJson,
     EndJson,
     EventJson,
-    ExplainJson,
     FrameworkJson,
     JobJson,
     KeyJson,
@@ -35,7 +33,6 @@ from services.core.domain.codec import dump
 from services.core.domain.job import Event, Job, Verdict
 from services.core.domain.sizes import Size
 from services.core.domain.spec import dump_spec
-from services.core.domain.status import Status
 from services.core.frameworks import Framework
 from services.core.ports.metric_store import StoredLine, StoredPoint
 
@@ -151,42 +148,6 @@ def end_json(job: Job | None, job_id: str) -> EndJson:
         "at_rest": job.at_rest,
         "deleted": job.deleted is not None,
     }
-
-
-_ADVICE: Final[Mapping[str, str]] = {
-    "NoMatchingFlavor": "ask for less (resources), or for fewer learners: see `weft status` for what the cluster has",
-    "WaitingForCapacity": "it starts by itself once running jobs have ended",
-    "BackOff": "it is tried again by itself; `retries.backoff` says how long after",
-    "Releasing": "what its last attempt held is being given back; it goes on by itself",
-    "ExitCode": "see the learner's last lines with `weft logs --tail 50`",
-    "OOMKilled": "ask for more with resources.memory",
-}
-
-
-def explain_json(job: Job, waiting: Waiting | None) -> ExplainJson:
-    """Why it is as it is, in words, and what to do."""
-    state = job.state
-    pending = waiting.pending_reason if waiting else state.pending_reason
-    if job.status is Status.QUEUED:
-        place = f"waits at place {waiting.position}" if waiting else "waits"
-        why = waiting.message if waiting else state.message
-        summary = f"{place}: {why}" if why else f"{place} to be admitted"
-    elif job.observed_generation < job.generation and not job.at_rest and job.desired.value != "run":
-        summary = f"is {job.status.value}; its owner asked to {job.desired.value} it, which is under way"
-    else:
-        summary = f"is {job.status.value}" + (f": {state.message}" if state.message else "")
-    out: ExplainJson = {
-        "id": job.id,
-        "status": job.status.value,
-        "summary": summary,
-        "reason": state.reason,
-        "message": state.message,
-        "pending_reason": pending,
-        "hints": [_ADVICE[code] for code in (pending, state.reason) if code in _ADVICE],
-    }
-    if waiting is not None:
-        out["queue_position"] = waiting.position
-    return out
 
 
 def plan_json(plan: Plan, limits: LimitsJson) -> PlanJson:

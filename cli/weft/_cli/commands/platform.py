@@ -63,6 +63,9 @@ def down_command(call: Call, home: str | None, purge: bool) -> None:
     if purge and "local" in (config := read_config()).profiles:
         write_config(config.without("local"))
     said = "stopped" if answer.get("was_running", True) else "nothing was running"
+    going_on = answer.get("unfinished") or 0
+    if going_on and not purge:
+        note(f"{going_on} unfinished job{'s go' if going_on > 1 else ' goes'} on after the next `weft up`")
     if purge:
         said += "; its folder is removed"
     emit(call, answer, people=lambda _wide: f"{said} ({answer.get('home', '')})", names=[str(answer.get("home", ""))])

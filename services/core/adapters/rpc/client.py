@@ -65,7 +65,7 @@ def connect(address: str, *, secret: bytes | None = None, learner_token: str = "
     )
 
 
-def translated(error: grpc.RpcError) -> WeftError:
+def translated(error: grpc.RpcError, peer: str = "the service") -> WeftError:
     """The error of the table that the peer raised, or Unavailable where it did not answer."""
     code = error.code() if callable(getattr(error, "code", None)) else None
     entries: Any = error.trailing_metadata() if callable(getattr(error, "trailing_metadata", None)) else None
@@ -77,17 +77,17 @@ def translated(error: grpc.RpcError) -> WeftError:
     if kind is not None:
         return kind(details, retry_after_s=int(retry_ms) / 1000 if retry_ms else None)
     if name in _AWAY:
-        return Unavailable(f"the service does not answer ({name.lower()})", retry_after_s=1)
+        return Unavailable(f"{peer} does not answer ({name.lower()})", retry_after_s=1)
     return WeftError(f"{name.lower()}: {details}")
 
 
 @contextmanager
-def translating() -> Any:
+def translating(peer: str = "the service") -> Any:
     """Inside it, calls raise the errors of the table instead of those of gRPC."""
     try:
         yield
     except grpc.RpcError as error:
-        raise translated(error) from None
+        raise translated(error, peer) from None
 
 
 async def streaming(call: Any) -> AsyncGenerator[Any]:
