@@ -15,32 +15,32 @@ help: ## This list
 	@echo
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "  The first run sets up .venv (Python 3.11 or newer; WEFT_PYTHON=... chooses one)."
+	@echo "  The first run sets up .venv (Python 3.11 or newer; WEFT_PYTHON names one)."
 
 setup:
 	@scripts/setup.sh
 
-demo: setup ## Train a real model on this machine, from nothing to the result (KEEP=1 leaves the platform up)
+demo: setup ## Train a real model, from nothing to its result (KEEP=1: stay up)
 	@scripts/demo.sh
 
 test: setup ## Every test: unit, contract, integration (ARGS=... for pytest)
 	@scripts/test-packages.sh
 	@$(BIN)/pytest $(ARGS)
 
-check: setup ## Lint, types, layers and unit tests, in less than a minute: before each commit
+check: setup ## Lint, types, layers and unit tests: before each commit
 	@scripts/check.sh
 
-fuzz: setup ## Property tests with thousands of fresh examples each (ARGS=... for pytest)
+fuzz: setup ## Property tests with thousands of fresh examples each (ARGS=...)
 	@WEFT_FUZZ=1 $(BIN)/pytest --timeout 0 tests/unit $(ARGS)
 
-bench: setup ## Measure what docs/performance.md reports (ARGS=--quick, or names of bench/README.md)
+bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)
 
 fmt: setup ## Format the code, and mend what can be mended by a tool
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-lock: setup ## Resolve the dependencies anew (ARGS=--upgrade for the newest versions)
+lock: setup ## Resolve the dependencies anew (ARGS=--upgrade: the newest)
 	@scripts/lock.sh $(ARGS)
 	@scripts/setup.sh
 

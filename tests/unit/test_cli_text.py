@@ -226,6 +226,7 @@ def test_a_long_fact_goes_on_under_its_value(monkeypatch: pytest.MonkeyPatch) ->
     assert facts([("why", "it asks for more than there is"), ("id", "j1")]).splitlines() == [
         "why  it asks for more than", "     there is", "id   j1",
     ]  # fmt: skip
+    assert facts([("key", "k" * 40)]) == f"key  {'k' * 40}"
 
 
 def test_a_wide_table_is_not_cut_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,3 +67,4 @@ def test_make_says_what_it_can_do() -> None:
     said = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in ("demo", "test", "check", "bench", "fmt", "lock", "proto", "clean"):
         assert f"make {target} " in said
+    assert max(map(len, said.splitlines())) <= 80

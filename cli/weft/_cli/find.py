@@ -26,7 +26,8 @@ def job_id(client: Client, named: str) -> str:
         raise NotFound(f"there is no job '{named}'{_suggestion(client, named)}")
     ids = ", ".join(job.id for job in found[:3])
     raise InvalidRequest(
-        f"several jobs are called '{named}'; give the id of one: {ids}{', ...' if len(found) > 3 else ''}"
+        f"several jobs are called '{named}'; give the id of one, newest first: {ids}"
+        f"{', ...' if len(found) > 3 else ''}; @last is the one that you submitted last"
     )
 
 

@@ -146,4 +146,8 @@ def facts(pairs: Iterable[tuple[str, object]]) -> str:
     widest = max((len(name) for name, _value in shown), default=0)
     indent = " " * (widest + 2)
     lines = [f"{name:<{widest}}  {value.replace(chr(10), chr(10) + indent)}" for name, value in shown]
-    return "\n".join(wrapped(line, width(), indent=indent) for line in lines)
+    # A value of one word, such as a key, stays beside its name to be copied, however long it is.
+    return "\n".join(
+        wrapped(line, width(), indent=indent) if " " in value else line
+        for line, (_name, value) in zip(lines, shown, strict=True)
+    )
