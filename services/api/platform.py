@@ -89,7 +89,9 @@ class Platform:
             return Fit("later", "it fits once running jobs have ended")
         queued = await self._store.count(JobQuery(statuses=(Status.QUEUED,)))
         ahead = queued.get(Status.QUEUED, 0)
-        if ahead:
+        if ahead:  # one that this cluster can never hold stands in nobody's way
+            ahead -= sum(one.pending_reason == "NoMatchingFlavor" for one in (await self.waiting()).values())
+        if ahead > 0:
             return Fit("later", f"{ahead} other job{'s wait' if ahead > 1 else ' waits'} before it")
         return Fit("now")
 

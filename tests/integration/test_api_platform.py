@@ -50,6 +50,16 @@ def test_a_plan_says_whether_it_would_fit(api: httpx2.Client) -> None:
     assert never["warnings"] == [never["fits_message"]]
 
 
+def test_a_job_that_can_never_run_does_not_make_the_next_one_seem_to_wait(api: httpx2.Client) -> None:
+    assert eventually(lambda: plan(api)["fits"] == "now")
+    large = api.post("/v1/jobs", json={**SPEC, "learners": 100}).json()["id"]
+    try:
+        eventually(lambda: (shown(api, large) or {}).get("pending_reason") == "NoMatchingFlavor")
+        assert plan(api)["fits"] == "now"
+    finally:
+        assert api.delete(f"/v1/jobs/{large}", params={"kill": "true"}).status_code == 204
+
+
 def test_who_waits_is_told_where_and_why(api: httpx2.Client) -> None:
     large = api.post("/v1/jobs", json={**SPEC, "learners": 100})
     assert large.status_code == 201

@@ -261,3 +261,9 @@ def in_terminal(command: list[str], environment: dict[str, str]) -> tuple[str, i
     finally:
         os.close(ours)
     return drawn.decode(errors="replace"), process.wait(timeout=30)
+
+
+def test_a_metric_that_nobody_reported_is_told_from_a_job_that_reported_nothing(weft: Weft, code: Path) -> None:
+    job = weft("train", code, "-o", "name").out.strip()
+    assert weft("wait", job).code == 0
+    assert f"nothing reported under acuracy; `weft metrics {job}` lists" in weft("metrics", job, "-m", "acuracy").err

@@ -37,7 +37,9 @@ def metrics_command(
         call, {"series": documents}, names=dict.fromkeys(one.name for one in series),
         people=lambda wide: _people(series, wide=wide, large=bool(names)),
     )  # fmt: skip
-    if call.for_people and not series:
+    if call.for_people and not series and names:
+        note(f"nothing reported under {' or '.join(names)}; `weft metrics {id_}` lists what there is")
+    elif call.for_people and not series:
         note("nothing reported yet; a learner reports with weft.report(step=1, loss=0.5)")
 
 
