@@ -167,7 +167,7 @@ def test_who_failed_first_by_itself_names_the_cause() -> None:
     verdict = judge(a_job(), spec, learners(spec, **ends), now=NOW + 3)
     assert verdict is not None
     assert (verdict.learner, verdict.reason, verdict.signal, verdict.exit_code) == ("worker-2", "Signalled", 11, None)
-    assert verdict.message == "learner worker-2 was ended by SIGSEGV; see `weft logs --rank 2`"
+    assert verdict.message == "learner worker-2 was ended by SIGSEGV; its log says more (rank 2)"
     # A helper's failure has no time of its own: it counts as of now.
     assert verdict_of(a_job(), spec, worker_0="NoSpace", worker_1=failed(at=NOW - 1))[1] == "worker-1"
     assert verdict_of(a_job(), spec, worker_1="NoSpace", worker_0=failed(at=NOW + 1))[1:] == ("worker-1", "NoSpace")
@@ -222,7 +222,7 @@ def test_a_job_that_is_to_halt_is_not_retried() -> None:
         (failed(oom=True), "OOMKilled", "resources.memory"),
         (failed(signal=9), "Signalled", "SIGKILL"),
         (failed(signal=63), "Signalled", "signal 63"),
-        (failed(3), "ExitCode", "exited with code 3; see `weft logs --rank 0`"),
+        (failed(3), "ExitCode", "exited with code 3; its log says more (rank 0)"),
         ("NoSpace", "NoSpace", "learner worker-0 could not start"),
     ],
     ids=str,

@@ -201,5 +201,5 @@ def describe_failure(one: LearnerStatus) -> tuple[str, str]:
             name = signal.Signals(end.signal).name
         except ValueError:
             name = f"signal {end.signal}"
-        return "Signalled", f"learner {one.name} was ended by {name}; see `weft logs --rank {one.rank}`"
-    return "ExitCode", f"learner {one.name} exited with code {end.code}; see `weft logs --rank {one.rank}`"
+        return "Signalled", f"learner {one.name} was ended by {name}; its log says more (rank {one.rank})"
+    return "ExitCode", f"learner {one.name} exited with code {end.code}; its log says more (rank {one.rank})"

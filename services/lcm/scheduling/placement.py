@@ -103,7 +103,7 @@ def shortage(spec: JobSpec, free: Sequence[Free], sizes: Mapping[str, Size]) -> 
         f"{_number(wanted[1])} CPUs ({_number(there[1])} free)",
         f"{wanted[2]:.3g} GB of memory ({there[2]:.3g} GB free)",
     ]
-    text = f"its {len(need)} learners need " + ", ".join(parts[0 if wanted[0] else 1 :])
+    text = ("its learner needs " if len(need) == 1 else f"its {len(need)} learners need ") + ", ".join(parts[0 if wanted[0] else 1 :])
     enough = all(has + _EPSILON >= wants for has, wants in zip(there, wanted, strict=True))
     return text + (", not on nodes that could each take a whole learner" if enough else "")
 
