@@ -35,7 +35,7 @@ def learners(
     for process in observed.learners:
         if process.attempt != attempt or process.name not in ranks:
             continue
-        if process.started is None and process.exit is None:
+        if process.started is None and process.exit is None and not process.reason:
             continue
         known = merged.get(process.name) or LearnerStatus(
             name=process.name, role=_role(process.name), rank=ranks[process.name], attempt=attempt, seq=0,
@@ -57,7 +57,15 @@ def _with(known: LearnerStatus, process: LearnerProcess) -> LearnerStatus:
         times.setdefault(Phase.PROCESSING.value, process.started)
     if process.stored:
         phase = Phase.STORED
-    return replace(known, phase=phase, times=times, exit=known.exit or process.exit)
+    reason, message = (known.reason, known.message) if known.reason else (process.reason, process.message)
+    return replace(
+        known,
+        phase=phase,
+        times=times,
+        exit=known.exit or process.exit,
+        reason=reason,
+        message=message or known.message,
+    )
 
 
 def provisioned(ranks: Mapping[str, int], attempt: int, known: Mapping[str, LearnerStatus], seen: Observation) -> bool:

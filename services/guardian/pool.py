@@ -108,7 +108,7 @@ class Pool:
     async def _pause(self, stopping: asyncio.Event) -> None:
         """Until told something, told to stop, or the sweep's time has come."""
         waits = [asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(stopping.wait())]
-        left = max(0.0, self._next_sweep - self._ports.clock.boottime())
+        left = max(0.001, self._next_sweep - self._ports.clock.boottime())
         await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()

@@ -85,7 +85,10 @@ class Helper:
                 await self._attend(reporter, intake)
             while not self._folder.gone:
                 if await reporter.told(LOOK_S):
-                    self._folder.write("stored", {"phase": reporter.status.phase.value})
+                    said = reporter.status
+                    self._folder.write(
+                        "stored", {"phase": said.phase.value, "reason": said.reason, "message": said.message}
+                    )
                     return
         finally:
             telling.cancel()

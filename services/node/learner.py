@@ -147,10 +147,18 @@ class Learner:
         finally:
             os.close(fd)
 
+    def _last_words(self) -> dict[str, Any]:
+        """What its helper said when it ended."""
+        try:
+            return read_json(self.folder / "stored") or {}
+        except ValueError:  # that it is there says enough
+            return {}
+
     def observe(self) -> LearnerProcess:
         """What the files say of it."""
         started = read_json(self.run_folder / "start.json") or {}
         ended = read_json(self.run_folder / "exit.json")
+        last = self._last_words()
         if ended is not None:
             state = "exited"
         elif started:
@@ -166,6 +174,8 @@ class Learner:
             started=started.get("time"),
             exit=None if ended is None else load(Exit, ended),
             stored=self.stored,
+            reason=str(last.get("reason", "")),
+            message=str(last.get("message", "")),
         )
 
 

@@ -26,6 +26,7 @@ from services.core.domain.status import Desired, Status
 from services.core.jobs import history, update
 from services.core.members import Membership
 from services.core.ports.cluster import Node
+from services.core.ports.status_store import Lease
 from services.guardian.meters import Meters as GuardianMeters
 from services.guardian.pool import Pool
 from services.guardian.ports import GuardianPorts
@@ -140,6 +141,8 @@ class ControlPlane:
         self.faults: list[str] = []
         """What must never happen, and did."""
         self._processes: list[Process] = []
+        self._orphans: list[Lease] = []
+        """Of killed processes."""
 
     # --- processes -----------------------------------------------------------------
 
@@ -204,8 +207,18 @@ class ControlPlane:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        lease = process.membership.lease
-        if lease is not None and lease.alive:
+        if process.membership.lease is not None:
+            self._orphans.append(process.membership.lease)
+        self._let_run_out()
+
+    def etcd_comes_back(self) -> None:
+        """After ``status.go_away``: the living keep their leases alive again, the dead do not."""
+        self.status.come_back()
+        self._let_run_out()
+
+    def _let_run_out(self) -> None:
+        self._orphans = [lease for lease in self._orphans if lease.alive]
+        for lease in self._orphans:
             self.status.pause(lease.id)
 
     async def stop(self, process: Process) -> None:

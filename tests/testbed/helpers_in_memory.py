@@ -157,6 +157,8 @@ class _Helper:
         if learner.exit is None and fate.fails is not None:
             self._status = replace(self._status, reason=fate.fails[0], message=fate.fails[1])
             await self._report(Phase.STORED)
+            learner.reason, learner.message, learner.stored = *fate.fails, True
+            learner.tell()
             return
         if learner.exit is None:
             await self._report(Phase.READY)

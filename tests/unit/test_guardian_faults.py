@@ -268,6 +268,19 @@ async def test_what_was_stored_is_known_when_etcd_the_guardian_and_the_helper_ar
     assert await plane.path(job_id) == WHOLE_LIFE
 
 
+async def test_a_helper_that_gave_up_is_heard_although_etcd_and_the_guardian_are_gone(plane: ControlPlane) -> None:
+    pool = await plane.start_pool()
+    job_id = await plane.submit(learners=2)
+    plane.helpers.fate(job_id, name="worker-1", fails=("DataStoreDenied", "no such folder"), download_s=1)
+    await plane.reached(job_id, Status.DOWNLOADING)
+    await plane.kill(pool)
+    await plane.until(lambda _: plane.cluster.learner(job_id, "worker-1").stored, job_id)
+    plane.status.forget()
+    await plane.start_pool()
+    job = await plane.rested(job_id, within_s=10)
+    assert (job.status, job.state.reason, job.state.message) == (Status.FAILED, "DataStoreDenied", "no such folder")
+
+
 async def test_an_announcement_that_nobody_understands_is_written_anew(plane: ControlPlane) -> None:
     await plane.start_pool()
     gate = plane.cluster.hold("do")

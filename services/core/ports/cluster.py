@@ -42,6 +42,9 @@ class LearnerProcess:
     exit: Exit | None = None
     stored: bool = False
     """Its helper has stored everything and ended: known here too, for the status store may have forgotten it."""
+    reason: str = ""
+    """Why its helper gave up before the process ran; empty: it did not."""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

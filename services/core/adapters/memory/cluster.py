@@ -42,6 +42,8 @@ class MemoryLearner:
     exit: Exit | None = None
     stored: bool = False
     """Its helper's last act."""
+    reason: str = ""
+    message: str = ""
     stop_cause: str = ""
     stop_grace_ms: int | None = None
     on_term: int | None = -int(signal.SIGTERM)
@@ -88,6 +90,7 @@ class MemoryLearner:
         return LearnerProcess(
             name=self.name, attempt=self.attempt, state=self.state, run=min(self.runs, 1),
             pid=None if self.started is None else 1, started=self.started, exit=self.exit, stored=self.stored,
+            reason=self.reason, message=self.message,
         )  # fmt: skip
 
     def stop(self, cause: str, grace_ms: int) -> None:
@@ -142,7 +145,7 @@ class MemoryCluster:
         self.lags = False
         """Learners that were let go are still shown as inert."""
         self._places: dict[str, _Place] = {}
-        self._refusals: list[tuple[str, int, WeftError]] = []
+        self._refusals: list[tuple[str, int, str, WeftError]] = []
         self._gates: dict[str, asyncio.Event] = {}
         self._watchers: set[asyncio.Queue[str]] = set()
         self._away = False
@@ -156,9 +159,9 @@ class MemoryCluster:
         self._away = False
         self.say("")
 
-    def refuse(self, step: str, error: WeftError, *, attempt: int) -> None:
-        """This step of that attempt, of any job, is answered with the error and has no effect."""
-        self._refusals.append((step, attempt, error))
+    def refuse(self, step: str, error: WeftError, *, attempt: int, job: str = "") -> None:
+        """This step of that attempt, of a job or of any, is answered with the error and has no effect."""
+        self._refusals.append((step, attempt, job, error))
 
     def hold(self, call: str) -> asyncio.Event:
         """From now on this call (do, observe, stop, teardown) has no effect before the event is set."""
@@ -204,8 +207,8 @@ class MemoryCluster:
             raise InvalidRequest(f"there is no step '{step}'; there are: {', '.join(STEPS)}")
         place = self._places.setdefault(plan.job, _Place())
         place.pass_(plan.attempt, plan.term, makes=True)
-        for refused, attempt, error in self._refusals:
-            if (refused, attempt) == (step, plan.attempt):
+        for refused, attempt, job, error in self._refusals:
+            if (refused, attempt, job or plan.job) == (step, plan.attempt, plan.job):
                 raise error
         if step == "reserve":
             self._reserve(place, plan)
