@@ -47,9 +47,7 @@ def test_a_wrong_spec_is_answered_with_where_what_and_what_to_write(case: dict[s
 
 
 def test_every_wrong_field_is_found_in_one_pass() -> None:
-    errors = errors_of(
-        {"nmae": "x", "command": 1, "priority": "normla", "learners": 0, "retries": {"max": -1, "n": 2}}
-    )
+    errors = errors_of({"nmae": "x", "command": 1, "priority": "normla", "learners": 0, "retries": {"max": -1, "n": 2}})
     assert {error.pointer for error in errors} == {
         "/name",
         "/nmae",

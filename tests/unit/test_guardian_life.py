@@ -74,7 +74,7 @@ async def test_the_first_cause_wins_and_the_peers_are_stopped_because_of_it(plan
     assert await plane.path(job_id) == [*RUNNING, "STORING", "FAILED"]
     assert job.verdict is not None
     assert (job.state.reason, job.verdict.learner, job.verdict.exit_code) == ("ExitCode", "worker-1", 3)
-    assert "--rank 1" in job.state.message
+    assert "rank 1" in job.state.message
     assert len(plane.helpers.stored) == 3
 
 

@@ -97,7 +97,7 @@ def test_tenths_of_a_gpu_add_up_to_a_whole_one() -> None:
 def test_what_lies_on_a_node_that_is_gone_takes_nothing_from_the_others() -> None:
     _, spec = waiting("a", learners=2)
     there = [Free("n0", 4, 16 * GB, 0)]
-    assert [one.cpus for one in taken(there, spec, {"worker-0": "n0", "worker-1": "gone"}, SIZES)] == [3]
+    assert [one.cpus for one in taken(there, [(spec, {"worker-0": "n0", "worker-1": "gone"})], SIZES)] == [3]
 
 
 def test_an_admission_stands_only_where_every_learner_still_has_its_place() -> None:
@@ -136,5 +136,5 @@ def test_no_node_is_ever_promised_more_than_it_has(gangs: list[tuple[int, int]],
         if decision.placement is not None:
             spec = {job.id: spec for job, spec in queue}[decision.job.id]
             assert len(decision.placement) == spec.learners
-            left = taken(left, spec, decision.placement, SIZES)
+            left = taken(left, [(spec, decision.placement)], SIZES)
     assert all(one.cpus >= 0 and one.gpus >= 0 and one.memory >= 0 for one in left)
