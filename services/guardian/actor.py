@@ -44,6 +44,7 @@ class Guardian:
         self, job: Job, ports: GuardianPorts, settings: GuardianSettings, view: LearnerView, meters: Meters
     ) -> None:
         self.job_id = job.id
+        self.trace = job.trace
         self.claim: Claim = job.guardian
         self.generation = job.generation
         """Of the owner's wishes, as last read: the pool pokes us when the document shows another."""
@@ -141,8 +142,10 @@ class Guardian:
     async def _forward(self, job: Job, spec: JobSpec, known: Mapping[str, LearnerStatus]) -> float:
         ranks, number = facts.roster(spec, job.attempt), job.attempt.number
         going = job.attempt.committed or facts.provisioned(ranks, number, known, self._seen)
+        if job.attempt.committed:
+            known = facts.with_vanished(ranks, number, known, self._seen, now=self._now)
         verdict = judge(job, spec, known, now=self._now)
-        if verdict is None and job.desired is Desired.HALT:
+        if job.desired is Desired.HALT and (verdict is None or verdict.to is Status.HALTED):
             return await self._halt(job, spec, self._noting(spec, known, going=going))
         if verdict is None:
             verdict = self._expired(job, spec, known) or (None if going else self._provisioning.late(job))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from services.core.domain.job import Attempt, Job, advanced
-from services.core.domain.learner import LearnerStatus, job_status, learner_name, step_times
+from services.core.domain.learner import Exit, LearnerStatus, job_status, learner_name, step_times
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import PHASE_ORDER, Phase, Status
 from services.core.ports.cluster import LearnerProcess, Observation
@@ -43,6 +43,31 @@ def learners(
         )  # fmt: skip
         merged[process.name] = _with(known, process)
     return merged
+
+
+def with_vanished(
+    ranks: Mapping[str, int], attempt: int, known: Mapping[str, LearnerStatus], seen: Observation, *, now: int
+) -> dict[str, LearnerStatus]:
+    """Of an attempt that was provisioned: who is not on the cluster any more is lost, whatever it said last.
+
+    Where something of the attempt is there and not one learner of it can be made out, nobody is: it may be written by
+    a newer version.
+    """
+    there = {one.name for one in seen.learners if one.attempt == attempt}
+    if not there and attempt in seen.attempts:
+        return dict(known)
+    gone = {
+        name: known.get(name)
+        or LearnerStatus(name=name, role=_role(name), rank=rank, attempt=attempt, seq=0, phase=Phase.WAITING)
+        for name, rank in ranks.items()
+        if name not in there
+    }
+    lost = {
+        name: replace(one, exit=Exit(time=now, lost=True))
+        for name, one in gone.items()
+        if one.exit is None and not one.gave_up
+    }
+    return {**known, **lost}
 
 
 def _role(learner: str) -> str:

@@ -196,7 +196,7 @@ class Pool:
             raise
         except WeftError as error:  # one job's trouble is not its neighbours'
             self._trouble(job.id)
-            log.warning("job.not_claimed", job=job.id, why=str(error))
+            log.warning("job.not_claimed", job=job.id, why=str(error), trace=job.trace)
             return
         if taken is not None:
             self._meters.claims.labels("take-over" if job.guardian.holder else "new").inc()
@@ -215,11 +215,11 @@ class Pool:
             await guardian.run()
             self._troubles.pop(guardian.job_id, None)
         except StaleFence as error:
-            log.info("guardian.superseded", job=guardian.job_id, term=guardian.claim.term, why=str(error))
+            log.info("guardian.superseded", **_named(guardian), why=str(error))
             self._trouble(guardian.job_id, began)
         except Exception:  # a fault of ours in one job's Guardian: it is started again, others go on
             self._meters.crashes.inc()
-            log.exception("guardian.crashed", job=guardian.job_id, term=guardian.claim.term)
+            log.exception("guardian.crashed", **_named(guardian))
             self._trouble(guardian.job_id, began)
         finally:
             del self._guardians[guardian.job_id], self._tasks[guardian.job_id]
@@ -234,3 +234,8 @@ class Pool:
         times = 1 if known is None or steady else known.times + 1
         wait = 0.0 if times == 1 else min(_RESTART_S * 2 ** min(times - 2, 10), _RESTART_MOST_S)
         self._troubles[job_id] = _Trouble(times, now + wait)
+
+
+def _named(guardian: Guardian) -> dict[str, object]:
+    """What names it in the log."""
+    return {"job": guardian.job_id, "term": guardian.claim.term, "trace": guardian.trace}

@@ -33,7 +33,7 @@ from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore
 from services.core.ports.status_store import Lease, StatusStore
 from services.lcm.meters import Meters
 from services.lcm.scheduling import fifo
-from services.lcm.scheduling.placement import Free, fits_at, taken, whole
+from services.lcm.scheduling.placement import Free, Placed, fits_at, taken, whole
 from services.lcm.settings import LcmSettings
 
 LEADER_KEY: Final = "/lcm/leader"
@@ -150,7 +150,8 @@ class Dispatcher:
 
     async def _free(self, capacity: Sequence[Free], holding: Sequence[Job]) -> Sequence[Free]:
         """What nobody holds. Admissions of older dispatchers are judged here: they are counted last."""
-        free, old = list(capacity), []
+        placed: list[Placed] = []
+        old: list[tuple[Job, JobSpec]] = []
         for job in holding:
             spec = self._spec(job)
             if spec is None:
@@ -158,14 +159,15 @@ class Dispatcher:
             if job.dispatcher_term != self.term and not job.attempt.committed and job.verdict is None:
                 old.append((job, spec))
             else:
-                free = taken(free, spec, job.attempt.placement, self.sizes)
+                placed.append((spec, job.attempt.placement))
+        free = taken(capacity, placed, self.sizes)
         for job, spec in old:
             if fits_at(free, spec, job.attempt.placement, self.sizes):
                 await self._change(job, self._stamped)
             else:
                 await self._change(job, self._withdrawn)
                 self.meters.withdrawn.inc()
-            free = taken(free, spec, job.attempt.placement, self.sizes)  # until it is released, in any case
+            free = taken(free, [(spec, job.attempt.placement)], self.sizes)  # until it is released, in any case
         return free
 
     def _stamped(self, job: Job) -> Job:
@@ -251,7 +253,7 @@ class Dispatcher:
         except Unavailable:
             raise
         except WeftError as error:
-            log.warning("job.not_changed", job=job.id, why=str(error))
+            log.warning("job.not_changed", job=job.id, why=str(error), trace=job.trace)
             return None
 
     def _spec(self, job: Job) -> JobSpec | None:
@@ -261,7 +263,7 @@ class Dispatcher:
             try:
                 known = (job.spec, parse_spec(job.spec))
             except InvalidSpec as error:
-                log.error("job.unreadable_spec", job=job.id, why=str(error))  # noqa: TRY400 - the message says it all
+                log.error("job.unreadable_spec", job=job.id, why=str(error), trace=job.trace)  # noqa: TRY400 - the message says it all
                 known = (job.spec, None)
             self._specs[job.id] = known
         return known[1]

@@ -86,7 +86,9 @@ TRUTHS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None], S
     ("halting, one had succeeded before", WORKERS, HALT, {"worker_0": OK, "worker_1": stopped()}, W.HALTED),
     ("halting, all had succeeded before", WORKERS, HALT, {"worker_0": OK, "worker_1": OK}, W.COMPLETED),
     ("halting, one had failed before", WORKERS, HALT, {"worker_0": failed(), "worker_1": stopped()}, W.FAILED),
-    ("halting, one is lost", WORKERS, HALT, {"worker_0": failed(lost=True), "worker_1": None}, W.FAILED),
+    ("halting, one is lost", WORKERS, HALT, {"worker_0": failed(lost=True), "worker_1": None}, None),
+    ("halting, one was lost, the other stopped", WORKERS, HALT,
+     {"worker_0": failed(lost=True), "worker_1": stopped()}, W.HALTED),
     ("halting, those whose failure is ignored had failed", IGNORED, HALT,
      {"worker_0": failed(), "worker_1": stopped()}, W.HALTED),
     ("halting, an ignored helper had failed", IGNORED, HALT, {"worker_0": "NoSpace", "worker_1": stopped()}, W.HALTED),
@@ -211,7 +213,7 @@ def test_retries_count_what_the_job_did_itself(retries: dict[str, Any], used: in
 
 def test_a_job_that_is_to_halt_is_not_retried() -> None:
     spec = a_spec(retries={"max": 5})
-    assert verdict_of(a_job(desired=HALT), spec, worker_0=failed(lost=True))[0] is W.FAILED
+    assert verdict_of(a_job(desired=HALT), spec, worker_0=failed())[0] is W.FAILED
 
 
 @pytest.mark.parametrize(

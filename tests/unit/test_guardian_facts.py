@@ -95,6 +95,22 @@ def test_of_a_spec_that_cannot_be_read_the_learners_are_those_that_were_placed()
     assert facts.roster(None, attempt) == {"ps-0": 0, "worker-1": 1}
 
 
+def test_who_is_not_on_the_cluster_any_more_is_lost_unless_its_end_is_known() -> None:
+    said = {
+        "ps-0": replace(report("ps-0", 0, Phase.STORED), exit=Exit(time=3, code=0)),
+        "worker-0": replace(report("worker-0", 1, Phase.STORED), reason="DataStoreDenied"),
+    }
+    found = facts.with_vanished(RANKS, 1, said, Observation(learners=[], attempts=[]), now=9)
+    assert {**found, "worker-1": None} == {**said, "worker-1": None}
+    assert found["worker-1"].exit == Exit(time=9, lost=True)
+
+
+def test_learners_that_nobody_can_make_out_are_not_lost() -> None:
+    said = {"ps-0": report("ps-0", 0, Phase.PROCESSING)}
+    assert facts.with_vanished(RANKS, 1, said, Observation(learners=[], attempts=[1]), now=9) == said
+    assert set(facts.with_vanished(RANKS, 2, {}, Observation(learners=[], attempts=[1]), now=9)) == set(RANKS)
+
+
 def test_what_the_helpers_resolved_is_the_first_that_any_of_them_says() -> None:
     one = replace(report("worker-0", 1, Phase.READY), env_digest="e")
     other = replace(report("worker-1", 2, Phase.READY), data_digest="d")

@@ -131,6 +131,20 @@ async def test_lost_learners_are_replaced_soon_and_never_counted(plane: ControlP
     assert (job.counters.retries, job.counters.restarts, job.counters.rollbacks) == (0, 6, 0)
 
 
+@pytest.mark.parametrize("who", [["worker-1"], ["worker-0", "worker-1"]])
+async def test_learners_that_vanish_with_their_machine_are_lost(plane: ControlPlane, who: list[str]) -> None:
+    job_id = await plane.submit(learners=2)
+    plane.helpers.fate(job_id, attempt=1, run_s=None)
+    await plane.running(job_id)
+    await plane.until(lambda job: job.attempt.committed, job_id)
+    for name in who:
+        plane.cluster.drop(plane.cluster.learner(job_id, name))
+    job = await plane.rested(job_id)
+    assert (job.status, job.attempt.number, job.counters.restarts) == (Status.COMPLETED, 2, 1)
+    lost = [event.reason for event in await history(plane.jobs, job) if event.to is Status.QUEUED]
+    assert lost == ["", "LearnerLost"]
+
+
 async def test_a_retry_may_restore_the_checkpoints_of_all_attempts_before_it(plane: ControlPlane) -> None:
     job_id = await plane.submit(retries={"max": 2, "backoff": "10ms"})
     plane.helpers.fate(job_id, attempt=1, code=1)

@@ -127,6 +127,23 @@ async def test_who_had_failed_before_the_halt_has_failed_and_is_not_tried_again(
     assert (await plane.rested(job_id)).status is Status.FAILED
 
 
+async def test_who_lost_a_learner_while_it_was_halted_is_halted_and_may_resume(plane: ControlPlane) -> None:
+    pool = await plane.start_pool()
+    job_id = await plane.submit(learners=2)
+    plane.helpers.fate(job_id, attempt=1, run_s=None)
+    await plane.until(lambda job: job.attempt.committed, job_id)
+    await plane.running(job_id)
+    await plane.kill(pool)
+    plane.cluster.learner(job_id, "worker-0").end(lost=True)
+    plane.cluster.drop(plane.cluster.learner(job_id, "worker-1"))
+    await plane.wish(job_id, Desired.HALT)
+    await plane.start_pool()
+    await plane.rested(job_id)
+    assert await plane.path(job_id) == [*RUNNING, "HALTING", "HALTED"]
+    await plane.wish(job_id, Desired.RUN)
+    assert (await plane.reached(job_id, Status.COMPLETED)).attempt.number == 2
+
+
 async def test_halted_while_it_waits_for_its_next_attempt(plane: ControlPlane) -> None:
     await plane.start_pool()
     job_id = await plane.submit(retries={"max": 3, "backoff": "1h"})

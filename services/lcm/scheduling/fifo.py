@@ -14,10 +14,11 @@ from typing import Final
 from services.core.domain.job import Job
 from services.core.domain.sizes import Size
 from services.core.domain.spec import JobSpec
-from services.lcm.scheduling.placement import Free, place, shortage, taken
+from services.lcm.scheduling.placement import Free, Shape, place, shape, shortage, taken
 
 BLOCKS: Final = "WaitingForCapacity"
 """The reason of the one that makes everyone behind it wait."""
+_UNREADABLE: Final = ("Misconfigured", "its stored spec cannot be read any more; submit it anew")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +42,41 @@ def decide(
 ) -> list[Decision]:
     """A decision for every job of the queue, which is in order of submission. ``spec`` None: it cannot be read."""
     left, out, blocker = list(free), [], ""
+    never: dict[Shape, str] = {}
     for position, (job, spec) in enumerate(queue, start=1):
-
-        def waits(reason: str, message: str, *, job: Job = job, position: int = position) -> Decision:
-            return Decision(job, position, None, reason, message)
-
+        placement: Mapping[str, str] | None = None
         if spec is None:
-            out.append(waits("Misconfigured", "its stored spec cannot be read any more; submit it anew"))
-        elif job.holds:
-            out.append(waits("Releasing", "its last attempt is still giving back its hardware"))
-        elif job.not_before > now:
-            seconds = (job.not_before - now + 999) // 1000
-            out.append(waits("BackOff", f"it is tried again in {seconds} s"))
-        elif place(spec, capacity, sizes) is None:
-            out.append(
-                waits(
-                    "NoMatchingFlavor",
-                    f"this cluster can never hold it: {shortage(spec, capacity, sizes).replace(' free', ' in all')};"
-                    " ask for less, or add machines",
-                )
-            )
-        elif blocker:
-            out.append(waits("WaitingInQueue", f"job {blocker} is ahead of it and waits for hardware"))
-        elif (placement := place(spec, left, sizes)) is None:
-            blocker = job.id
-            out.append(waits(BLOCKS, f"{shortage(spec, left, sizes)}; it starts when enough is free"))
+            why: tuple[str, str] | None = _UNREADABLE
         else:
-            left = taken(left, spec, placement, sizes)
-            out.append(Decision(job, position, placement))
+            why = _set_aside(job, now) or _never_fits(spec, capacity, sizes, never)
+        if why is None and blocker:
+            why = "WaitingInQueue", f"job {blocker} is ahead of it and waits for hardware"
+        if why is None and spec is not None:
+            placement = place(spec, left, sizes)
+            if placement is None:
+                blocker, why = job.id, (BLOCKS, f"{shortage(spec, left, sizes)}; it starts when enough is free")
+            else:
+                left = taken(left, [(spec, placement)], sizes)
+        reason, message = why or ("", "")
+        out.append(Decision(job, position, placement, reason, message))
     return out
+
+
+def _set_aside(job: Job, now: int) -> tuple[str, str] | None:
+    """Why the job does not take part now, whatever is free; None: it does."""
+    if job.holds:
+        return "Releasing", "its last attempt is still giving back its hardware"
+    if job.not_before > now:
+        return "BackOff", f"it is tried again in {(job.not_before - now + 999) // 1000} s"
+    return None
+
+
+def _never_fits(
+    spec: JobSpec, capacity: Sequence[Free], sizes: Mapping[str, Size], never: dict[Shape, str]
+) -> tuple[str, str] | None:
+    """Why the whole cluster could not hold it; None: it could. ``never``: what was found for each shape before."""
+    kind = shape(spec, sizes)
+    if kind not in never:
+        lacks = "" if place(spec, capacity, sizes) else shortage(spec, capacity, sizes).replace(" free", " in all")
+        never[kind] = lacks and f"this cluster can never hold it: {lacks}; ask for less, or add machines"
+    return ("NoMatchingFlavor", never[kind]) if never[kind] else None

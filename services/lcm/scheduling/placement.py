@@ -19,6 +19,9 @@ _EPSILON: Final = 1e-9
 """CPUs and GPU fractions are floats: 0.1 + 0.2 must still fit into 0.3."""
 
 
+Shape = tuple[tuple[tuple[int, Size, str | None], ...], str]
+
+
 @dataclass(frozen=True, slots=True)
 class Free:
     """What is left of one node."""
@@ -57,6 +60,15 @@ def gang(spec: JobSpec, sizes: Mapping[str, Size]) -> list[tuple[str, Size, str 
     return sorted(out, key=lambda one: (-one[1].gpus, -one[1].cpus, -one[1].memory))
 
 
+def shape(spec: JobSpec, sizes: Mapping[str, Size]) -> Shape:
+    """Equal shapes fit, or do not, on the same nodes: asked once for thousands of alike jobs."""
+    roles = tuple(
+        (role.count, spec.role_resources(name, sizes), role.gpu_type or spec.resources.gpu_type)
+        for name, role in spec.roles.items()
+    )
+    return roles, spec.placement
+
+
 def place(spec: JobSpec, free: Sequence[Free], sizes: Mapping[str, Size]) -> dict[str, str] | None:
     """Learner -> node for the whole gang, or None where it does not fit."""
     left = {one.node: one for one in free}
@@ -72,13 +84,18 @@ def place(spec: JobSpec, free: Sequence[Free], sizes: Mapping[str, Size]) -> dic
     return placement
 
 
-def taken(free: Sequence[Free], spec: JobSpec, placement: Mapping[str, str], sizes: Mapping[str, Size]) -> list[Free]:
-    """What is left once the gang lies where it was placed."""
+Placed = tuple[JobSpec, Mapping[str, str]]
+"""A gang, and where each of its learners lies."""
+
+
+def taken(free: Sequence[Free], gangs: Iterable[Placed], sizes: Mapping[str, Size]) -> list[Free]:
+    """What is left once these gangs lie where they were placed."""
     left = {one.node: one for one in free}
-    for learner, want, _ in gang(spec, sizes):
-        node = placement.get(learner, "")
-        if node in left:
-            left[node] = left[node].less(want)
+    for spec, placement in gangs:
+        for learner, want, _ in gang(spec, sizes):
+            node = placement.get(learner, "")
+            if node in left:
+                left[node] = left[node].less(want)
     return list(left.values())
 
 
@@ -103,7 +120,9 @@ def shortage(spec: JobSpec, free: Sequence[Free], sizes: Mapping[str, Size]) -> 
         f"{_number(wanted[1])} CPUs ({_number(there[1])} free)",
         f"{wanted[2]:.3g} GB of memory ({there[2]:.3g} GB free)",
     ]
-    text = ("its learner needs " if len(need) == 1 else f"its {len(need)} learners need ") + ", ".join(parts[0 if wanted[0] else 1 :])
+    text = ("its learner needs " if len(need) == 1 else f"its {len(need)} learners need ") + ", ".join(
+        parts[0 if wanted[0] else 1 :]
+    )
     enough = all(has + _EPSILON >= wants for has, wants in zip(there, wanted, strict=True))
     return text + (", not on nodes that could each take a whole learner" if enough else "")
 

@@ -183,7 +183,10 @@ class MemoryCluster:
 
     def drop(self, learner: MemoryLearner) -> None:
         """It is gone with its machine: the cluster shows it no more."""
-        self._places[learner.job].attempts[learner.attempt].pop(learner.name)
+        attempts = self._places[learner.job].attempts
+        del attempts[learner.attempt][learner.name]
+        if not attempts[learner.attempt]:
+            del attempts[learner.attempt]
         self.on_gone(learner)
         self.say(learner.job)
 
