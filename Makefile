@@ -3,12 +3,14 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fuzz bench fmt lock proto clean
+.PHONY: help setup demo test check fuzz promise chaos bench fmt lock proto clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 # Handed on to pytest, and to the benchmarks: make test ARGS="tests/unit -k halt"
 ARGS ?=
+R ?=
+N ?=
 
 help: ## This list
 	@echo "Weft: train deep-learning models on a shared platform."
@@ -32,6 +34,10 @@ check: setup ## Lint, types, layers and unit tests: before each commit
 
 fuzz: setup ## Property tests with thousands of fresh examples each (ARGS=...)
 	@WEFT_FUZZ=1 $(BIN)/pytest --timeout 0 tests/unit $(ARGS)
+
+promise: setup ## Show what is promised: R=R2 (N=20000: so often), or all
+	@scripts/test-packages.sh
+	@WEFT_PROMISE=$(or $(R),all) WEFT_N=$(N) $(BIN)/pytest --timeout 0 -q $(ARGS)
 
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)

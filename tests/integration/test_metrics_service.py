@@ -22,6 +22,7 @@ from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.ports.status_store import StatusStore
 from tests.testbed.etcd import Etcd
 from tests.testbed.metrics import SECRET, Helper, MetricsProcess, Peer, Reader, job_id, running
+from tests.testbed.signals import pause
 from tests.waiting import until
 
 HelperOf = Callable[..., Helper]
@@ -430,7 +431,7 @@ async def test_a_service_that_was_stopped_for_a_while_does_not_pretend_to_have_l
         return int((await reader.call("LastSeen", pb.LastSeenRequest(job_id="j0"))).listening_since_ms)
 
     before = await since()
-    os.kill(service.pid, signal.SIGSTOP)
+    pause(service.pid)
     try:
         stopped = time.monotonic()
         await until(lambda: time.monotonic() - stopped > 1.6)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from services.core.adapters.etcd import launcher
+from tests.testbed.signals import pause
 
 # A member that restarts on its data waits for an election before it serves: a second or two by default.
 _QUICK_RESTART = ("--heartbeat-interval=20", "--election-timeout=200")
@@ -73,8 +74,9 @@ class Etcd:
         shutil.rmtree(self._data)
 
     def pause(self) -> None:
+        """Stands still when this returns: a signal is on its way for a while, and etcd answers until it is there."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        pause(self._process.pid)
 
     def go_on(self) -> None:
         assert self._process is not None

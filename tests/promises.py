@@ -1,0 +1,83 @@
+"""Promises of reliability (R1 ...): a test that keeps one says how often it tried; the run prints it with its bound.
+
+    @pytest.mark.promise("R2")
+    async def test_one_key_makes_one_job(promise: Promise) -> None:
+        for _ in range(promise.n(short=500, long=20_000)):
+            ...
+        promise.kept(500, "keyed submits, 30 % of their answers cut")
+
+`make test` runs each with its short number; `make promise R=R2` runs those of one promise with the long one, or with
+N=.... What is printed is the bound that "0 failures in n" gives at 95 % (the rule of three: 3/n), never more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+_kept = pytest.StashKey[list[str]]()
+
+
+@dataclass(slots=True)
+class Promise:
+    """What one test showed of the promises it is marked with."""
+
+    names: tuple[str, ...]
+    lines: list[str] = field(default_factory=list)
+
+    def n(self, *, short: int, long: int) -> int:
+        """How often to try: ``short`` in every run, ``long`` (or WEFT_N) where this promise was asked for."""
+        if os.environ.get("WEFT_PROMISE"):
+            return int(os.environ.get("WEFT_N") or long)
+        return short
+
+    def kept(self, n: int, what: str) -> None:
+        """None of ``n`` trials failed; the test has asserted that itself. A promise of no trials is none."""
+        assert n > 0, f"nothing was tried of {what}"
+        self.lines.append(f"{'/'.join(self.names):7} 0 of {n:,} failed (95 %: at most {3 / n:.1e})  {what}")
+
+    def saw(self, what: str) -> None:
+        """A figure that belongs to it: counts of faults by kind, take-over times."""
+        self.lines.append(f"{'/'.join(self.names):7} {what}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "promise(*names): shows these promises of reliability")
+    config.stash[_kept] = []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = os.environ.get("WEFT_PROMISE", "")
+    if not wanted:
+        return
+    of = {name for item in items for mark in item.iter_markers("promise") for name in mark.args}
+    names = of if wanted == "all" else {wanted}
+    if not names <= of:
+        raise pytest.UsageError(f"no test shows {wanted}; there are: {' '.join(sorted(of, key=_in_order))}")
+    kept = [item for item in items if any(set(mark.args) & names for mark in item.iter_markers("promise"))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def _in_order(name: str) -> tuple[str, int]:
+    return name[:1], int(name[1:])
+
+
+@pytest.fixture
+def promise(request: pytest.FixtureRequest) -> Iterator[Promise]:
+    mark = request.node.get_closest_marker("promise")
+    assert mark is not None, "a test that keeps a promise says which: @pytest.mark.promise('R2')"
+    one = Promise(tuple(mark.args))
+    yield one
+    request.config.stash[_kept] += one.lines
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    lines = config.stash[_kept]
+    if lines:
+        terminalreporter.section("promises")
+        for line in sorted(lines, key=lambda line: _in_order(line.split()[0].split("/")[0])):
+            terminalreporter.line(line)
