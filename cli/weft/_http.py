@@ -19,13 +19,13 @@ import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import httpx2
 
 from weft._errors import ConnectionFailed, InvalidRequest, Unavailable, WeftError, from_problem
 from weft._profile import Profile, is_loopback
+from weft._version import sdk_version
 
 # How long a request is tried before and after the platform has answered this client, in seconds. An api that dies is
 # back within 2 s (promises.md, R6); 20 s also covers a machine that is starting.
@@ -37,13 +37,6 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 4.0
 # An event stream sends a comment every 15 s: three lost ones mean that it is dead.
 STREAM_SILENCE_S = 45.0
 _TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
-
-
-def sdk_version() -> str:
-    try:
-        return version("weft-sdk")
-    except PackageNotFoundError:  # a bare copy of the files, as in a learner
-        return "0"
 
 
 def pause_s(attempt: int, *, jitter: Callable[[], float] = random.random) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -267,3 +268,22 @@ def test_a_metric_that_nobody_reported_is_told_from_a_job_that_reported_nothing(
     job = weft("train", code, "-o", "name").out.strip()
     assert weft("wait", job).code == 0
     assert f"nothing reported under acuracy; `weft metrics {job}` lists" in weft("metrics", job, "-m", "acuracy").err
+
+
+@pytest.mark.parametrize("what", ["logs", "metrics", "events"])
+def test_ctrl_c_ends_the_following_and_not_the_job(weft: Weft, weft_up: Platform, code: Path, what: str) -> None:
+    (code / "weft.yaml").write_text(SPEC + "env: {SLEEP: '600'}\n")
+    job = weft("train", code, "-o", "name").out.strip()
+    follower = subprocess.Popen(
+        [sys.executable, "-c", "from weft._cli.main import main; main()", what, "-f", job],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key},
+    )  # fmt: skip
+    assert follower.stdout is not None
+    assert any("PROCESSING" in line or "hello" in line or "loss" in line for line in follower.stdout)
+    follower.send_signal(signal.SIGINT)
+    _, said = follower.communicate(timeout=30)
+    assert follower.returncode == 130
+    assert f"the job goes on. `weft {what} -f {job}` follows it again" in " ".join(said.split())
+    assert weft("show", job, "-o", "json").json["status"] in {"PENDING", "DOWNLOADING", "PROCESSING"}
+    assert weft("kill", job).code == 0

@@ -107,9 +107,9 @@ def weft() -> None:
 
 def _version(ctx: click.Context, asked: bool) -> None:
     if asked:
-        from weft._cli.commands.version import own_version
+        from weft._version import sdk_version
 
-        click.echo(f"weft {own_version()}")
+        click.echo(f"weft {sdk_version()}")
         ctx.exit()
 
 

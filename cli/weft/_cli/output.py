@@ -19,8 +19,7 @@ from typing import Any, Final
 import click
 
 from weft._cli.call import Call
-from weft._cli.text import UNSAFE, fitted, one_line, plain, wrapped
-from weft._errors import WeftError
+from weft._cli.text import UNSAFE, one_line, plain, wrapped
 
 _ENDLESS: Final = 10_000
 STATUS_STYLES: Final = {
@@ -124,20 +123,6 @@ def emit_line(call: Call, document: Any, *, people: str) -> None:
         print(json_text(document), flush=True)
     else:
         click.echo(people)
-
-
-def note(text: str) -> None:
-    """Something aside, on stderr: stdout belongs to the answer."""
-    click.secho(fitted(plain(text), sys.stderr), dim=True, err=True)
-
-
-def reconnecting(_why: WeftError) -> None:
-    """What is said each time that a followed stream is cut."""
-    note("the connection was lost; reconnecting")
-
-
-def warn(text: str) -> None:
-    click.secho(fitted(plain(f"warning: {text}"), sys.stderr), fg="yellow", err=True)
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:

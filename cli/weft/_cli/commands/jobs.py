@@ -28,7 +28,8 @@ def list_command(
     everything: bool,
 ) -> None:
     """List jobs, newest first."""
-    from weft._cli.output import emit, note
+    from weft._cli.asides import note
+    from weft._cli.output import emit
 
     wanted = [part.strip().upper() for one in status for part in one.split(",") if part.strip()]
     found = call.client.jobs.list(
@@ -218,17 +219,19 @@ def _event_document(event: Any) -> dict[str, Any]:
 
 
 def _follow_events(call: Call, id_: str) -> None:
+    from weft._cli.asides import following, reconnecting
     from weft._cli.ends import exit_code
-    from weft._cli.output import emit_line, reconnecting
+    from weft._cli.output import emit_line
     from weft._cli.text import local_time, one_line
     from weft._records import HistoryEvent
 
     followed = call.client.jobs.follow_events(id_, on_cut=reconnecting)
-    for event in followed:
-        if event.kind == "history":
-            seen = HistoryEvent.of(event.data)
-            why = ": ".join(text for text in (seen.reason, seen.message) if text)
-            emit_line(call, event.data, people=one_line(f"{local_time(seen.time)}  {seen.to:<12} {why}").rstrip())
+    with following(f"weft events -f {id_}"):
+        for event in followed:
+            if event.kind == "history":
+                seen = HistoryEvent.of(event.data)
+                why = ": ".join(text for text in (seen.reason, seen.message) if text)
+                emit_line(call, event.data, people=one_line(f"{local_time(seen.time)}  {seen.to:<12} {why}").rstrip())
     raise Stop(exit_code(followed.end.status if followed.end else ""))
 
 

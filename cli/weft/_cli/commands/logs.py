@@ -53,10 +53,10 @@ def logs_command(
     Lines of jobs with several learners begin with the learner. A cut connection is taken up where it stopped: no line
     is lost or comes twice. With -o json, one JSON object per line.
     """
+    from weft._cli.asides import following, note, reconnecting
     from weft._cli.ends import exit_code, said
     from weft._cli.find import job_id
     from weft._cli.lines import LineWriter
-    from weft._cli.output import note, reconnecting
     from weft._errors import InvalidRequest
 
     jobs = call.client.jobs
@@ -69,8 +69,9 @@ def logs_command(
     if until is not None:
         raise InvalidRequest("--follow goes on until the job is at rest; leave out --until")
     followed = jobs.follow_logs(id_, tail=tail, on_cut=reconnecting, **which)
-    for line in _lines(followed):
-        _print(call, line, writer)
+    with following(f"weft logs -f {id_}"):
+        for line in _lines(followed):
+            _print(call, line, writer)
     end = followed.end
     if end is None:  # pragma: no cover - a Follow ends with an end or an error
         raise Stop(1)

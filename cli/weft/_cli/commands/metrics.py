@@ -25,8 +25,9 @@ def metrics_command(
     call: Call, job: str, names: tuple[str, ...], rank: int | None, attempt: int | None, max_points: int, follow: bool
 ) -> None:
     """Show a job's metrics and their curves."""
+    from weft._cli.asides import note
     from weft._cli.find import job_id
-    from weft._cli.output import emit, note
+    from weft._cli.output import emit
 
     id_ = job_id(call.client, job)
     if follow:
@@ -89,18 +90,20 @@ def _people(series: list[Any], *, wide: bool, large: bool) -> str:
 
 
 def _follow(call: Call, id_: str, names: tuple[str, ...], rank: int | None) -> int:
+    from weft._cli.asides import following, reconnecting
     from weft._cli.curves import label
     from weft._cli.ends import exit_code
-    from weft._cli.output import emit_line, reconnecting
+    from weft._cli.output import emit_line
     from weft._cli.text import number
     from weft._records import Point
 
     followed = call.client.jobs.follow_metrics(id_, name=names or None, rank=rank, on_cut=reconnecting)
-    for event in followed:
-        if event.kind == "point":
-            point = Point.of(event.data)
-            key = label((point.name, tuple(sorted(point.context.items()))))
-            step = "-" if point.step is None else point.step
-            people = f"{point.role}-{point.rank}  step {step:<8} {key} {number(point.value)}"
-            emit_line(call, event.data, people=people)
+    with following(f"weft metrics -f {id_}"):
+        for event in followed:
+            if event.kind == "point":
+                point = Point.of(event.data)
+                key = label((point.name, tuple(sorted(point.context.items()))))
+                step = "-" if point.step is None else point.step
+                people = f"{point.role}-{point.rank}  step {step:<8} {key} {number(point.value)}"
+                emit_line(call, event.data, people=people)
     return exit_code(followed.end.status if followed.end else "")

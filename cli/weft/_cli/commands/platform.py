@@ -24,8 +24,9 @@ def up_command(call: Call, home: str | None, gpus: int | None, port: int | None)
 
     Prints its address and key, and writes the profile 'local'. Already running: says so, and changes nothing.
     """
+    from weft._cli.asides import note
     from weft._cli.local import platform, translated
-    from weft._cli.output import emit, facts, note
+    from weft._cli.output import emit, facts
     from weft._profile import Profile, config_file, read_config, write_config
 
     with translated():
@@ -54,8 +55,9 @@ def down_command(call: Call, home: str | None, purge: bool) -> None:
 
     Jobs that ran go on, from their checkpoints, after the next `weft up`.
     """
+    from weft._cli.asides import note
     from weft._cli.local import platform, translated
-    from weft._cli.output import emit, note
+    from weft._cli.output import emit
     from weft._profile import read_config, write_config
 
     with translated():

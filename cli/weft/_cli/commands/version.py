@@ -5,15 +5,7 @@ from __future__ import annotations
 import click
 
 from weft._cli.call import Call, command
-
-
-def own_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("weft-sdk")
-    except PackageNotFoundError:
-        return "unknown"
+from weft._version import sdk_version
 
 
 @command("version")
@@ -22,7 +14,7 @@ def version_command(call: Call) -> None:
     from weft._cli.output import emit, facts
     from weft._errors import WeftError
 
-    document: dict[str, object] = {"client": own_version(), "platform": None, "url": None}
+    document: dict[str, object] = {"client": sdk_version(), "platform": None, "url": None}
     why = ""
     try:
         document["url"] = call.client.url
@@ -30,7 +22,7 @@ def version_command(call: Call) -> None:
     except WeftError as unknown:  # the command's own version is an answer without a platform, too
         why = unknown.message
     emit(
-        call, document, names=[own_version()],
+        call, document, names=[sdk_version()],
         people=lambda _wide: facts([
             ("weft", document["client"]), ("platform", document["platform"] or f"unknown: {why}"),
             ("address", document["url"]),

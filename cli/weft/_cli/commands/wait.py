@@ -19,9 +19,10 @@ def wait_command(call: Call, jobs: tuple[str, ...], timeout: float | None) -> No
     """
     import time
 
+    from weft._cli.asides import note
     from weft._cli.ends import NOT_FINISHED, exit_code, said, worst
     from weft._cli.find import job_id
-    from weft._cli.output import emit, note
+    from weft._cli.output import emit
     from weft._errors import NotFinished
 
     deadline = None if timeout is None else time.monotonic() + timeout
