@@ -10,7 +10,13 @@ hypothesis.settings.register_profile("same", derandomize=True, database=None, de
 hypothesis.settings.register_profile("fuzz", max_examples=2_000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fuzz" if os.environ.get("WEFT_FUZZ") else "same")
 
-pytest_plugins = ["tests.testbed.etcd", "tests.testbed.mongo", "tests.promises"]
+pytest_plugins = [
+    "tests.testbed.built",
+    "tests.testbed.go",
+    "tests.testbed.etcd",
+    "tests.testbed.mongo",
+    "tests.promises",
+]
 
 
 def pytest_configure() -> None:

@@ -7,9 +7,16 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+_timed = pytest.StashKey[tuple[pytest.Item, Any]]()
 
 
 def cache() -> Path:
@@ -59,3 +66,40 @@ def need_debian(programs: Sequence[str], packages: Sequence[str], say: Callable[
     say(f"installing Debian packages: {' '.join(packages)}")
     run("apt-get", "update", "-q")
     run("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-qy", "--no-install-recommends", *packages)
+
+
+@pytest.fixture(scope="session")
+def aloud(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Says what takes long, past pytest's capture."""
+
+    def say(what: str) -> None:
+        capture: Any = pytestconfig.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():
+            sys.stderr.write(f"\ntest bed: {what}\n")
+            sys.stderr.flush()
+
+    return say
+
+
+@pytest.fixture(scope="session")
+def untimed(pytestconfig: pytest.Config) -> Callable[[], AbstractContextManager[None]]:
+    """What is done in it does not count as time of the test that is the first to need it; its clock begins anew."""
+
+    @contextmanager
+    def stopped() -> Generator[None]:
+        item, settings = pytestconfig.stash.get(_timed, (None, None))
+        if item is None:
+            yield
+            return
+        pytestconfig.hook.pytest_timeout_cancel_timer(item=item)
+        try:
+            yield
+        finally:
+            pytestconfig.hook.pytest_timeout_set_timer(item=item, settings=settings)
+
+    return stopped
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    item.config.stash[_timed] = item, settings

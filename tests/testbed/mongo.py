@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -81,16 +80,10 @@ def _build(say: Callable[[str], None]) -> Callable[[Path], None]:
 
 
 @pytest.fixture(scope="session")
-def mongo_program(pytestconfig: pytest.Config) -> Path:
+def mongo_program(aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]) -> Path:
     """Where the stand-in is."""
-
-    def say(what: str) -> None:
-        capture: Any = pytestconfig.pluginmanager.getplugin("capturemanager")
-        with capture.global_and_fixture_disabled():
-            sys.stderr.write(f"\ntest bed: {what}\n")
-            sys.stderr.flush()
-
-    return built("mongo", sorted(_PINS.iterdir()), _build(say))
+    with untimed():
+        return built("mongo", sorted(_PINS.iterdir()), _build(aloud))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,71 @@
+"""Servers written in Go, built from pinned modules by the Go that is in .venv: once for a machine, aloud.
+
+    def server(go_built: GoBuilt) -> ...:
+        binary = go_built("toxiproxy", folder)
+
+A folder has go.mod, go.sum and either a main package or ``tool`` lines in go.mod (then there is one); the answer is the
+path of the binary, which has the name that was asked for. Everything Go keeps lies in the test bed's cache.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.testbed.built import built, cache, run
+
+GoBuilt = Callable[[str, Path], Path]
+SERVERS: Final = Path(__file__).with_name("go-servers")
+"""The folders of those that several tests use."""
+_PINNED: Final = frozenset({".go", ".mod", ".sum"})
+
+
+def go_build(name: str, folder: Path, say: Callable[[str], None]) -> Path:
+    """The binary; built now where there is none of these pins yet, which takes up to some minutes."""
+    pins = sorted(path for path in folder.iterdir() if path.suffix in _PINNED)
+    return built(name, pins, lambda made: _build(name, folder, made, say)) / name
+
+
+def _build(name: str, folder: Path, made: Path, say: Callable[[str], None]) -> None:
+    say(f"building {name} with Go (once for this machine; up to some minutes)")
+    began = time.monotonic()
+    for kept in ("go", "go-build"):
+        (cache() / kept).mkdir(exist_ok=True)
+    # In a copy: nothing is written into the tree.
+    source = made / "source"
+    shutil.copytree(folder, source)
+    main = "." if any(source.glob("*.go")) else "tool"
+    settings = {
+        "CGO_ENABLED": "0",
+        "GOFLAGS": "-mod=readonly -trimpath -modcacherw",
+        "GOPATH": cache() / "go",
+        "GOCACHE": cache() / "go-build",
+        # Never another Go than that of .venv, and no workspace around us.
+        "GOTOOLCHAIN": "local",
+        "GOWORK": "off",
+    }
+    go = Path(sys.executable).with_name("go")
+    run(
+        "env", f"--chdir={source}", *(f"{key}={value}" for key, value in settings.items()),
+        go, "build", "-ldflags=-s -w", "-o", made / name, main,
+    )  # fmt: skip
+    shutil.rmtree(source)
+    say(f"{name} is built: {time.monotonic() - began:.0f} s, {(made / name).stat().st_size / 1e6:.0f} MB")
+
+
+@pytest.fixture(scope="session")
+def go_built(aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]) -> GoBuilt:
+    """See the module."""
+
+    def build(name: str, folder: Path) -> Path:
+        with untimed():
+            return go_build(name, folder, aloud)
+
+    return build
