@@ -6,7 +6,7 @@
     ├── Unauthenticated · PermissionDenied
     ├── NotFound
     ├── Conflict                  the state of the thing forbids it now
-    │   ├── IllegalTransition · StaleRevision · StaleFence · Duplicate · PreconditionFailed
+    │   ├── IllegalTransition · StaleRevision · StaleFence · Duplicate · PreconditionFailed · Quarantined
     ├── ResourceExhausted         quota, rate or size
     │   ├── TooLarge · NoSpace
     ├── Unavailable               try again
@@ -116,6 +116,10 @@ class Duplicate(Conflict):
 
 class PreconditionFailed(Conflict):
     code = "precondition-failed"
+
+
+class Quarantined(Conflict):
+    code = "quarantined"
 
 
 class ResourceExhausted(WeftError):

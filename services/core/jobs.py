@@ -11,7 +11,7 @@ from typing import Final
 
 from services.core.domain.errors import NotFound, StaleFence, StaleRevision
 from services.core.domain.job import Claim, Event, Job, trimmed
-from services.core.ports.job_store import JobQuery, JobStore
+from services.core.ports.job_store import JobQuery, JobStore, Unreadable
 
 _TRIES: Final = 100
 """Each lost race means that somebody else's write went through; a hundred in a row is a livelock worth an error."""
@@ -39,10 +39,15 @@ async def update(store: JobStore, job_id: str, claim: Claim | None, change: Call
     raise StaleRevision(f"job {job_id} kept changing under {_TRIES} tries to update it")
 
 
-async def every(store: JobStore, query: JobQuery, *, page: int = 1000) -> AsyncGenerator[Job]:
-    """All jobs of the query, in order of submission, a page at a time: no snapshot, each as it was when it was read."""
+async def every(
+    store: JobStore, query: JobQuery, *, page: int = 1000, left_out: list[Unreadable] | None = None
+) -> AsyncGenerator[Job]:
+    """All jobs of the query, in order of submission, a page at a time: no snapshot, each as it was when it was read.
+
+    ``left_out``: see ``JobStore.find``.
+    """
     while True:
-        found = await store.find(query, newest_first=False, limit=page)
+        found = await store.find(query, newest_first=False, limit=page, left_out=left_out)
         for job in found:
             yield job
         if len(found) < page:

@@ -22,14 +22,14 @@ from services.core.domain.errors import (
     Conflict,
     Duplicate,
     IllegalTransition,
-    Internal,
     InvalidRequest,
     NotFound,
+    Quarantined,
     StaleRevision,
 )
 from services.core.domain.job import SCHEMA, Attempt, Claim, Event, Job, State
 from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore
+from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore, Unreadable
 from tests.documents import NOW, a_job, at_status
 from tests.testbed.job_stores import InMemory, OnMongo, OnSqlite, World
 
@@ -313,15 +313,15 @@ async def test_a_malformed_document_harms_only_itself(world: World, text: str) -
     assert ids(await store.find(JobQuery(), limit=2)) == [last.id, first.id]
     assert ids(await store.find(JobQuery(deleted=True), newest_first=False, limit=2)) == [first.id, last.id]
     assert await store.count(JobQuery()) == {Status.QUEUED: 2}
-    with pytest.raises(Internal):
+    with pytest.raises(Quarantined):
         await store.get(bad.id)
-    ((job_id, why),) = await store.unreadable()
-    assert job_id == bad.id
-    assert why
+    (found,), further = await store.unreadable()
+    assert (found.id, found.newer, further) == (bad.id, False, "")
+    assert found.why
     with pytest.raises(Duplicate):
         await store.insert(a_job(idem=bad.idem))
     await store.delete(bad.id)
-    assert await store.unreadable() == []
+    assert await store.unreadable(limit=100_000) == ([], "")
 
 
 async def test_a_document_of_a_newer_schema_is_left_alone(world: World) -> None:
@@ -335,8 +335,36 @@ async def test_a_document_of_a_newer_schema_is_left_alone(world: World) -> None:
         await store.get(newer.id)
     with pytest.raises(Conflict, match="newer"):
         await store.by_idem(newer.idem)
-    ((job_id, why),) = await store.unreadable()
-    assert (job_id, "newer" in why) == (newer.id, True)
+    (found,), _ = await store.unreadable()
+    assert (found.id, found.newer, "newer" in found.why) == (newer.id, True, True)
+
+
+async def test_what_a_list_leaves_out_is_told_on_request(world: World) -> None:
+    store = await world.another()
+    jobs = [await store.insert(a_job()) for _ in range(5)]
+    worse = {**dump(jobs[1]), "generation": "many"}
+    await world.plant(jobs[1].id, json.dumps(worse))
+    await world.plant(jobs[3].id, json.dumps({**dump(jobs[3]), "schema": SCHEMA + 1}))
+    left_out: list[Unreadable] = []
+    found = await store.find(JobQuery(holding=False), newest_first=False, limit=2, left_out=left_out)
+    found = [*found, *await store.find(JobQuery(after=found[-1].id), newest_first=False, left_out=left_out)]
+    assert ids(found) == [jobs[0].id, jobs[2].id, jobs[4].id]
+    assert [(one.id, one.newer) for one in left_out] == [(jobs[1].id, False), (jobs[3].id, True)]
+    assert left_out[0].document["tenant"] == "acme"
+
+
+async def test_the_whole_store_is_looked_through_a_page_at_a_time(world: World) -> None:
+    store = await world.another()
+    jobs = [await store.insert(a_job()) for _ in range(5)]
+    for bad in (jobs[0], jobs[3]):
+        await world.plant(bad.id, "{}")
+    pages, after = [], ""
+    while True:
+        found, after = await store.unreadable(after=after, limit=2)
+        pages.append([one.id for one in found])
+        if not after:
+            break
+    assert pages == [[jobs[0].id], [jobs[3].id], []]
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -358,12 +386,12 @@ def test_no_damage_to_some_documents_hides_the_others(kind: str, request: pytest
             whole: Any = dump(job)
             await world.plant(job.id, json.dumps({**whole, **damage} if isinstance(damage, dict) else damage))
         found = ids(await store.find(JobQuery(deleted=True)))
-        unreadable = dict(await store.unreadable())
+        unreadable = {one.id for one in (await store.unreadable())[0]}
         await store.count(JobQuery())
         await store.find(JobQuery(tag="x", name="x", holder="x", holding=True))
         await world.close()
         assert set(ids(sound)) <= set(found)
-        assert not set(found) & set(unreadable)
+        assert not set(found) & unreadable
 
     @settings(max_examples=15 if kind == "mongo" else 60, deadline=None)
     @given(damages=st.lists(DAMAGE | JSON, min_size=1, max_size=4))
@@ -503,7 +531,7 @@ async def test_what_was_acknowledged_before_kill_9_is_there_afterwards(durable: 
         store = await durable.another()
         there = set(ids(await store.find(JobQuery(), limit=100_000)))
         assert set(acknowledged) <= there
-        assert await store.unreadable() == []
+        assert await store.unreadable(limit=100_000) == ([], "")
 
 
 async def test_jobs_are_there_after_reopening(durable: OnSqlite | OnMongo) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from services.core.domain.codec import dump, load
 from services.core.domain.document import read_job
-from services.core.domain.errors import Conflict, Internal
+from services.core.domain.errors import Conflict, Quarantined
 from services.core.domain.job import SCHEMA, Job
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
@@ -92,7 +92,7 @@ def test_whatever_comes_in_only_type_and_value_errors_come_out(kind: type[Any], 
 @given(st.dictionaries(st.sampled_from(sorted(dump(a_job()))), JSON, min_size=1, max_size=3))
 def test_a_damaged_document_is_read_or_refused_and_nothing_else(damage: dict[str, Any]) -> None:
     job = a_job()
-    with contextlib.suppress(Internal, Conflict):
+    with contextlib.suppress(Conflict):
         assert read_job(job.id, {**dump(job), **damage}).id == job.id
 
 
@@ -103,11 +103,11 @@ def test_a_document_says_why_it_cannot_be_read() -> None:
     assert read_job(job.id, {key: value for key, value in whole.items() if key != "schema"}) == job
     with pytest.raises(Conflict, match="finish the upgrade"):
         read_job(job.id, {"schema": SCHEMA + 1})
-    with pytest.raises(Internal, match="is a mapping, not list"):
+    with pytest.raises(Quarantined, match="is a mapping, not list"):
         read_job(job.id, [])
-    with pytest.raises(Internal, match="cannot be read: expected str, found int"):
+    with pytest.raises(Quarantined, match="cannot be read: expected str, found int"):
         read_job(job.id, {**whole, "tenant": 1})
-    with pytest.raises(Internal, match="says that it is"):
+    with pytest.raises(Quarantined, match="says that it is"):
         read_job("jother", whole)
 
 

@@ -7,28 +7,62 @@ law 5) and what is merely newer (a rolling upgrade: left alone, never quarantine
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Final
 
 from services.core.domain.codec import load
-from services.core.domain.errors import Conflict, Internal
+from services.core.domain.errors import Conflict, Quarantined
 from services.core.domain.job import SCHEMA, Job
+
+LATEST: Final = 253_402_300_799_999
+"""The last millisecond that RFC 3339 can write: a later time is nobody's, and would fail whoever shows it."""
 
 
 def read_job(job_id: str, document: object) -> Job:
     """The job of the document stored under this id.
 
-    Conflict where its schema is newer than ours; Internal where it does not fit, or says it is another job's.
+    Conflict where its schema is newer than ours; Quarantined where it does not fit, or says it is another job's.
     """
     if not isinstance(document, Mapping):
-        raise Internal(f"the document of job {job_id} is a mapping, not {type(document).__name__}")
-    schema = document.get("schema", SCHEMA)
+        raise Quarantined(f"the document of job {job_id} is a mapping, not {type(document).__name__}")
+    seen: Mapping[str, Any] = document
+    schema = seen.get("schema", SCHEMA)
     if isinstance(schema, int) and schema > SCHEMA:
         raise Conflict(
             f"job {job_id} was written by a newer Weft (schema {schema}, this one reads {SCHEMA}); finish the upgrade"
         )
     try:
-        job = load(Job, document)
-    except (TypeError, ValueError) as error:
-        raise Internal(f"the document of job {job_id} cannot be read: {error}") from error
-    if job.id != job_id:
-        raise Internal(f"the document of job {job_id} says that it is {job.id}")
+        job = load(Job, seen)
+        if job.id != job_id:
+            raise ValueError(f"it says that it is {job.id}")
+        _check_times(job)
+    except (TypeError, ValueError, RecursionError) as error:
+        tenant = seen.get("tenant")
+        raise Quarantined(
+            f"the document of job {job_id} cannot be read: {error}", tenant=tenant if isinstance(tenant, str) else ""
+        ) from error
     return job
+
+
+def _check_times(job: Job) -> None:
+    times = [job.created, job.updated, job.state.since, job.not_before]
+    times += [one for one in (job.finished, job.released, job.deleted) if one is not None]
+    times += [one for one in (job.attempt.admitted, job.attempt.started) if one is not None]
+    times += [event.time for event in job.history_tail]
+    times += [job.verdict.time] if job.verdict is not None else []
+    if min(times) < 0 or max(times) > LATEST:
+        raise ValueError("it has a time before 1970 or after 9999")
+
+
+def held_by(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, str]] | None:
+    """(spec, placement) of the attempt that a document holds hardware for, though as a whole it cannot be read.
+
+    None where it says that it holds nothing, or where as much as that cannot be made out.
+    """
+    attempt, spec = document.get("attempt"), document.get("spec")
+    if not isinstance(attempt, Mapping) or not isinstance(spec, Mapping) or document.get("released") is not None:
+        return None
+    seen: Mapping[str, Any] = attempt
+    number, placement = seen.get("number"), seen.get("placement")
+    if not isinstance(number, int) or number < 1 or not isinstance(placement, Mapping):
+        return None
+    return spec, {str(learner): str(node) for learner, node in placement.items()}

@@ -12,7 +12,8 @@
     │   ├── StaleRevision         somebody else changed it first (internal: callers read again)
     │   ├── StaleFence            a newer term or attempt exists (internal: the caller stops)
     │   ├── Duplicate             a unique key is taken (internal: callers read what is there)
-    │   └── PreconditionFailed    If-Match named another generation
+    │   ├── PreconditionFailed    If-Match named another generation
+    │   └── Quarantined           what is stored of it cannot be read; nobody acts on it until it is mended
     ├── ResourceExhausted         quota, rate or size
     │   ├── TooLarge
     │   └── NoSpace
@@ -89,6 +90,14 @@ class Duplicate(Conflict): ...
 class PreconditionFailed(Conflict): ...
 
 
+class Quarantined(Conflict):
+    """``tenant``: whose it is, as far as that can be read; empty: nobody knows."""
+
+    def __init__(self, message: str, *, tenant: str = "") -> None:
+        super().__init__(message)
+        self.tenant = tenant
+
+
 class ResourceExhausted(WeftError): ...
 
 
@@ -138,6 +147,7 @@ TABLE: Final[dict[type[WeftError], ErrorRow]] = {
     StaleFence: ErrorRow("stale-fence", 409, "ABORTED", 5, False),
     Duplicate: ErrorRow("duplicate", 409, "ALREADY_EXISTS", 5, False),
     PreconditionFailed: ErrorRow("precondition-failed", 412, "FAILED_PRECONDITION", 5, False),
+    Quarantined: ErrorRow("quarantined", 409, "FAILED_PRECONDITION", 5, False),
     ResourceExhausted: ErrorRow("resource-exhausted", 429, "RESOURCE_EXHAUSTED", 1, True),
     TooLarge: ErrorRow("too-large", 413, "RESOURCE_EXHAUSTED", 2, False),
     NoSpace: ErrorRow("no-space", 507, "RESOURCE_EXHAUSTED", 1, True),

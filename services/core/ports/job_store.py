@@ -7,9 +7,11 @@ insert, find by indexed equality and range with sort and limit, replace where ``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+from services.core.domain.document import read_job
+from services.core.domain.errors import Conflict, Quarantined
 from services.core.domain.job import Event, Job
 from services.core.domain.status import Status
 
@@ -45,6 +47,27 @@ class DispatcherDoc:
     rev: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A document that this version cannot make a job of."""
+
+    id: str
+    why: str
+    newer: bool = False
+    """Of a newer schema: it is left alone, and no fault."""
+    document: Mapping[str, Any] = field(default_factory=dict)
+    """What there is, where it is a mapping at all."""
+
+
+def judged(job_id: str, document: object) -> Job | Unreadable:
+    """The job, or why it cannot be read: for lists, which one bad document must not spoil."""
+    try:
+        return read_job(job_id, document)
+    except Conflict as error:
+        seen: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
+        return Unreadable(id=job_id, why=error.message, newer=not isinstance(error, Quarantined), document=seen)
+
+
 class JobStore(Protocol):
     async def insert(self, job: Job) -> Job:
         """Writes a new document with ``rev`` 1. Duplicate where the id or ``idem`` is taken."""
@@ -53,7 +76,7 @@ class JobStore(Protocol):
     async def get(self, job_id: str) -> Job | None:
         """A linearizable read: None means that no acknowledged insert of it exists.
 
-        A document that cannot be read (malformed) raises Internal; of a newer schema it raises Conflict.
+        A document that cannot be read (malformed) raises Quarantined; of a newer schema it raises Conflict.
         """
         ...
 
@@ -69,10 +92,18 @@ class JobStore(Protocol):
         """
         ...
 
-    async def find(self, query: JobQuery, *, newest_first: bool = True, limit: int = 100) -> Sequence[Job]:
+    async def find(
+        self,
+        query: JobQuery,
+        *,
+        newest_first: bool = True,
+        limit: int = 100,
+        left_out: list[Unreadable] | None = None,
+    ) -> Sequence[Job]:
         """Jobs in the order of their ids, which is that of submission.
 
-        Unreadable documents are left out and fill no place (see ``unreadable``): fewer than ``limit`` is the end.
+        Unreadable documents are left out and fill no place: fewer than ``limit`` is the end. Those that were met on
+        the way are added to ``left_out``; one in which not even the query's fields can be seen may not be met.
         """
         ...
 
@@ -83,8 +114,11 @@ class JobStore(Protocol):
         """
         ...
 
-    async def unreadable(self) -> Sequence[tuple[str, str]]:
-        """(id, why) of documents that are malformed or of a newer schema: shown to the operator, touched by nobody."""
+    async def unreadable(self, *, after: str = "", limit: int = 500) -> tuple[Sequence[Unreadable], str]:
+        """A look at ``limit`` documents beyond the id ``after``: those that are malformed or of a newer schema.
+
+        And where to go on; empty: that was the last. Touched by nobody, shown to the operator.
+        """
         ...
 
     async def delete(self, job_id: str) -> None:

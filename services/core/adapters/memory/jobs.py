@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from services.core.domain.document import read_job
-from services.core.domain.errors import Duplicate, Internal, NotFound, StaleRevision, WeftError
+from services.core.domain.errors import Duplicate, NotFound, Quarantined, StaleRevision
 from services.core.domain.job import Event, Job, check_replace
 from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery
+from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, judged
 
 
 class MemoryJobStore:
@@ -62,26 +62,39 @@ class MemoryJobStore:
         self._jobs[prior.id] = stored
         return stored
 
-    async def find(self, query: JobQuery, *, newest_first: bool = True, limit: int = 100) -> Sequence[Job]:
+    async def find(
+        self,
+        query: JobQuery,
+        *,
+        newest_first: bool = True,
+        limit: int = 100,
+        left_out: list[Unreadable] | None = None,
+    ) -> Sequence[Job]:
         if newest_first:
             end = len(self._ids) if query.after is None else bisect_left(self._ids, query.after)
             ids = self._ids[:end][::-1]
         else:
             ids = self._ids[0 if query.after is None else bisect_right(self._ids, query.after) :]
         found: list[Job] = []
-        for job in self._readable(ids):
+        for job in map(self._judged, ids):
             if len(found) == limit:
                 break
-            if _matches(job, query):
+            if isinstance(job, Unreadable):
+                if left_out is not None:
+                    left_out.append(job)
+            elif _matches(job, query):
                 found.append(job)
         return found
 
     async def count(self, query: JobQuery) -> Mapping[Status, int]:
-        return dict(Counter(job.status for job in self._readable(self._ids) if _matches(job, query)))
+        jobs = [job for job in map(self._judged, self._ids) if isinstance(job, Job)]
+        return dict(Counter(job.status for job in jobs if _matches(job, query)))
 
-    async def unreadable(self) -> Sequence[tuple[str, str]]:
-        judged = [(job_id, _judge(job_id, self._jobs[job_id])) for job_id in self._ids]
-        return [(job_id, why.message) for job_id, why in judged if isinstance(why, WeftError)]
+    async def unreadable(self, *, after: str = "", limit: int = 500) -> tuple[Sequence[Unreadable], str]:
+        begin = bisect_right(self._ids, after)
+        ids = self._ids[begin : begin + limit]
+        found = [bad for bad in map(self._judged, ids) if isinstance(bad, Unreadable)]
+        return found, ids[-1] if len(ids) == limit else ""
 
     async def delete(self, job_id: str) -> None:
         self._history.pop(job_id, None)
@@ -111,11 +124,15 @@ class MemoryJobStore:
 
     async def close(self) -> None: ...
 
-    def _readable(self, ids: Sequence[str]) -> Iterator[Job]:
-        for job_id in ids:
-            job = _judge(job_id, self._jobs[job_id])
-            if isinstance(job, Job):
-                yield job
+    def _judged(self, job_id: str) -> Job | Unreadable:
+        found = self._jobs[job_id]
+        if isinstance(found, Job):
+            return found
+        try:
+            document = json.loads(found)
+        except (ValueError, RecursionError) as error:
+            return Unreadable(id=job_id, why=f"the document of job {job_id} is not JSON: {error}")
+        return judged(job_id, document)
 
 
 def _job(job_id: str, found: Job | str) -> Job:
@@ -124,15 +141,8 @@ def _job(job_id: str, found: Job | str) -> Job:
     try:
         document = json.loads(found)
     except (ValueError, RecursionError) as error:
-        raise Internal(f"the document of job {job_id} is not JSON: {error}") from error
+        raise Quarantined(f"the document of job {job_id} is not JSON: {error}") from error
     return read_job(job_id, document)
-
-
-def _judge(job_id: str, found: Job | str) -> Job | WeftError:
-    try:
-        return _job(job_id, found)
-    except WeftError as error:
-        return error
 
 
 def _matches(job: Job, query: JobQuery) -> bool:

@@ -22,10 +22,10 @@ from services.core.adapters.mongo.connection import Database, Document, connect,
 from services.core.adapters.mongo.documents import Documents
 from services.core.domain.codec import dump, load
 from services.core.domain.document import read_job
-from services.core.domain.errors import Duplicate, Internal, StaleRevision, Unavailable, WeftError
+from services.core.domain.errors import Duplicate, Internal, Quarantined, StaleRevision, Unavailable, WeftError
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
 from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery
+from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, judged
 
 _PAGE: Final = 500
 """Documents read in one go: a bound for the memory of a long list."""
@@ -91,7 +91,14 @@ class MongoJobStore:
         await self._jobs.replace({"_id": prior.id}, prior.rev, _envelope(stored))
         return stored
 
-    async def find(self, query: JobQuery, *, newest_first: bool = True, limit: int = 100) -> Sequence[Job]:
+    async def find(
+        self,
+        query: JobQuery,
+        *,
+        newest_first: bool = True,
+        limit: int = 100,
+        left_out: list[Unreadable] | None = None,
+    ) -> Sequence[Job]:
         found: list[Job] = []
         after = query.after
         while len(found) < limit:
@@ -100,20 +107,19 @@ class MongoJobStore:
             if after is not None:
                 where.append({"_id": {"$lt" if newest_first else "$gt": after}})
             page = await self._page(where, DESCENDING if newest_first else ASCENDING, min(limit - len(found), _PAGE))
-            found.extend(job for _, job in page if isinstance(job, Job))
+            found.extend(job for job in page if isinstance(job, Job))
+            if left_out is not None:
+                left_out.extend(bad for bad in page if isinstance(bad, Unreadable))
             if not page:
                 break
-            after = page[-1][0]
+            after = page[-1].id
         return found
 
-    async def _page(
-        self, where: Sequence[Mapping[str, Any]], order: int, limit: int
-    ) -> list[tuple[str, Job | WeftError]]:
-        """Ids, and their jobs or why they cannot be read."""
+    async def _page(self, where: Sequence[Mapping[str, Any]], order: int, limit: int) -> list[Job | Unreadable]:
         with translated():
             cursor = self._jobs.collection.find({"$and": where} if where else {}).sort("_id", order).limit(limit)
             documents = await cursor.to_list()
-        return [(str(document["_id"]), _judge(document)) for document in documents]
+        return [judged(str(document["_id"]), document.get("job")) for document in documents]
 
     async def count(self, query: JobQuery) -> Mapping[Status, int]:
         known = [status.value for status in Status]
@@ -125,13 +131,9 @@ class MongoJobStore:
         # A list of statuses, in a malformed document, matches too.
         return {Status(group["_id"]): int(group["count"]) for group in groups if group["_id"] in known}
 
-    async def unreadable(self) -> Sequence[tuple[str, str]]:
-        found: list[tuple[str, str]] = []
-        after = ""
-        while page := await self._page([{"_id": {"$gt": after}}], ASCENDING, _PAGE):
-            found.extend((job_id, why.message) for job_id, why in page if isinstance(why, WeftError))
-            after = page[-1][0]
-        return found
+    async def unreadable(self, *, after: str = "", limit: int = _PAGE) -> tuple[Sequence[Unreadable], str]:
+        page = await self._page([{"_id": {"$gt": after}}], ASCENDING, limit)
+        return [bad for bad in page if isinstance(bad, Unreadable)], page[-1].id if len(page) == limit else ""
 
     async def delete(self, job_id: str) -> None:
         # In this order: who dies in between leaves a job that can be deleted again, not a history without its job.
@@ -160,7 +162,10 @@ class MongoJobStore:
         found = await self._dispatcher.one(_DISPATCHER)
         if found is None:
             return DispatcherDoc()
-        return DispatcherDoc(term=found["term"], holder=found["holder"], rev=found["rev"])
+        try:
+            return load(DispatcherDoc, {name: found[name] for name in ("term", "holder", "rev")})
+        except (KeyError, TypeError, ValueError) as error:
+            raise Quarantined(f"the dispatcher's document cannot be read: {error!r}") from error
 
     async def replace_dispatcher(self, prior: DispatcherDoc, new: DispatcherDoc) -> DispatcherDoc:
         stored = replace(new, rev=prior.rev + 1)
@@ -184,14 +189,6 @@ class MongoJobStore:
 
 def _envelope(job: Job) -> Document:
     return {"_id": job.id, "rev": job.rev, "idem": job.idem, "job": dump(job)}
-
-
-def _judge(document: Document) -> Job | WeftError:
-    """The job, or why it cannot be read: for lists, which one bad document must not spoil."""
-    try:
-        return read_job(str(document["_id"]), document.get("job"))
-    except WeftError as error:
-        return error
 
 
 def _event(document: object) -> Event | None:

@@ -19,10 +19,10 @@ from services.core.adapters.sqlite.database import Database
 from services.core.adapters.sqlite.place import MOUNTS
 from services.core.domain.codec import dump, load
 from services.core.domain.document import read_job
-from services.core.domain.errors import Internal, NotFound, StaleRevision, WeftError
+from services.core.domain.errors import NotFound, Quarantined, StaleRevision, WeftError
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
 from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery
+from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, judged
 
 _PAGE: Final = 500
 """Documents read in one go, so that a long list holds up no other reader for long."""
@@ -109,35 +109,41 @@ class SqliteJobStore:
 
         return await self._database.write(write)
 
-    async def find(self, query: JobQuery, *, newest_first: bool = True, limit: int = 100) -> Sequence[Job]:
+    async def find(
+        self,
+        query: JobQuery,
+        *,
+        newest_first: bool = True,
+        limit: int = 100,
+        left_out: list[Unreadable] | None = None,
+    ) -> Sequence[Job]:
         found: list[Job] = []
         after = query.after
         while len(found) < limit:
             # Unreadable documents fill no place: a short page would look like the end of the list.
             page = await self._page(query, after, newest_first=newest_first, limit=min(limit - len(found), _PAGE))
-            found.extend(job for _, job in page if isinstance(job, Job))
+            found.extend(job for job in page if isinstance(job, Job))
+            if left_out is not None:
+                left_out.extend(bad for bad in page if isinstance(bad, Unreadable))
             if not page:
                 break
-            after = page[-1][0]
+            after = page[-1].id
         return found
 
     async def _page(
         self, query: JobQuery, after: str | None, *, newest_first: bool, limit: int
-    ) -> list[tuple[str, Job | WeftError]]:
+    ) -> list[Job | Unreadable]:
         where, values = _where(query)
         if after is not None:
             where, values = f"{where} AND id {'<' if newest_first else '>'} ?", [*values, after]
         return await self._judged(where, values, "DESC" if newest_first else "ASC", limit)
 
-    async def _judged(
-        self, where: str, values: Sequence[str], order: str, limit: int
-    ) -> list[tuple[str, Job | WeftError]]:
-        """Ids, and their jobs or why they cannot be read."""
+    async def _judged(self, where: str, values: Sequence[str], order: str, limit: int) -> list[Job | Unreadable]:
         select = f"SELECT id, doc FROM jobs WHERE {where} ORDER BY id {order} LIMIT ?"  # noqa: S608 - our text only
 
-        def read(connection: apsw.Connection) -> list[tuple[str, Job | WeftError]]:
+        def read(connection: apsw.Connection) -> list[Job | Unreadable]:
             rows = connection.execute(select, (*values, limit))
-            return [(str(job_id), _judge(str(job_id), str(doc))) for job_id, doc in rows]
+            return [_judge(str(job_id), str(doc)) for job_id, doc in rows]
 
         return await self._database.read(read)
 
@@ -151,13 +157,9 @@ class SqliteJobStore:
 
         return await self._database.read(read)
 
-    async def unreadable(self) -> Sequence[tuple[str, str]]:
-        found: list[tuple[str, str]] = []
-        after = ""
-        while page := await self._judged("id > ?", (after,), "ASC", _PAGE):
-            found.extend((job_id, why.message) for job_id, why in page if isinstance(why, WeftError))
-            after = page[-1][0]
-        return found
+    async def unreadable(self, *, after: str = "", limit: int = _PAGE) -> tuple[Sequence[Unreadable], str]:
+        page = await self._judged("id > ?", (after,), "ASC", limit)
+        return [bad for bad in page if isinstance(bad, Unreadable)], page[-1].id if len(page) == limit else ""
 
     async def delete(self, job_id: str) -> None:
         def write(connection: apsw.Connection) -> None:
@@ -216,16 +218,16 @@ def _job(job_id: str, text: str) -> Job:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Internal(f"the document of job {job_id} is not JSON: {error}") from error
+        raise Quarantined(f"the document of job {job_id} is not JSON: {error}") from error
     return read_job(job_id, document)
 
 
-def _judge(job_id: str, text: str) -> Job | WeftError:
-    """The job, or why it cannot be read: for lists, which one bad document must not spoil."""
+def _judge(job_id: str, text: str) -> Job | Unreadable:
     try:
-        return _job(job_id, text)
-    except WeftError as error:
-        return error
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Unreadable(id=job_id, why=f"the document of job {job_id} is not JSON: {error}")
+    return judged(job_id, document)
 
 
 def _event(text: str) -> Event | None:
