@@ -8,25 +8,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from services.api.access import Principal
+from services.api.idempotency import KEPT_MS, Answers, digest_of, origin_of
 from services.api.measures import Measures
 from services.core import jobs
-from services.core.domain.errors import Conflict, IllegalTransition, NotFound, PreconditionFailed
+from services.core.domain.errors import Conflict, IllegalTransition, NotFound, PreconditionFailed, StaleRevision
 from services.core.domain.ids import is_id
-from services.core.domain.job import Event, Job, desire, removed
+from services.core.domain.job import Event, Job, desire, removed, wished
 from services.core.domain.status import Desired
 from services.core.ports.clock import Clock
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobQuery, JobStore
 
+_TRIES: Final = 100
+"""As of ``services.core.jobs.update``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    job: Job
+    replayed: bool
+    """It was carried out before, under this idempotency key; the job is as it is now."""
+
 
 class Jobs:
     def __init__(
-        self, store: JobStore, hints: Hints, clock: Clock, measures: Measures, *, delete_wait_s: float, poll_s: float
+        self,
+        store: JobStore,
+        answers: Answers,
+        hints: Hints,
+        clock: Clock,
+        measures: Measures,
+        *,
+        delete_wait_s: float,
+        poll_s: float,
     ) -> None:
         self._store = store
+        self._answers = answers
         self._hints = hints
         self._clock = clock
         self._measures = measures
@@ -54,11 +76,14 @@ class Jobs:
     async def history(self, who: Principal, job_id: str, *, after_seq: int = 0) -> Sequence[Event]:
         return await jobs.history(self._store, await self.get(who, job_id), after_seq=after_seq)
 
-    async def wish(self, who: Principal, job_id: str, wish: Desired, *, generation: int | None = None) -> Job:
+    async def wish(
+        self, who: Principal, job_id: str, wish: Desired, *, generation: int | None = None, key: str | None = None
+    ) -> Wish:
         """Writes down what the owner wants, and wakes up who carries it out.
 
         ``generation``: only while the job is still at this one, else PreconditionFailed. IllegalTransition where the
-        wish can no longer be had. Wishing the same again changes nothing.
+        wish can no longer be had. Wishing the same again changes nothing. Under an idempotency ``key`` it is done once
+        in seven days, whatever became of the job meanwhile; IdempotencyMismatch where the key came with another wish.
         """
         await self.get(who, job_id)  # an id that is none of ours is not asked for by ``update``
 
@@ -70,11 +95,33 @@ class Jobs:
                 )
             return desire(job, wish, actor=f"user:{who.user}", now=self._clock.now_ms())
 
-        job = await jobs.update(self._store, job_id, None, change)
+        if key is None:
+            done = Wish(await jobs.update(self._store, job_id, None, change), replayed=False)
+        else:
+            origin = origin_of(who, key)
+            await self._answers.bind(origin, digest_of({"job": job_id, "wish": wish, "generation": generation}))
+            done = await self._wish_once(who, job_id, origin, change)
         await self._hints.send("desired", job_id)
-        if wish is Desired.HALT:
+        if wish is Desired.HALT and not done.replayed:
             self._measures.halted.inc()
-        return job
+        return done
+
+    async def _wish_once(self, who: Principal, job_id: str, origin: str, change: Callable[[Job], Job]) -> Wish:
+        """The change with its key in one replace, unless it was made before."""
+        for _ in range(_TRIES):
+            prior = await self.get(who, job_id)
+            now = self._clock.now_ms()
+            # In this order: a key leaves the document only after its record says that it is done.
+            if prior.asked(origin, since=now - KEPT_MS) or await self._answers.done(origin):
+                return Wish(prior, replayed=True)
+            new, forgotten = wished(change(prior), origin, now=now)
+            for one in forgotten:
+                await self._answers.finish(one.key)
+            try:
+                return Wish(await self._store.replace(prior, new), replayed=False)
+            except StaleRevision:
+                continue
+        raise StaleRevision(f"job {job_id} kept changing under {_TRIES} tries to update it")
 
     async def delete(self, who: Principal, job_id: str, *, kill: bool) -> None:
         """Soft. Conflict while the job is live; with ``kill`` it is killed first, and waited for a while."""
@@ -92,7 +139,7 @@ class Jobs:
         """Deleting it unfinished would hide it from those who must clean up after it: so it is waited for."""
         if not job.finished:
             with contextlib.suppress(IllegalTransition):  # it has ended by itself just now
-                job = await self.wish(who, job.id, Desired.KILL)
+                job = (await self.wish(who, job.id, Desired.KILL)).job
         deadline = self._clock.boottime() + self._delete_wait_s
         while not job.at_rest:
             if self._clock.boottime() >= deadline:

@@ -14,7 +14,7 @@ import hmac
 import re
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 from services.api.access import Principal, Scope, checked_name
@@ -62,6 +62,14 @@ class ApiKey:
     """Digest of the request that made it under an idempotency key."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    key: ApiKey
+    text: str = field(repr=False)
+    replayed: bool
+    """It was made before, under this idempotency key."""
+
+
 class Keys:
     def __init__(self, records: RecordStore, *, pepper: bytes, clock: Clock, cache_s: float) -> None:
         self._records = records
@@ -89,7 +97,7 @@ class Keys:
         tenant: str | None = None,
         scope: str | None = None,
         idempotency_key: str | None = None,
-    ) -> tuple[ApiKey, str]:
+    ) -> NewKey:
         """A new key and its whole text, which nobody can be told again. A user makes keys for themselves only.
 
         Under an idempotency key the text is made from it and the pepper, so that a retry gets the same answer without
@@ -99,18 +107,21 @@ class Keys:
         if idempotency_key is None:
             bits = self._clock.random_bits(RANDOM_BITS)
             key_id = make_id("k", now_ms=self._clock.now_ms(), random_bits=bits)
-            return await self._insert(key_id, f"{self._clock.random_bits(256):064x}", wanted)
+            key, text = await self._insert(key_id, f"{self._clock.random_bits(256):064x}", wanted)
+            return NewKey(key, text, replayed=False)
         origin = f"{who.tenant}/{who.user}/{idempotency_key}"
         bits = int(self._derived("id", origin), 16) % 2**RANDOM_BITS
         key_id = make_id("k", now_ms=int(self._derived("time", origin)[:10], 16), random_bits=bits)
         made_from = hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()
         try:
-            return await self._insert(key_id, self._derived("secret", origin), wanted, made_from=made_from)
+            key, text = await self._insert(key_id, self._derived("secret", origin), wanted, made_from=made_from)
         except Duplicate:
-            key = await self._read(key_id)
-        if key is None or key.made_from != made_from:
+            there = await self._read(key_id)
+        else:
+            return NewKey(key, text, replayed=False)
+        if there is None or there.made_from != made_from:
             raise IdempotencyMismatch("this Idempotency-Key came before, with another body")
-        return key, f"weft_{key_id}_{self._derived('secret', origin)}"
+        return NewKey(there, f"weft_{key_id}_{self._derived('secret', origin)}", replayed=True)
 
     async def list(self, who: Principal) -> list[ApiKey]:
         """One's own keys, revoked ones too; an admin sees everybody's."""

@@ -8,14 +8,13 @@ one.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from services.api.access import Principal
+from services.api.idempotency import digest_of
 from services.api.measures import Measures
 from services.api.platform import Fit, Platform
 from services.api.uploads import Upload, code_key
@@ -40,7 +39,6 @@ from services.core.ports.job_store import JobStore
 from services.core.ports.object_store import ObjectStore
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +98,6 @@ def _unknown_framework(spec: JobSpec) -> tuple[FieldError, ...]:
     return (FieldError("/framework/version", message, f"there are: {', '.join(there)}"),)
 
 
-def checked_key(key: str | None) -> str | None:
-    """An Idempotency-Key as it may be stored. InvalidRequest."""
-    if key is not None and _KEY.fullmatch(key) is None:
-        raise InvalidRequest("an Idempotency-Key has 1 to 255 visible ASCII characters")
-    return key
-
-
 class Submissions:
     def __init__(
         self,
@@ -155,7 +146,7 @@ class Submissions:
                 f"/code: {message}", errors=(FieldError("/code", message, "send it, or leave `code` out"),)
             )
         stored_spec = dump_spec(spec)
-        idem_digest = _digest({"spec": stored_spec, "code": code_digest})
+        idem_digest = digest_of({"spec": stored_spec, "code": code_digest})
         job, replayed = await self._insert(
             who, tenant, spec=stored_spec, code=code_digest, key=key, digest=idem_digest, trace=trace
         )
@@ -198,8 +189,3 @@ class Submissions:
 
 def _warnings(fit: Fit) -> tuple[str, ...]:
     return (fit.message,) if fit.verdict == "never" else ()
-
-
-def _digest(request: Mapping[str, Any]) -> str:
-    text = json.dumps(request, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 
 from services.api.artifacts import Artifacts
 from services.api.following import Following
 from services.api.gateway import Gateway
+from services.api.idempotency import Answers
 from services.api.jobs import Jobs
 from services.api.keys import ensure_admin_key, open_keys
 from services.api.measures import Measures
@@ -22,6 +24,10 @@ from services.api.uploads import Uploads
 from services.api.watching import Watcher
 from services.core import wiring
 from services.core.ports.job_store import JobStore
+
+_SWEEP_S: Final = 60.0
+_SWEPT: Final = 500
+"""Records of idempotency keys that are looked at in each sweep: bounded work, whatever there is."""
 
 
 @contextlib.asynccontextmanager
@@ -45,6 +51,9 @@ async def gateway(
         await ensure_admin_key(keys, secrets, clock)
         uploads = Uploads(settings.place / "uploads", max_bytes=settings.max_code_bytes)
         uploads.open()
+        answers = Answers(records, clock)
+        sweeping = asyncio.create_task(answers.keep_swept(every_s=_SWEEP_S, limit=_SWEPT))
+        closing.callback(sweeping.cancel)
         measures, telemetry = Measures(registry), TelemetryPeer(peers["metrics"])
         platform = Platform(store, DispatcherPeer(peers["lcm"]), NodePeer(peers["node"]))
         yield (
@@ -52,7 +61,13 @@ async def gateway(
                 settings=settings,
                 keys=keys,
                 jobs=Jobs(
-                    store, hints, clock, measures, delete_wait_s=settings.delete_wait_s, poll_s=settings.follow_poll_s
+                    store,
+                    answers,
+                    hints,
+                    clock,
+                    measures,
+                    delete_wait_s=settings.delete_wait_s,
+                    poll_s=settings.follow_poll_s,
                 ),
                 submissions=Submissions(
                     store=store, objects=objects, hints=hints, clock=clock, platform=platform, measures=measures

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from services.api.access import Principal
 from services.api.gateway import Gateway
+from services.api.idempotency import checked_key
 from services.api.rest.answers import answer
 from services.api.rest.bodies import body_schema, read_model
 from services.api.rest.explaining import explain_json
@@ -119,8 +120,10 @@ async def shown(uses: Gateway, job: Job, *, status: int = 200) -> Response:
 
 async def _wish(uses: Gateway, who: Principal, request: Request, job_id: str, wish: Desired) -> Response:
     generation = _if_match(request.headers.get("if-match"))
-    job = await uses.jobs.wish(who, job_id, wish, generation=generation)
-    return answer(job_json(job), status=202, headers={"ETag": f'"{job.generation}"'})
+    key = checked_key(request.headers.get("idempotency-key"))
+    done = await uses.jobs.wish(who, job_id, wish, generation=generation, key=key)
+    headers = {"ETag": f'"{done.job.generation}"', **({"Idempotency-Replayed": "true"} if done.replayed else {})}
+    return answer(job_json(done.job), status=202, headers=headers)
 
 
 def _if_match(header: str | None) -> int | None:

@@ -6,13 +6,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from services.api.access import PERMISSIONS
+from services.api.idempotency import checked_key
 from services.api.rest.answers import answer
 from services.api.rest.bodies import body_schema, read_model
 from services.api.rest.openapi import ok
 from services.api.rest.permissions import KeyReader, KeyWriter, Uses, Visitor
 from services.api.rest.shapes import KeyJson, KeysJson, WhoJson
 from services.api.rest.writing import key_json
-from services.api.submit import checked_key
 
 router = APIRouter(prefix="/v1", tags=["keys"])
 
@@ -49,11 +49,12 @@ async def list_keys(uses: Uses, who: KeyReader) -> Response:
 async def create_key(uses: Uses, who: KeyWriter, request: Request) -> Response:
     idempotency_key = checked_key(request.headers.get("idempotency-key"))
     wanted = await read_model(request, NewKey)
-    key, text = await uses.keys.create(
+    made = await uses.keys.create(
         who, name=wanted.name, user=wanted.user, tenant=wanted.tenant, scope=wanted.scope,
         idempotency_key=idempotency_key,
     )  # fmt: skip
-    return answer({**key_json(key), "key": text}, status=201, headers={"Cache-Control": "no-store"})
+    headers = {"Cache-Control": "no-store", **({"Idempotency-Replayed": "true"} if made.replayed else {})}
+    return answer({**key_json(made.key), "key": made.text}, status=201, headers=headers)
 
 
 @router.delete("/keys/{key_id}", status_code=204, responses={204: {"description": "It no longer works"}})

@@ -17,6 +17,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from services.api.gateway import Gateway
+from services.api.idempotency import checked_key
 from services.api.rest.answers import answer
 from services.api.rest.bodies import read_body
 from services.api.rest.gate import TRACE
@@ -24,7 +25,7 @@ from services.api.rest.openapi import ok
 from services.api.rest.permissions import Uses, Writer
 from services.api.rest.shapes import JobJson, PlanJson
 from services.api.rest.writing import job_json, plan_json
-from services.api.submit import DIGEST, Submitted, checked_key, read_spec
+from services.api.submit import DIGEST, Submitted, read_spec
 from services.api.uploads import Upload, code_key
 from services.core.domain.errors import FieldError, InvalidArchive, InvalidRequest, NoSpace, TooLarge, WeftError
 from services.core.domain.spec import JobSpec

@@ -18,6 +18,8 @@ from services.core.domain.errors import Conflict, IllegalTransition
 from services.core.domain.status import ADMITTED, RESTING, TERMINAL, Desired, Status, allowed
 
 SCHEMA: Final = 1
+KEPT_WISHES: Final = 16
+"""Of the keys of wishes; each is some 100 bytes in the document."""
 _PATH: Final = (Status.PENDING, Status.DOWNLOADING, Status.PROCESSING, Status.STORING)
 
 
@@ -113,6 +115,15 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wished:
+    """A wish that came under an idempotency key, so that it is carried out once."""
+
+    key: str
+    time: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Times are Unix milliseconds. ``rev`` is the store's; ``generation`` is the owner's (each wish adds one)."""
 
@@ -134,6 +145,8 @@ class Job:
     desired: Desired = Desired.RUN
     generation: int = 1
     observed_generation: int = 0
+    wishes: tuple[Wished, ...] = ()
+    """The latest that came under a key, oldest first; at most ``KEPT_WISHES``."""
     attempt: Attempt = Attempt()
     dispatcher_term: int = 0
     not_before: int = 0
@@ -165,6 +178,10 @@ class Job:
     def at_rest(self) -> bool:
         """Nothing of it runs, is held or will come: what follows a job may end, and it may be deleted."""
         return self.status in RESTING and not self.holds
+
+    def asked(self, key: str, *, since: int) -> bool:
+        """Whether the latest wishes carry this key."""
+        return any(one.key == key and one.time > since for one in self.wishes)
 
 
 def new_job(
@@ -246,6 +263,12 @@ def desire(job: Job, wish: Desired, *, actor: str, now: int) -> Job:
     return obeyed(job, actor=actor, now=now)
 
 
+def wished(job: Job, key: str, *, now: int) -> tuple[Job, tuple[Wished, ...]]:
+    """The job that remembers this key as its latest wish's, and the wishes that it forgets for it."""
+    cut = max(0, len(job.wishes) + 1 - KEPT_WISHES)
+    return replace(job, wishes=(*job.wishes[cut:], Wished(key=key, time=now))), job.wishes[:cut]
+
+
 def obeyed(job: Job, *, actor: str, now: int) -> Job:
     """A job that holds nothing, brought to what its owner wants; any other is unchanged."""
     if job.holds or job.status not in {Status.QUEUED, Status.HALTED}:
@@ -302,4 +325,4 @@ def check_replace(prior: Job, new: Job) -> None:
         raise IllegalTransition(f"job {prior.id}: attempt {prior.attempt.number} still holds hardware")
 
 
-__all__ = ["ADMITTED", "RESTING", "Attempt", "Claim", "Counters", "Event", "Job", "State", "Verdict"]
+__all__ = ["ADMITTED", "RESTING", "Attempt", "Claim", "Counters", "Event", "Job", "State", "Verdict", "Wished"]

@@ -1,0 +1,176 @@
+"""Every POST under an Idempotency-Key acts once: whatever was cut, whoever races, whatever came in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.api.idempotency import KEPT_MS, KIND, Answers
+from services.api.rest.app import create_routes
+from services.api.rest.permissions import routes_of
+from services.core.adapters.memory import MemoryRecordStore
+from services.core.adapters.system_clock import SystemClock
+from services.core.domain.errors import IdempotencyMismatch
+from services.core.domain.job import KEPT_WISHES
+from tests.testbed.api import SPEC, Api, running_api
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    async with running_api(tmp_path) as one:
+        yield one
+
+
+@dataclass
+class Post:
+    """A request to one route, and another one to the same route. ``{job}`` stands for a job's id."""
+
+    body: Any = None
+    other: Any = None
+    other_path: str = ""
+    first: tuple[str, ...] = ()
+    """What has to be done to the job before."""
+
+
+POSTS = {
+    "/v1/jobs": Post(SPEC, {**SPEC, "name": "other"}),
+    "/v1/jobs/{job_id}/halt": Post(other_path="/v1/jobs/{job}/kill"),
+    "/v1/jobs/{job_id}/resume": Post(other_path="/v1/jobs/{job}/halt", first=("halt",)),
+    "/v1/jobs/{job_id}/kill": Post(other_path="/v1/jobs/{job}/halt"),
+    "/v1/keys": Post({"name": "a"}, {"name": "b"}),
+}
+
+
+async def test_every_post_there_is_answers_again_under_its_key_and_refuses_another_body(api: Api) -> None:
+    posts = sorted(route.path for route in routes_of(create_routes(api.gateway)) if "POST" in (route.methods or ()))
+    assert posts == sorted(POSTS)
+    for path, post in POSTS.items():
+        job = (await api.submit())["id"]
+        for verb in post.first:
+            assert (await api.admin.post(f"/v1/jobs/{job}/{verb}")).status_code == 202
+        key = {"Idempotency-Key": f"key-of-{path}"}
+        url = path.replace("{job_id}", job)
+        made = await api.admin.post(url, json=post.body, headers=key)
+        assert made.is_success, made.text
+        assert "idempotency-replayed" not in made.headers
+        again = await api.admin.post(url, json=post.body, headers=key)
+        assert (again.status_code, again.json()) == (made.status_code, made.json())
+        assert again.headers["idempotency-replayed"] == "true"
+        other = await api.admin.post(
+            post.other_path.replace("{job}", job) or url, json=post.other or post.body, headers=key
+        )
+        assert (other.status_code, other.json()["code"]) == (422, "idempotency-mismatch"), path
+        for bad in ("", "a b", "x" * 256):
+            refused = await api.admin.post(url, json=post.body, headers={"Idempotency-Key": bad})
+            assert (refused.status_code, refused.json()["code"]) == (400, "invalid-request"), (path, bad)
+
+
+async def test_a_halt_that_is_sent_again_after_the_job_was_resumed_does_not_halt_it_again(api: Api) -> None:
+    job = (await api.submit())["id"]
+    halt, resume = {"Idempotency-Key": "h"}, {"Idempotency-Key": "r"}
+    assert (await api.admin.post(f"/v1/jobs/{job}/halt", headers=halt)).json()["status"] == "HALTED"
+    assert (await api.admin.post(f"/v1/jobs/{job}/resume", headers=resume)).json()["status"] == "QUEUED"
+    late = await api.admin.post(f"/v1/jobs/{job}/halt", headers=halt)
+    assert (late.status_code, late.json()["status"]) == (202, "QUEUED")
+    twice = await api.admin.post(f"/v1/jobs/{job}/resume", headers=resume)  # without a key this is a 409
+    assert (twice.status_code, twice.json()["generation"]) == (202, 3)
+    assert (await api.admin.post(f"/v1/jobs/{job}/resume")).status_code == 409
+    assert (await api.admin.post(f"/v1/jobs/{job}/halt", headers={"Idempotency-Key": "h2"})).json()["generation"] == 4
+
+
+async def test_a_wish_that_changed_nothing_is_remembered_too(api: Api) -> None:
+    job = (await api.submit())["id"]
+    await api.admin.post(f"/v1/jobs/{job}/halt", headers={"Idempotency-Key": "first"})
+    await api.admin.post(f"/v1/jobs/{job}/halt", headers={"Idempotency-Key": "second"})
+    await api.admin.post(f"/v1/jobs/{job}/resume")
+    late = await api.admin.post(f"/v1/jobs/{job}/halt", headers={"Idempotency-Key": "second"})
+    assert late.json()["status"] == "QUEUED"
+
+
+async def test_a_key_is_known_after_any_number_of_later_wishes_and_the_document_stays_small(api: Api) -> None:
+    job = (await api.submit())["id"]
+    wishes = [("halt", "resume")[number % 2] for number in range(3 * KEPT_WISHES)]
+    for number, verb in enumerate(wishes):
+        answer = await api.admin.post(f"/v1/jobs/{job}/{verb}", headers={"Idempotency-Key": f"k{number}"})
+        assert answer.status_code == 202, answer.text
+    stored = await api.store.get(job)
+    assert stored is not None
+    assert len(stored.wishes) == KEPT_WISHES
+    for number, verb in enumerate(wishes):
+        again = await api.admin.post(f"/v1/jobs/{job}/{verb}", headers={"Idempotency-Key": f"k{number}"})
+        assert (again.status_code, again.headers.get("idempotency-replayed")) == (202, "true")
+        assert again.json()["generation"] == len(wishes) + 1
+
+
+async def test_sixteen_racing_wishes_under_one_key_over_two_processes_are_one_wish(tmp_path: Path) -> None:
+    async with running_api(tmp_path) as one, running_api(tmp_path) as two:
+        for turn in range(5):
+            job = (await one.submit())["id"]
+            await one.admin.post(f"/v1/jobs/{job}/halt")
+            answers = await asyncio.gather(
+                *(
+                    api.admin.post(f"/v1/jobs/{job}/resume", headers={"Idempotency-Key": f"race-{turn}"})
+                    for api in (one, two)
+                    for _ in range(8)
+                )
+            )
+            assert [answer.status_code for answer in answers] == [202] * 16
+            assert ["idempotency-replayed" in answer.headers for answer in answers].count(False) == 1
+            events = (await one.admin.get(f"/v1/jobs/{job}/history")).json()["events"]
+            assert [event["to"] for event in events] == ["QUEUED", "HALTED", "RESUMED", "QUEUED"]
+
+
+async def test_two_users_may_use_the_same_key(api: Api) -> None:
+    made = set[str]()
+    for user in ("ada", "bob"):
+        async with api.client(await api.key(user, "acme")) as client:
+            answer = await client.post("/v1/jobs", json=SPEC, headers={"Idempotency-Key": "same"})
+            made.add(answer.json()["id"])
+            wish = await client.post(f"/v1/jobs/{answer.json()['id']}/halt", headers={"Idempotency-Key": "same"})
+            assert (wish.status_code, wish.json()["status"]) == (202, "HALTED")
+    assert len(made) == 2
+
+
+async def test_the_text_of_a_new_key_is_kept_nowhere_and_yet_answered_again(api: Api) -> None:
+    texts = set[str]()
+    for _ in range(2):
+        made = await api.admin.post("/v1/keys", json={"name": "ci"}, headers={"Idempotency-Key": "ci-key"})
+        texts.add(made.json()["key"])
+    [text] = texts
+    secret = text.rpartition("_")[2].encode()
+    files = [path for path in api.settings.home.rglob("*") if path.is_file()]
+    assert any(path.name.startswith("records.sqlite") for path in files)
+    assert [path for path in files if secret in path.read_bytes()] == []
+
+
+class Later(SystemClock):
+    """The machine's clock, so much later."""
+
+    by_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.by_ms
+
+
+async def test_after_seven_days_a_key_may_be_used_anew_and_its_record_is_swept_a_page_at_a_time() -> None:
+    records, clock = MemoryRecordStore(), Later()
+    answers = Answers(records, clock)
+    for number in range(25):
+        await answers.bind(f"{number:064}", "a halt")
+        await answers.finish(f"{number:064}")
+    assert await answers.done(f"{7:064}")
+    with pytest.raises(IdempotencyMismatch):
+        await answers.bind(f"{7:064}", "a kill")
+    clock.by_ms = KEPT_MS - 60_000
+    assert [await answers.sweep(limit=10) for _ in range(3)] == [0, 0, 0]
+    clock.by_ms = KEPT_MS
+    assert not await answers.done(f"{7:064}")
+    await answers.bind(f"{7:064}", "a kill")
+    assert not await answers.done(f"{7:064}")
+    assert [await answers.sweep(limit=10) for _ in range(3)] == [9, 10, 5]
+    assert [one.id for one in await records.find(KIND, {})] == [f"{7:064}"]
