@@ -151,8 +151,8 @@ class ControlPlane:
         wire, chosen = wire or Tripwire(), GuardianSettings(home=self.home / place, **{**self.guardian, **settings})
         ports = GuardianPorts(
             jobs=wire.wrap(self.jobs, "jobs"), status=wire.wrap(self.status, "status"),
-            cluster=wire.wrap(self.cluster, "cluster"), hints=self.hints, clock=self.clock, summaries=self.summaries,
-            secret=SECRET, sizes=SIZES,
+            cluster=wire.wrap(self.cluster, "cluster"), hints=wire.wrap(self.hints, "hints"), clock=self.clock,
+            summaries=wire.wrap(self.summaries, "summaries"), secret=SECRET, sizes=SIZES,
         )  # fmt: skip
         membership = Membership("guardian", ports.status, self.clock, chosen)
         pool = Pool(ports, chosen, membership, GuardianMeters(CollectorRegistry()))
@@ -167,7 +167,8 @@ class ControlPlane:
         wire, chosen = wire or Tripwire(), LcmSettings(home=self.home / place, **{**self.lcm, **settings})
         ports = LcmPorts(
             jobs=wire.wrap(self.jobs, "jobs"), status=wire.wrap(self.status, "status"),
-            cluster=wire.wrap(self.cluster, "cluster"), hints=self.hints, clock=self.clock, secret=SECRET,
+            cluster=wire.wrap(self.cluster, "cluster"), hints=wire.wrap(self.hints, "hints"), clock=self.clock,
+            secret=SECRET,
         )  # fmt: skip
         membership = Membership("lcm", ports.status, self.clock, chosen)
         meters = LcmMeters(CollectorRegistry())
@@ -210,6 +211,12 @@ class ControlPlane:
         if process.membership.lease is not None:
             self._orphans.append(process.membership.lease)
         self._let_run_out()
+
+    def pause(self, process: Process) -> None:
+        """SIGSTOP: nothing of it moves, and its lease runs out. ``wire.resume()`` lets it go on, where it was."""
+        process.wire.moving.clear()
+        if process.membership.lease is not None:
+            self.status.pause(process.membership.lease.id)
 
     def etcd_comes_back(self) -> None:
         """After ``status.go_away``: the living keep their leases alive again, the dead do not."""

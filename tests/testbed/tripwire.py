@@ -1,24 +1,32 @@
-"""A process that dies, or is cut off, at one exact call of its ports.
+"""A process that dies, stands still, or is cut off at one exact call of its ports.
 
 ``Tripwire.wrap(port, name)`` stands in for the port: every call goes on to the real one, is counted and noted, and at
-call number ``at`` something happens: before the call, or after it took effect and before its answer came.
+call number ``at`` something happens: ``before`` it; ``after`` it took effect and before its answer came; or once it was
+``answered``, and the process goes on to whatever it calls next.
 
-    crash   the process is dead: the call never returns, and nothing it calls afterwards happens
-    cut     the caller gets Unavailable, and lives on
+    crash   the process is dead: nothing it calls afterwards happens
+    cut     the caller gets Unavailable, and lives on (a hint is lost without a word: so its port says)
+    pause   the process stands still until ``resume``: what it was about to do happens then, late
     act     somebody else does something (``act``) at this very moment; the caller does not notice
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
+from services.core.calls import Call, watched
 from services.core.domain.errors import Unavailable
 
 Port = TypeVar("Port")
+
+
+def _set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
 
 
 @dataclass
@@ -26,65 +34,66 @@ class Tripwire:
     at: int | tuple[str, int] = -1
     """The call's number of all, from 0; or ``("cluster.do", 3)``: its number of those, from 1."""
     when: str = "before"
-    """before | after."""
+    """before | after | answered."""
     what: str = "crash"
-    """crash | cut | act."""
+    """crash | cut | pause | act."""
     act: Callable[[], Awaitable[object]] | None = None
     calls: list[str] = field(default_factory=list)
     """``port.method`` of each call, in order."""
+    points: list[str] = field(default_factory=list)
+    """The same with what each was about: ``cluster.do(reserve)``."""
+    tripped: asyncio.Event = field(default_factory=asyncio.Event)
+    """It has happened."""
     dead: asyncio.Event = field(default_factory=asyncio.Event)
+    moving: asyncio.Event = field(default_factory=_set)
+    """Unset while the process stands still."""
 
     def wrap(self, port: Port, name: str) -> Port:
-        return cast("Port", _Proxy(self, port, name))
+        return watched(port, name, self)
 
-    async def _trip(self) -> None:
-        if self.act is not None:
-            await self.act()
-            return
-        if self.what == "cut":
-            raise Unavailable("the connection was cut")
-        self.dead.set()
-        await asyncio.Event().wait()
+    def resume(self) -> None:
+        """After ``pause``."""
+        self.moving.set()
 
-    async def call(self, name: str, method: Any, args: Any, kwargs: Any) -> Any:
-        if self.dead.is_set():
-            raise asyncio.CancelledError
-        self.calls.append(name)
-        number = len(self.calls) - 1 if isinstance(self.at, int) else (name, self.calls.count(name))
-        if (number, "before") == (self.at, self.when):
-            await self._trip()
-        result = await method(*args, **kwargs)
-        if (number, "after") == (self.at, self.when):
-            await self._trip()
+    async def call(self, call: Call, act: Callable[[], Awaitable[Any]]) -> Any:
+        await self._live()
+        self.calls.append(call.name)
+        self.points.append(str(call))
+        number = len(self.calls) - 1 if isinstance(self.at, int) else (call.name, self.calls.count(call.name))
+        here = number == self.at
+        if here and self.when == "before":
+            lost = await self._trip(call)
+            if lost:
+                return None
+        result = await act()
+        if here and self.when == "after":
+            await self._trip(call)
+        if here and self.when == "answered":
+            self.tripped.set()
+            self.dead.set()
         return result
 
+    async def stream(self, call: Call, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for each in items:
+            await self._live()
+            yield each
 
-class _Proxy:
-    def __init__(self, wire: Tripwire, port: Any, name: str) -> None:
-        self._wire, self._port, self._name = wire, port, name
+    async def _live(self) -> None:
+        if self.dead.is_set():
+            raise asyncio.CancelledError
+        await self.moving.wait()
 
-    def __getattr__(self, attribute: str) -> Any:
-        found = getattr(self._port, attribute)
-        stand_in = self._stand_in(attribute, found)
-        setattr(self, attribute, stand_in)
-        return stand_in
-
-    def _stand_in(self, attribute: str, found: Any) -> Any:
-        if inspect.isasyncgenfunction(found):
-            return self._stream(found)
-        if not inspect.iscoroutinefunction(found):
-            return found
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            return await self._wire.call(f"{self._name}.{attribute}", found, args, kwargs)
-
-        return call
-
-    def _stream(self, method: Any) -> Any:
-        async def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            async for each in method(*args, **kwargs):
-                if self._wire.dead.is_set():
-                    raise asyncio.CancelledError
-                yield each
-
-        return stream
+    async def _trip(self, call: Call) -> bool:
+        """Whether the call was lost without a word."""
+        self.tripped.set()
+        if self.act is not None:
+            await self.act()
+        elif self.what == "pause":
+            self.moving.clear()
+            await self.moving.wait()
+        elif self.what == "crash":
+            self.dead.set()
+            await asyncio.Event().wait()
+        elif call.port != "hints":
+            raise Unavailable("the connection was cut")
+        return self.what == "cut" and call.port == "hints"
