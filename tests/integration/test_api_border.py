@@ -14,7 +14,7 @@ import pytest_asyncio
 import structlog.testing
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-from services.api.rest import shapes
+from services.api import shapes
 from tests.testbed.api import SPEC, Api, running_api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

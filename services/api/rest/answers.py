@@ -1,10 +1,9 @@
-"""How answers are written: JSON without NaN, times as RFC 3339, errors as RFC 9457 problems, all of the one table."""
+"""How answers are sent: JSON without NaN, errors as RFC 9457 problems, all of the one table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -24,23 +23,6 @@ def encode(body: object) -> bytes:
 
 def answer(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(encode(body), status_code=status, headers=headers, media_type="application/json")
-
-
-def rfc3339(ms: int) -> str:
-    """Unix milliseconds as ``2026-11-21T13:20:00.123Z``."""
-    seconds, rest = divmod(ms, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
-
-
-def rfc3339_or_none(ms: int | None) -> str | None:
-    return None if ms is None else rfc3339(ms)
-
-
-def number(value: float) -> float | str:
-    """A metric's value: what JSON cannot write is a word."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
 def problem(error: WeftError, trace_id: str) -> dict[str, Any]:

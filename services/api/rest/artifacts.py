@@ -18,8 +18,8 @@ from services.api.rest.answers import answer, http_refusal
 from services.api.rest.gate import trace_id_of
 from services.api.rest.openapi import ok
 from services.api.rest.permissions import Reader, Uses
-from services.api.rest.shapes import ArtifactsJson
-from services.api.rest.writing import artifact_json
+from services.api.shapes import ArtifactsJson
+from services.api.writing import artifact_json
 from services.core.domain.errors import FieldError, InvalidRequest
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])

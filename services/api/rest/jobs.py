@@ -9,15 +9,15 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from services.api.access import Principal
+from services.api.explaining import explain_json
 from services.api.gateway import Gateway
 from services.api.idempotency import checked_key
 from services.api.rest.answers import answer
 from services.api.rest.bodies import body_schema, read_model
-from services.api.rest.explaining import explain_json
 from services.api.rest.openapi import ok
 from services.api.rest.permissions import Reader, Uses, Writer
-from services.api.rest.shapes import FIELDS, ExplainJson, HistoryJson, JobJson, JobsJson
-from services.api.rest.writing import event_json, job_json
+from services.api.shapes import FIELDS, ExplainJson, HistoryJson, JobJson, JobsJson
+from services.api.writing import event_json, job_json
 from services.core.domain.errors import FieldError, InvalidRequest, PreconditionFailed
 from services.core.domain.ids import is_id
 from services.core.domain.job import Job

@@ -11,8 +11,8 @@ from services.api.rest.answers import answer
 from services.api.rest.bodies import body_schema, read_model
 from services.api.rest.openapi import ok
 from services.api.rest.permissions import KeyReader, KeyWriter, Uses, Visitor
-from services.api.rest.shapes import KeyJson, KeysJson, WhoJson
-from services.api.rest.writing import key_json
+from services.api.shapes import KeyJson, KeysJson, WhoJson
+from services.api.writing import key_json
 
 router = APIRouter(prefix="/v1", tags=["keys"])
 

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Response
 from services.api.rest.answers import answer
 from services.api.rest.openapi import ok
 from services.api.rest.permissions import PUBLIC, Uses, Visitor
-from services.api.rest.shapes import ClusterJson, FrameworksJson, QueueJson, SizesJson, VersionJson
-from services.api.rest.writing import cluster_json, framework_json, size_json, waiting_json
+from services.api.shapes import ClusterJson, FrameworksJson, QueueJson, SizesJson, VersionJson
+from services.api.writing import cluster_json, framework_json, size_json, waiting_json
 from services.core.domain.sizes import SIZES
 from services.core.domain.status import Status
 from services.core.frameworks import library

@@ -23,10 +23,10 @@ from services.api.rest.bodies import read_body
 from services.api.rest.gate import TRACE
 from services.api.rest.openapi import ok
 from services.api.rest.permissions import Uses, Writer
-from services.api.rest.shapes import JobJson, PlanJson
-from services.api.rest.writing import job_json, plan_json
+from services.api.shapes import JobJson, PlanJson
 from services.api.submit import DIGEST, Submitted, read_spec
 from services.api.uploads import Upload, code_key
+from services.api.writing import job_json, plan_json
 from services.core.domain.errors import FieldError, InvalidArchive, InvalidRequest, NoSpace, TooLarge, WeftError
 from services.core.domain.spec import JobSpec
 

@@ -17,8 +17,8 @@ from services.api.rest import sse
 from services.api.rest.answers import answer
 from services.api.rest.openapi import ok
 from services.api.rest.permissions import Reader, Uses
-from services.api.rest.shapes import LinesJson, MetricsJson, ProgressJson
-from services.api.rest.writing import end_json, event_json, job_json, line_json, point_json, progress_json, series_json
+from services.api.shapes import LinesJson, MetricsJson, ProgressJson
+from services.api.writing import end_json, event_json, job_json, line_json, point_json, progress_json, series_json
 from services.core.domain.errors import FieldError, InvalidRequest, Unavailable
 from services.core.domain.job import Event, Job
 from services.core.ports.metric_store import LineQuery, PointQuery

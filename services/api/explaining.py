@@ -10,7 +10,7 @@ from typing import Final
 
 from services.api.peers import Waiting
 from services.api.platform import spec_of
-from services.api.rest.shapes import ExplainJson
+from services.api.shapes import ExplainJson
 from services.core.domain.job import Job
 from services.core.domain.status import Desired, Status
 

@@ -1,15 +1,16 @@
-"""Use cases' values written down as the JSON of ``shapes``. Pure, one function per shape."""
+"""Use cases' values written down as the JSON of ``shapes``, for every door. Pure, one function per shape."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 from services.api.artifacts import Artifact
 from services.api.keys import ApiKey
 from services.api.peers import Summary, Waiting
 from services.api.platform import ClusterState, spec_of
-from services.api.rest.answers import number, rfc3339, rfc3339_or_none
-from services.api.rest.shapes import (
+from services.api.shapes import (
     ArtifactJson,
     ClusterJson,
     EndJson,
@@ -35,6 +36,23 @@ from services.core.domain.sizes import Size
 from services.core.domain.spec import dump_spec
 from services.core.frameworks import Framework
 from services.core.ports.metric_store import StoredLine, StoredPoint
+
+
+def rfc3339(ms: int) -> str:
+    """Unix milliseconds as ``2026-11-21T13:20:00.123Z``."""
+    seconds, rest = divmod(ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
+
+
+def rfc3339_or_none(ms: int | None) -> str | None:
+    return None if ms is None else rfc3339(ms)
+
+
+def number(value: float) -> float | str:
+    """A metric's value: what JSON cannot write is a word."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
 def size_json(size: Size, count: int = 1) -> SizeJson:

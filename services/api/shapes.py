@@ -1,4 +1,4 @@
-"""The JSON of every answer (docs/api.md), as types: the OpenAPI document is made from them."""
+"""The JSON of every answer (docs/api.md), as types: the OpenAPI document and gRPC's messages are made from them."""
 
 from __future__ import annotations
 
