@@ -78,6 +78,7 @@ class MemoryLearner:
                 time=self.cluster.now_ms(), code=None if by or lost else code, signal=by, lost=lost, oom=oom,
                 stop_cause=self.stop_cause,
             )  # fmt: skip
+            self.cluster.on_end(self)
             self.tell()
 
     def tell(self) -> None:
@@ -140,6 +141,8 @@ class MemoryCluster:
         """Called for each learner that is removed: where its helper ends, whatever it is at."""
         self.on_start: Callable[[MemoryLearner], None] = lambda _: None
         """Called just after a learner's process was started."""
+        self.on_end: Callable[[MemoryLearner], None] = lambda _: None
+        """Called just after it ended, or will never be started."""
         self.done: list[tuple[str, AttemptPlan]] = []
         """Every step that was carried out, with its plan: who did what."""
         self.lags = False
@@ -147,7 +150,7 @@ class MemoryCluster:
         self._places: dict[str, _Place] = {}
         self._refusals: list[tuple[str, int, str, WeftError]] = []
         self._gates: dict[str, asyncio.Event] = {}
-        self._watchers: set[asyncio.Queue[str]] = set()
+        self._watchers: dict[asyncio.Queue[str], None] = {}  # in order: a simulation's runs are all the same
         self._away = False
 
     # --- what a test does --------------------------------------------------------
@@ -262,12 +265,12 @@ class MemoryCluster:
     async def watch(self) -> AsyncGenerator[str]:
         queue: asyncio.Queue[str] = asyncio.Queue()
         queue.put_nowait("")
-        self._watchers.add(queue)
+        self._watchers[queue] = None
         try:
             while True:
                 yield await queue.get()
         finally:
-            self._watchers.discard(queue)
+            self._watchers.pop(queue, None)
 
     async def ping(self) -> None:
         await self._answer()
