@@ -11,6 +11,7 @@ BENCHMARKS = {
     "start_latency": "submit -> the learner's process runs, and where the time goes",
     "release": "the process ends -> its hardware is free, and the next job runs",
     "metrics_ingest": "lines and points taken in per second; how soon a follower sees them",
+    "takeover": "a part of the platform is killed -> it works again",
     "overhead": "a training run on the platform against the same bare processes",
 }
 

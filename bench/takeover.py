@@ -1,0 +1,51 @@
+"""How soon a part of the platform that died works again, set beside what FfDL reports.
+
+    python -m bench.takeover [--runs 20] [--quick]
+
+Each part in turn is ended with kill -9 on a running platform, by its own pid, and the time is taken from the kill to
+its next useful act as a user sees it (tests/chaos/takeover.py says for each part what that is):
+
+* api: a request is answered; lcm: a job that is submitted after the kill is admitted; guardian: a halt that is asked
+  for after the kill begins; metrics, helper: a line that is written after the kill can be read.
+* learner, shim: another process of the learner runs (in the next attempt, by its retry budget).
+* node, etcd: a job that is submitted after the kill gets its process. etcd loses all it knew, each time.
+
+FfDL's figures are those of its paper, as recalled (architecture notes, R6), on a cluster of its own: they say what was
+thought good, not that one machine was compared with another.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from bench.own_platform import own_platform
+from bench.report import Row, show
+from tests.chaos.takeover import PARTS, measuring
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20, help="kills of each part (default: 20)")
+    parser.add_argument("--quick", action="store_true", help="three of each")
+    args = parser.parse_args()
+    runs = 3 if args.quick else args.runs
+    times: dict[str, list[float]] = {part.name: [] for part in PARTS}
+    with own_platform({"WEFT_NODE_CPUS": "4"}) as (platform, _), measuring(platform) as bench:
+        # Round by round, as services die in life: not the same one again while it is hardly up.
+        for _ in range(runs):
+            for part in PARTS:
+                times[part.name].append(part.measure(bench))
+    rows = [
+        Row(
+            f"{part.name} killed", times[part.name], unit="s",
+            promised="" if part.crash_s is None else f"<= {part.crash_s:g}",
+        )
+        for part in PARTS
+    ]  # fmt: skip
+    theirs = ", ".join(f"{part.name} {part.ffdl} s" for part in PARTS if part.ffdl != "-")
+    show("takeover: from kill -9 to the next useful act", rows, notes=[f"FfDL's paper, as recalled: {theirs}"])
+
+
+if __name__ == "__main__":
+    main()
