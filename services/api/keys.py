@@ -234,6 +234,14 @@ async def open_keys(records: RecordStore, store: SecretStore, clock: Clock, *, c
     return Keys(records, pepper=pepper, clock=clock, cache_s=cache_s)
 
 
+async def move_pepper(before: SecretStore, now: SecretStore) -> None:
+    """Installations made before docs/adr/0008-secrets.md kept it in a file, not beside the keys it belongs to."""
+    pepper = await before.get(PEPPER)
+    if pepper is not None:
+        await now.get_or_create(PEPPER, pepper)
+        await before.delete(PEPPER)
+
+
 async def ensure_admin_key(keys: Keys, store: SecretStore, clock: Clock) -> None:
     """The first administrator's key: its text in the SecretStore (0600), its record among the keys.
 

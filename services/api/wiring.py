@@ -14,7 +14,7 @@ from services.api.following import Following
 from services.api.gateway import Gateway
 from services.api.idempotency import Answers
 from services.api.jobs import Jobs
-from services.api.keys import ensure_admin_key, open_keys
+from services.api.keys import ensure_admin_key, move_pepper, open_keys
 from services.api.measures import Measures
 from services.api.peers import DispatcherPeer, NodePeer, Peer, TelemetryPeer
 from services.api.platform import Platform
@@ -36,7 +36,7 @@ async def gateway(
 ) -> AsyncGenerator[tuple[Gateway, JobStore]]:
     """The use cases over the profile's adapters, the first administrator's key made; all closed at the end."""
     async with contextlib.AsyncExitStack() as closing:
-        secrets, clock = wiring.secret_store(settings), wiring.clock()
+        installation, clock = wiring.installation_secrets(settings), wiring.clock()
         secret = await wiring.service_secret(settings)
         store = await wiring.job_store(settings)
         closing.push_async_callback(store.close)
@@ -47,8 +47,10 @@ async def gateway(
         peers = {name: Peer(settings.place, name, secret) for name in ("metrics", "lcm", "node")}
         for peer in peers.values():
             closing.push_async_callback(peer.close)
+        secrets = await wiring.secret_store(settings, records)
+        await move_pepper(installation, secrets)
         keys = await open_keys(records, secrets, clock, cache_s=settings.key_cache_s)
-        await ensure_admin_key(keys, secrets, clock)
+        await ensure_admin_key(keys, installation, clock)
         uploads = Uploads(settings.place / "uploads", max_bytes=settings.max_code_bytes)
         uploads.open()
         answers = Answers(records, clock)

@@ -23,6 +23,10 @@ class Settings(BaseSettings):
         repr=False,  # a URI may hold a password
         description="Where jobs and records live: sqlite (files in the home), or mongodb://user:password@host/database.",
     )
+    master_key_file: Path | None = Field(
+        default=None,
+        description="The keys that wrap the secrets in the record store; by default secrets/master-key in the home.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least that is logged; logs are JSON, one object per line."
     )

@@ -14,6 +14,7 @@ from services.core.domain.errors import InvalidRequest
 from services.core.settings import Settings
 
 if TYPE_CHECKING:
+    from services.core.adapters.encrypted import EncryptedSecretStore, MasterKeyFile
     from services.core.adapters.rpc.telemetry import Telemetry
     from services.core.ports.clock import Clock
     from services.core.ports.cluster import Cluster
@@ -34,16 +35,31 @@ def clock() -> Clock:
     return SystemClock()
 
 
-def secret_store(settings: Settings) -> SecretStore:
-    """Private files in the installation's folder."""
+def installation_secrets(settings: Settings) -> SecretStore:
+    """Private files in the installation's folder: what must be there before any store answers."""
     from services.core.adapters.folder.secrets import FolderSecretStore
 
     return FolderSecretStore(settings.place / "secrets")
 
 
+def master_keys(settings: Settings) -> MasterKeyFile:
+    """What the secrets of the record store are wrapped with."""
+    from services.core.adapters.encrypted import MasterKeyFile
+
+    given = settings.master_key_file
+    return MasterKeyFile(given or settings.place / "secrets" / "master-key", made_here=given is None)
+
+
+async def secret_store(settings: Settings, records: RecordStore) -> EncryptedSecretStore:
+    """What belongs to the data, and lies beside it: encrypted, among the records."""
+    from services.core.adapters.encrypted import EncryptedSecretStore
+
+    return await EncryptedSecretStore.open(records, master_keys(settings))
+
+
 async def service_secret(settings: Settings) -> bytes:
     """What the services know each other by, and what learners' tokens are made with. Made at the first start."""
-    return await secret_store(settings).get_or_create(SERVICE_SECRET, os.urandom(32))
+    return await installation_secrets(settings).get_or_create(SERVICE_SECRET, os.urandom(32))
 
 
 def _on_mongo(settings: Settings) -> bool:

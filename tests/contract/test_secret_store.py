@@ -5,38 +5,72 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from services.core.adapters.encrypted import EncryptedSecretStore, MasterKeyFile
 from services.core.adapters.folder import FolderSecretStore
+from services.core.adapters.mongo import MongoRecordStore
+from services.core.adapters.sqlite import SqliteRecordStore
 from services.core.domain.errors import InvalidRequest, NoSpace, PermissionDenied, Unavailable
+from services.core.ports.record_store import RecordStore
 from services.core.ports.secret_store import SecretStore
 
 
 class World(Protocol):
     """One set of secrets and those who use it."""
 
-    def another(self) -> SecretStore:
+    async def another(self) -> SecretStore:
         """Another process's view of it."""
         ...
+
+    async def close(self) -> None: ...
 
 
 class InFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def another(self) -> SecretStore:
+    async def another(self) -> SecretStore:
         return FolderSecretStore(self.root)
+
+    async def close(self) -> None: ...
 
     def files(self) -> list[Path]:
         return [path for path in self.root.rglob("*") if not path.is_dir()]
 
 
-@pytest.fixture(params=["folder"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    return {"folder": InFolder}[request.param](tmp_path / "secrets")
+class Encrypted:
+    """Among the records of a store; all that use it have one master key file."""
+
+    def __init__(self, open_records: Callable[[], Awaitable[RecordStore]], key: Path) -> None:
+        self.open_records, self.key = open_records, key
+        self.opened: list[RecordStore] = []
+
+    async def another(self) -> SecretStore:
+        self.opened.append(await self.open_records())
+        return await EncryptedSecretStore.open(self.opened[-1], MasterKeyFile(self.key, made_here=True))
+
+    async def close(self) -> None:
+        for records in self.opened:
+            await records.close()
+
+
+@pytest.fixture(params=["folder", "encrypted-sqlite", "encrypted-mongo"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[World]:
+    one: World
+    if request.param == "folder":
+        one = InFolder(tmp_path / "secrets")
+    elif request.param == "encrypted-sqlite":
+        one = Encrypted(lambda: SqliteRecordStore.open(tmp_path / "records.sqlite"), tmp_path / "keys" / "master-key")
+    else:
+        uri = request.getfixturevalue("mongo_uri")
+        one = Encrypted(lambda: MongoRecordStore.open(uri), tmp_path / "keys" / "master-key")
+    yield one
+    await one.close()
 
 
 @pytest.fixture
@@ -46,7 +80,7 @@ def in_folder(tmp_path: Path) -> InFolder:
 
 @pytest.mark.parametrize("value", [b"", b"\x00\xff\n", b"x" * 200_000], ids=len)
 async def test_what_was_put_is_read_by_everyone(world: World, value: bytes) -> None:
-    ours, theirs = world.another(), world.another()
+    ours, theirs = await world.another(), await world.another()
     assert await theirs.get("admin-key") is None
     await ours.put("admin-key", b"the first")
     await ours.put("admin-key", value)
@@ -55,7 +89,7 @@ async def test_what_was_put_is_read_by_everyone(world: World, value: bytes) -> N
 
 
 async def test_get_or_create_keeps_what_is_there(world: World) -> None:
-    store = world.another()
+    store = await world.another()
     assert await store.get_or_create("k", b"first") == b"first"
     assert await store.get_or_create("k", b"second") == b"first"
     await store.put("k", b"third")
@@ -63,7 +97,7 @@ async def test_get_or_create_keeps_what_is_there(world: World) -> None:
 
 
 async def test_of_racing_creators_all_get_the_same(world: World) -> None:
-    stores = [world.another() for _ in range(4)]
+    stores = [await world.another() for _ in range(4)]
     for name in ("a", "b", "c"):
         values = await asyncio.gather(*[stores[n % 4].get_or_create(name, str(n).encode()) for n in range(16)])
         assert len(set(values)) == 1
@@ -71,7 +105,7 @@ async def test_of_racing_creators_all_get_the_same(world: World) -> None:
 
 
 async def test_a_deleted_secret_is_gone(world: World) -> None:
-    store = world.another()
+    store = await world.another()
     await store.put("k", b"x")
     await store.delete("k")
     await store.delete("k")
@@ -80,7 +114,7 @@ async def test_a_deleted_secret_is_gone(world: World) -> None:
 
 
 async def test_names_never_meet(world: World) -> None:
-    store = world.another()
+    store = await world.another()
     names = ["a/b", "a%2Fb", "..", ".", ".new", "../x", "=", "a b", "A B", "ä", "\n", "\x00"]
     for name in names:
         await store.put(name, name.encode())
@@ -89,7 +123,7 @@ async def test_names_never_meet(world: World) -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 300, "ä" * 50, "\ud800"])
 async def test_what_is_no_name_is_refused(world: World, name: str) -> None:
-    store = world.another()
+    store = await world.another()
     with pytest.raises(InvalidRequest):
         await store.put(name, b"x")
     with pytest.raises(InvalidRequest):
@@ -107,7 +141,7 @@ async def test_files_are_for_their_owner_alone_whatever_the_umask(in_folder: InF
     in_folder.root.mkdir(mode=0o777)
     before = os.umask(0)
     try:
-        store = in_folder.another()
+        store = await in_folder.another()
         await store.put("../k", b"x")
     finally:
         os.umask(before)
@@ -118,7 +152,7 @@ async def test_files_are_for_their_owner_alone_whatever_the_umask(in_folder: InF
 
 
 async def test_a_full_disk_is_said_and_harms_nothing(in_folder: InFolder) -> None:
-    store = in_folder.another()
+    store = await in_folder.another()
     await store.put("k", b"before")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -134,15 +168,15 @@ async def test_a_full_disk_is_said_and_harms_nothing(in_folder: InFolder) -> Non
 
 
 async def test_what_a_dead_writer_left_is_swept(in_folder: InFolder) -> None:
-    await in_folder.another().put("k", b"x")
+    await (await in_folder.another()).put("k", b"x")
     (in_folder.root / ".new" / "half").write_bytes(b"hal")
-    store = in_folder.another()
+    store = await in_folder.another()
     assert [file.name for file in in_folder.files()] == ["=k"]
     assert await store.get("k") == b"x"
 
 
 async def test_a_link_is_no_secret(in_folder: InFolder, tmp_path: Path) -> None:
-    store = in_folder.another()
+    store = await in_folder.another()
     (tmp_path / "outside").write_bytes(b"o")
     (in_folder.root / "=k").symlink_to(tmp_path / "outside")
     with pytest.raises(Unavailable) as caught:

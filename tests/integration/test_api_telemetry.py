@@ -18,7 +18,7 @@ from services.core.domain.job import Job, admitted, moved, released
 from services.core.domain.status import Status
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.settings import Settings
-from services.core.wiring import SERVICE_SECRET, secret_store
+from services.core.wiring import SERVICE_SECRET, installation_secrets
 from tests.testbed.api import Api, running_api
 from tests.testbed.etcd import Etcd
 from tests.testbed.metrics import SECRET, Helper, MetricsProcess, running
@@ -46,7 +46,7 @@ async def api(tmp_path: Path, shared: MetricsProcess) -> AsyncGenerator[Api]:
 
 def api_over(home: Path, metrics: str, **settings: Any) -> Any:
     async def keep() -> None:
-        await secret_store(Settings(home=home)).put(SERVICE_SECRET, SECRET)
+        await installation_secrets(Settings(home=home)).put(SERVICE_SECRET, SECRET)
 
     return running_api(home, {"metrics": metrics}, before=keep, **settings)
 

@@ -26,7 +26,7 @@ from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.home import Home
 from services.core.settings import Settings
-from services.core.wiring import SERVICE_SECRET, secret_store
+from services.core.wiring import SERVICE_SECRET, installation_secrets
 from tests.testbed.etcd import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ class MetricsProcess:
         self.address = f"127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
         (self.home / "run").mkdir(parents=True)
-        secrets = secret_store(Settings(home=self.home.root))
+        secrets = installation_secrets(Settings(home=self.home.root))
         # On a thread: what asks for this may be asynchronous, and its loop runs already.
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, secrets.put(SERVICE_SECRET, SECRET)).result()

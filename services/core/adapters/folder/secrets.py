@@ -13,12 +13,11 @@ import secrets
 from collections.abc import Generator
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 from services.core.adapters.folder import files
-from services.core.domain.errors import InvalidRequest, PermissionDenied
+from services.core.domain.errors import PermissionDenied
+from services.core.ports.secret_store import escaped
 
-_NAME_MAX: Final = 255
 _NEW: Final = ".new"
 """Folder of what is being written."""
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -38,13 +37,13 @@ class FolderSecretStore:
                 files.sweep(new)
 
     async def get(self, name: str) -> bytes | None:
-        return await asyncio.to_thread(self._get, _file(name))
+        return await asyncio.to_thread(self._get, escaped(name))
 
     async def put(self, name: str, value: bytes) -> None:
-        await asyncio.to_thread(self._put, _file(name), value, create_only=False)
+        await asyncio.to_thread(self._put, escaped(name), value, create_only=False)
 
     async def get_or_create(self, name: str, value: bytes) -> bytes:
-        file = _file(name)
+        file = escaped(name)
 
         def agree() -> bytes:
             while (found := self._get(file)) is None:
@@ -55,7 +54,7 @@ class FolderSecretStore:
         return await asyncio.to_thread(agree)
 
     async def delete(self, name: str) -> None:
-        file = _file(name)
+        file = escaped(name)
 
         def remove() -> None:
             with _errors(), contextlib.suppress(FileNotFoundError), self._folder() as place:
@@ -106,13 +105,3 @@ def _errors() -> Generator[None]:
         yield
     except OSError as error:
         raise files.translated(error, "the secret store") from error
-
-
-def _file(name: str) -> str:
-    try:
-        file = "=" + quote(name, safe="")
-    except UnicodeEncodeError:
-        raise InvalidRequest("a secret's name is valid Unicode") from None
-    if not name or len(file) > _NAME_MAX:
-        raise InvalidRequest(f"a secret's name has 1 to {_NAME_MAX - 1} letters and digits (others count threefold)")
-    return file
