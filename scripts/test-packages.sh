@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What the tests need of the system beside .venv: bubblewrap, allowed to make user
-# namespaces. The platform itself runs without it (tier process); its tests show the
-# tier sandbox too, and fail rather than skip where they cannot.
+# namespaces, and the brokers RabbitMQ and Redis. The platform itself runs without them
+# (tier process, a folder as broker); its tests show them too, and fail rather than skip
+# where they cannot.
 #
 # Run by `make test`. Says nothing when nothing is missing; installs with apt, aloud,
 # with sudo only where that is needed. Never fails itself: the tests name what they lack.
@@ -16,19 +17,39 @@ if [ "$(id -u)" != 0 ]; then
 fi
 can_be_root() { [ "$(id -u)" = 0 ] || command -v sudo > /dev/null; }
 
-if ! command -v bwrap > /dev/null; then
-    if ! command -v apt-get > /dev/null || ! can_be_root; then
-        say "bubblewrap is missing and cannot be installed from here: the tests of the tier sandbox will fail; install bubblewrap"
-        exit 0
-    fi
-    say "installing the Debian package bubblewrap, for the tests of the tier sandbox ${as_root[0]:+(with sudo)}"
+# package=a program of it. RabbitMQ's own is not on everybody's PATH.
+missing=()
+for wanted in bubblewrap=bwrap redis-server=redis-server rabbitmq-server=/usr/lib/rabbitmq/bin/rabbitmq-server; do
+    command -v "${wanted#*=}" > /dev/null || missing+=("${wanted%%=*}")
+done
+
+install_missing() {
+    local log policy=/usr/sbin/policy-rc.d
     log=$(mktemp)
-    trap 'rm -f "$log"' EXIT
+    # No service starts that a package brings: the tests run their own. A machine that
+    # has a policy of its own keeps it.
+    local clean="rm -f $log"
+    if [ ! -e "$policy" ]; then
+        clean="$clean; ${as_root[*]} rm -f $policy"
+        printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" > /dev/null
+        "${as_root[@]}" chmod 755 "$policy"
+    fi
+    # shellcheck disable=SC2064 # as it is now
+    trap "$clean" EXIT
     # The list of packages is fetched only where the one at hand does not serve.
-    install=(env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends bubblewrap)
+    local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}")
     "${as_root[@]}" "${install[@]}" > "$log" 2>&1 \
         || { "${as_root[@]}" apt-get update -q && "${as_root[@]}" "${install[@]}"; } > "$log" 2>&1 \
-        || { say "that FAILED: $(tail -n 1 "$log")"; exit 0; }
+        || say "that FAILED: $(tail -n 1 "$log")"
+}
+
+if [ "${#missing[@]}" != 0 ]; then
+    if ! command -v apt-get > /dev/null || ! can_be_root; then
+        say "missing, and cannot be installed from here: ${missing[*]}; tests that need them will fail"
+    else
+        say "installing the Debian packages ${missing[*]}, for the tests${as_root[0]:+ (with sudo)}"
+        install_missing
+    fi
 fi
 
 # Ubuntu lets only root make user namespaces, from 24.04 on.

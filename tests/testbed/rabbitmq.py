@@ -1,0 +1,130 @@
+"""RabbitMQ on loopback, from Debian's package: a node of our own, beside whatever the machine runs as a service.
+
+It has its own folder, cookie, ports and port mapper (epmd), so that it meets no other Erlang; both are ended by pid.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.testbed.built import need_debian
+from tests.testbed.etcd import free_port
+from tests.testbed.signals import pause
+from tests.waiting import eventually
+
+_PROGRAM: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+"""Not the one on PATH: that changes to a user of the package's and reads the service's settings."""
+_START_S: Final = 90
+"""Four seconds of processor time; much longer on a busy machine."""
+_GREETING: Final = b"AMQP\x00\x00\x09\x01"
+
+
+class RabbitMQ:
+    """Keeps its ports and its folder over all its lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self._folder = folder
+        self._mapper_port, self._node_port = free_port(), free_port()
+        self._mapper: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@{self.address}//"
+
+    def start(self) -> None:
+        """Returns when it serves."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (("rabbitmq.conf", "disk_free_limit.absolute = 1MB\n"), ("plugins", "[].\n"), ("none", "")):
+            (self._folder / name).write_text(text)
+        with (self._folder / "rabbitmq.out").open("ab") as output:
+            if self._mapper is None:
+                self._mapper = subprocess.Popen(
+                    ["epmd"], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment()
+                )
+            self._process = subprocess.Popen(
+                [_PROGRAM], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment(), cwd="/"
+            )
+        eventually(self._serves, timeout=_START_S)
+
+    def _environment(self) -> dict[str, str]:
+        folder = self._folder
+        settings = {
+            "NODENAME": "weft@localhost",
+            "NODE_IP_ADDRESS": "127.0.0.1",
+            "NODE_PORT": str(self.port),
+            "DIST_PORT": str(self._node_port),
+            "CONF_ENV_FILE": f"{folder}/none",
+            "CONFIG_FILE": f"{folder}/rabbitmq",
+            "ENABLED_PLUGINS_FILE": f"{folder}/plugins",
+            "GENERATED_CONFIG_DIR": f"{folder}/generated",
+            "MNESIA_BASE": f"{folder}/data",
+            "LOG_BASE": f"{folder}/log",
+            "PID_FILE": f"{folder}/pid",
+            # Threads that do not spin while they wait: two processors are all there may be.
+            "SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none "
+            "-kernel inet_dist_use_interface {127,0,0,1}",
+        }
+        return {
+            "PATH": os.environ["PATH"],
+            "LANG": "C.UTF-8",
+            "HOME": str(folder),  # of the cookie
+            "ERL_EPMD_PORT": str(self._mapper_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_CRASH_DUMP_SECONDS": "0",
+            # The process is the server itself, and no shell that watches it.
+            "detached": "1",
+            **{f"RABBITMQ_{name}": value for name, value in settings.items()},
+        }
+
+    def _serves(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self._folder / "rabbitmq.out").read_text()[-2000:]
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+                connection.sendall(_GREETING)
+                return connection.recv(1) == b"\x01"  # its first frame; what refuses us says "AMQP"
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """Kill -9. What is durable is there again after the next start; hints are not."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.kill()
+        if self._mapper is not None:
+            self._mapper.kill()
+            self._mapper.wait()
+            self._mapper = None
+
+    def pause(self) -> None:
+        assert self._process is not None
+        pause(self._process.pid)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_installed(aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]) -> None:
+    with untimed():
+        need_debian((str(_PROGRAM), "epmd"), ("rabbitmq-server",), aloud)
