@@ -15,6 +15,7 @@ pytest_plugins = [
     "tests.testbed.go",
     "tests.testbed.etcd",
     "tests.testbed.mongo",
+    "tests.testbed.s3",
     "tests.promises",
 ]
 

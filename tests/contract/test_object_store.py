@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -18,12 +19,15 @@ from hypothesis import strategies as st
 
 from services.core.adapters.folder import FolderObjectStore
 from services.core.adapters.folder.objects import STAGING
+from services.core.adapters.s3.objects import S3ObjectStore
 from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NoSpace, NotFound, Unavailable
 from services.core.ports.object_store import ObjectMeta, ObjectStore
+from tests.testbed.s3 import S3
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
+_numbers = itertools.count(1)
 
 
 class World(Protocol):
@@ -45,9 +49,29 @@ class InFolder:
         return {str(path.relative_to(self.root)) for path in self.root.rglob("*")} - {STAGING}
 
 
-@pytest.fixture(params=["folder"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    return {"folder": InFolder}[request.param](tmp_path / "objects")
+class InBucket:
+    def __init__(self, s3: S3, name: str) -> None:
+        self._bucket = s3.bucket(name)
+
+    def another(self) -> ObjectStore:
+        return S3ObjectStore(self._bucket)
+
+
+NewWorld = Callable[[], World]
+
+
+@pytest.fixture(params=["folder", "s3"])
+def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> NewWorld:
+    """Worlds without any objects."""
+    if request.param == "folder":
+        return lambda: InFolder(tmp_path / f"objects-{next(_numbers)}")
+    s3: S3 = request.getfixturevalue("s3")
+    return lambda: InBucket(s3, f"contract-{next(_numbers)}")
+
+
+@pytest.fixture
+def world(new_world: NewWorld) -> World:
+    return new_world()
 
 
 @pytest.fixture
@@ -202,9 +226,9 @@ NAMES = st.lists(st.sampled_from(["a", "b", "a-", "a.b", "0", "é"]), min_size=1
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=st.sets(NAMES, max_size=12), limit=st.integers(1, 4))
-def test_pages_join_to_the_sorted_list(names: set[str], limit: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_pages_join_to_the_sorted_list(names: set[str], limit: int, new_world: NewWorld) -> None:
     async def check() -> None:
-        store = FolderObjectStore(tmp_path_factory.mktemp("objects"))
+        store = new_world().another()
         stored: set[str] = set()
         for name in names:
             try:

@@ -43,8 +43,11 @@ class ObjectStore(Protocol):
     anything else is InvalidRequest.
     """
 
-    async def put(self, key: str, chunks: AsyncIterable[bytes], *, create_only: bool = False) -> ObjectMeta:
-        """Streams an object in; visible only when complete, and durable when this returns.
+    async def put(
+        self, key: str, chunks: AsyncIterable[bytes], *, create_only: bool = False, size: int | None = None
+    ) -> ObjectMeta:
+        """Streams an object in; visible only when complete, and durable when this returns. ``size``: what the chunks
+        will come to, where it is known: stores that take large objects in parts cut them by it.
 
         Duplicate where ``create_only`` and the key exists; NoSpace where the store is full (nothing half-made stays).
         """

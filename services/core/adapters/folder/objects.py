@@ -49,7 +49,14 @@ class FolderObjectStore:
             with self.folder((STAGING,), create=True) as staging:
                 files.sweep(staging)
 
-    async def put(self, key: str, chunks: AsyncIterable[bytes], *, create_only: bool = False) -> ObjectMeta:
+    async def put(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        create_only: bool = False,
+        size: int | None = None,  # noqa: ARG002
+    ) -> ObjectMeta:
         parts = _parts(key)
         writer = _Writer(self, parts, key, create_only=create_only)
         try:

@@ -1,0 +1,286 @@
+"""Objects moved by signed URLs: by a helper, whose URLs a service signs, and by a service, which signs its own.
+
+An object is visible whole or not at all: small ones go in one request, larger ones in parts that count only once all
+are there and the upload is completed. At most two parts are in memory. Each request may be repeated: an answer that was
+lost is told from a request that was by looking at the object. An upload that fails is aborted, unless its owner keeps
+its progress (``Progress``), to go on with it after a cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from html import escape
+from typing import Final, Protocol, TypeAlias
+
+from services.core.adapters.s3.answers import Answer, UploadGone, raise_for
+from services.core.adapters.s3.wire import Wire
+from services.core.domain.errors import Duplicate, NotFound, Unavailable, WeftError
+from services.core.ports.object_urls import ObjectRequest
+
+Sign: TypeAlias = Callable[[ObjectRequest], Awaitable[str]]
+Patience: TypeAlias = Callable[[Unavailable, int, float], Awaitable[None]]
+"""Asked after each failure that may pass (which one, how many there were, since when: monotonic seconds): waits before
+the next try, or raises it."""
+
+PART_BYTES: Final = 8 * 2**20
+_PARTS: Final = 9_500
+"""Of the 10,000 that S3 allows."""
+_GROWS_EVERY: Final = 1_000
+"""Where the size is not known, parts double every so many: 8 GiB, 24 GiB, ..."""
+_COMPLETE_S: Final = 300.0
+"""Completing copies all parts on some servers."""
+_ABORT_S: Final = 3.0
+_HASTE_S: Final = 2.0
+
+
+class PerhapsOurs(Duplicate):
+    """The object is there, and an earlier try, of which no answer came, may have put it there."""
+
+
+@dataclass(slots=True)
+class Upload:
+    """One that is under way."""
+
+    id: str
+    size: int
+    """Of the whole object."""
+    etags: list[str] = field(default_factory=list)
+    """Of the parts that are there, from the first."""
+
+
+class Progress(Protocol):
+    """Where the upload of one object of a known size is remembered."""
+
+    def load(self) -> Upload | None: ...
+
+    def save(self, upload: Upload) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    size: int
+    etag: str
+
+
+async def in_haste(trouble: Unavailable, tries: int, since: float) -> None:
+    """The patience of a service: its caller waits, and will come again."""
+    if time.monotonic() - since > _HASTE_S:
+        raise trouble
+    await asyncio.sleep(min(0.5, 0.05 * 2**tries))
+
+
+class Transfer:
+    """One at a time; ``close`` it."""
+
+    def __init__(self, sign: Sign, *, patience: Patience = in_haste, wire: Wire | None = None) -> None:
+        self._sign = sign
+        self._patience = patience
+        self._wire = wire or Wire()
+
+    async def put(
+        self, key: str, chunks: AsyncIterable[bytes], *, create_only: bool = False, size: int | None = None,
+        progress: Progress | None = None,
+    ) -> Stored:  # fmt: skip
+        """As ``ObjectStore.put``. UploadGone where ``progress`` led nowhere: it is forgotten, and to be done again."""
+        async with aclosing(_parts(chunks, size)) as parts:
+            first, whole = await anext(parts)
+            if whole:
+                return await self._put_one(key, first, create_only=create_only)
+            many = _Many(self, key, create_only=create_only, size=size, progress=progress)
+            return await many.put(first, parts)
+
+    async def head(self, key: str) -> Answer | None:
+        try:
+            answer, _ = await self.call(ObjectRequest("head", key))
+        except NotFound:
+            return None
+        return answer
+
+    async def get(self, key: str, *, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        """As ``ObjectStore.get``, for ranges that lie within; goes on where it was cut."""
+        place, tries, since = start, 0, time.monotonic()
+        while True:
+            request = ObjectRequest("get", key)
+            try:
+                url = await self._sign(request)
+                async with aclosing(self._wire.stream(url, key, start=place, end=end)) as chunks:
+                    async for chunk in chunks:
+                        place += len(chunk)
+                        yield chunk
+                        tries, since = 0, time.monotonic()
+            except Unavailable as trouble:
+                tries += 1
+                await self._patience(trouble, tries, since)
+            else:
+                return
+
+    async def call(
+        self, request: ObjectRequest, body: bytes | None = None, headers: Mapping[str, str] | None = None,
+        *, within_s: float | None = None,
+    ) -> tuple[Answer, int]:  # fmt: skip
+        """The answer, and how many tries came before it whose outcome nobody knows."""
+        tries, since = 0, time.monotonic()
+        while True:
+            try:
+                url = await self._sign(request)
+                answer = await self._wire.send(request.method, url, body, headers, within_s=within_s)
+                raise_for(answer, request.key)
+            except UploadGone:
+                raise
+            except Unavailable as trouble:
+                tries += 1
+                await self._patience(trouble, tries, since)
+            except Duplicate as duplicate:
+                if tries:
+                    raise PerhapsOurs(duplicate.message) from None
+                raise
+            else:
+                return answer, tries
+
+    async def _put_one(self, key: str, data: bytes, *, create_only: bool) -> Stored:
+        digest = hashlib.md5(data, usedforsecurity=False)
+        headers = {"Content-MD5": base64.b64encode(digest.digest()).decode(), **_condition(create_only=create_only)}
+        try:
+            answer, _ = await self.call(ObjectRequest("put", key), data, headers)
+        except PerhapsOurs:
+            if await self.has(key, digest.hexdigest()):
+                return Stored(len(data), digest.hexdigest())
+            raise
+        return Stored(len(data), answer.etag)
+
+    async def has(self, key: str, etag: str) -> bool:
+        there = await self.head(key)
+        return there is not None and there.etag == etag
+
+    async def abort(self, request: ObjectRequest) -> None:
+        """Once, and on a connection of its own: the store may be away, and the sweep comes after us."""
+        wire = Wire(answer_s=_ABORT_S)
+        try:
+            with contextlib.suppress(WeftError, TimeoutError):
+                async with asyncio.timeout(_ABORT_S):
+                    await wire.send(request.method, await self._sign(request))
+        finally:
+            wire.close()
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+class _Many:
+    """An object on its way in parts."""
+
+    def __init__(
+        self, transfer: Transfer, key: str, *, create_only: bool, size: int | None, progress: Progress | None
+    ) -> None:
+        self._transfer = transfer
+        self._key = key
+        self._create_only = create_only
+        self._size = size
+        self._progress = progress
+        self._digests = hashlib.md5(usedforsecurity=False)
+
+    async def put(self, first: bytes, rest: AsyncIterator[tuple[bytes, bool]]) -> Stored:
+        upload = await self._begun()
+        total = len(first)
+        try:
+            await self._part(upload, 1, first)
+            number = 1
+            async for data, _ in rest:
+                number, total = number + 1, total + len(data)
+                await self._part(upload, number, data)
+            return await self._completed(upload, total)
+        except UploadGone:
+            self._forget()
+            raise
+        except BaseException:
+            if self._progress is None:
+                await self._transfer.abort(ObjectRequest("abort", self._key, upload.id))
+            raise
+
+    async def _begun(self) -> Upload:
+        if self._progress is not None:
+            known = self._progress.load()
+            if known is not None and known.size == self._size:
+                return known
+            if known is not None:
+                await self._transfer.abort(ObjectRequest("abort", self._key, known.id))
+        answer, _ = await self._transfer.call(ObjectRequest("begin", self._key))
+        upload = Upload(answer.word("UploadId"), self._size or 0)
+        self._save(upload)
+        return upload
+
+    async def _part(self, upload: Upload, number: int, data: bytes) -> None:
+        digest = hashlib.md5(data, usedforsecurity=False).digest()
+        self._digests.update(digest)
+        if number <= len(upload.etags):
+            return  # sent before the cut
+        request = ObjectRequest("part", self._key, upload.id, number)
+        answer, _ = await self._transfer.call(request, data, {"Content-MD5": base64.b64encode(digest).decode()})
+        upload.etags.append(answer.etag)
+        self._save(upload)
+
+    async def _completed(self, upload: Upload, total: int) -> Stored:
+        parts = "".join(
+            f'<Part><PartNumber>{number}</PartNumber><ETag>"{escape(etag)}"</ETag></Part>'
+            for number, etag in enumerate(upload.etags, 1)
+        )
+        body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+        etag = f"{self._digests.hexdigest()}-{len(upload.etags)}"
+        request, condition = ObjectRequest("complete", self._key, upload.id), _condition(create_only=self._create_only)
+        try:
+            answer, _ = await self._transfer.call(request, body, condition, within_s=_COMPLETE_S)
+            etag = answer.word("ETag").strip('"') or etag
+        except UploadGone:
+            # Completed before, by a try whose answer was lost; or swept.
+            there = await self._transfer.head(self._key)
+            if there is None or there.headers.get("content-length") != str(total):
+                raise
+            if self._create_only and there.etag != etag:
+                raise Duplicate(f"there is an object {self._key}") from None
+        except PerhapsOurs:
+            if not await self._transfer.has(self._key, etag):
+                raise
+        self._forget()
+        return Stored(total, etag)
+
+    def _save(self, upload: Upload) -> None:
+        if self._progress is not None:
+            self._progress.save(upload)
+
+    def _forget(self) -> None:
+        if self._progress is not None:
+            self._progress.forget()
+
+
+def _condition(*, create_only: bool) -> dict[str, str]:
+    return {"If-None-Match": "*"} if create_only else {}
+
+
+def part_bytes(number: int, size: int | None) -> int:
+    """Of the part with this number (from 1): by the size alone, so that whoever goes on cuts at the same places."""
+    if size is None:
+        return PART_BYTES << ((number - 1) // _GROWS_EVERY)
+    return PART_BYTES * max(1, -(-size // (PART_BYTES * _PARTS)))
+
+
+async def _parts(chunks: AsyncIterable[bytes], size: int | None) -> AsyncGenerator[tuple[bytes, bool]]:
+    """The stream cut into parts, and of each whether it is the last. At least one, perhaps empty."""
+    waiting, number = bytearray(), 1
+    async for chunk in chunks:
+        waiting += chunk
+        while len(waiting) > part_bytes(number, size):  # not '>=': the last part is known as such
+            length = part_bytes(number, size)
+            part = bytes(memoryview(waiting)[:length])
+            del waiting[:length]
+            yield part, False
+            number += 1
+    yield bytes(waiting), True

@@ -1,0 +1,138 @@
+"""One HTTP connection on which signed URLs are asked, one at a time: every wait is bounded, a cancelled one is cut off.
+
+Standard library, in a thread: helpers use it too, and whatever they import their learner waits for. Never through a
+proxy that the environment names: the store is where the operator's endpoint says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
+
+from services.core.adapters.s3.answers import RETRY_AFTER_S, Answer, raise_for
+from services.core.domain.errors import Unavailable
+
+T = TypeVar("T")
+
+CONNECT_S: Final = 5.0
+ANSWER_S: Final = 20.0
+"""For each single wait: until more can be sent, until something comes."""
+CHUNK: Final = 2**20
+_BODY_MAX: Final = 8 * 2**20
+_CLOSED: Final = (ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected)
+
+
+class Wire:
+    def __init__(self, *, answer_s: float = ANSWER_S) -> None:
+        self._answer_s = answer_s
+        self._connection: http.client.HTTPConnection | None = None
+        self._to = ("", "")
+        self._used = False
+
+    async def send(
+        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None,
+        *, within_s: float | None = None,
+    ) -> Answer:  # fmt: skip
+        """Whatever the server answers. Unavailable where it does not, within ``within_s`` of silence."""
+
+        def work() -> Answer:
+            response = self._ask(method, url, body, headers or {}, within_s or self._answer_s)
+            content = response.read(_BODY_MAX)
+            return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, content)
+
+        return await self._in_thread(work)
+
+    async def stream(self, url: str, key: str, *, start: int, end: int | None) -> AsyncGenerator[bytes]:
+        """The object's bytes [start, end) in chunks of at most 1 MiB; ``start`` lies within it, or is 0."""
+        last = "" if end is None else str(end - 1)
+        wanted = {"Range": f"bytes={start}-{last}"} if start or end is not None else {}
+
+        def begin() -> http.client.HTTPResponse:
+            response = self._ask("GET", url, None, wanted, self._answer_s)
+            if response.status not in {200, 206}:
+                heads = {name.lower(): value for name, value in response.getheaders()}
+                raise_for(Answer(response.status, heads, response.read(_BODY_MAX)), key)
+            return response
+
+        response = await self._in_thread(begin)
+        try:
+            while chunk := await self._in_thread(lambda: response.read(CHUNK)):
+                yield chunk
+            if response.length:  # read() gives what there was, and no error, where the connection ended early
+                raise Unavailable(f"the object store ended in the middle of {key}", retry_after_s=RETRY_AFTER_S)
+        finally:
+            if not response.isclosed():
+                self.close()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.close()
+
+    # --- in the thread -----------------------------------------------------------------------------------------------
+
+    def _ask(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], within_s: float
+    ) -> http.client.HTTPResponse:
+        parts = urlsplit(url)
+        target = f"{parts.path}?{parts.query}"
+        while True:
+            connection = self._connected(parts.scheme, parts.netloc, within_s)
+            again = self._used
+            try:
+                self._used = True
+                connection.request(method, target, body=body, headers={"Host": parts.netloc, **headers})
+                return connection.getresponse()
+            except _CLOSED:
+                self.close()
+                if not again:  # the server may close what was idle; what it refuses afresh, it refuses
+                    raise
+
+    def _connected(self, scheme: str, place: str, within_s: float) -> http.client.HTTPConnection:
+        if self._to != (scheme, place):
+            self.close()
+        if self._connection is None:
+            self._to = (scheme, place)
+            if scheme == "https":
+                context = ssl.create_default_context()
+                self._connection = http.client.HTTPSConnection(place, timeout=CONNECT_S, context=context)
+            else:
+                self._connection = http.client.HTTPConnection(place, timeout=CONNECT_S)
+        if self._connection.sock is None:  # new, or closed after its last answer
+            self._used = False
+            self._connection.connect()
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(within_s)
+        return self._connection
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        running = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self._cut()
+            await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()  # seen: it is of no interest any more
+            self.close()
+            raise
+        except (OSError, http.client.HTTPException) as error:
+            place = self._to[1]
+            self.close()
+            why = str(error) or type(error).__name__
+            raise Unavailable(
+                f"the object store at {place} does not answer ({why})", retry_after_s=RETRY_AFTER_S
+            ) from error
+
+    def _cut(self) -> None:
+        """Ends what the thread waits for."""
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,124 @@
+"""A real S3 server on loopback: versitygw on a folder, with credentials of its own, that can be killed and paused."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.core.adapters.s3.bucket import Bucket, Credentials, bucket
+from tests.testbed.etcd import free_port
+from tests.testbed.go import SERVERS, GoBuilt
+from tests.testbed.signals import pause
+
+REGION = "eu-north-1"
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_names = itertools.count(1)
+
+
+class S3:
+    """Keeps its port, its credentials and its folder over all its lives."""
+
+    def __init__(self, binary: Path, folder: Path) -> None:
+        self.port = free_port()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.credentials = Credentials(secrets.token_hex(8), secrets.token_hex(20))
+        self.data, self._binary, self._log = folder / "data", binary, folder / "s3.log"
+        self.data.mkdir(parents=True, exist_ok=True)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """On the data that is there; returns when it serves."""
+        environment = {
+            "PATH": os.environ["PATH"],
+            "ROOT_ACCESS_KEY": self.credentials.access_key,
+            "ROOT_SECRET_KEY": self.credentials.secret_key,
+        }
+        command: list[str | Path] = [
+            self._binary, "--port", f"127.0.0.1:{self.port}", "--region", REGION, "--health", "/health",
+            "--keep-alive", "--quiet", "posix", self.data,
+        ]  # fmt: skip
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        deadline = time.monotonic() + 30
+        while not self._serves():
+            assert self._process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline, self._log.read_text()
+            time.sleep(0.01)
+
+    def _serves(self) -> bool:
+        try:
+            with _direct.open(f"{self.endpoint}/health", timeout=2):
+                return True
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """Kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        assert self._process is not None
+        pause(self._process.pid)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def bucket(self, name: str, prefix: str = "") -> Bucket:
+        """A bucket, made if it is not there: the server takes every folder for one."""
+        (self.data / name).mkdir(exist_ok=True)
+        return bucket(f"s3://{name}/{prefix}", endpoint=self.endpoint, region=REGION, credentials=self.credentials)
+
+    def settings(self, name: str) -> dict[str, str]:
+        """What the platform's environment says of this bucket, which is made."""
+        self.bucket(name)
+        return {
+            "WEFT_OBJECT_STORE": f"s3://{name}",
+            "WEFT_S3_ENDPOINT": self.endpoint,
+            "WEFT_S3_REGION": REGION,
+            "WEFT_S3_ACCESS_KEY": self.credentials.access_key,
+            "WEFT_S3_SECRET_KEY": self.credentials.secret_key,
+        }
+
+
+@pytest.fixture(scope="session")
+def s3_binary(go_built: GoBuilt) -> Path:
+    return go_built("versitygw", SERVERS / "versitygw")
+
+
+@pytest.fixture(scope="session")
+def s3(s3_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """One for all tests: take a bucket of your own from ``s3_bucket``."""
+    server = S3(s3_binary, tmp_path_factory.mktemp("s3"))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def s3_bucket(s3: S3) -> Bucket:
+    """A bucket of the test's own, empty."""
+    return s3.bucket(f"test-{next(_names)}")
+
+
+@pytest.fixture
+def own_s3(s3_binary: Path, tmp_path: Path) -> Iterator[S3]:
+    """One that the test may kill; it serves."""
+    server = S3(s3_binary, tmp_path / "s3")
+    server.start()
+    yield server
+    server.kill()
