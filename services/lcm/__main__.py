@@ -8,9 +8,11 @@ import sys
 import grpc.aio
 import prometheus_client
 
+from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
 from services.core.gen.weft.v1 import control_pb2_grpc
 from services.core.members import Membership
+from services.core.quarantine import Quarantine
 from services.core.service import Service, run
 from services.lcm.chores import Chores
 from services.lcm.collector import Collector
@@ -29,19 +31,22 @@ async def main(service: Service) -> None:
     membership = Membership("lcm", ports.status, ports.clock, settings)
     await membership.start()
     meters = Meters(prometheus_client.REGISTRY)
+    quarantine = Quarantine(ports.clock.now_ms, prometheus_client.REGISTRY)
     dispatcher = Dispatcher(
-        ports.jobs, ports.status, ports.cluster, ports.hints, ports.clock, settings, membership, meters
+        ports.jobs, ports.status, ports.cluster, ports.hints, ports.clock, settings, membership, meters, quarantine
     )
 
     def register(server: grpc.aio.Server) -> None:
         control_pb2_grpc.add_ControlServicer_to_server(Control(dispatcher), server)
         control_pb2_grpc.add_QueueServicer_to_server(Queue(dispatcher), server)
+        add_operations(server, quarantine)
 
     server = await serve(settings.place.address("lcm"), ports.secret, register)
     service.started = True
     chores = Chores(ports, settings, dispatcher, Collector(ports.jobs, ports.status, ports.cluster, meters))
     background = [
-        asyncio.create_task(chore()) for chore in (chores.copy_histories, chores.collect, chores.watch_cluster)
+        asyncio.create_task(chore())
+        for chore in (chores.copy_histories, chores.collect, chores.watch_cluster, chores.look_for_unreadable)
     ]
     try:
         await dispatcher.run(service.stopping)

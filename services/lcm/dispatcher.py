@@ -6,7 +6,8 @@ waits where the term of its admission is not the current one. So two dispatchers
 get a job provisioned: an admission of the older one is stamped anew where it fits beside all others, and taken back by
 a verdict where it does not.
 
-Free = capacity - unreleased admissions. Status is not asked: a job that has ended but not released still holds.
+Free = capacity - unreleased admissions - what others have. Status is not asked: a job that has ended but not released
+still holds, and so does one whose document cannot be read (``unreadable``).
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import Status
 from services.core.domain.units import format_duration
 from services.core.jobs import every, update
-from services.core.members import Membership
+from services.core.members import Membership, members
 from services.core.ports.clock import Clock
 from services.core.ports.cluster import Cluster
 from services.core.ports.hints import Hints
-from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore
+from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore, Unreadable
 from services.core.ports.status_store import Lease, StatusStore
+from services.core.quarantine import Quarantine
 from services.lcm.meters import Meters
 from services.lcm.scheduling import fifo
-from services.lcm.scheduling.placement import Free, Placed, fits_at, taken, whole
+from services.lcm.scheduling.placement import Free, Placed, fits_at, taken, whole, without
 from services.lcm.settings import LcmSettings
+from services.lcm.unreadable import UnreadableJobs
 
 LEADER_KEY: Final = "/lcm/leader"
 log = structlog.get_logger()
@@ -52,6 +55,7 @@ class Dispatcher:
     settings: LcmSettings
     membership: Membership
     meters: Meters
+    quarantine: Quarantine
     sizes: Mapping[str, Size] = field(default_factory=lambda: dict(SIZES))
     waiting: Sequence[fifo.Decision] = ()
     """The last round's decisions on those that wait, in order: what ``Explain`` answers."""
@@ -61,6 +65,9 @@ class Dispatcher:
     _beyond: str | None = None
     """Up to this id the jobs beyond the scanned part of the queue were asked for their ``max_pending``."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.unreadable = UnreadableJobs(self.jobs, self.cluster, self.quarantine, self.sizes)
 
     def wake(self) -> None:
         """Something may have changed: the next round is now."""
@@ -77,6 +84,8 @@ class Dispatcher:
                         await self._lead(lease, stopping)
                 except WeftError as error:
                     log.warning("dispatcher.interrupted", why=str(error))
+                except Exception:  # the edge of a loop: a fault of ours must not end it for good
+                    log.exception("dispatcher.failed")
                 finally:
                     self._set_term(0)
                     self.waiting = ()
@@ -88,7 +97,7 @@ class Dispatcher:
         """Becomes the leader, unless another is."""
         mine = f'"{self.membership.id}"'
         held = await self.status.get(LEADER_KEY)
-        if held is not None and held.value != mine:
+        if held is not None and held.value != mine and await self._lives(held.value):
             return False
         # Ours may hang on a lease that we have lost since: it is written anew, on the one we have.
         revision = held.mod_revision if held is not None else 0
@@ -102,6 +111,11 @@ class Dispatcher:
         log.info("dispatcher.leads", term=self.term)
         return True
 
+    async def _lives(self, value: str) -> bool:
+        """Whether this is the name of another LCM that lives: a key that nobody's lease removes must not rule us."""
+        others = await members(self.status, self.membership.service)
+        return value.strip('"') in others
+
     async def _lead(self, lease: Lease, stopping: asyncio.Event) -> None:
         while not stopping.is_set() and lease.alive:
             self._wake.clear()
@@ -112,6 +126,8 @@ class Dispatcher:
                 raise
             except WeftError as error:  # somebody is away: we go on leading
                 log.warning("dispatcher.round_interrupted", why=str(error))
+            except Exception:  # the edge of a loop, as above; who leads goes on leading
+                log.exception("dispatcher.round_failed")
             await self._pause(stopping)
 
     async def _pause(self, stopping: asyncio.Event) -> None:
@@ -130,8 +146,12 @@ class Dispatcher:
     async def round(self) -> int:
         """Looks at everything once and admits what fits; how many were admitted. StaleFence: another leads."""
         capacity = whole(await self.cluster.capacity())
-        holding = [job async for job in every(self.jobs, JobQuery(holding=True, deleted=True))]
-        free = await self._free(capacity, holding)
+        left_out: list[Unreadable] = []
+        query = JobQuery(holding=True, deleted=True)
+        holding = [job async for job in every(self.jobs, query, left_out=left_out)]
+        gangs = {job.id: (spec, job.attempt.placement) if (spec := self._spec(job)) else None for job in holding}
+        others = await self.unreadable.pieces(gangs, left_out)
+        free = await self._free(without(capacity, others), holding)
         queue, decisions = await self._decide(free, capacity)
         self.waiting = [decision for decision in decisions if decision.placement is None]
         specs = {job.id: spec for job, spec in queue}
@@ -155,7 +175,7 @@ class Dispatcher:
         for job in holding:
             spec = self._spec(job)
             if spec is None:
-                continue  # its Guardian ends it
+                continue  # its Guardian ends it; until then what the cluster says is counted
             if job.dispatcher_term != self.term and not job.attempt.committed and job.verdict is None:
                 old.append((job, spec))
             else:

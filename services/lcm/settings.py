@@ -19,3 +19,8 @@ class LcmSettings(Settings):
         description="How often leftovers of jobs that are over are looked for, in seconds. What two looks in a row"
         " have seen is removed.",
     )  # fmt: skip
+    quarantine_s: float = Field(
+        default=30, gt=0,
+        description="How long after all job documents were looked through for unreadable ones it is done again, in"
+        " seconds. Those that concern hardware are found at once.",
+    )  # fmt: skip

@@ -176,6 +176,10 @@ class Learner:
             stored=self.stored,
             reason=str(last.get("reason", "")),
             message=str(last.get("message", "")),
+            node=self.document.learner.node,
+            cpus=self.document.learner.cpus,
+            memory=self.document.learner.memory,
+            gpus=self.document.learner.gpus,
         )
 
 

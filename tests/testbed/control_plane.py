@@ -27,6 +27,7 @@ from services.core.jobs import history, update
 from services.core.members import Membership
 from services.core.ports.cluster import Node
 from services.core.ports.status_store import Lease
+from services.core.quarantine import Quarantine
 from services.guardian.meters import Meters as GuardianMeters
 from services.guardian.pool import Pool
 from services.guardian.ports import GuardianPorts
@@ -171,9 +172,9 @@ class ControlPlane:
             secret=SECRET,
         )  # fmt: skip
         membership = Membership("lcm", ports.status, self.clock, chosen)
-        meters = LcmMeters(CollectorRegistry())
+        meters, quarantine = LcmMeters(CollectorRegistry()), Quarantine(self.clock.now_ms, CollectorRegistry())
         dispatcher = Dispatcher(
-            ports.jobs, ports.status, ports.cluster, ports.hints, self.clock, chosen, membership, meters
+            ports.jobs, ports.status, ports.cluster, ports.hints, self.clock, chosen, membership, meters, quarantine
         )
         chores = Chores(ports, chosen, dispatcher, Collector(ports.jobs, ports.status, ports.cluster, meters))
 
@@ -181,8 +182,9 @@ class ControlPlane:
             if topic in {"submitted", "released"}:
                 dispatcher.wake()
 
-        work = [dispatcher.run, *(_without_end(each) for each in (chores.copy_histories, chores.collect))]
-        return await self._start(wire, membership, [*work, _without_end(chores.watch_cluster)], hear, dispatcher)
+        every = (chores.copy_histories, chores.collect, chores.watch_cluster, chores.look_for_unreadable)
+        work = [dispatcher.run, *(_without_end(each) for each in every)]
+        return await self._start(wire, membership, work, hear, dispatcher)
 
     async def _start(
         self, wire: Tripwire, membership: Membership, work: list[Any], hear: Callable[[str, str], None], of: Any

@@ -117,10 +117,21 @@ async def test_one_that_never_led_ends_when_told_to(plane: ControlPlane) -> None
 
 
 async def test_of_two_that_rise_at_once_one_leads(plane: ControlPlane) -> None:
+    await plane.status.put("/members/lcm/m-other", "{}")
     wire = Tripwire(at=("status.put_if", 1), what="act", act=lambda: plane.status.put("/lcm/leader", '"m-other"'))
     process = await plane.start_lcm(wire)
     await asyncio.sleep(5)
     assert (process.of.term, (await plane.jobs.dispatcher()).term) == (0, 0)
+
+
+@pytest.mark.parametrize("value", ['"m-nobody"', "{", "", '"m-\\u0000"', "[" * 10_000])
+async def test_a_leader_s_key_that_names_nobody_alive_keeps_nobody_from_leading(
+    plane: ControlPlane, value: str
+) -> None:
+    await plane.status.put("/lcm/leader", value)
+    await plane.start_lcm()
+    await plane.start_pool()
+    assert (await plane.rested(await plane.submit())).status is Status.COMPLETED
 
 
 async def test_who_was_deposed_without_knowing_admits_nobody(plane: ControlPlane) -> None:

@@ -45,6 +45,11 @@ class LearnerProcess:
     reason: str = ""
     """Why its helper gave up before the process ran; empty: it did not."""
     message: str = ""
+    node: str = ""
+    cpus: float = 0
+    memory: int = 0
+    """Bytes. What it holds of its node counts, whatever its job's document says, or does not say any more."""
+    gpus: float = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

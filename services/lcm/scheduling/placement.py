@@ -99,6 +99,15 @@ def taken(free: Sequence[Free], gangs: Iterable[Placed], sizes: Mapping[str, Siz
     return list(left.values())
 
 
+def without(free: Sequence[Free], pieces: Iterable[tuple[str, Size]]) -> list[Free]:
+    """What is left beside (node, size) that somebody has, whoever it is."""
+    left = {one.node: one for one in free}
+    for node, size in pieces:
+        if node in left:
+            left[node] = left[node].less(size)
+    return list(left.values())
+
+
 def fits_at(free: Sequence[Free], spec: JobSpec, placement: Mapping[str, str], sizes: Mapping[str, Size]) -> bool:
     """Whether the gang may lie where it was placed: every learner has a node, and no node is promised too much."""
     left = {one.node: one for one in free}

@@ -91,7 +91,8 @@ class MemoryLearner:
         return LearnerProcess(
             name=self.name, attempt=self.attempt, state=self.state, run=min(self.runs, 1),
             pid=None if self.started is None else 1, started=self.started, exit=self.exit, stored=self.stored,
-            reason=self.reason, message=self.message,
+            reason=self.reason, message=self.message, node=self.plan.node, cpus=self.plan.cpus,
+            memory=self.plan.memory, gpus=self.plan.gpus,
         )  # fmt: skip
 
     def stop(self, cause: str, grace_ms: int) -> None:

@@ -1,0 +1,154 @@
+"""A job whose document cannot be read: its hardware is given to nobody, nobody else waits for it, and it goes on once
+it is mended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.core.domain.codec import dump
+from services.core.domain.job import SCHEMA, Job
+from services.core.domain.status import Desired, Status
+from services.core.quarantine import JOB
+from tests.testbed.control_plane import ControlPlane, Process
+
+pytestmark = pytest.mark.looptime(noop_cycles=0)
+MOST = {"resources": {"cpus": 10, "memory": "1GB"}}
+"""Two of them do not fit on the one node, which has 16 CPUs."""
+SMALL = {"resources": {"cpus": 2, "memory": "1GB"}}
+
+
+def ruined(job: Job, how: str) -> str:
+    whole: dict[str, Any] = dump(job)
+    match how:
+        case "not JSON":
+            return "{"
+        case "no mapping":
+            return "[1, 2]"
+        case "another's":
+            return json.dumps({**whole, "id": "jsomebodyelse"})
+        case "fields of other types":
+            return json.dumps({**whole, "state": 7, "created": "yesterday"})
+        case "an unknown status":
+            return json.dumps({**whole, "state": {**whole["state"], "status": "BANANA"}})
+        case "a time beyond all calendars":
+            return json.dumps({**whole, "updated": 10**30})
+    raise AssertionError(how)
+
+
+HOW = [
+    "not JSON", "no mapping", "another's", "fields of other types", "an unknown status",
+    "a time beyond all calendars",
+]  # fmt: skip
+
+
+def held(process: Process) -> list[tuple[str, str]]:
+    return [(one.kind, one.place) for one in process.of.quarantine.listed()]
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_what_runs_keeps_its_hardware_though_its_document_is_ruined(plane: ControlPlane, how: str) -> None:
+    lcm = await plane.start_lcm()
+    await plane.start_pool()
+    job_id = await plane.submit(**MOST)
+    plane.helpers.fate(job_id, run_s=1_000)
+    await plane.running(job_id)
+    sound = await plane.job(job_id)
+    plane.jobs.plant(job_id, ruined(sound, how))
+    too_large, small = await plane.submit(**MOST), await plane.submit(**SMALL)
+    await asyncio.sleep(60)
+
+    assert held(lcm) == [(JOB, job_id)]
+    assert (await plane.job(too_large)).status is Status.QUEUED
+    assert [one.runs for one in plane.cluster.learners(job_id)] == [1]
+    await plane.kill(lcm)  # the next one has never seen the document whole
+    again = await plane.start_lcm()
+    await asyncio.sleep(60)
+    assert held(again) == [(JOB, job_id)]
+    assert (await plane.job(too_large)).status is Status.QUEUED
+
+    plane.jobs.plant(job_id, json.dumps(dump(sound)))
+    await plane.wish(job_id, Desired.KILL)
+    assert (await plane.rested(job_id)).status is Status.KILLED
+    assert (await plane.rested(too_large)).status is Status.COMPLETED
+    assert (await plane.rested(small)).status is Status.COMPLETED
+    assert held(again) == []
+
+
+async def test_others_begin_and_end_while_one_is_ruined(plane: ControlPlane) -> None:
+    await plane.start_lcm()
+    await plane.start_pool()
+    bad = await plane.submit(**SMALL)
+    await plane.running(bad)
+    plane.jobs.plant(bad, "{")
+    jobs = [await plane.submit(**SMALL) for _ in range(12)]
+    assert {(await plane.rested(job)).status for job in jobs} == {Status.COMPLETED}
+
+
+async def test_an_admission_that_nobody_has_carried_out_counts_although_it_is_ruined(plane: ControlPlane) -> None:
+    lcm = await plane.start_lcm()
+    job_id = await plane.submit(**MOST)
+    sound = await plane.reached(job_id, Status.PENDING)
+    plane.jobs.plant(job_id, json.dumps({**dump(sound), "updated": None}))
+    other = await plane.submit(**MOST)
+    await asyncio.sleep(10)
+    assert (await plane.job(other)).status is Status.QUEUED
+    await plane.kill(lcm)
+    again = await plane.start_lcm()
+    await asyncio.sleep(10)
+    assert (await plane.job(other)).status is Status.QUEUED
+    assert held(again) == [(JOB, job_id)]
+    await plane.jobs.delete(job_id)
+    await plane.reached(other, Status.PENDING)
+
+
+async def test_a_document_of_a_newer_version_keeps_its_hardware_and_is_no_fault(plane: ControlPlane) -> None:
+    lcm = await plane.start_lcm()
+    job_id = await plane.submit(**MOST)
+    sound = await plane.reached(job_id, Status.PENDING)
+    plane.jobs.plant(job_id, json.dumps({**dump(sound), "schema": SCHEMA + 1, "state": "of another kind"}))
+    other = await plane.submit(**MOST)
+    await asyncio.sleep(100)
+    assert (await plane.job(other)).status is Status.QUEUED
+    assert held(lcm) == []
+
+
+async def test_a_spec_that_cannot_be_read_any_more_frees_nothing_before_its_learners_are_gone(
+    plane: ControlPlane,
+) -> None:
+    await plane.start_lcm()
+    pool = await plane.start_pool()
+    job_id = await plane.submit(**MOST)
+    plane.helpers.fate(job_id, run_s=1_000)
+    await plane.running(job_id)
+    await plane.kill(pool)
+    job = await plane.job(job_id)
+    await plane.jobs.replace(job, replace(job, spec={"name": "of", "colour": "blue"}))
+    other = await plane.submit(**MOST)
+    await asyncio.sleep(30)
+    assert (await plane.job(other)).status is Status.QUEUED
+    await plane.start_pool()
+    assert (await plane.rested(job_id)).status is Status.FAILED
+    await plane.running(other)
+
+
+async def test_what_was_ruined_long_ago_is_found_by_looking_through_the_store(plane: ControlPlane) -> None:
+    lcm = await plane.start_lcm()
+    await plane.start_pool()
+    jobs = [await plane.submit(**SMALL) for _ in range(3)]
+    for job in jobs:
+        await plane.rested(job)
+    sound = dump(await plane.job(jobs[1]))
+    plane.jobs.plant(jobs[1], "null")
+    await asyncio.sleep(40)
+    (one,) = lcm.of.quarantine.listed()
+    assert (one.place, one.job, "is a mapping, not NoneType" in one.reason) == (jobs[1], jobs[1], True)
+    assert plane.clock.now_ms() - one.since < 40_000
+    plane.jobs.plant(jobs[1], json.dumps(sound))
+    await asyncio.sleep(40)
+    assert held(lcm) == []
