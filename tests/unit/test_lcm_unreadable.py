@@ -38,7 +38,8 @@ def ruined(job: Job, how: str) -> str:
             return json.dumps({**whole, "state": {**whole["state"], "status": "BANANA"}})
         case "a time beyond all calendars":
             return json.dumps({**whole, "updated": 10**30})
-    raise AssertionError(how)
+        case _:
+            raise AssertionError(how)
 
 
 HOW = [
