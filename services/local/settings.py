@@ -12,4 +12,10 @@ class LocalSettings(Settings):
     host: str = Field(default="127.0.0.1", description="Address the API listens on; everything else is on loopback.")
     restart_delay_s: float = Field(default=0.05, gt=0, description="Before a dead service is started again; doubles.")
     restart_delay_max_s: float = Field(default=5, gt=0, description="The longest such delay.")
+    silence_s: float = Field(
+        default=2,
+        ge=0,
+        description="A service that lives but has done nothing for so long (it was stopped, or hangs) is killed and"
+        " started again, in seconds; 0: never.",
+    )
     drain_s: float = Field(default=10, gt=0, description="How long a service may take to stop before it is killed.")

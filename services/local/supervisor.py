@@ -1,8 +1,8 @@
 """``python -m services.local.supervisor``: keeps the platform's processes running on one machine.
 
 It starts etcd (empty: everything survives its loss) and the services, each in a session of its own, and starts
-again whatever ends, on the same address. Its own death ends nobody: the next supervisor adopts by pid, start time and
-boot id.
+again whatever ends, on the same address; what lives but does nothing any more is ended first. Its own death ends
+nobody: the next supervisor adopts by pid, start time and boot id.
 Learners are not its business at all; they belong to the node agent's shims.
 """
 
@@ -23,12 +23,18 @@ import structlog
 from services.core.adapters.etcd import launcher
 from services.core.domain.errors import WeftError
 from services.core.processes import Identity, alive, identify, save, saved, send
+from services.core.pulse import silent
 from services.core.service import configure_logging
 from services.local.layout import ETCD, PROGRAMS, Program, choose_addresses, prepare, write_json
 from services.local.settings import LocalSettings
 
-_STEADY_S: Final = 10.0
-"""A service that ran so long starts again at once; one that dies sooner waits longer each time."""
+_STEADY_S: Final = 5.0
+"""A service that ran so long starts again at once; one that dies sooner waits longer each time. Its silence is not
+judged before: it may wait for what it tries out at its start."""
+_QUICK_S: Final = 20.0
+_SILENCES: Final = 2
+_SILENCES_MOST: Final = 7
+"""So many times a service is ended that was silent soon after its start; from then on the patience with it doubles."""
 log = structlog.get_logger()
 
 
@@ -42,6 +48,8 @@ class Running:
     adopted: bool = False
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     last_exit: int | None = None
+    silences: int = 0
+    """How many lives in a row were ended soon after their start, for silence."""
 
 
 class Supervisor:
@@ -82,7 +90,11 @@ class Supervisor:
             self._publish()
             began = asyncio.get_running_loop().time()
             if one.process is not None:
-                await _ended(one.process)
+                watch = asyncio.create_task(self._end_silent(one, one.process))
+                try:
+                    await _ended(one.process)
+                finally:
+                    watch.cancel()
             one.process = None
             one.last_exit = one.child.wait() if one.child is not None else None
             if self.stopping.is_set():
@@ -94,6 +106,20 @@ class Supervisor:
             self._publish()
             await asyncio.sleep(delay)
             delay = min(delay * 2, self._settings.restart_delay_max_s)
+
+    async def _end_silent(self, one: Running, process: Identity) -> None:
+        """One that lives and does nothing is as good as dead, and holds what its successor needs."""
+        patience = self._settings.silence_s * 2 ** max(0, one.silences - _SILENCES)
+        if not patience:
+            return
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.sleep(_STEADY_S)
+        await silent(process, after_s=patience, every_thread=one.program is ETCD)
+        # Should it be a slow machine after all, it is given ever more time instead of being ended again and again.
+        one.silences = min(one.silences + 1, _SILENCES_MOST) if loop.time() - began < patience + _QUICK_S else 1
+        log.warning("service.killed", service=one.program.name, why=f"it has done nothing for {patience:g} s")
+        send(process, signal.SIGKILL)
 
     def _start(self, one: Running) -> None:
         program = one.program

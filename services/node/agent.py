@@ -65,7 +65,8 @@ class Agent:
         self._watchers: set[asyncio.Queue[str | None]] = set()
         self._keeper = Keeper(
             helper_command=shlex.split(settings.node_helper_command), helper_env=helper_environment(os.environ),
-            helper_backoff_s=settings.node_helper_backoff_s, meters=meters, on_change=self._changed,
+            helper_backoff_s=settings.node_helper_backoff_s, helper_silence_s=settings.node_helper_silence_s,
+            meters=meters, on_change=self._changed,
         )  # fmt: skip
         self._lock_fd = -1
 

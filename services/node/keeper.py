@@ -21,7 +21,8 @@ import structlog
 import services
 from services.core.domain.errors import Unavailable
 from services.core.domain.learner import Exit
-from services.core.processes import alive
+from services.core.processes import alive, identify
+from services.core.pulse import silent
 from services.node import shim
 from services.node.learner import Learner
 from services.node.meters import Meters
@@ -29,13 +30,16 @@ from services.node.processes import Belonging, Process, kill_all
 
 _PASSED_ON: Final = ("WEFT_", "UV_", "PIP_", "SSL_CERT_", "XDG_")
 """Helpers build environments and fetch data: what names the operator's mirrors, proxies and caches goes to them."""
-_KEPT_BACK: Final = frozenset({"WEFT_JOB_STORE", "WEFT_BROKER_URL"})
+_KEPT_BACK: Final = frozenset(
+    {"WEFT_JOB_STORE", "WEFT_BROKER_URL", "WEFT_S3_ACCESS_KEY", "WEFT_S3_SECRET_KEY", "WEFT_S3_SESSION_TOKEN",
+     "WEFT_S3_CREDENTIALS_FILE"}
+)  # fmt: skip
 """They may hold passwords of what no helper speaks to."""
 _PASSED_ON_NAMES: Final = frozenset({"HOME", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "TMPDIR"})
 _LOCK_WAIT_S: Final = 0.02
 _BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 5.0
-_LIVED_WELL_S: Final = 10.0
+_LIVED_WELL_S: Final = 5.0
 _START_S: Final = 10.0
 _KILL_S: Final = 10.0
 _LAST_S: Final = 0.5
@@ -58,12 +62,13 @@ class Keeper:
     """``on_change`` is told the job of whatever has ended, was lost or had to be started again."""
 
     def __init__(
-        self, *, helper_command: list[str], helper_env: Mapping[str, str], helper_backoff_s: float, meters: Meters,
-        on_change: Callable[[str], None],
+        self, *, helper_command: list[str], helper_env: Mapping[str, str], helper_backoff_s: float,
+        helper_silence_s: float, meters: Meters, on_change: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._helper_command = helper_command
         self._helper_env = helper_env
         self._helper_backoff_s = helper_backoff_s
+        self._helper_silence_s = helper_silence_s
         self._meters = meters
         self._on_change = on_change
         self._tasks: dict[Path, list[asyncio.Task[None]]] = {}
@@ -169,7 +174,11 @@ class Keeper:
                 process = self._spawn_helper(learner)
                 (self._meters.helper_starts if first else self._meters.helper_restarts).inc()
             first = False
-            await self._until_end(process)
+            watch = asyncio.create_task(self._end_silent(learner, process))
+            try:
+                await self._until_end(process)
+            finally:
+                watch.cancel()
             if learner.folder not in self._tasks or learner.stored:
                 break
             log.warning("helper.died", job=learner.job, learner=learner.name, code=process.code)
@@ -178,6 +187,16 @@ class Keeper:
             await asyncio.sleep(wait)
             wait = min(wait * 2, _MAX_BACKOFF_S)
         self._on_change(learner.job)
+
+    async def _end_silent(self, learner: Learner, process: Process) -> None:
+        """A helper that lives and does nothing holds its lock: nothing of its learner would be told any more."""
+        identity = identify(process.pid)
+        if not self._helper_silence_s or identity is None:
+            return
+        await asyncio.sleep(_LIVED_WELL_S)
+        await silent(identity, after_s=self._helper_silence_s)
+        log.warning("helper.silent", job=learner.job, learner=learner.name, pid=process.pid)
+        process.send(signal.SIGKILL)
 
     async def _until_end(self, process: Process) -> None:
         try:

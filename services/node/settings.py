@@ -61,6 +61,12 @@ class NodeSettings(Settings):
         default=0.1, gt=0, description="Wait before a dead helper is started again, doubled up to 5 s, in seconds."
     )
 
+    node_helper_silence_s: float = Field(
+        default=2, ge=0,
+        description="A helper that lives but has done nothing for so long is killed and started again, in seconds; 0:"
+        " never.",
+    )  # fmt: skip
+
     @field_validator("node_memory", mode="before")
     @classmethod
     def _bytes(cls, value: object) -> int | None:

@@ -10,7 +10,7 @@ import pytest
 
 from services.core.processes import Identity, alive, identify, saved, send, wait_gone
 from services.local.layout import ETCD, PROGRAMS
-from tests.chaos.takeover import PARTS, SMALL, measuring
+from tests.chaos.takeover import PARTS, SILENCE_S, SMALL, measuring
 from tests.promises import Promise
 from tests.testbed.platform import Platform, platform
 from tests.waiting import eventually
@@ -96,6 +96,26 @@ def test_all_parts_die_one_after_another_and_at_once_and_two_gangs_complete_in_a
         worst, middle = max(times[part.name]), sorted(times[part.name])[rounds // 2]
         promised = "" if part.crash_s is None else f", promised {part.crash_s:g} s"
         promise.saw(f"{part.name} killed -> works again: p50 {middle:.2f} s, worst of {rounds} {worst:.2f} s{promised}")
+
+
+@pytest.mark.promise("R6")
+@pytest.mark.timeout(1200)
+def test_a_part_that_stands_still_is_ended_and_started_again(weft_up: Platform, promise: Promise) -> None:
+    rounds = promise.n(short=1, long=5)
+    watched = [part for part in PARTS if part.can_be_silent]
+    if rounds == 1:  # the others take as long again each
+        watched = [part for part in watched if part.name in {"guardian", "helper"}]
+    times: dict[str, list[float]] = {part.name: [] for part in watched}
+    with measuring(weft_up) as bench:
+        bench.sign = signal.SIGSTOP
+        for _ in range(rounds):
+            for part in watched:
+                times[part.name].append(part.measure(bench))
+    promise.kept(rounds * len(watched), "parts that stood still, each of which works again")
+    for name, seen in times.items():
+        promise.saw(
+            f"{name} stands still -> works again: worst of {rounds} {max(seen):.2f} s, promised {SILENCE_S:g} s"
+        )
 
 
 def kill_everything_at_once(weft_up: Platform, jobs: list[Job]) -> int:
