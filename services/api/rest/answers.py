@@ -25,6 +25,11 @@ def answer(body: object, *, status: int = 200, headers: Mapping[str, str] | None
     return Response(encode(body), status_code=status, headers=headers, media_type="application/json")
 
 
+def replayable(replayed: bool, headers: Mapping[str, str]) -> dict[str, str]:  # noqa: FBT001 - of one word's length
+    """The headers of an answer to what may come again under its idempotency key."""
+    return {**headers, **({"Idempotency-Replayed": "true"} if replayed else {})}
+
+
 def problem(error: WeftError, trace_id: str) -> dict[str, Any]:
     shown = row(error)
     return {

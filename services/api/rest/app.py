@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
+from services.api.actions import VERSION
 from services.api.gateway import Gateway
 from services.api.rest import artifacts, jobs, keys, platform, submission, telemetry
 from services.api.rest.answers import answer, http_refusal, refusal
@@ -33,7 +34,7 @@ def create_routes(gateway: Gateway) -> FastAPI:
     """The routes without the gate; nobody is let in here without it."""
     app = FastAPI(
         title="Weft",
-        version=platform.VERSION,
+        version=VERSION,
         openapi_url=None,
         docs_url=None,
         redoc_url=None,

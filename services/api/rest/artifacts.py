@@ -12,15 +12,15 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import StreamingResponse
 
+from services.api import actions
 from services.api.artifacts import Artifact
+from services.api.asked import ArtifactsAsked
 from services.api.gateway import Gateway
 from services.api.rest.answers import answer, http_refusal
 from services.api.rest.gate import trace_id_of
 from services.api.rest.openapi import ok
 from services.api.rest.permissions import Reader, Uses
 from services.api.shapes import ArtifactsJson
-from services.api.writing import artifact_json
-from services.core.domain.errors import FieldError, InvalidRequest
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
@@ -28,23 +28,8 @@ _BYTES: Final = {"application/octet-stream": {"schema": {"type": "string", "form
 
 
 @router.get("", **ok(ArtifactsJson, "Files by path"))
-async def list_artifacts(
-    uses: Uses,
-    who: Reader,
-    job_id: str,
-    attempt: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
-    prefix: str = "",
-    after: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
-) -> Response:
-    job = await uses.jobs.get(who, job_id)
-    if attempt is not None and not prefix:
-        prefix = f"attempts/{attempt}/"
-    if prefix and not (prefix.startswith("attempts/") and prefix.endswith("/")):
-        message = "a prefix begins with attempts/ and ends with /"
-        raise InvalidRequest(message, errors=(FieldError("/query/prefix", message),))
-    found, following = await uses.artifacts.list(job, prefix=prefix, after=after, limit=limit)
-    return answer({"artifacts": [artifact_json(one) for one in found], "next": following})
+async def list_artifacts(uses: Uses, who: Reader, job_id: str, asked: Annotated[ArtifactsAsked, Query()]) -> Response:
+    return answer(await actions.list_artifacts(uses, who, job_id, asked))
 
 
 @router.get(
@@ -52,9 +37,7 @@ async def list_artifacts(
     responses={200: {"description": "The bytes", "content": _BYTES}, 206: {"description": "A range of them"}},
 )
 async def get_artifact(uses: Uses, who: Reader, request: Request, job_id: str, path: str) -> Response:
-    job = await uses.jobs.get(who, job_id)
-    artifact = await uses.artifacts.find(job, path)
-    return _bytes(request, uses, artifact)
+    return _bytes(request, uses, await actions.get_artifact(uses, who, job_id, path))
 
 
 @router.head("/{path:path}", include_in_schema=False)

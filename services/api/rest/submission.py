@@ -16,18 +16,19 @@ from fastapi import APIRouter, Query, Request, Response
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from services.api import actions
+from services.api.actions import Incoming
 from services.api.gateway import Gateway
 from services.api.idempotency import checked_key
-from services.api.rest.answers import answer
+from services.api.rest.answers import answer, replayable
 from services.api.rest.bodies import read_body
 from services.api.rest.gate import TRACE
 from services.api.rest.openapi import ok
 from services.api.rest.permissions import Uses, Writer
 from services.api.shapes import JobJson, PlanJson
-from services.api.submit import DIGEST, Submitted, read_spec
-from services.api.uploads import Upload, code_key
-from services.api.writing import job_json, plan_json
-from services.core.domain.errors import FieldError, InvalidArchive, InvalidRequest, NoSpace, TooLarge, WeftError
+from services.api.submit import read_spec
+from services.api.uploads import Upload
+from services.core.domain.errors import FieldError, InvalidRequest, TooLarge
 from services.core.domain.spec import JobSpec
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -56,13 +57,6 @@ _BODY: Final[dict[str, Any]] = {
 }
 
 
-@dataclass(slots=True)
-class _Incoming:
-    spec: JobSpec
-    code_digest: str = ""
-    upload: Upload | None = None
-
-
 @router.post(
     "",
     **ok(JobJson, "The job is durable", 201, **{"200": {"model": PlanJson, "description": "The answer of a dry run"}}),
@@ -80,41 +74,18 @@ async def submit_job(
     key = checked_key(request.headers.get("idempotency-key"))
     into = who.acting_tenant(tenant)
     async with contextlib.AsyncExitStack() as closing:
-        try:
+        with actions.counting_refused_code(uses):
             incoming = await _receive(request, uses, closing, code_digest)
-            if incoming.upload is not None:
-                code = await incoming.upload.finish()
-                incoming.code_digest = code.digest
-                if not dry_run:
-                    await uses.submissions.keep_code(incoming.upload, code_key(into, code.digest))
-            elif incoming.code_digest and not dry_run:
-                await uses.submissions.known_code(into, incoming.code_digest)
-        except WeftError as refused:
-            if isinstance(refused, (InvalidArchive, TooLarge, NoSpace)):
-                uses.measures.code_refused.labels("weft" if isinstance(refused, NoSpace) else "user").inc()
-            raise
-    if dry_run:
-        plan = await uses.submissions.plan(into, incoming.spec, incoming.code_digest)
-        limits = uses.settings
-        return answer(
-            plan_json(plan, {"max_code_bytes": limits.max_code_bytes, "max_spec_bytes": limits.max_spec_bytes})
-        )
-    done = await uses.submissions.submit(
-        who, into, incoming.spec, code_digest=incoming.code_digest, key=key, trace=request.scope[TRACE]
-    )
-    return _created(done)
-
-
-def _created(done: Submitted) -> Response:
-    headers = {"Location": f"/v1/jobs/{done.job.id}", "ETag": f'"{done.job.generation}"'}
-    if done.replayed:
-        headers["Idempotency-Replayed"] = "true"
-    return answer({**job_json(done.job), "warnings": list(done.warnings)}, status=201, headers=headers)
+        if dry_run:
+            return answer(await actions.plan_job(uses, into, incoming))
+        done = await actions.submit_job(uses, who, into, incoming, key=key, trace=request.scope[TRACE])
+    headers = {"Location": f"/v1/jobs/{done.answer['id']}", "ETag": f'"{done.answer["generation"]}"'}
+    return answer(done.answer, status=201, headers=replayable(done.replayed, headers))
 
 
 async def _receive(
     request: Request, uses: Gateway, closing: contextlib.AsyncExitStack, code_digest: str | None
-) -> _Incoming:
+) -> Incoming:
     limits = uses.settings
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     media = kind.decode("latin-1")
@@ -128,11 +99,11 @@ async def _receive(
         raise InvalidRequest(
             "send multipart/form-data with the parts `spec` and `code`, application/json or application/yaml"
         )
-    if code_digest is not None and DIGEST.fullmatch(code_digest) is None:
-        raise _wrong("/query/code_digest", "a digest is sha256: and 64 hexadecimal digits")
+    if code_digest is not None:
+        actions.checked_digest(code_digest)
     text = await read_body(request, limits.max_spec_bytes)
     spec = await _parsed(text, "json" if media == "application/json" else "yaml")
-    return _Incoming(spec, code_digest or "")
+    return Incoming(spec, code_digest or "")
 
 
 async def _parsed(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
@@ -191,7 +162,7 @@ class _Parts:
         except FormParserError:
             raise InvalidRequest("the boundary between the parts is too long") from None
 
-    async def read(self, stream: AsyncIterator[bytes]) -> _Incoming:
+    async def read(self, stream: AsyncIterator[bytes]) -> Incoming:
         name = ""
         try:
             async for piece in stream:
@@ -207,7 +178,7 @@ class _Parts:
             raise InvalidRequest("the body ends in the middle of a part")
         if self._spec is None:
             raise _wrong("/spec", "the part `spec` is missing")
-        return _Incoming(self._spec, upload=self._upload if "code" in self._seen else None)
+        return Incoming(self._spec, upload=self._upload if "code" in self._seen else None)
 
     async def _take(self, kind: str, data: bytes, name: str) -> str:
         if kind == "begin":
