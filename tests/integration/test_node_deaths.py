@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from services.core.ports.cluster import LearnerProcess
 from services.node import shim
 from tests.testbed.etcd import free_port
 from tests.testbed.node import NodeProcess, living_with, node_process, plan
+from tests.testbed.signals import kill_all
 from tests.waiting import until
 
 FOREVER = "exec sleep 1000"
@@ -221,8 +223,7 @@ async def test_after_a_reboot_what_had_started_is_lost_and_what_had_not_goes_on(
     await cluster.do("learners", waits)
     node.end(signal.SIGKILL)
     for of in (ran, waits):
-        for pid in living_with(str(node.folder(of))):
-            os.kill(pid, signal.SIGKILL)
+        kill_all(partial(living_with, str(node.folder(of))))
         for path in node.folder(of).rglob("*.json"):
             path.write_text(path.read_text().replace(Path("/proc/sys/kernel/random/boot_id").read_text().strip(), "b"))
     node.start()

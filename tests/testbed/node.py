@@ -27,6 +27,7 @@ from services.core.wiring import service_secret
 from services.node.cgroups import Groups
 from services.node.tier import TIER_FILE
 from tests.testbed.etcd import free_port
+from tests.testbed.signals import kill_all
 
 _QUICKLY = (("grpc.min_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20))
 ROOT = Path(__file__).parents[2]
@@ -141,7 +142,7 @@ def living_with(text: str, *, program: str = "") -> list[int]:
                 continue
             if text.encode() in told and program in {"", name}:
                 found.append(int(entry.name))
-    return found
+    return sorted(found)
 
 
 @contextmanager
@@ -155,7 +156,6 @@ def node_process(environment: Mapping[str, str] | None = None) -> Generator[Node
         yield node
     finally:
         node.end(signal.SIGKILL)
-        for pid in living_with(str(root)):
-            os.kill(pid, signal.SIGKILL)
+        kill_all(lambda: living_with(str(root)))
         Groups.leave(node.home / "node" / ".agent")
         shutil.rmtree(root)

@@ -1,10 +1,12 @@
-"""Processes that stand still, and surely so."""
+"""Processes that stand still, or are gone, and surely so."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -19,6 +21,18 @@ def pause(pid: int, *, within_s: float = 10) -> None:
     while not all(_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir()):
         if time.monotonic() > until:
             raise TimeoutError(f"process {pid} has not stopped within {within_s} s")
+        time.sleep(0.001)
+
+
+def kill_all(living: Callable[[], Sequence[int]], *, within_s: float = 10) -> None:
+    """Kill -9, in the order given, until none is ``living``: some end by themselves when another one is gone."""
+    until = time.monotonic() + within_s
+    while pids := living():
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > until:
+            raise TimeoutError(f"still alive after {within_s} s: {pids}")
         time.sleep(0.001)
 
 
