@@ -16,9 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
-from services.core.domain.errors import InvalidRequest, NotFound
+from services.core.domain.errors import InvalidRequest, NotFound, Unavailable
 from services.core.ports.metric_store import (
     Batch,
+    Extent,
     LineQuery,
     LogLine,
     MetricStore,
@@ -26,6 +27,7 @@ from services.core.ports.metric_store import (
     PointQuery,
     SourceId,
     SourceState,
+    Stored,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -313,6 +315,91 @@ async def test_a_deleted_job_is_gone_and_cannot_be_brought_back_by_a_late_learne
         await store.append(JOB, [log(10, "b")])
     assert await store.counts(OTHER) == (1, 0)
     await store.ping()
+
+
+# --- a job as it was elsewhere ---------------------------------------------------
+
+
+async def whole(store: MetricStore, job: str) -> tuple[Extent, Stored, Stored]:
+    extent = await store.extent(job)
+    lines = await store.lines(job, LineQuery(before_seq=extent.lines + 1), limit=extent.lines + 1)
+    return extent, lines, await store.points(job, PointQuery(), limit=extent.points + 1)
+
+
+async def parts(*given: Stored) -> AsyncGenerator[Stored]:
+    for one in given:
+        yield one
+
+
+async def a_job(store: MetricStore, job: str) -> None:
+    """Two attempts, three sources, one of them at its end, lines and points mixed in one source."""
+    again = replace(OUT, attempt=2)
+    await store.append(job, [log(0, "a", "b"), metrics(0, (1, 0.5), (2, float("nan")))])
+    await store.append(job, [log(0, "c", source=again), log(20, "d", final=True)])
+    point = Point(15, 1001, "acc", None, float("inf"), {"subset": "val"})
+    await store.append(job, [Batch(again, 10, 40, [LogLine(10, 1002, "e", partial=True)], [point])])
+
+
+async def test_a_loaded_job_is_as_it_was_and_takes_what_comes_next(store: MetricStore) -> None:
+    assert await store.extent(JOB) == Extent(0, 0, [])
+    await a_job(store, JOB)
+    extent, lines, points = await whole(store, JOB)
+    assert (extent.lines, extent.points, len(extent.sources)) == (5, 3, 3)
+    await store.load(OTHER, extent.sources, parts(lines[:3], lines[3:], points[:1], points[1:]))
+    assert repr(await whole(store, OTHER)) == repr((extent, lines, points))  # repr: NaN is not itself
+    for query in (PointQuery(), PointQuery(attempt=1)):
+        assert repr(await store.series(OTHER, query)) == repr(await store.series(JOB, query))
+    assert repr(await store.latest(OTHER)) == repr(await store.latest(JOB))
+    assert await store.append(OTHER, [log(0, "again"), log(20, "late"), metrics(20, (3, 0.25))]) == [30, 30, 30]
+    assert await store.counts(OTHER) == (5, 4)
+
+
+async def test_a_load_replaces_what_was_there_and_brings_a_deleted_job_back(store: MetricStore) -> None:
+    await a_job(store, JOB)
+    extent, lines, points = await whole(store, JOB)
+    await store.append(OTHER, [log(0, *"xyzuvw")])
+    await store.load(OTHER, extent.sources, parts(lines, points))
+    assert await store.counts(OTHER) == (5, 3)
+    await store.delete(OTHER)
+    await store.load(OTHER, extent.sources, parts(lines, points))
+    assert await texts(store) == [one.line.text for one in await store.lines(OTHER, LineQuery())]
+
+
+async def test_of_a_load_that_fails_nothing_is_there(store: MetricStore) -> None:
+    await a_job(store, JOB)
+    extent, lines, points = await whole(store, JOB)
+    await store.append(OTHER, [log(0, "before")])
+    for wrong in (parts(lines[:2], lines[3:]), parts(points[1:]), parts(lines, lines)):
+        with pytest.raises(InvalidRequest):
+            await store.load(OTHER, extent.sources, wrong)
+    with pytest.raises(InvalidRequest):
+        await store.load(OTHER, extent.sources[:1], parts(lines))
+    assert [one.line.text for one in await store.lines(OTHER, LineQuery())] == ["before"]
+
+
+async def test_somebody_beside_the_writer_reads_what_is_stored_and_changes_nothing(tmp_path: Path) -> None:
+    writing = await SqliteMetricStore.open(tmp_path / "metrics")
+    reading = SqliteMetricStore.beside(tmp_path / "metrics")
+    try:
+        assert await reading.extent(JOB) == Extent(0, 0, [])
+        for times in range(1, 4):
+            await writing.append(JOB, [log(20 * (times - 1), "a", "b")])
+            assert await reading.counts(JOB) == (2 * times, 0)
+            assert len(await texts(reading)) == 2 * times
+        with pytest.raises(Unavailable):
+            await reading.append(JOB, [log(60, "c")])
+        with pytest.raises(Unavailable):
+            await reading.delete(JOB)
+        with pytest.raises(Unavailable):
+            await reading.load(JOB, [], parts())
+        await reading.close()
+        await writing.delete(JOB)
+        reading = SqliteMetricStore.beside(tmp_path / "metrics")
+        assert await reading.counts(JOB) == (0, 0)
+    finally:
+        await reading.close()
+        await writing.close()
+    assert sorted(path.name for path in (tmp_path / "metrics").iterdir()) == [".forgotten", "lock"]
 
 
 async def test_many_learners_append_at_once_and_readers_see_whole_prefixes(store: MetricStore) -> None:

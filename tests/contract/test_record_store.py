@@ -204,6 +204,14 @@ async def test_a_deleted_record_is_gone_and_its_id_free(store: RecordStore) -> N
     assert await store.find("key", {"tenant": "umbrella"}) == [again]
 
 
+async def test_the_kinds_are_those_of_which_there_is_a_record(store: RecordStore) -> None:
+    assert await store.kinds() == []
+    for record in (a_key("k1"), a_key("k2"), replace(a_key("u1"), kind="user"), replace(a_key("x"), kind="gone")):
+        await store.insert(record)
+    await store.delete("gone", "x")
+    assert await store.kinds() == ["key", "user"]
+
+
 async def test_nobody_changes_what_is_stored_by_changing_what_was_read(store: RecordStore) -> None:
     body: dict[str, Any] = {"roles": ["user"]}
     await store.insert(Record(kind="user", id="ada", body=body, index={}))

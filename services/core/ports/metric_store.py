@@ -8,9 +8,9 @@ offset is answered, from which the sender goes on. Offset, lines and points beco
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,18 @@ class SourceState:
     final: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What is stored of a job at one moment: the lines and points up to these, from so much of these sources."""
+
+    lines: int
+    points: int
+    sources: Sequence[SourceState]
+
+
+Stored: TypeAlias = Sequence[StoredLine] | Sequence[StoredPoint]
+
+
 class MetricStore(Protocol):
     async def append(self, job_id: str, batches: Sequence[Batch]) -> Sequence[int]:
         """Stores batches durably; the committed offset of each batch's source afterwards, in the same order.
@@ -152,6 +164,18 @@ class MetricStore(Protocol):
 
     async def counts(self, job_id: str) -> tuple[int, int]:
         """(lines, points) stored: also the highest seq of each."""
+        ...
+
+    async def extent(self, job_id: str) -> Extent:
+        """How far the job is stored now, and all its sources: with the lines and points up to there, all there is."""
+        ...
+
+    async def load(self, job_id: str, sources: Sequence[SourceState], parts: AsyncIterable[Stored]) -> None:
+        """Stores a job as it was elsewhere, sequence numbers and all, in place of whatever is stored of it here.
+
+        ``parts``: its lines and its points, each in the order of their sequence numbers; InvalidRequest where one is
+        missing. Nothing of them is there before all are. A job that was deleted here is there again.
+        """
         ...
 
     async def delete(self, job_id: str) -> None:

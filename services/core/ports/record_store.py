@@ -48,6 +48,10 @@ class RecordStore(Protocol):
         """Records of the kind whose index has all the given values, in order of id, beyond ``after``."""
         ...
 
+    async def kinds(self) -> Sequence[str]:
+        """The kinds of which there is any record, in order."""
+        ...
+
     async def delete(self, kind: str, record_id: str) -> None:
         """No error where there is none."""
         ...

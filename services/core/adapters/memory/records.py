@@ -49,6 +49,9 @@ class MemoryRecordStore:
         found = [await self.get(kind, record_id) for record_id in ids[:limit]]
         return [record for record in found if record is not None]
 
+    async def kinds(self) -> Sequence[str]:
+        return sorted({kind for kind, _ in self._records})
+
     async def delete(self, kind: str, record_id: str) -> None:
         self._records.pop((kind, record_id), None)
 

@@ -86,6 +86,12 @@ class MongoRecordStore:
             after = str(page[-1]["id"])
         return found
 
+    async def kinds(self) -> Sequence[str]:
+        with translated():
+            cursor = await self._records.collection.aggregate([{"$group": {"_id": "$kind"}}])
+            groups = await cursor.to_list()
+        return sorted(str(group["_id"]) for group in groups)
+
     async def delete(self, kind: str, record_id: str) -> None:
         with translated():
             await self._records.collection.delete_one(_key(kind, record_id))

@@ -105,6 +105,12 @@ class SqliteRecordStore:
 
         return await self._database.read(read)
 
+    async def kinds(self) -> Sequence[str]:
+        def read(connection: apsw.Connection) -> list[str]:
+            return [str(kind) for (kind,) in connection.execute("SELECT DISTINCT kind FROM records ORDER BY kind")]
+
+        return await self._database.read(read)
+
     async def delete(self, kind: str, record_id: str) -> None:
         def write(connection: apsw.Connection) -> None:
             connection.execute("DELETE FROM record_index WHERE kind = ? AND id = ?", (kind, record_id))

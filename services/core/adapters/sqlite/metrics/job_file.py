@@ -20,7 +20,7 @@ import apsw
 from services.core.adapters.sqlite.metrics.ledger import Change, Ledger, NewBlock, Prepared, Series, Source
 from services.core.adapters.sqlite.metrics.segments import Damaged, SegmentWriter, segment_path, sync_folder
 from services.core.domain.errors import Conflict
-from services.core.ports.metric_store import SourceId
+from services.core.ports.metric_store import SourceId, SourceState, Stored
 
 SCHEMA: Final = 1
 INDEX: Final = "index.sqlite"
@@ -61,18 +61,27 @@ _PUT_STATE: Final = "UPDATE state SET lines = ?, points = ?, segment = ?, length
 class JobFile:
     """Opened, or made, in its constructor."""
 
-    def __init__(self, folder: Path, *, segment_bytes: int) -> None:
-        """Damaged or apsw's CorruptError where it cannot be read; Conflict where a newer Weft wrote it."""
+    def __init__(self, folder: Path, *, segment_bytes: int, reading: bool = False) -> None:
+        """Damaged or apsw's CorruptError where it cannot be read; Conflict where a newer Weft wrote it.
+
+        ``reading``: beside the process that writes; nothing is made or changed.
+        """
         self.folder = folder
         self.writing, self._reading = threading.Lock(), threading.Lock()
         self._segment_bytes = segment_bytes
         self._segments: SegmentWriter | None = None
         self._reader: apsw.Connection | None = None
-        if not folder.exists():
+        self.empty = False
+        """It was only just begun: where it is opened for reading there are not even tables."""
+        self._flags = apsw.SQLITE_OPEN_READWRITE | (0 if reading else apsw.SQLITE_OPEN_CREATE)
+        if not reading and not folder.exists():
             folder.mkdir(mode=0o700)
             sync_folder(folder.parent)
-        self._writer = _connect(folder)
+        self._writer = _connect(folder, self._flags)
         try:
+            self.empty = not self._refuse_newer()
+            if reading:
+                return
             self._writer.transaction_mode = "IMMEDIATE"
             self._lay_out()
             self._ledger = self._load()
@@ -80,11 +89,15 @@ class JobFile:
             self.close()
             raise
 
-    def _lay_out(self) -> None:
+    def _refuse_newer(self) -> int:
+        """The schema of the file; 0: it is empty."""
         found = int(self._writer.pragma("user_version"))
         if found > SCHEMA:
             raise Conflict(f"{self.folder.name}'s metrics were written by a newer Weft (schema {found}); upgrade Weft")
-        if found:
+        return found
+
+    def _lay_out(self) -> None:
+        if not self.empty:
             return
         if segment_path(self.folder, 1).exists():
             raise Damaged(f"{INDEX} is empty, but there are log segments")
@@ -113,7 +126,7 @@ class JobFile:
         """For queries, which all see the same state. One reader at a time."""
         with self._reading:
             if self._reader is None:
-                self._reader = _connect(self.folder)
+                self._reader = _connect(self.folder, self._flags)
                 self._reader.pragma("query_only", True)
             with self._reader:
                 yield self._reader
@@ -126,6 +139,20 @@ class JobFile:
             if change.sources:
                 self._commit(change)
             return answers
+
+    def begin(self, states: Sequence[SourceState]) -> None:
+        """The sources of a job that is loaded."""
+        with self.writing:
+            change = Change()
+            self._ledger.begin(states, change)
+            self._commit(change)
+
+    def load(self, part: Stored) -> None:
+        """Lines or points with their sequence numbers."""
+        with self.writing:
+            change = Change()
+            self._ledger.load(part, change)
+            self._commit(change)
 
     def _commit(self, change: Change) -> None:
         blocks = self._write_blocks(change.blocks)
@@ -157,8 +184,7 @@ class JobFile:
             self._segments.close()
 
 
-def _connect(folder: Path) -> apsw.Connection:
-    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+def _connect(folder: Path, flags: int) -> apsw.Connection:
     connection = apsw.Connection(str(folder / INDEX), flags=flags)
     try:
         connection.set_busy_timeout(_BUSY_MS)

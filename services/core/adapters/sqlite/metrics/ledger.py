@@ -7,9 +7,10 @@ new. Each new line and point gets the next sequence number, so these have no gap
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ import msgspec
 
 from services.core.adapters.sqlite.metrics.segments import encode
 from services.core.domain.errors import InvalidRequest
-from services.core.ports.metric_store import Batch, SourceId
+from services.core.ports.metric_store import Batch, SourceId, SourceState, Stored, StoredLine, StoredPoint
 
 _INT64: Final = 2**63
 
@@ -126,6 +127,29 @@ class Ledger:
             self.lines += len(batch.lines)
         self._take_points(source, batch, change)
         return source.committed
+
+    def begin(self, states: Sequence[SourceState], change: Change) -> None:
+        """The sources of a job that is loaded, as far as they had come."""
+        for state in states:
+            source = Source(len(self.sources) + 1, state.source, state.committed, state.final)
+            self.sources[state.source] = change.sources[source.id] = source
+
+    def load(self, part: Stored, change: Change) -> None:
+        """Adds lines or points that have their sequence numbers. InvalidRequest where these do not go on from here."""
+        entries: Sequence[StoredLine | StoredPoint] = part
+        for source, run in itertools.groupby(entries, key=lambda one: one.source):
+            rows = list(run)
+            lines = [one.line for one in rows if isinstance(one, StoredLine)]
+            points = [one.point for one in rows if isinstance(one, StoredPoint)]
+            reached = self.lines if lines else self.points
+            known = self.sources.get(source)
+            if known is None or [one.seq for one in rows] != list(range(reached + 1, reached + 1 + len(rows))):
+                raise InvalidRequest(f"lines or points are missing, or unknown, after number {reached}")
+            prepared = prepare(Batch(source, 0, max(known.committed, 1), lines, points))
+            if lines:
+                change.blocks.append(NewBlock(known.id, self.lines + 1, prepared))
+                self.lines += len(lines)
+            self._take_points(known, prepared.batch, change)
 
     def _take_points(self, source: Source, batch: Batch, change: Change) -> None:
         seq, known, touched, rows, isnan = self.points, self.series, change.series, change.points, math.isnan

@@ -6,6 +6,7 @@ next borrower gets a fresh one, which starts from what is committed.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from collections import OrderedDict
@@ -32,11 +33,12 @@ class _Entry:
 
 
 class OpenJobs:
-    def __init__(self, root: Path, *, limit: int, segment_bytes: int) -> None:
-        self._root, self._limit, self._segment_bytes = root, limit, segment_bytes
+    def __init__(self, root: Path, *, limit: int, segment_bytes: int, reading: bool = False) -> None:
+        self._root, self._limit, self._segment_bytes, self._reading = root, limit, segment_bytes, reading
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        (root / FORGOTTEN).mkdir(exist_ok=True)
+        if not reading:
+            (root / FORGOTTEN).mkdir(exist_ok=True)
 
     @contextmanager
     def borrow(self, job_id: str, *, create: bool) -> Generator[JobFile | None]:
@@ -63,7 +65,11 @@ class OpenJobs:
             return None
         if not create and not (folder / INDEX).exists():
             return None
-        return JobFile(folder, segment_bytes=self._segment_bytes)
+        file = JobFile(folder, segment_bytes=self._segment_bytes, reading=self._reading)
+        if self._reading and file.empty:
+            file.close()
+            return None
+        return file
 
     def _enter(self, job_id: str) -> _Entry:
         with self._lock:
@@ -107,6 +113,20 @@ class OpenJobs:
                     self._remove(job_id)
             else:
                 self._remove(job_id)
+        finally:
+            self._leave(job_id, entry)
+
+    def replace(self, job_id: str, made: Path) -> None:
+        """Gives a whole folder that was made beside it the place of a job, deleted or not."""
+        entry = self._enter(job_id)
+        try:
+            entry.broken = True
+            with entry.file.writing if entry.file is not None else contextlib.nullcontext():
+                self._remove(job_id)
+                made.rename(self._root / job_id)
+                (self._root / FORGOTTEN / job_id).unlink(missing_ok=True)
+                sync_folder(self._root)
+                sync_folder(self._root / FORGOTTEN)
         finally:
             self._leave(job_id, entry)
 

@@ -14,8 +14,9 @@ import asyncio
 import fcntl
 import os
 import re
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +36,12 @@ from services.core.adapters.sqlite.place import refuse_network
 from services.core.domain.errors import Internal, InvalidRequest, NoSpace, NotFound, Unavailable
 from services.core.ports.metric_store import (
     Batch,
+    Extent,
     LineQuery,
     PointQuery,
     SourceId,
     SourceState,
+    Stored,
     StoredLine,
     StoredPoint,
 )
@@ -50,6 +53,8 @@ _GROUP: Final = 64
 _WRITERS: Final = 3
 _READERS: Final = 4
 _LEAST_FREE: Final = 2**20
+_LOADING: Final = ".loading-"
+"""Begins the names of folders of jobs that are being loaded, which are nobody's until they have their place."""
 log = structlog.get_logger()
 
 
@@ -60,11 +65,13 @@ class _Waiting:
 
 
 class SqliteMetricStore:
-    """One process at a time has a root open: it holds ``<root>/lock``."""
+    """One process at a time has a root open: it holds ``<root>/lock``. Others may read beside it."""
 
-    def __init__(self, root: Path, lock: int, *, open_jobs: int, search_s: float, segment_bytes: int) -> None:
-        self._root, self._lock, self._search_s = root, lock, search_s
-        self._open = OpenJobs(root, limit=open_jobs, segment_bytes=segment_bytes)
+    def __init__(self, root: Path, lock: int | None, *, open_jobs: int, search_s: float, segment_bytes: int) -> None:
+        """``lock``: None only reads."""
+        self._root, self._lock, self._search_s, self._segment_bytes = root, lock, search_s, segment_bytes
+        self._open = OpenJobs(root, limit=open_jobs, segment_bytes=segment_bytes, reading=lock is None)
+        self._closed = False
         self._damaged: dict[str, str] = {}
         self._waiting: dict[str, list[_Waiting]] = {}
         self._draining: set[asyncio.Task[None]] = set()
@@ -87,9 +94,17 @@ class SqliteMetricStore:
         except BlockingIOError:
             os.close(lock)
             raise Unavailable(f"another process has the metric store {root} open") from None
+        for left in root.glob(f"{_LOADING}*"):
+            shutil.rmtree(left)
         return cls(root, lock, open_jobs=open_jobs, search_s=search_s, segment_bytes=segment_bytes)
 
+    @classmethod
+    def beside(cls, root: Path, *, search_s: float = 60.0) -> SqliteMetricStore:
+        """For reading only, whether or not another process has the root open: nothing is made or changed."""
+        return cls(root, None, open_jobs=1, search_s=search_s, segment_bytes=SEGMENT_BYTES)
+
     async def append(self, job_id: str, batches: Sequence[Batch]) -> Sequence[int]:
+        self._refuse_reading()
         answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.get(job_id)
         if waiting is not None:  # somebody is writing to this job: what has come in meanwhile goes next
@@ -165,7 +180,46 @@ class SqliteMetricStore:
 
         return await self._read(job_id, read, otherwise=(0, 0))
 
+    async def extent(self, job_id: str) -> Extent:
+        def read(file: JobFile) -> Extent:
+            with file.snapshot() as db:
+                lines, points = db.execute("SELECT lines, points FROM state").get
+                rows: list[Any] = db.execute(
+                    "SELECT attempt, role, rank, run, source, generation, committed, final FROM sources ORDER BY id"
+                ).fetchall()
+            sources = [SourceState(SourceId(*key), committed, bool(final)) for *key, committed, final in rows]
+            return Extent(lines, points, sources)
+
+        return await self._read(job_id, read, otherwise=Extent(0, 0, []))
+
+    async def load(self, job_id: str, sources: Sequence[SourceState], parts: AsyncIterable[Stored]) -> None:
+        self._refuse_reading()
+        _check_job(job_id)
+        beside = self._root / f"{_LOADING}{job_id}"
+
+        def begin() -> JobFile:
+            shutil.rmtree(beside, ignore_errors=True)
+            made = JobFile(beside, segment_bytes=self._segment_bytes)
+            made.begin(sources)
+            return made
+
+        try:
+            file = await self._run(self._writers, begin)
+            try:
+                async for part in parts:
+                    await self._run(self._writers, file.load, part)
+            finally:
+                await self._run(self._writers, file.close)
+            await self._run(self._writers, self._open.replace, job_id, beside)
+        except (OSError, apsw.Error) as error:
+            raise translated(error) from error
+        finally:
+            await self._run(self._writers, lambda: shutil.rmtree(beside, ignore_errors=True))
+        self._damaged.pop(job_id, None)
+
     async def delete(self, job_id: str) -> None:
+        self._refuse_reading()
+
         def forget() -> None:
             _check_job(job_id)
             try:
@@ -197,9 +251,9 @@ class SqliteMetricStore:
         await asyncio.to_thread(self._writers.shutdown)
         await asyncio.to_thread(self._readers.shutdown)
         await asyncio.to_thread(self._open.close)
-        if self._lock >= 0:
+        if self._lock is not None and not self._closed:
             os.close(self._lock)
-        self._lock = -1
+        self._closed = True
 
     async def _read_points(self, job_id: str, read: Callable[[PointReader], T], *, otherwise: T) -> T:
         def locked(file: JobFile) -> T:
@@ -214,9 +268,13 @@ class SqliteMetricStore:
         )  # fmt: skip
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., T], *args: object) -> T:
-        if self._lock < 0:
+        if self._closed:
             raise Unavailable("the metric store is closed")
         return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
+
+    def _refuse_reading(self) -> None:
+        if self._lock is None:
+            raise Unavailable("the metric store is opened for reading only")
 
     def _use(self, job_id: str, operation: Callable[[JobFile], T], *, create: bool, otherwise: T) -> T:
         """Runs on a thread. ``otherwise`` is the answer where nothing was ever stored."""
