@@ -7,9 +7,11 @@ import sys
 import grpc.aio
 import prometheus_client
 
+from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
 from services.core.gen.weft.v1 import control_pb2_grpc
 from services.core.members import Membership
+from services.core.quarantine import Quarantine
 from services.core.service import Service, run
 from services.guardian.meters import Meters
 from services.guardian.pool import SERVICE, Pool
@@ -25,10 +27,12 @@ async def main(service: Service) -> None:
     service.checks |= {"jobs": ports.jobs.ping, "status": ports.status.ping, "cluster": ports.cluster.ping}
     membership = Membership(SERVICE, ports.status, ports.clock, settings)
     await membership.start()
-    pool = Pool(ports, settings, membership, Meters(prometheus_client.REGISTRY))
+    quarantine = Quarantine(ports.clock.now_ms, prometheus_client.REGISTRY)
+    pool = Pool(ports, settings, membership, Meters(prometheus_client.REGISTRY), quarantine)
 
     def register(server: grpc.aio.Server) -> None:
         control_pb2_grpc.add_ControlServicer_to_server(Control(pool), server)
+        add_operations(server, quarantine)
 
     server = await serve(settings.place.address("guardian"), ports.secret, register)
     service.started = True

@@ -28,7 +28,7 @@ from services.guardian import facts
 from services.guardian.ending import Ending, Limits
 from services.guardian.meters import Meters
 from services.guardian.ports import GuardianPorts
-from services.guardian.provisioning import Provisioning, announce
+from services.guardian.provisioning import Provisioning, announce, current
 from services.guardian.settings import GuardianSettings
 from services.guardian.view import LearnerView
 
@@ -219,10 +219,12 @@ class Guardian:
 
     async def _announce(self, job: Job, spec: JobSpec) -> None:
         """Again, after etcd has forgotten it. Helpers can wait for it, so etcd being away stops nothing here."""
-        if self._view.announced(job.id) >= job.attempt.number:
+        if self._view.announced(job.id) == job.attempt.number:
             return
         try:
-            await announce(self._ports.status, job, spec.learners)
+            await announce(
+                self._ports.status, job, spec.learners, ours=lambda: current(self._ports.jobs, job, self.claim)
+            )
         except Unavailable as error:
             self._log.info("attempt.not_announced", why=str(error))
 

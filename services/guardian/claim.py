@@ -16,6 +16,7 @@ from services.core.domain.errors import StaleRevision, Unavailable
 from services.core.domain.job import Claim, Job
 from services.core.ports.status_store import Lease
 from services.guardian.ports import GuardianPorts
+from services.guardian.view import MALFORMED
 
 NONCE_BITS: Final = 64
 
@@ -48,5 +49,5 @@ async def claim(ports: GuardianPorts, job: Job, *, member: str, lease: Lease, li
 def _holder(value: str) -> str:
     try:
         return str(json.loads(value)["holder"])
-    except (ValueError, KeyError, TypeError, RecursionError):  # written by nobody we know: it protects nobody
+    except MALFORMED:  # written by nobody we know: it protects nobody
         return ""

@@ -21,6 +21,7 @@ from services.core.jobs import every
 from services.core.members import Membership, member_key, members
 from services.core.ports.job_store import JobQuery
 from services.core.ports.status_store import Lease
+from services.core.quarantine import Quarantine
 from services.guardian.actor import Guardian
 from services.guardian.claim import claim
 from services.guardian.meters import Meters
@@ -49,7 +50,12 @@ class Pool:
     """``run`` until stopped; ``nudge`` for hints from outside."""
 
     def __init__(
-        self, ports: GuardianPorts, settings: GuardianSettings, membership: Membership, meters: Meters
+        self,
+        ports: GuardianPorts,
+        settings: GuardianSettings,
+        membership: Membership,
+        meters: Meters,
+        quarantine: Quarantine,
     ) -> None:
         self._ports, self._settings, self._membership, self._meters = ports, settings, membership, meters
         self._guardians: dict[str, Guardian] = {}
@@ -59,7 +65,7 @@ class Pool:
         self._wake = asyncio.Event()
         self._next_sweep = 0.0
         self._strangers: frozenset[str] = frozenset()
-        self.view = LearnerView(self.poke)
+        self.view = LearnerView(self.poke, quarantine)
 
     def poke(self, job_id: str, *, look: bool = False) -> None:
         """Something happened to a job, or to ``EVERYONE``; of one we do not guard the sweep takes a look."""

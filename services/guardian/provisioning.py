@@ -7,15 +7,17 @@ be promised to another job as well), and etcd says which attempt is current (hel
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import structlog
 
-from services.core.domain.errors import InvalidRequest, ResourceExhausted, Unavailable, row
+from services.core.domain.errors import InvalidRequest, ResourceExhausted, StaleFence, Unavailable, row
 from services.core.domain.job import Claim, Job, Verdict
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import Status
 from services.core.jobs import update
+from services.core.ports.job_store import JobStore
 from services.core.ports.status_store import StatusStore
 from services.guardian.ports import GuardianPorts
 from services.guardian.render import digest, render
@@ -40,7 +42,7 @@ class Provisioning:
         steps = self._ports.cluster.steps()
         if self._done == 0:
             await self._check_admission(job)
-        await announce(self._ports.status, job, spec.learners)
+        await announce(self._ports.status, job, spec.learners, ours=lambda: current(self._ports.jobs, job, self._claim))
         try:
             plan = render(job, spec, term=self._claim.term, secret=self._ports.secret, sizes=self._ports.sizes)
             for place, step in enumerate(steps[self._done :], start=self._done):
@@ -91,16 +93,31 @@ class Provisioning:
         return self._ports.clock.now_ms()
 
 
-async def announce(status: StatusStore, job: Job, learners: int) -> None:
-    """Says in etcd which attempt is current. Only ever raises the number. Unavailable: perhaps it was not said."""
+async def announce(status: StatusStore, job: Job, learners: int, *, ours: Callable[[], Awaitable[object]]) -> None:
+    """Says in etcd which attempt is current. Unavailable: perhaps it was not said.
+
+    A greater number there means that we are the past, or that it is nobody's: ``ours`` raises, read after it, in the
+    first case. Whoever announces the next attempt meanwhile changes the revision that we compare.
+    """
     key, number = f"/jobs/{job.id}/attempt", job.attempt.number
     present = await status.get(key)
-    if present is not None and announced_attempt(present.value) >= number:
-        return
+    if present is not None:
+        said = announced_attempt(present.value)
+        if said == number:
+            return
+        if said > number:
+            await ours()
     value = json.dumps({"attempt": number, "learners": learners})
     revision = present.mod_revision if present is not None else 0
     if await status.put_if(key, value, mod_revision=revision) is None:
         raise Unavailable("somebody else announces an attempt of this job")
+
+
+async def current(jobs: JobStore, job: Job, claim: Claim) -> None:
+    """StaleFence unless the job is still ours, and in this attempt."""
+    now = await update(jobs, job.id, claim, lambda one: one)
+    if now.attempt.number != job.attempt.number:
+        raise StaleFence(f"job {job.id} is in attempt {now.attempt.number}, not {job.attempt.number}")
 
 
 def _reason(error: InvalidRequest | ResourceExhausted) -> str:

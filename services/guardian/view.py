@@ -4,7 +4,7 @@ Only the newest report of each learner is kept, so a watch that lists again, or 
 nothing that is known; and what a learner has said remains said when etcd forgets everything. The announcement of the
 attempt is etcd's own: forgotten there is forgotten here, and the Guardian is told, to announce it again.
 
-A malformed value harms its own job only: it is logged and passed over.
+A malformed value harms its own job only: it is in quarantine until it is written anew or removed, and passed over.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
-import structlog
-
 from services.core.domain.codec import load
+from services.core.domain.document import LATEST
 from services.core.domain.learner import LearnerStatus
 from services.core.ports.status_store import Change, StatusStore
+from services.core.quarantine import STATUS, Quarantine
 
 JOBS: Final = "/jobs/"
 EVERYONE: Final = ""
+MALFORMED: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+"""What reading a text that is none of ours may raise."""
 _SCHEMA: Final = 1
-log = structlog.get_logger()
+_MOST_ATTEMPTS: Final = 2**31
 
 
 @dataclass
@@ -34,9 +36,9 @@ class _Known:
 
 
 class LearnerView:
-    def __init__(self, poke: Callable[[str], None]) -> None:
+    def __init__(self, poke: Callable[[str], None], quarantine: Quarantine) -> None:
         """``poke`` is called with the id of each job something changed of; with ``EVERYONE`` when all may have."""
-        self._poke = poke
+        self._poke, self._quarantine = poke, quarantine
         self._jobs: dict[str, _Known] = {}
 
     def of(self, job_id: str, attempt: int) -> Mapping[str, LearnerStatus]:
@@ -67,27 +69,39 @@ class LearnerView:
         if change.kind == "reset":
             for known in self._jobs.values():
                 known.announced = 0
+            self._quarantine.keep_only(STATUS, ())
             self._poke(EVERYONE)
             return
         job_id, _, rest = change.key.removeprefix(JOBS).partition("/")
         kind, _, name = rest.partition("/")
-        value = change.entry.value if change.entry is not None else ""
-        if kind == "learners" and value:
-            self._hear(job_id, name, value)
-        elif kind == "attempt":
-            self._jobs.setdefault(job_id, _Known()).announced = announced_attempt(value)
-            self._poke(job_id)
+        try:
+            if kind == "learners" and change.entry is not None:
+                self._hear(job_id, name, change.entry.value)
+            elif kind == "attempt":
+                self._hear_attempt(job_id, change.entry.value if change.entry is not None else None)
+        except MALFORMED as error:
+            self._quarantine.hold(STATUS, change.key, str(error) or type(error).__name__, job=job_id)
+        else:
+            self._quarantine.release(STATUS, change.key)
+
+    def _hear_attempt(self, job_id: str, value: str | None) -> None:
+        known = self._jobs.setdefault(job_id, _Known())
+        known.announced = 0
+        self._poke(job_id)
+        if value is not None:
+            known.announced = _number(value)
 
     def _hear(self, job_id: str, name: str, value: str) -> None:
-        try:
-            one = load(LearnerStatus, json.loads(value))
-            if one.name != name:
-                raise ValueError(f"it says that it is {one.name}")
-        except (ValueError, TypeError, RecursionError) as error:
-            log.warning("learner.unreadable", job=job_id, learner=name, why=str(error))
-            return
-        if one.schema > _SCHEMA:
+        document = json.loads(value)
+        if isinstance(document, dict) and _newer(document.get("schema")):
             return  # a newer helper's, during an upgrade: the cluster's own word has to do
+        one = load(LearnerStatus, document)
+        if one.name != name:
+            raise ValueError(f"it says that it is {one.name}")
+        if any(not 0 <= time <= LATEST for time in one.times.values()) or (
+            one.exit and not 0 <= one.exit.time <= LATEST
+        ):
+            raise ValueError("it has a time before 1970 or after 9999")
         learners = self._jobs.setdefault(job_id, _Known()).learners
         known = learners.get(name)
         if known is None or (one.attempt, one.seq) > (known.attempt, known.seq):
@@ -98,6 +112,17 @@ class LearnerView:
 def announced_attempt(value: str) -> int:
     """The number in the value of ``/jobs/<id>/attempt``; 0 for a text that is none of ours."""
     try:
-        return int(json.loads(value)["attempt"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        return _number(value)
+    except MALFORMED:
         return 0
+
+
+def _number(value: str) -> int:
+    number = json.loads(value)["attempt"]
+    if not isinstance(number, int) or not 0 < number <= _MOST_ATTEMPTS:
+        raise ValueError("it names no attempt")
+    return number
+
+
+def _newer(schema: object) -> bool:
+    return isinstance(schema, int) and schema > _SCHEMA

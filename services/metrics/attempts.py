@@ -28,7 +28,7 @@ from services.core.ports.status_store import Entry, StatusStore
 
 JOBS: Final = "/jobs/"
 _ANSWER_SOON_S: Final = 1.0
-_MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """What reading somebody else's JSON may raise."""
 log = structlog.get_logger()
 
@@ -110,6 +110,8 @@ class Attempts:
             status = read_status(entry.value)
             if status is not None:
                 self.note(job_id, status, entry.mod_revision)
+            else:  # not what the learner wrote: its next report is to be written anew
+                self._jobs.setdefault(job_id, _Job()).learners.pop(rest.removeprefix("learners/"), None)
 
     def note(self, job_id: str, status: LearnerStatus, revision: int) -> None:
         """A learner's status is in etcd at this revision."""

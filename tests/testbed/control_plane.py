@@ -156,7 +156,8 @@ class ControlPlane:
             summaries=wire.wrap(self.summaries, "summaries"), secret=SECRET, sizes=SIZES,
         )  # fmt: skip
         membership = Membership("guardian", ports.status, self.clock, chosen)
-        pool = Pool(ports, chosen, membership, GuardianMeters(CollectorRegistry()))
+        quarantine = Quarantine(self.clock.now_ms, CollectorRegistry())
+        pool = Pool(ports, chosen, membership, GuardianMeters(CollectorRegistry()), quarantine)
 
         def hear(topic: str, job_id: str) -> None:
             if topic in {"admitted", "desired"}:

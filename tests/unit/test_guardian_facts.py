@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+from prometheus_client import CollectorRegistry
+
 from services.core.domain.codec import dump
 from services.core.domain.job import Attempt, new_job
 from services.core.domain.learner import Exit, LearnerStatus
@@ -14,6 +17,7 @@ from services.core.domain.status import Phase
 from services.core.domain.tokens import verify
 from services.core.ports.cluster import LearnerProcess, Observation
 from services.core.ports.status_store import Change, Entry
+from services.core.quarantine import STATUS, Quarantine
 from services.guardian import facts
 from services.guardian.render import digest, render
 from services.guardian.view import LearnerView
@@ -120,7 +124,7 @@ def test_what_the_helpers_resolved_is_the_first_that_any_of_them_says() -> None:
 
 def test_the_view_keeps_the_newest_report_whatever_order_they_come_in() -> None:
     poked: list[str] = []
-    view = LearnerView(poked.append)
+    view = LearnerView(poked.append, Quarantine(lambda: 5, CollectorRegistry()))
 
     def put(one: LearnerStatus) -> Change:
         key = f"/jobs/j1/learners/{one.name}"
@@ -135,13 +139,34 @@ def test_the_view_keeps_the_newest_report_whatever_order_they_come_in() -> None:
 
 def test_a_malformed_report_harms_nobody_else() -> None:
     poked: list[str] = []
-    view = LearnerView(poked.append)
-    newer = json.dumps(dump(replace(report("worker-0", 1, Phase.STORED), schema=2)))
+    quarantine = Quarantine(lambda: 5, CollectorRegistry())
+    view, key = LearnerView(poked.append, quarantine), "/jobs/j1/learners/worker-0"
+    sound = report("worker-0", 1, Phase.STORED)
     other = json.dumps(dump(report("worker-1", 2, Phase.STORED)))
-    for value in ("{", "[]", '{"name": 3}', '"x"', "{}", "[" * 60_000, newer, other):
-        view.apply(Change("put", "/jobs/j1/learners/worker-0", Entry("/jobs/j1/learners/worker-0", value, 1)))
+    late = json.dumps(dump(replace(sound, times={"STORED": 10**30})))
+    for value in ("", "{", "[]", '{"name": 3}', '"x"', "{}", "[" * 60_000, '{"seq": Infinity}', other, late):
+        view.apply(Change("put", key, Entry(key, value, 1)))
+        (held,) = quarantine.listed()
+        assert (held.kind, held.place, held.job, held.since) == (STATUS, key, "j1", 5)
     assert view.of("j1", 1) == {}
     assert poked == []
+    for value in (json.dumps({**dump(sound), "schema": 2, "phase": "NEWER"}), json.dumps(dump(sound))):
+        view.apply(Change("put", key, Entry(key, "{", 1)))
+        view.apply(Change("put", key, Entry(key, value, 1)))
+        assert quarantine.listed() == []
+    assert view.of("j1", 1) == {"worker-0": sound}
+
+
+@pytest.mark.parametrize("value", ["{", '{"attempt": Infinity}', '{"attempt": "two"}', '{"attempt": -1}', "null"])
+def test_an_announcement_that_names_no_attempt_says_nothing(value: str) -> None:
+    quarantine = Quarantine(lambda: 5, CollectorRegistry())
+    view, key = LearnerView(lambda _: None, quarantine), "/jobs/j1/attempt"
+    view.apply(Change("put", key, Entry(key, '{"attempt": 3}', 1)))
+    assert view.announced("j1") == 3
+    view.apply(Change("put", key, Entry(key, value, 1)))
+    assert (view.announced("j1"), [one.place for one in quarantine.listed()]) == (0, [key])
+    view.apply(Change("delete", key))
+    assert quarantine.listed() == []
 
 
 def test_a_plan_gives_every_learner_its_rank_its_node_and_a_token_of_its_own() -> None:

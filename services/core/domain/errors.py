@@ -93,8 +93,15 @@ class PreconditionFailed(Conflict): ...
 class Quarantined(Conflict):
     """``tenant``: whose it is, as far as that can be read; empty: nobody knows."""
 
-    def __init__(self, message: str, *, tenant: str = "") -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str,
+        *,
+        tenant: str = "",
+        errors: tuple[FieldError, ...] = (),
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, errors=errors, retry_after_s=retry_after_s)
         self.tenant = tenant
 
 
