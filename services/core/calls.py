@@ -19,7 +19,8 @@ from services.core.domain.job import Job
 
 Port = TypeVar("Port")
 _ID: Final = re.compile(r"(?<![0-9a-z])[a-z][0-9a-hjkmnp-tv-z]{22}(?![0-9a-z])")
-_NOISE: Final = frozenset({"rev", "updated", "history_seq", "history_tail", "generation"})
+_TURNS: Final = ("guardian", "verdict", "released")
+"""Fields whose change is a turn in a job's life; others may change together or one by one, as it happens."""
 """What a document's change is not called after, unless it is all that changed."""
 
 
@@ -45,7 +46,7 @@ class Watcher(Protocol):
         """Whatever ``act`` returns, called once; or something else."""
         ...
 
-    def stream(self, call: Call, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    def stream(self, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """The items as they come."""
         ...
 
@@ -71,7 +72,7 @@ class _StandIn:
         if inspect.isasyncgenfunction(found):
 
             def stream(*args: Any, **kwargs: Any) -> Any:
-                return self._watcher.stream(Call(self._name, attribute, about(args)), found(*args, **kwargs))
+                return self._watcher.stream(found(*args, **kwargs))
 
             return stream
         return found
@@ -81,7 +82,7 @@ def about(args: Sequence[Any]) -> str:
     """What a call with these arguments is about; "" where they say nothing that is the same in each life."""
     jobs = [one for one in args if isinstance(one, Job)]
     if len(jobs) == 2:
-        return f"{jobs[1].status} {'+'.join(_changed(*jobs))}"
+        return _change(*jobs)
     first = args[0] if args else None
     if isinstance(first, Job):
         return str(first.status)
@@ -98,6 +99,8 @@ def without_ids(text: str) -> str:
     return _ID.sub("*", text)
 
 
-def _changed(prior: Job, new: Job) -> list[str]:
-    names = [each.name for each in fields(Job) if getattr(prior, each.name) != getattr(new, each.name)]
-    return [name for name in names if name not in _NOISE] or names
+def _change(prior: Job, new: Job) -> str:
+    if new.state == prior.state and new.history_tail != prior.history_tail:
+        return "history copied"
+    turns = [name for name in _TURNS if getattr(prior, name) != getattr(new, name)]
+    return " ".join([str(new.status), *turns])

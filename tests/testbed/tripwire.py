@@ -73,7 +73,7 @@ class Tripwire:
             self.dead.set()
         return result
 
-    async def stream(self, call: Call, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def stream(self, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for each in items:
             await self._live()
             yield each
