@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Final
 
+import structlog
 from prometheus_client import CollectorRegistry
 
 from services.api.artifacts import Artifacts
@@ -23,11 +24,13 @@ from services.api.submit import Submissions
 from services.api.uploads import Uploads
 from services.api.watching import Watcher
 from services.core import wiring
+from services.core.domain.errors import Unavailable
 from services.core.ports.job_store import JobStore
 
 _SWEEP_S: Final = 60.0
 _SWEPT: Final = 500
 """Records of idempotency keys that are looked at in each sweep: bounded work, whatever there is."""
+log = structlog.get_logger()
 
 
 @contextlib.asynccontextmanager
@@ -44,6 +47,10 @@ async def gateway(
         closing.push_async_callback(records.close)
         objects, hints = wiring.object_store(settings), wiring.hints(settings)
         closing.push_async_callback(hints.close)
+        try:
+            await objects.ping()  # InvalidRequest where it can never be used: found here, and not by the first job
+        except Unavailable as away:  # it may come back, and most of what users ask does not need it
+            log.warning("objects.away", why=str(away))
         peers = {name: Peer(settings.place, name, secret) for name in ("metrics", "lcm", "node")}
         for peer in peers.values():
             closing.push_async_callback(peer.close)

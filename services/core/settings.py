@@ -27,6 +27,24 @@ class Settings(BaseSettings):
         default=None,
         description="The keys that wrap the secrets in the record store; by default secrets/master-key in the home.",
     )
+    object_store: str = Field(
+        default="folder",
+        description="Where code, results, logs and checkpoints live: folder (objects/ in the home), or "
+        "s3://bucket[/prefix].",
+    )
+    s3_endpoint: str = Field(
+        default="", description="Address of the S3 server, http(s)://host[:port]. Default: Amazon's of the region."
+    )
+    s3_region: str = Field(default="us-east-1", description="The region that the bucket is in, and requests name.")
+    s3_access_key: str = Field(default="", repr=False, description="Who the platform is at the S3 server.")
+    s3_secret_key: str = Field(
+        default="", repr=False, description="Its secret. Never logged, and never given to helpers or learners."
+    )
+    s3_session_token: str = Field(default="", repr=False, description="With credentials that are temporary.")
+    s3_credentials_file: Path | None = Field(
+        default=None,
+        description="The three from a file instead, in the form of Amazon's tools (section [default]).",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least that is logged; logs are JSON, one object per line."
     )

@@ -16,11 +16,13 @@ from services.core.settings import Settings
 if TYPE_CHECKING:
     from services.core.adapters.encrypted import EncryptedSecretStore, MasterKeyFile
     from services.core.adapters.rpc.telemetry import Telemetry
+    from services.core.adapters.s3.bucket import Bucket
     from services.core.ports.clock import Clock
     from services.core.ports.cluster import Cluster
     from services.core.ports.hints import Hints
     from services.core.ports.job_store import JobStore
     from services.core.ports.object_store import ObjectStore
+    from services.core.ports.object_urls import ObjectUrls
     from services.core.ports.record_store import RecordStore
     from services.core.ports.secret_store import SecretStore
     from services.core.ports.status_store import StatusStore
@@ -93,11 +95,41 @@ async def record_store(settings: Settings) -> RecordStore:
     return await SqliteRecordStore.open(settings.place / "records.sqlite")
 
 
+def _bucket(settings: Settings) -> Bucket | None:
+    """None: objects are in a folder. InvalidRequest."""
+    if settings.object_store == "folder":
+        return None
+    from services.core.adapters.s3.bucket import Credentials, bucket, read_credentials
+
+    if settings.s3_credentials_file is not None:
+        credentials = read_credentials(settings.s3_credentials_file)
+    else:
+        credentials = Credentials(settings.s3_access_key, settings.s3_secret_key, settings.s3_session_token)
+    return bucket(
+        settings.object_store, endpoint=settings.s3_endpoint, region=settings.s3_region, credentials=credentials
+    )
+
+
 def object_store(settings: Settings) -> ObjectStore:
-    """Code, results, logs, checkpoints."""
+    """Code, results, logs, checkpoints. Its first ``ping`` says whether it can be used."""
+    bucket = _bucket(settings)
+    if bucket is not None:
+        from services.core.adapters.s3.objects import S3ObjectStore
+
+        return S3ObjectStore(bucket)
     from services.core.adapters.folder.objects import FolderObjectStore
 
     return FolderObjectStore(settings.place / "objects")
+
+
+def object_urls(settings: Settings) -> ObjectUrls | None:
+    """What helpers move objects by; None where they have the folder. Nothing is sent."""
+    bucket = _bucket(settings)
+    if bucket is None:
+        return None
+    from services.core.adapters.s3.signing import Signer
+
+    return Signer(bucket)
 
 
 async def status_store(settings: Settings) -> StatusStore:

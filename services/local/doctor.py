@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import stat
@@ -14,6 +15,8 @@ from typing import Any, Final
 from services.core.adapters.etcd import launcher
 from services.core.domain.errors import WeftError
 from services.core.home import Home
+from services.core.settings import Settings
+from services.core.wiring import object_store
 
 _NOBODY: Final = 65_534
 _LOW_DISK: Final = 5 * 10**9
@@ -45,7 +48,20 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     secrets = home / "secrets"
     private = not secrets.exists() or stat.S_IMODE(secrets.stat().st_mode) & 0o077 == 0
     yield "secrets", private, "private" if private else "readable by others", f"chmod -R go= {secrets}"
+    yield _objects(home)
     yield "sandbox", True, _sandbox(), ""
+
+
+def _objects(home: Home) -> tuple[str, bool, str, str]:
+    """The object store as this environment sets it: addressed, trusted with us, and one that can be trusted."""
+    settings = Settings(home=home.root)
+    if settings.object_store == "folder":
+        return "object store", True, f"a folder ({home / 'objects'})", ""
+    try:
+        asyncio.run(object_store(settings).ping())
+    except WeftError as error:
+        return "object store", False, error.message, 'see docs/operator-guide.md, "Object stores"'
+    return "object store", True, settings.object_store, ""
 
 
 def _sandbox() -> str:

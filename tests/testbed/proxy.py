@@ -11,9 +11,11 @@ class Proxy:
     """``cut``: connections break, and new ones are refused. ``freeze``: those of now go silent without breaking.
 
     ``lose_answer_to``: the next request that holds these bytes is passed on; at its answer the connection breaks.
+    ``instead``: bytes of requests, and as many others that arrive in their place.
     """
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, *, instead: tuple[bytes, bytes] = (b"", b"")) -> None:
+        self._instead = instead
         self.connections = 0
         """How many were ever made."""
         self._host, _, port = upstream.rpartition(":")
@@ -90,6 +92,8 @@ class Proxy:
                 if asker is not None and self._losing and self._losing in chunk:
                     self._losing = b""
                     self._unanswered.add(asker)
+                if asker is not None and self._instead[0]:
+                    chunk = chunk.replace(*self._instead)
                 if writer in self._unanswered:
                     break
                 if writer not in self._frozen:
@@ -99,8 +103,8 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def proxied(upstream: str) -> AsyncGenerator[Proxy, None]:
-    proxy = Proxy(upstream)
+async def proxied(upstream: str, *, instead: tuple[bytes, bytes] = (b"", b"")) -> AsyncGenerator[Proxy, None]:
+    proxy = Proxy(upstream, instead=instead)
     await proxy.start()
     try:
         yield proxy

@@ -20,6 +20,7 @@ from tests.testbed.go import SERVERS, GoBuilt
 from tests.testbed.signals import pause
 
 REGION = "eu-north-1"
+BUCKET = "weft"
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _names = itertools.count(1)
 
@@ -27,12 +28,14 @@ _names = itertools.count(1)
 class S3:
     """Keeps its port, its credentials and its folder over all its lives."""
 
-    def __init__(self, binary: Path, folder: Path) -> None:
+    def __init__(self, binary: Path, folder: Path, *, volume_mib: int = 0) -> None:
+        """``volume_mib``: on a volume of its own, which is of that size, and gone with the process."""
         self.port = free_port()
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self.credentials = Credentials(secrets.token_hex(8), secrets.token_hex(20))
         self.data, self._binary, self._log = folder / "data", binary, folder / "s3.log"
         self.data.mkdir(parents=True, exist_ok=True)
+        self._volume_mib = volume_mib
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -46,6 +49,10 @@ class S3:
             self._binary, "--port", f"127.0.0.1:{self.port}", "--region", REGION, "--health", "/health",
             "--keep-alive", "--quiet", "posix", self.data,
         ]  # fmt: skip
+        if self._volume_mib:
+            mount = f'mount -t tmpfs -o size={self._volume_mib}m tmpfs "{self.data}" && mkdir "{self.data}/{BUCKET}"'
+            alone = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+            command = [*alone, "sh", "-c", f'{mount} && exec "$@"', "sh", *command]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         deadline = time.monotonic() + 30
@@ -76,7 +83,7 @@ class S3:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
-    def bucket(self, name: str, prefix: str = "") -> Bucket:
+    def bucket(self, name: str = BUCKET, prefix: str = "") -> Bucket:
         """A bucket, made if it is not there: the server takes every folder for one."""
         (self.data / name).mkdir(exist_ok=True)
         return bucket(f"s3://{name}/{prefix}", endpoint=self.endpoint, region=REGION, credentials=self.credentials)

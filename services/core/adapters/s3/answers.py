@@ -27,6 +27,10 @@ from services.core.domain.errors import (
 RETRY_AFTER_S: Final = 1.0
 
 
+class Refused(Unavailable):
+    """An operator has to mend it: the address, the credentials, their rights."""
+
+
 class UploadGone(Unavailable):
     """The upload was ended by somebody, or never was: begin it again."""
 
@@ -58,6 +62,10 @@ def raise_for(answer: Answer, key: str) -> None:
 _FULL: Final = (NoSpace, "the object store is full; make room there, and try again")
 _SHAPE: Final = (Conflict, "{key} cannot be stored: a part of it is an object, or objects lie below it")
 """On servers that keep objects in folders."""
+_REFUSED: Final = (
+    Refused,
+    "the object store refuses the platform's credentials ({code}); see WEFT_S3_ACCESS_KEY and the bucket's policy",
+)
 _BY_CODE: Final[dict[str, tuple[type[WeftError], str]]] = {
     "InsufficientStorage": _FULL,
     "QuotaExceeded": _FULL,
@@ -68,14 +76,15 @@ _BY_CODE: Final[dict[str, tuple[type[WeftError], str]]] = {
     "ObjectParentIsFile": _SHAPE,
     "DirectoryObjectContainsData": _SHAPE,
     "NoSuchUpload": (UploadGone, "the upload of {key} is not there any more"),
-    "NoSuchBucket": (Unavailable, "the object store's bucket is not there; see WEFT_OBJECT_STORE"),
+    "NoSuchBucket": (Refused, "the object store's bucket is not there; see WEFT_OBJECT_STORE"),
+    "XAdminUserNotFound": _REFUSED,  # versitygw's word, with 404
+    **dict.fromkeys(
+        ("PermanentRedirect", "AuthorizationHeaderMalformed", "AuthorizationQueryParametersError"),
+        (Refused, "the object store is in another region, or is no S3 ({code}); see WEFT_S3_REGION, WEFT_S3_ENDPOINT"),
+    ),
     "EntityTooLarge": (TooLarge, "{key} is larger than the object store takes"),
     "KeyTooLongError": (InvalidRequest, "the object store takes no key of this length"),
 }
-_REFUSED: Final = (
-    Unavailable,
-    "the object store refuses the platform's credentials ({code}); see WEFT_S3_ACCESS_KEY and the bucket's policy",
-)
 _BY_STATUS: Final[dict[int, tuple[type[WeftError], str]]] = {
     401: _REFUSED,
     403: _REFUSED,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -20,9 +20,11 @@ from obstore.store import S3Store
 
 from services.core.adapters.s3.answers import RETRY_AFTER_S, error_of
 from services.core.adapters.s3.bucket import Bucket
+from services.core.adapters.s3.check import check_store
 from services.core.adapters.s3.signing import Signer
 from services.core.adapters.s3.transfer import Transfer
-from services.core.adapters.s3.wire import CHUNK, CONNECT_S
+from services.core.adapters.s3.unfinished import sweep
+from services.core.adapters.s3.wire import CHUNK, CONNECT_S, Wire
 from services.core.domain.errors import InvalidRequest, NotFound, Unavailable, WeftError
 from services.core.ports.object_store import ObjectMeta, check_key
 from services.core.ports.object_urls import ObjectRequest
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
     from obstore import GetOptions
     from obstore.store import S3Config
 
-_SILENCE_S: Final = 10.0
 _RETRY_S: Final = 2.0
 _WHOLE_S: Final = timedelta(days=1)
 """obstore wants an end for a whole answer; ours is silence, however large the object."""
 _PAGE: Final = 1000
+_SWEEP_S: Final = 86_400.0
 _STATUS: Final = re.compile(r"status (?:code )?(\d{3})|\b(\d{3}) [A-Z][a-z]+", re.IGNORECASE)
 _CODE: Final = re.compile(r"<Code>([^<]*)</Code>")
 
@@ -43,9 +45,13 @@ _CODE: Final = re.compile(r"<Code>([^<]*)</Code>")
 class S3ObjectStore:
     """See ``services.core.ports.object_store.ObjectStore``. Nothing is sent until it is used."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, *, silence_s: float = 10.0) -> None:
+        """``silence_s``: a server that says nothing for so long is taken for away."""
         self.bucket = bucket
+        self._silence_s = silence_s
         self._signer = Signer(bucket)
+        self._trusted = False
+        self._next_sweep = 0.0
         who = bucket.credentials
         token: S3Config = {"session_token": who.session_token} if who.session_token else {}
         self._store = S3Store(
@@ -53,7 +59,7 @@ class S3ObjectStore:
             secret_access_key=who.secret_key, config=token,
             client_options={
                 "allow_http": bucket.endpoint.startswith("http://"), "timeout": _WHOLE_S,
-                "connect_timeout": timedelta(seconds=CONNECT_S), "read_timeout": timedelta(seconds=_SILENCE_S),
+                "connect_timeout": timedelta(seconds=CONNECT_S), "read_timeout": timedelta(seconds=silence_s),
             },
             retry_config={
                 "max_retries": 4, "retry_timeout": timedelta(seconds=_RETRY_S),
@@ -66,7 +72,7 @@ class S3ObjectStore:
         self, key: str, chunks: AsyncIterable[bytes], *, create_only: bool = False, size: int | None = None
     ) -> ObjectMeta:
         check_key(key)
-        transfer = Transfer(self._sign)
+        transfer = Transfer(self._sign, wire=Wire(answer_s=self._silence_s))
         try:
             stored = await transfer.put(key, chunks, create_only=create_only, size=size)
             there = await transfer.head(key)
@@ -126,7 +132,16 @@ class S3ObjectStore:
         return count
 
     async def ping(self) -> None:
-        await self.head("weft-ping")
+        """Until it has been well once, asks all that a start-up must know: InvalidRequest where it is set wrongly."""
+        if self._trusted:
+            await self.head("weft-ping")
+        else:
+            await check_store(self, self.bucket.label)
+            self._trusted = True
+        if time.monotonic() >= self._next_sweep:
+            self._next_sweep = time.monotonic() + _SWEEP_S
+            with suppress(WeftError):  # who may write may not always list uploads; the next ping but many tries again
+                await sweep(self.bucket)
 
     async def _sign(self, request: ObjectRequest) -> str:
         return self._signer.url(request)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Final, Protocol, TypeAlias
 
-from services.core.adapters.s3.answers import Answer, UploadGone, raise_for
+from services.core.adapters.s3.answers import Answer, Refused, UploadGone, raise_for
 from services.core.adapters.s3.wire import Wire
 from services.core.domain.errors import Duplicate, NotFound, Unavailable, WeftError
 from services.core.ports.object_urls import ObjectRequest
@@ -73,7 +73,7 @@ class Stored:
 
 async def in_haste(trouble: Unavailable, tries: int, since: float) -> None:
     """The patience of a service: its caller waits, and will come again."""
-    if time.monotonic() - since > _HASTE_S:
+    if isinstance(trouble, Refused) or time.monotonic() - since > _HASTE_S:
         raise trouble
     await asyncio.sleep(min(0.5, 0.05 * 2**tries))
 
