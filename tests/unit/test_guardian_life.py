@@ -82,7 +82,7 @@ async def test_of_failures_seen_at_once_the_earliest_is_the_cause(plane: Control
     job_id = await plane.submit(learners=3)
     for name, run_s, code in (("worker-0", 0.9, 5), ("worker-1", 0.7, 3), ("worker-2", 0.8, 4)):
         plane.helpers.fate(job_id, name=name, run_s=run_s, code=code)
-    await plane.reached(job_id, Status.PROCESSING)
+    await plane.running(job_id)
     plane.cluster.go_away()
     plane.metrics.away = True
     await asyncio.sleep(3)
