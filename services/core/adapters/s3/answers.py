@@ -31,6 +31,12 @@ class Refused(Unavailable):
     """An operator has to mend it: the address, the credentials, their rights."""
 
 
+class InTheWay(Conflict):
+    """On servers that keep objects in folders: one cannot be where another is a part of its key. They say so for a
+    moment, too, while a folder vanishes with its last object.
+    """
+
+
 class UploadGone(Unavailable):
     """The upload was ended by somebody, or never was: begin it again."""
 
@@ -60,8 +66,7 @@ def raise_for(answer: Answer, key: str) -> None:
 
 
 _FULL: Final = (NoSpace, "the object store is full; make room there, and try again")
-_SHAPE: Final = (Conflict, "{key} cannot be stored: a part of it is an object, or objects lie below it")
-"""On servers that keep objects in folders."""
+_SHAPE: Final = (InTheWay, "{key} cannot be stored: a part of it is an object, or objects lie below it")
 _REFUSED: Final = (
     Refused,
     "the object store refuses the platform's credentials ({code}); see WEFT_S3_ACCESS_KEY and the bucket's policy",

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Final, Protocol, TypeAlias
 
-from services.core.adapters.s3.answers import Answer, Refused, UploadGone, raise_for
+from services.core.adapters.s3.answers import Answer, InTheWay, Refused, UploadGone, raise_for
 from services.core.adapters.s3.wire import Wire
 from services.core.domain.errors import Duplicate, NotFound, Unavailable, WeftError
 from services.core.ports.object_urls import ObjectRequest
@@ -38,6 +38,8 @@ _COMPLETE_S: Final = 300.0
 """Completing copies all parts on some servers."""
 _ABORT_S: Final = 3.0
 _HASTE_S: Final = 2.0
+_IN_THE_WAY: Final = 10
+"""Times until it is believed."""
 
 
 class PerhapsOurs(Duplicate):
@@ -128,7 +130,7 @@ class Transfer:
         *, within_s: float | None = None,
     ) -> tuple[Answer, int]:  # fmt: skip
         """The answer, and how many tries came before it whose outcome nobody knows."""
-        tries, since = 0, time.monotonic()
+        tries, in_the_way, since = 0, 0, time.monotonic()
         while True:
             try:
                 url = await self._sign(request)
@@ -139,6 +141,11 @@ class Transfer:
             except Unavailable as trouble:
                 tries += 1
                 await self._patience(trouble, tries, since)
+            except InTheWay:
+                in_the_way += 1
+                if in_the_way >= _IN_THE_WAY:
+                    raise
+                await asyncio.sleep(0.01 * in_the_way)
             except Duplicate as duplicate:
                 if tries:
                     raise PerhapsOurs(duplicate.message) from None
