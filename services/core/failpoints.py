@@ -52,11 +52,11 @@ class Failpoints:
     """Of one process. ValueError where the folder is not its owner's alone, or a line of ``armed`` is none."""
 
     def __init__(self, folder: str | Path, process: str, home: str | Path = "/") -> None:
-        self._folder, self._process, self._home = str(folder), process, str(home)
-        there = os.stat(self._folder)
+        self.folder, self._process, self._home = str(folder), process, str(home)
+        there = os.stat(self.folder)
         if there.st_uid != os.geteuid() or there.st_mode & 0o077:
-            raise ValueError(f"{VARIABLE}: {self._folder} must be a folder of yours that nobody else can enter")
-        self._passed = os.open(f"{self._folder}/passed", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            raise ValueError(f"{VARIABLE}: {self.folder} must be a folder of yours that nobody else can enter")
+        self._passed = os.open(f"{self.folder}/passed", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._read = (0, 0)
         self._armed: dict[tuple[str, str], list[tuple[int, str]]] = {}
         self._own = threading.local()
@@ -107,7 +107,7 @@ class Failpoints:
 
     def _lines(self) -> dict[tuple[str, str], list[tuple[int, str]]]:
         """What is armed, by when and where."""
-        path = f"{self._folder}/armed"
+        path = f"{self.folder}/armed"
         try:
             seen = os.stat(path)
         except FileNotFoundError:
@@ -122,9 +122,9 @@ class Failpoints:
         return self._armed
 
     def _first(self, number: int) -> bool:
-        os.makedirs(f"{self._folder}/fired", mode=0o700, exist_ok=True)
+        os.makedirs(f"{self.folder}/fired", mode=0o700, exist_ok=True)
         try:
-            os.close(os.open(f"{self._folder}/fired/{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            os.close(os.open(f"{self.folder}/fired/{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             return False
         return True

@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from services.core.call_points import failpoints
 from services.core.domain.errors import WeftError
 from services.core.settings import Settings
 
@@ -124,6 +125,10 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
     """Runs a service to its end; the exit code. One clear line on stderr where it cannot start."""
     configure_logging(name, settings.log_level)
     log = structlog.get_logger()
+    points = failpoints(name)
+    if points is not None:
+        log.warning("failpoints.on", folder=points.folder, why="this process may die on purpose: never in production")
+        points.watch_files()
 
     async def body() -> None:
         service = Service(name, settings)

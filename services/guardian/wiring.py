@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.core import wiring as core
+from services.core.call_points import at_failpoints
 from services.core.domain.sizes import SIZES
 from services.guardian.ports import GuardianPorts
 from services.guardian.settings import GuardianSettings
@@ -11,7 +12,7 @@ from services.guardian.settings import GuardianSettings
 async def connect(settings: GuardianSettings) -> GuardianPorts:
     """The ports of the profile that the settings name."""
     secret = await core.service_secret(settings)
-    return GuardianPorts(
+    ports = GuardianPorts(
         jobs=await core.job_store(settings),
         status=await core.status_store(settings),
         cluster=core.cluster(settings, secret),
@@ -21,3 +22,4 @@ async def connect(settings: GuardianSettings) -> GuardianPorts:
         secret=secret,
         sizes=SIZES,
     )
+    return at_failpoints(ports, "guardian")

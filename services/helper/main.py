@@ -106,6 +106,10 @@ class Helper:
             name=learner.name, role=learner.role, rank=learner.rank, attempt=plan.attempt, seq=0, phase=Phase.WAITING
         )
         intake = Intake(Path(self._assignment.addresses_file), learner.token)
+        if "WEFT_FAILPOINTS" in os.environ:  # never in production
+            from services.core.call_points import at_failpoint  # noqa: PLC0415 - as above
+
+            intake = at_failpoint(intake, "intake", "helper")
         reporter = Reporter(
             intake, self._spool, status, lambda: self._shipper.progress if self._shipper is not None else (-1.0, -1)
         )

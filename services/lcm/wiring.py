@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.core import wiring as core
+from services.core.call_points import at_failpoints
 from services.core.ports.clock import Clock
 from services.core.ports.cluster import Cluster
 from services.core.ports.hints import Hints
@@ -26,7 +27,7 @@ class LcmPorts:
 async def connect(settings: LcmSettings) -> LcmPorts:
     """The ports of the profile that the settings name."""
     secret = await core.service_secret(settings)
-    return LcmPorts(
+    ports = LcmPorts(
         jobs=await core.job_store(settings),
         status=await core.status_store(settings),
         cluster=core.cluster(settings, secret),
@@ -34,3 +35,4 @@ async def connect(settings: LcmSettings) -> LcmPorts:
         clock=core.clock(),
         secret=secret,
     )
+    return at_failpoints(ports, "lcm")

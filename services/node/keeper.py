@@ -19,6 +19,7 @@ from typing import Final
 import structlog
 
 import services
+from services.core import failpoints
 from services.core.domain.errors import Unavailable
 from services.core.domain.learner import Exit
 from services.core.processes import alive, identify
@@ -206,12 +207,18 @@ class Keeper:
 
     def _spawn_shim(self, learner: Learner) -> Process:
         self._meters.starts.inc()
-        argv = [sys.executable, "-I", "-S", shim.__file__, str(learner.folder)]
+        argv = [sys.executable, "-I", "-S", *_failpoints(learner), shim.__file__, str(learner.folder)]
         return Process.spawn(argv, env={"PATH": os.defpath, "LANG": "C.UTF-8"}, log=learner.folder / "shim.log")
 
     def _spawn_helper(self, learner: Learner) -> Process:
         argv = [*self._helper_command, str(learner.folder)]
         return Process.spawn(argv, env=self._helper_env, log=learner.folder / "helper.log")
+
+
+def _failpoints(learner: Learner) -> list[str]:
+    """What makes the shim one under failpoints, of which it knows nothing. Empty in production."""
+    folder = os.environ.get(failpoints.VARIABLE)
+    return [failpoints.__file__, folder, "shim", learner.document.home] if folder else []
 
 
 async def end_tasks(tasks: list[asyncio.Task[None]], *, within_s: float = _LAST_S) -> None:
