@@ -25,6 +25,7 @@ from services.api.uploads import Uploads
 from services.api.watching import Watcher
 from services.core import wiring
 from services.core.domain.errors import Unavailable
+from services.core.call_points import at_failpoint
 from services.core.ports.job_store import JobStore
 
 _SWEEP_S: Final = 60.0
@@ -41,11 +42,12 @@ async def gateway(
     async with contextlib.AsyncExitStack() as closing:
         installation, clock = wiring.installation_secrets(settings), wiring.clock()
         secret = await wiring.service_secret(settings)
-        store = await wiring.job_store(settings)
+        store = at_failpoint(await wiring.job_store(settings), "jobs", "api")
         closing.push_async_callback(store.close)
-        records = await wiring.record_store(settings)
+        records = at_failpoint(await wiring.record_store(settings), "records", "api")
         closing.push_async_callback(records.close)
-        objects, hints = wiring.object_store(settings), wiring.hints(settings)
+        objects = at_failpoint(wiring.object_store(settings), "objects", "api")
+        hints = at_failpoint(wiring.hints(settings), "hints", "api")
         closing.push_async_callback(hints.close)
         try:
             await objects.ping()  # InvalidRequest where it can never be used: found here, and not by the first job
