@@ -9,11 +9,11 @@ from typing import Final, Literal
 from services.core.domain.errors import FieldError, InvalidRequest, NotFound, PermissionDenied
 from services.core.domain.job import Job
 
-Permission = Literal["jobs:read", "jobs:write", "keys:read", "keys:write", "platform:read"]
+Permission = Literal["jobs:read", "jobs:write", "keys:read", "keys:write", "platform:read", "platform:operate"]
 Scope = Literal["admin", "user"]
 
 PERMISSIONS: Final[dict[str, frozenset[Permission]]] = {
-    "admin": frozenset({"jobs:read", "jobs:write", "keys:read", "keys:write", "platform:read"}),
+    "admin": frozenset({"jobs:read", "jobs:write", "keys:read", "keys:write", "platform:read", "platform:operate"}),
     "user": frozenset({"jobs:read", "jobs:write", "keys:read", "keys:write", "platform:read"}),
 }
 ALL_TENANTS: Final = "*"

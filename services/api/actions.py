@@ -44,6 +44,7 @@ from services.api.shapes import (
     MetricsJson,
     PlanJson,
     ProgressJson,
+    QuarantineJson,
     QueueJson,
     SizesJson,
     VersionJson,
@@ -62,6 +63,7 @@ from services.api.writing import (
     plan_json,
     point_json,
     progress_json,
+    quarantine_json,
     series_json,
     size_json,
     waiting_json,
@@ -404,3 +406,8 @@ def _fields(given: str | None) -> frozenset[str]:
         if name not in FIELDS:
             raise wrong("fields", f"a job has no field of this name; {nearest(name[:40], list(FIELDS))}")
     return frozenset((*names, "id")) if names else frozenset()
+
+
+async def get_quarantine(uses: Gateway) -> QuarantineJson:
+    """Of all services."""
+    return quarantine_json(await uses.platform.quarantined())

@@ -117,7 +117,12 @@ class Answers:
                 log.warning("answers.not_swept", why=away.message)
 
     def _lives(self, record: Record) -> bool:
-        return self._clock.now_ms() - int(record.body["time"]) < KEPT_MS
+        """Not of one that cannot be read either: it stands for nothing, and may be made anew."""
+        body = record.body
+        time, request, done = body.get("time"), body.get("request"), body.get("done")
+        if not isinstance(time, int) or not isinstance(request, str) or not isinstance(done, bool):
+            return False
+        return self._clock.now_ms() - time < KEPT_MS
 
     async def _replaced(self, record: Record) -> bool:
         try:

@@ -16,7 +16,14 @@ from services.api.access import Principal
 from services.api.idempotency import KEPT_MS, Answers, digest_of, origin_of
 from services.api.measures import Measures
 from services.core import jobs
-from services.core.domain.errors import Conflict, IllegalTransition, NotFound, PreconditionFailed, StaleRevision
+from services.core.domain.errors import (
+    Conflict,
+    IllegalTransition,
+    NotFound,
+    PreconditionFailed,
+    Quarantined,
+    StaleRevision,
+)
 from services.core.domain.ids import is_id
 from services.core.domain.job import Event, Job, desire, removed, wished
 from services.core.domain.status import Desired
@@ -60,8 +67,14 @@ class Jobs:
         return self._clock.now_ms()
 
     async def get(self, who: Principal, job_id: str) -> Job:
-        """NotFound for what is not there, was deleted, or is another tenant's."""
-        found = await self._store.get(job_id) if is_id(job_id, "j") else None
+        """NotFound for what is not there, was deleted, or is another tenant's. Quarantined: it cannot be read."""
+        try:
+            found = await self._store.get(job_id) if is_id(job_id, "j") else None
+        except Quarantined as error:
+            if not who.admin and error.tenant != who.tenant:
+                raise NotFound(f"there is no job {job_id}") from None
+            advice = "an operator finds it with `weft doctor`; it goes on by itself once it is mended"
+            raise Quarantined(f"{error.message}; it is in quarantine: {advice}", tenant=error.tenant) from error
         return who.own(found, job_id)
 
     async def find(self, query: JobQuery, *, limit: int) -> tuple[Sequence[Job], str | None]:

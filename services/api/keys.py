@@ -15,10 +15,11 @@ import re
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from services.api.access import Principal, Scope, checked_name
+from services.api.access import PERMISSIONS, Principal, Scope, checked_name
 from services.core.domain import codec
+from services.core.domain.document import LATEST
 from services.core.domain.errors import (
     Duplicate,
     FieldError,
@@ -27,6 +28,7 @@ from services.core.domain.errors import (
     InvalidRequest,
     NotFound,
     PermissionDenied,
+    Quarantined,
     StaleRevision,
     Unauthenticated,
 )
@@ -34,6 +36,7 @@ from services.core.domain.ids import RANDOM_BITS, is_id, make_id
 from services.core.ports.clock import Clock
 from services.core.ports.record_store import Record, RecordStore
 from services.core.ports.secret_store import SecretStore
+from services.core.quarantine import RECORD, Quarantine
 
 KIND: Final = "keys"
 ADMIN_KEY: Final = "admin-key"
@@ -71,8 +74,11 @@ class NewKey:
 
 
 class Keys:
-    def __init__(self, records: RecordStore, *, pepper: bytes, clock: Clock, cache_s: float) -> None:
+    def __init__(
+        self, records: RecordStore, *, pepper: bytes, clock: Clock, quarantine: Quarantine, cache_s: float
+    ) -> None:
         self._records = records
+        self._quarantine = quarantine
         self._pepper = pepper
         self._clock = clock
         self._cache_s = cache_s
@@ -127,19 +133,19 @@ class Keys:
         """One's own keys, revoked ones too; an admin sees everybody's."""
         index = {} if who.admin else {"tenant": who.tenant, "user": who.user}
         found: list[ApiKey] = []
-        while page := await self._records.find(KIND, index, after=found[-1].id if found else None):
-            found += [self._key(record) for record in page]
+        after: str | None = None
+        while page := await self._records.find(KIND, index, after=after):
+            found += [key for record in page if (key := self._key(record)) is not None]
+            after = page[-1].id
         return found
 
     async def revoke(self, who: Principal, key_id: str) -> None:
         """It stops working within the cache's time. NotFound where there is none of that id within reach."""
         for _ in range(10):
             record = await self._records.get(KIND, key_id) if is_id(key_id, "k") else None
-            if record is None or not (
-                who.admin or (record.body["tenant"], record.body["user"]) == (who.tenant, who.user)
-            ):
+            key = self._key(record) if record is not None else None
+            if record is None or key is None or not (who.admin or (key.tenant, key.user) == (who.tenant, who.user)):
                 raise NotFound(f"there is no key {key_id}")
-            key = self._key(record)
             if key.revoked is not None:
                 return
             body = codec.dump(replace(key, revoked=self._clock.now_ms()))
@@ -205,16 +211,23 @@ class Keys:
         return key
 
     async def _read(self, key_id: str) -> ApiKey | None:
-        record = await self._records.get(KIND, key_id)
+        try:
+            record = await self._records.get(KIND, key_id)
+        except Quarantined as error:
+            self._quarantine.hold(RECORD, f"{KIND}/{key_id}", error.message)
+            return None
         return self._key(record) if record is not None else None
 
-    @staticmethod
-    def _key(record: Record) -> ApiKey:
-        body = record.body
-        return ApiKey(
-            id=record.id, name=body["name"], user=body["user"], tenant=body["tenant"], created=body["created"],
-            scope=cast(Scope, body["scope"]), mac=body["mac"], revoked=body["revoked"], made_from=body["made_from"],
-        )  # fmt: skip
+    def _key(self, record: Record) -> ApiKey | None:
+        """None, and quarantine, where the record is not that of a key: it opens nothing."""
+        place = f"{KIND}/{record.id}"
+        try:
+            key = _read(record)
+        except (KeyError, ValueError) as error:
+            self._quarantine.hold(RECORD, place, f"the record of key {record.id} cannot be read: {error}")
+            return None
+        self._quarantine.release(RECORD, place)
+        return key
 
     def _mac(self, secret: str) -> str:
         return hmac.new(self._pepper, b"weft api key v1\x00" + secret.encode(), hashlib.sha256).hexdigest()
@@ -224,14 +237,28 @@ class Keys:
         return hmac.new(self._pepper, message, hashlib.sha256).hexdigest()
 
 
+def _read(record: Record) -> ApiKey:
+    """KeyError or ValueError where it is not what was written."""
+    body = record.body
+    text = {name: body[name] for name in ("name", "user", "tenant", "scope", "mac", "made_from")}
+    times = [body["created"], *([] if body["revoked"] is None else [body["revoked"]])]
+    if not all(isinstance(one, str) for one in text.values()) or text["scope"] not in PERMISSIONS:
+        raise ValueError("its fields are of other types")
+    if not all(isinstance(one, int) and 0 <= one <= LATEST for one in times):
+        raise ValueError("it has a time before 1970 or after 9999")
+    return ApiKey(id=record.id, created=body["created"], revoked=body["revoked"], **text)
+
+
 def _wrong(pointer: str, message: str) -> InvalidRequest:
     return InvalidRequest(f"{pointer}: {message}", errors=(FieldError(pointer, message),))
 
 
-async def open_keys(records: RecordStore, store: SecretStore, clock: Clock, *, cache_s: float) -> Keys:
+async def open_keys(
+    records: RecordStore, store: SecretStore, clock: Clock, quarantine: Quarantine, *, cache_s: float
+) -> Keys:
     """Keys with this installation's pepper, which is made once."""
     pepper = await store.get_or_create(PEPPER, secrets.token_bytes(32))
-    return Keys(records, pepper=pepper, clock=clock, cache_s=cache_s)
+    return Keys(records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=cache_s)
 
 
 async def move_pepper(before: SecretStore, now: SecretStore) -> None:

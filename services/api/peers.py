@@ -14,6 +14,7 @@ from typing import Final
 import grpc.aio
 
 from services.core.adapters.rpc.client import connect, streaming, translating
+from services.core.adapters.rpc.operations import ask_quarantine
 from services.core.domain.errors import Unavailable
 from services.core.gen.weft.v1 import (
     control_pb2,
@@ -34,6 +35,7 @@ from services.core.ports.metric_store import (
     StoredLine,
     StoredPoint,
 )
+from services.core.quarantine import Held
 
 _QUERY_S: Final = 30.0
 """A search through all of a long job's lines may take a while."""
@@ -106,6 +108,13 @@ class DispatcherPeer:
         with self._peer.answering():
             reply = await stub.Explain(control_pb2.ExplainRequest(job_ids=job_ids), timeout=_ASIDE_S)
         return [Waiting(one.job_id, one.position, one.pending_reason, one.message) for one in reply.waiting]
+
+
+async def held_by(peer: Peer) -> Sequence[Held]:
+    """What that service cannot read and leaves alone."""
+    channel = await peer.channel()
+    with peer.answering():
+        return await ask_quarantine(channel, timeout_s=_ASIDE_S)
 
 
 class NodePeer:

@@ -5,7 +5,8 @@ The dispatcher and the node agent may be away at any time; then what they know i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,7 @@ from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import Status
 from services.core.ports.cluster import Node
 from services.core.ports.job_store import JobQuery, JobStore
+from services.core.quarantine import Held, Quarantine
 
 log = structlog.get_logger()
 _MOST_JOBS: Final = 10_000
@@ -42,11 +44,44 @@ class ClusterState:
     jobs: Mapping[Status, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """(service, thing) that cannot be read and is left alone; ``silent``: services that did not say."""
+
+    held: Sequence[tuple[str, Held]]
+    silent: Sequence[str]
+
+
 class Platform:
-    def __init__(self, store: JobStore, dispatcher: DispatcherPeer, node: NodePeer) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        dispatcher: DispatcherPeer,
+        node: NodePeer,
+        *,
+        quarantine: Quarantine,
+        others: Mapping[str, Callable[[], Awaitable[Sequence[Held]]]],
+    ) -> None:
+        """``others``: service -> what it holds in quarantine."""
         self._store = store
         self._dispatcher = dispatcher
         self._node = node
+        self._quarantine = quarantine
+        self._others = others
+
+    async def quarantined(self) -> Quarantined:
+        """Of all services, asked at once."""
+        answers = await asyncio.gather(*(ask() for ask in self._others.values()), return_exceptions=True)
+        held = [("api", one) for one in self._quarantine.listed()]
+        silent: list[str] = []
+        for service, answer in zip(self._others, answers, strict=True):
+            if isinstance(answer, WeftError):
+                silent.append(service)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                held += [(service, one) for one in answer]
+        return Quarantined(held, silent)
 
     async def waiting(self, job_ids: Sequence[str] = ()) -> Mapping[str, Waiting]:
         """By job id, in the queue's order; empty where the dispatcher does not answer."""

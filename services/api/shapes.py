@@ -298,3 +298,22 @@ class KeyJson(TypedDict):
 
 class KeysJson(TypedDict):
     keys: list[KeyJson]
+
+
+class HeldJson(TypedDict):
+    """One thing that cannot be read. ``job``: the one that is harmed, or empty."""
+
+    service: str
+    kind: str
+    place: str
+    reason: str
+    since: str
+    job: str
+    advice: str
+
+
+class QuarantineJson(TypedDict):
+    """``silent``: services that did not answer; what they hold is not in the list."""
+
+    held: list[HeldJson]
+    silent: list[str]

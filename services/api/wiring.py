@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Final
 
 import structlog
@@ -17,16 +18,17 @@ from services.api.idempotency import Answers
 from services.api.jobs import Jobs
 from services.api.keys import ensure_admin_key, move_pepper, open_keys
 from services.api.measures import Measures
-from services.api.peers import DispatcherPeer, NodePeer, Peer, TelemetryPeer
+from services.api.peers import DispatcherPeer, NodePeer, Peer, TelemetryPeer, held_by
 from services.api.platform import Platform
 from services.api.settings import ApiSettings
 from services.api.submit import Submissions
 from services.api.uploads import Uploads
 from services.api.watching import Watcher
 from services.core import wiring
-from services.core.domain.errors import Unavailable
 from services.core.call_points import at_failpoint
+from services.core.domain.errors import Unavailable
 from services.core.ports.job_store import JobStore
+from services.core.quarantine import Quarantine
 
 _SWEEP_S: Final = 60.0
 _SWEPT: Final = 500
@@ -53,12 +55,13 @@ async def gateway(
             await objects.ping()  # InvalidRequest where it can never be used: found here, and not by the first job
         except Unavailable as away:  # it may come back, and most of what users ask does not need it
             log.warning("objects.away", why=str(away))
-        peers = {name: Peer(settings.place, name, secret) for name in ("metrics", "lcm", "node")}
+        peers = {name: Peer(settings.place, name, secret) for name in ("metrics", "lcm", "node", "guardian")}
         for peer in peers.values():
             closing.push_async_callback(peer.close)
         secrets = await wiring.secret_store(settings, records)
         await move_pepper(installation, secrets)
-        keys = await open_keys(records, secrets, clock, cache_s=settings.key_cache_s)
+        quarantine = Quarantine(clock.now_ms, registry)
+        keys = await open_keys(records, secrets, clock, quarantine, cache_s=settings.key_cache_s)
         await ensure_admin_key(keys, installation, clock)
         uploads = Uploads(settings.place / "uploads", max_bytes=settings.max_code_bytes)
         uploads.open()
@@ -66,7 +69,13 @@ async def gateway(
         sweeping = asyncio.create_task(answers.keep_swept(every_s=_SWEEP_S, limit=_SWEPT))
         closing.callback(sweeping.cancel)
         measures, telemetry = Measures(registry), TelemetryPeer(peers["metrics"])
-        platform = Platform(store, DispatcherPeer(peers["lcm"]), NodePeer(peers["node"]))
+        platform = Platform(
+            store,
+            DispatcherPeer(peers["lcm"]),
+            NodePeer(peers["node"]),
+            quarantine=quarantine,
+            others={name: partial(held_by, peer) for name, peer in peers.items()},
+        )
         yield (
             Gateway(
                 settings=settings,

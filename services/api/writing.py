@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from services.api.artifacts import Artifact
 from services.api.keys import ApiKey
 from services.api.peers import Summary, Waiting
-from services.api.platform import ClusterState, spec_of
+from services.api.platform import ClusterState, Quarantined, spec_of
 from services.api.shapes import (
     ArtifactJson,
     ClusterJson,
@@ -23,6 +23,7 @@ from services.api.shapes import (
     PlanJson,
     PointJson,
     ProgressJson,
+    QuarantineJson,
     RoleNeedsJson,
     SeriesJson,
     SizeJson,
@@ -325,3 +326,16 @@ def key_json(key: ApiKey) -> KeyJson:
         "created": rfc3339(key.created),
         "revoked": rfc3339_or_none(key.revoked),
     }
+
+
+def quarantine_json(found: Quarantined) -> QuarantineJson:
+    return {
+        "held": [
+            {
+                "service": service, "kind": one.kind, "place": one.place, "reason": one.reason,
+                "since": rfc3339(one.since), "job": one.job, "advice": one.advice,
+            }
+            for service, one in found.held
+        ],
+        "silent": list(found.silent),
+    }  # fmt: skip

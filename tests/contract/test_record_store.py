@@ -16,7 +16,7 @@ from pymongo import AsyncMongoClient
 from services.core.adapters.memory import MemoryRecordStore
 from services.core.adapters.mongo import MongoRecordStore
 from services.core.adapters.sqlite import SqliteRecordStore
-from services.core.domain.errors import Conflict, Duplicate, Internal, InvalidRequest, NotFound, StaleRevision
+from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NotFound, Quarantined, StaleRevision
 from services.core.ports.record_store import Record, RecordStore
 
 
@@ -263,7 +263,7 @@ async def test_a_malformed_record_harms_only_itself(on_sqlite: OnSqlite, body: s
     connection.execute("UPDATE records SET body = ? WHERE id = 'b'", (body,))
     connection.close()
     assert await store.find("key", {}, limit=3) == sound
-    with pytest.raises(Internal, match="key record b"):
+    with pytest.raises(Quarantined, match="key record b"):
         await store.get("key", "b")
 
 
@@ -290,7 +290,7 @@ async def test_a_malformed_document_harms_only_itself(on_mongo: OnMongo, changes
     await store.insert(a_key("b"))
     await on_mongo.plant("b", changes)
     assert await store.find("key", {}, limit=3) == sound
-    with pytest.raises(Internal, match="key record b"):
+    with pytest.raises(Quarantined, match="key record b"):
         await store.get("key", "b")
     with pytest.raises(Duplicate):
         await store.insert(a_key("b"))

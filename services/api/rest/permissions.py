@@ -46,6 +46,7 @@ Writer = Annotated[Principal, requires("jobs:write")]
 KeyReader = Annotated[Principal, requires("keys:read")]
 KeyWriter = Annotated[Principal, requires("keys:write")]
 Visitor = Annotated[Principal, requires("platform:read")]
+Operator = Annotated[Principal, requires("platform:operate")]
 
 
 def permission_of(route: APIRoute) -> str | None:

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Response
 from services.api import actions
 from services.api.rest.answers import answer
 from services.api.rest.openapi import ok
-from services.api.rest.permissions import PUBLIC, Uses, Visitor
-from services.api.shapes import ClusterJson, FrameworksJson, QueueJson, SizesJson, VersionJson
+from services.api.rest.permissions import PUBLIC, Operator, Uses, Visitor
+from services.api.shapes import ClusterJson, FrameworksJson, QuarantineJson, QueueJson, SizesJson, VersionJson
 
 router = APIRouter(prefix="/v1", tags=["platform"])
 
@@ -36,3 +36,8 @@ async def get_frameworks(_who: Visitor) -> Response:
 @router.get("/sizes", **ok(SizesJson, "What `resources.size` may name"))
 async def get_sizes(_who: Visitor) -> Response:
     return answer(actions.get_sizes())
+
+
+@router.get("/quarantine", **ok(QuarantineJson, "What cannot be read and is left alone, of all services"))
+async def get_quarantine(uses: Uses, _who: Operator) -> Response:
+    return answer(await actions.get_quarantine(uses))

@@ -13,7 +13,7 @@ from pymongo import ASCENDING, IndexModel
 
 from services.core.adapters.mongo.connection import Database, Document, connect, translated
 from services.core.adapters.mongo.documents import Documents
-from services.core.domain.errors import Internal, WeftError
+from services.core.domain.errors import Quarantined, WeftError
 from services.core.ports.record_store import Record, check_record
 
 _PAGE: Final = 500
@@ -61,7 +61,7 @@ class MongoRecordStore:
         try:
             return _record(found)
         except (KeyError, TypeError, ValueError) as error:
-            raise Internal(f"the {kind} record {record_id} cannot be read: {error}") from error
+            raise Quarantined(f"the {kind} record {record_id} cannot be read: {error}") from error
 
     async def replace(self, record: Record) -> Record:
         check_record(record)

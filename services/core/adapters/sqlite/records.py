@@ -12,7 +12,7 @@ import apsw
 
 from services.core.adapters.sqlite.database import Database
 from services.core.adapters.sqlite.place import MOUNTS
-from services.core.domain.errors import Internal, NotFound, StaleRevision
+from services.core.domain.errors import NotFound, Quarantined, StaleRevision
 from services.core.ports.record_store import Record, check_record
 
 _TABLES: Final = (
@@ -60,7 +60,7 @@ class SqliteRecordStore:
         try:
             return await self._database.read(read)
         except ValueError as error:
-            raise Internal(f"the {kind} record {record_id} cannot be read: {error}") from error
+            raise Quarantined(f"the {kind} record {record_id} cannot be read: {error}") from error
 
     async def replace(self, record: Record) -> Record:
         check_record(record)
