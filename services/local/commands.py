@@ -26,6 +26,7 @@ from services.core.domain.status import RESTING
 from services.core.home import Home, default_home
 from services.core.processes import Identity, alive, identify, saved, send, wait_gone
 from services.local.layout import PROGRAMS, is_free, prepare
+from services.local.quarantine import told_quarantine
 
 UP_TIMEOUT_S: Final = 60.0
 HOPELESS: Final = 4
@@ -177,7 +178,7 @@ class Platform:
         }
 
     def status(self, home: str | None = None) -> dict[str, Any]:
-        """``{running, home, url, tier, services: [{name, state, pid, restarts, address, why}]}``.
+        """``{running, home, url, tier, services: [{name, state, pid, restarts, address, why}], quarantine}``.
 
         ``tier`` is how learners are kept apart: ``{name, why, enforced}``, empty where no agent has told yet.
         """
@@ -206,6 +207,7 @@ class Platform:
             "home": str(place.root),
             "url": f"http://{addresses['api']}" if supervisor is not None and "api" in addresses else "",
             "tier": told_tier(place) if supervisor is not None else {},
+            "quarantine": asyncio.run(told_quarantine(place)) if supervisor is not None else None,
             "services": services,
         }
 

@@ -17,6 +17,7 @@ from services.core.domain.errors import WeftError
 from services.core.home import Home
 from services.core.settings import Settings
 from services.core.wiring import object_store
+from services.local.quarantine import examined
 
 _NOBODY: Final = 65_534
 _LOW_DISK: Final = 5 * 10**9
@@ -50,6 +51,7 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     yield "secrets", private, "private" if private else "readable by others", f"chmod -R go= {secrets}"
     yield _objects(home)
     yield "sandbox", True, _sandbox(), ""
+    yield asyncio.run(examined(home))
 
 
 def _objects(home: Home) -> tuple[str, bool, str, str]:

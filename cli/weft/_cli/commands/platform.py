@@ -82,6 +82,20 @@ def _tier(answer: dict[str, Any]) -> str:
     return f"tier {tier['name']}{enforced}" + (f" ({tier['why']})" if tier["why"] else "")
 
 
+def _quarantine(answer: dict[str, Any], *, wide: bool) -> str:
+    """What the services cannot read and leave alone; nothing is said of nothing."""
+    from weft._cli.output import Column, table
+
+    held = (answer.get("quarantine") or {}).get("held") or []
+    if not held:
+        return ""
+    columns = [
+        Column("KIND"), Column("WHERE", flexible=True), Column("SINCE"), Column("WHY", flexible=True),
+    ]  # fmt: skip
+    rows = [[one["kind"], one["place"], one["since"][:19], one["reason"]] for one in held]
+    return f"\n\nin quarantine: {len(held)} (`weft doctor` says what to do)\n{table(columns, rows, wide=wide)}"
+
+
 @command("status")
 @click.option("--home", metavar="DIR", help=_HOME_HELP)
 def status_command(call: Call, home: str | None) -> None:
@@ -104,7 +118,7 @@ def status_command(call: Call, home: str | None) -> None:
             [s["name"], s["state"], s["pid"] or "-", s["restarts"], s.get("address") or "-", s.get("why") or ""]
             for s in answer["services"]
         ]
-        return f"{where}\n\n{table(columns, rows, wide=wide)}"
+        return f"{where}\n\n{table(columns, rows, wide=wide)}{_quarantine(answer, wide=wide)}"
 
     emit(call, answer, people=people, names=(s["name"] for s in answer["services"]))
     if not answer["running"]:
