@@ -11,6 +11,7 @@ BIN := .venv/bin
 ARGS ?=
 R ?=
 N ?=
+SEED ?=
 
 help: ## This list
 	@echo "Weft: train deep-learning models on a shared platform."
@@ -38,6 +39,10 @@ fuzz: setup ## Property tests with thousands of fresh examples each (ARGS=...)
 promise: setup ## Show what is promised: R=R2 (N=20000: so often), or all
 	@scripts/test-packages.sh
 	@WEFT_PROMISE=$(or $(R),all) WEFT_N=$(N) $(BIN)/pytest --timeout 0 -q $(ARGS)
+
+chaos: setup ## Real processes, killed and worse, and an auditor (SEED=17 N=200)
+	@scripts/test-packages.sh
+	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(N),--faults $(N)) $(ARGS)
 
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)

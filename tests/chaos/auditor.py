@@ -1,0 +1,215 @@
+"""Judges a run from what anybody can see: the APIs, the stores through their public clients, the process table.
+
+It is told what the owners wanted and which learners were hit, and knows nothing of how the platform works. Its own
+tables (which status may follow which) are written down from the contract, not taken from the code under test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.ports.job_store import JobQuery, JobStore
+from tests.chaos.load import Life, Owned
+from tests.chaos.table import Sampler, look
+from weft import Client, NotFound
+from weft._job import Job
+from weft._records import HistoryEvent
+
+ENDS: Final[Mapping[Life, frozenset[str]]] = {
+    "complete": frozenset({"COMPLETED"}),
+    "fail first": frozenset({"COMPLETED"}),
+    "halt": frozenset({"COMPLETED"}),
+    "stay": frozenset({"COMPLETED"}),
+    "fail": frozenset({"FAILED"}),
+    # A learner that had said all it had to say when the wish came has completed: facts beat wishes.
+    "kill": frozenset({"KILLED"}),
+}
+_LIVE: Final = {"QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "HALTING"}
+FOLLOWS: Final[Mapping[str, set[str]]] = {
+    "QUEUED": {"PENDING", "HALTED", "HALTING"},
+    "PENDING": {"DOWNLOADING", "PROCESSING", "STORING", "COMPLETED", "QUEUED", "HALTING"},
+    "DOWNLOADING": {"PROCESSING", "STORING", "COMPLETED", "QUEUED", "HALTING"},
+    "PROCESSING": {"STORING", "COMPLETED", "QUEUED", "HALTING"},
+    "STORING": {"COMPLETED", "QUEUED", "HALTING"},
+    "HALTING": {"HALTED", "COMPLETED"},
+    "HALTED": {"RESUMED", "KILLED"},
+    "RESUMED": {"QUEUED"},
+}
+"""contracts.md, "Status machine"; whatever lives may also fail or be killed."""
+
+
+@dataclass
+class Verdict:
+    """What was found: what must not be, and how much was looked at."""
+
+    wrong: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter[str])
+
+    def must(self, holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
+        if not holds:
+            self.wrong.append(what)
+
+
+def judge_jobs(client: Client, owned: Sequence[Owned], struck: Mapping[str, int], verdict: Verdict) -> None:
+    """Every acknowledged job is there, once, and ended as its owner wanted; what it said is there, once and in order.
+
+    ``struck``: job -> how often one of its learners was killed.
+    """
+    listed = Counter(job.id for job in client.jobs.list(limit=None))
+    mine = {one.job.id for one in owned}
+    verdict.must(set(listed) == mine, f"jobs that nobody submitted, or lost ones: {sorted(set(listed) ^ mine)}")
+    verdict.must(max(listed.values(), default=1) == 1, "a job is listed twice")
+    for one in owned:
+        job = one.job.refresh()
+        name = f"{job.id} ({one.order.life})"
+        verdict.counts["jobs"] += 1
+        verdict.must(job.status in ENDS[one.order.life], f"{name} is {job.status} ({job.reason}: {job.message})")
+        verdict.must(bool(job.document["released"]), f"{name} holds hardware")
+        events = job.history()
+        for wrong in wrong_history(events):
+            verdict.wrong.append(f"{name}: {wrong}")
+        verdict.counts["events"] += len(events)
+        failed = sum(event.before in {"PROCESSING", "STORING"} and event.to == "QUEUED" for event in events)
+        planned = struck.get(job.id, 0) + (one.order.life == "fail first")
+        verdict.must(failed <= planned, f"{name}: {failed} attempts failed, of which {planned} were to")
+        for wrong in wrong_streams(client, one, events, verdict.counts):
+            verdict.wrong.append(f"{name}: {wrong}")
+
+
+def wrong_history(events: Sequence[HistoryEvent]) -> Iterator[str]:
+    """Gaps, doubles, and steps that the status machine does not have."""
+    if [event.seq for event in events] != list(range(1, len(events) + 1)):
+        yield f"its history is numbered {[event.seq for event in events]}"
+    if not events or (events[0].before, events[0].to) != (None, "QUEUED"):
+        yield "its history does not begin with QUEUED"
+    for before, after in pairwise(events):
+        if after.before != before.to:
+            yield f"event {after.seq} comes from {after.before} and follows {before.to}"
+        allowed = FOLLOWS.get(before.to, set()) | ({"FAILED", "KILLED"} if before.to in _LIVE else set())
+        if after.to not in allowed:
+            yield f"event {after.seq} goes from {before.to} to {after.to}"
+    admitted = [event.attempt for event in events if event.to == "PENDING"]
+    if admitted != list(range(1, len(admitted) + 1)):
+        yield f"its attempts are numbered {admitted}"
+
+
+def wrong_streams(client: Client, one: Owned, events: Sequence[HistoryEvent], counts: Counter[str]) -> Iterator[str]:
+    """Lines and points: 1 to N for each attempt and learner, none twice, none missing, and what its raw log says."""
+    job, order = one.job, one.order
+    lines, points = list(job.logs()), list(job.points())
+    counts.update(lines=len(lines), points=len(points))
+    for what, seqs in (("lines", [line.seq for line in lines]), ("points", [point.seq for point in points])):
+        if seqs != list(range(1, len(seqs) + 1)):
+            yield f"its {what} are numbered with gaps or doubles"
+    said: dict[tuple[int, int], list[str]] = {}
+    for line in lines:
+        if line.run != 1 or line.stream != "stdout" or line.partial:
+            yield f"line {line.seq} is of nobody: {line}"
+        said.setdefault((line.attempt, line.rank), []).append(line.text)
+    reported: dict[tuple[int, int], list[int | None]] = {}
+    for point in points:
+        reported.setdefault((point.attempt, point.rank), []).append(point.step)
+    ran = {event.attempt for event in events if event.to == "PROCESSING"}
+    killed = {event.attempt for event in events if event.to == "KILLED"}
+    for attempt in {event.attempt for event in events if event.attempt} | {key[0] for key in said | reported}:
+        for rank in range(order.learners):
+            texts = said.get((attempt, rank), [])
+            steps = [text for text in texts if not text.startswith("said ")]
+            where = f"attempt {attempt}, rank {rank}"
+            if steps != [f'{{"step": {n}, "loss": 1.5}}' for n in range(1, len(steps) + 1)]:
+                yield f"{where}: its lines are not 1 to {len(steps)}"
+            if reported.get((attempt, rank), []) != list(range(1, len(steps) + 1)):
+                yield f"{where}: {len(steps)} lines, but points {len(reported.get((attempt, rank), []))}"
+            complete = job.status == "COMPLETED" and attempt == job.attempt
+            if complete and (
+                texts[-1:] != [f"said {len(steps)}"] or (order.life != "stay" and len(steps) != order.steps)
+            ):
+                yield f"{where}: it ended with {texts[-1:]} after {len(steps)} of {order.steps} steps"
+        if attempt in ran - killed:
+            counts["raw logs"] += order.learners
+            yield from _unlike_raw(
+                client, job, attempt, {rank: said.get((attempt, rank), []) for rank in range(order.learners)}
+            )
+
+
+def _unlike_raw(client: Client, job: Job, attempt: int, said: Mapping[int, list[str]]) -> Iterator[str]:
+    """Against what the learners themselves have written, as it was stored at the end."""
+    with tempfile.TemporaryDirectory(prefix="weft-chaos-") as folder:
+        try:
+            files = client.jobs.download(job.id, folder, what="logs", attempt=attempt)
+        except NotFound:
+            files = []
+        for rank, texts in said.items():
+            raw = next((path for path in files if path.parts[-2:] == (f"learner-{rank + 1}", "stdout.1")), None)
+            if raw is None:
+                yield f"attempt {attempt}, rank {rank}: its raw log was not stored ({job.message})"
+            elif (written := raw.read_text().splitlines()) != texts:
+                yield f"attempt {attempt}, rank {rank}: it wrote {len(written)} lines, of which {len(texts)} are there"
+
+
+def judge_processes(sampler: Sampler, verdict: Verdict) -> None:
+    """At most one attempt lived at a time, and each learner was one process from its start to its end."""
+    verdict.counts["samples of the process table"] = sampler.samples
+    verdict.wrong += sampler.overlaps
+    for place, commands in sampler.commands.items():
+        verdict.must(len(commands) == 1, f"{place} was {len(commands)} processes: {commands}")
+    verdict.counts["learners"] = len(sampler.commands)
+
+
+async def left_behind(home: Path, etcd_address: str, jobs: JobStore, secrets: frozenset[str]) -> list[str]:
+    """Everything that is there and should not be, now that all jobs are over; empty: nothing."""
+    found = [f"{one.part} of {one.place} (pid {one.process.pid})" for one in look(home)]
+    found += [f"folder {path}" for path in (home / "node").iterdir() if path.name != ".agent"]
+    found += [f"file {path}" for path in _temporary(home)]
+    found += [f"secret {name}" for name in sorted(secret_names(home) - secrets)]
+    found += [f"control group {path}" for path in _groups(home)]
+    found += [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if f"{home}/node/" in line]
+    status = EtcdStatusStore(etcd_address)
+    try:
+        found += [f"etcd key {entry.key}" for entry in await status.list("/jobs/")]
+    finally:
+        await status.close()
+    holding = await jobs.find(JobQuery(holding=True, deleted=True), limit=1000)
+    untrimmed = await jobs.find(JobQuery(untrimmed=True, deleted=True), limit=1000)
+    found += [f"job {job.id} holds hardware" for job in holding]
+    return found + [f"history of {job.id} that was not copied" for job in untrimmed]
+
+
+def _temporary(home: Path) -> Iterator[Path]:
+    """Files on their way to somewhere that never arrived."""
+    for pattern in ("*.tmp", "run/*.tmp", "objects/.weft-staging/*", "secrets/.new/*", "uploads/*", "broker/*/[!.]*"):
+        yield from (path for path in home.glob(pattern) if path.is_file() and path.parent.name != "control")
+
+
+def secret_names(home: Path) -> frozenset[str]:
+    """What is kept in the secret store."""
+    return frozenset(path.name for path in (home / "secrets").iterdir())
+
+
+def _groups(home: Path) -> list[Path]:
+    """Control groups of learners, by the agent's own note of where it makes them."""
+    note = home / "node" / ".agent" / "groups.json"
+    places = json.loads(note.read_text())["places"] if note.exists() else []
+    return [path for place in places for path in Path(place).iterdir() if path.is_dir()]
+
+
+async def until_clean(
+    home: Path, etcd_address: str, jobs: JobStore, secrets: frozenset[str], *, timeout_s: float
+) -> tuple[float, list[str]]:
+    """(seconds until nothing was left, what still is)."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while left := await left_behind(home, etcd_address, jobs, secrets):
+        if loop.time() - began > timeout_s:
+            break
+        await asyncio.sleep(0.25)
+    return loop.time() - began, left

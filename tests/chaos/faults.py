@@ -1,0 +1,208 @@
+"""How each kind of fault is done to a real platform, and undone where it lasts.
+
+Processes are found as an operator would find them, by the platform's own notes and the process table, and are ended by
+their own pid. Who is not there when his fault comes (nobody has started him again yet) cannot be hit: that is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from services.core.domain.errors import WeftError
+from services.core.processes import Identity, saved, send, wait_gone
+from tests.chaos.schedule import SERVICES, Fault
+from tests.chaos.table import Seen, look
+from tests.testbed.clock_jumps import Clocks
+from tests.testbed.platform import Platform
+
+STORES_BYTES: Final = 400 * 2**20
+HOUR_S: Final = 3600
+Undo = Callable[[], None]
+
+
+class Faults:
+    """``begin`` a fault; what it gives back ends it. ``spared``: jobs whose learners are not to be touched."""
+
+    def __init__(
+        self, platform: Platform, *, clocks: Clocks | None = None, cuts: Mapping[str, Callable[[], Undo]] | None = None
+    ) -> None:
+        self.spared: frozenset[str] = frozenset()
+        self.counts: Counter[str] = Counter()
+        self.missed: Counter[str] = Counter()
+        self.struck: Counter[str] = Counter()
+        """Job -> how many of its learners were killed (or lost their parent): its owner must expect new attempts."""
+        self._platform, self._clocks, self._cuts = platform, clocks, cuts or {}
+        self._doing: Mapping[str, Callable[[Fault], Undo | None]] = {
+            "kill": self._kill,
+            "kill one of": self._kill_one,
+            "kill all of": self._kill_all,
+            "supervisor away": self._supervisor_away,
+            "stop": self._stop,
+            "stop one of": self._stop_one,
+            "disk full": self._disk_full,
+            "clock forth": self._clock,
+            "clock back": self._clock,
+            "hints lost": self._hints,
+            "hints doubled": self._hints,
+            "cut off": lambda fault: self._cuts[fault.victim](),
+        }
+
+    def begin(self, fault: Fault) -> Undo | None:
+        try:
+            undo = self._doing[fault.kind](fault)
+        except LookupError:
+            self.missed[f"{fault.kind} {fault.victim}"] += 1
+            return None
+        self.counts[f"{fault.kind} {fault.victim}"] += 1
+        return undo
+
+    # --- kills ------------------------------------------------------------------------
+
+    def _noted(self, service: str) -> Identity:
+        """LookupError where it does not run now."""
+        found = saved(self._platform.home / "run" / f"{service}.json")
+        if found is None:
+            raise LookupError(service)
+        return found
+
+    def _kill(self, fault: Fault) -> None:
+        send(self._noted(fault.victim), signal.SIGKILL)
+
+    def _kill_one(self, fault: Fault) -> None:
+        self._end(self._one_of(fault))
+
+    def _kill_all(self, fault: Fault) -> None:
+        """At one moment, as near as can be. The supervisor, too: it is started as the operator would do it."""
+        hit = [found for name in ("supervisor", *SERVICES) if (found := self._running(name)) is not None]
+        if fault.victim == "services and helpers":
+            hit += [one.process for one in look(self._platform.home.root) if one.part == "helper"]
+        for process in hit:
+            send(process, signal.SIGKILL)
+        for process in hit:
+            wait_gone(process, 10)
+        self.up()
+
+    def _running(self, service: str) -> Identity | None:
+        with contextlib.suppress(LookupError):
+            return self._noted(service)
+        return None
+
+    def _supervisor_away(self, _: Fault) -> Undo:
+        supervisor = self._noted("supervisor")
+        send(supervisor, signal.SIGKILL)
+        wait_gone(supervisor, 10)
+        return self.up
+
+    def up(self) -> None:
+        """Until it is up: another fault may come in between."""
+        for _ in range(3):
+            with contextlib.suppress(WeftError):
+                self._platform.up()
+                return
+        self._platform.up()
+
+    # --- silence ------------------------------------------------------------------------
+
+    def _stop(self, fault: Fault) -> Undo:
+        process = self._noted(fault.victim)
+        send(process, signal.SIGSTOP)
+        return lambda: _go_on(process)
+
+    def _stop_one(self, fault: Fault) -> Undo:
+        process = self._one_of(fault).process
+        send(process, signal.SIGSTOP)
+        return lambda: _go_on(process)
+
+    # --- of one learner -------------------------------------------------------------------
+
+    def _one_of(self, fault: Fault) -> Seen:
+        part = fault.victim.removesuffix("s")
+        there = [one for one in look(self._platform.home.root) if one.part == part]
+        if part == "learner":
+            there = [one for one in there if one.leads]
+        if part != "helper":
+            there = [one for one in there if one.place.job not in self.spared]
+        if not there:
+            raise LookupError(fault.victim)
+        there.sort(key=lambda one: (one.place, one.process.pid))
+        return there[int(fault.share * len(there))]
+
+    def _end(self, one: Seen) -> None:
+        if one.part != "helper":
+            self.struck[one.place.job] += 1
+        send(one.process, signal.SIGKILL)
+
+    # --- stores, clocks, hints ------------------------------------------------------------
+
+    def _disk_full(self, _: Fault) -> Undo:
+        """Whatever the services keep is on a volume that has no room left. Learners' folders are on another."""
+        filler = self._platform.home.root / "filler"
+        with filler.open("wb") as file, contextlib.suppress(OSError):
+            while True:
+                free = os.statvfs(self._platform.home.root)
+                file.write(b"\0" * max(4096, min(2**20, free.f_bavail * free.f_frsize)))
+                file.flush()
+        return lambda: filler.unlink(missing_ok=True)
+
+    def _clock(self, fault: Fault) -> Undo:
+        assert self._clocks is not None
+        clocks = self._clocks
+        clocks.jump(fault.victim, HOUR_S if fault.kind == "clock forth" else -HOUR_S)
+        return lambda: clocks.jump(fault.victim, 0)
+
+    def _hints(self, fault: Fault) -> Undo:
+        """What the worker would have taken meanwhile is gone, or there twice."""
+        worker = self._noted("worker")
+        send(worker, signal.SIGSTOP)
+
+        def undo() -> None:
+            for message in sorted((self._platform.home / "broker" / "queue").glob("[!.]*")):
+                with contextlib.suppress(FileNotFoundError):
+                    if fault.kind == "hints lost":
+                        message.unlink()
+                    else:
+                        again = message.with_name(f".again-{message.name}")
+                        shutil.copy2(message, again)
+                        again.rename(message.with_name(f"{message.name}-again"))
+            _go_on(worker)
+
+        return undo
+
+
+def _go_on(process: Identity) -> None:
+    send(process, signal.SIGCONT)
+
+
+@contextmanager
+def small_volume(home: Path) -> Generator[None]:
+    """A volume of its own for what the services keep, of limited size; learners' folders are not on it. Needs root."""
+    home.mkdir(parents=True)
+    learners = home.with_name("node")
+    learners.mkdir()
+    with _mounted(["-t", "tmpfs", "-o", f"size={STORES_BYTES},mode=755", "weft-chaos"], home):
+        (home / "node").mkdir()
+        with _mounted(["--bind", str(learners)], home / "node"):
+            yield
+
+
+@contextmanager
+def _mounted(words: list[str], at: Path) -> Generator[None]:
+    subprocess.run(["mount", *words, str(at)], check=True)
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + 10
+        while subprocess.run(["umount", str(at)], check=False, capture_output=True).returncode:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{at} is still in use")
+            time.sleep(0.1)

@@ -1,0 +1,207 @@
+"""One run: a real platform under a steady load of jobs, faults by schedule, then the auditor.
+
+Everything that chance decides comes from the seed; the schedule is printed first. What the machine decides (who is
+where when a fault comes) differs from run to run, so a seed is replayed to meet the same faults, not the same instants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from services.core.adapters.sqlite.jobs import SqliteJobStore
+from tests.chaos.auditor import Verdict, judge_jobs, judge_processes, secret_names, until_clean
+from tests.chaos.faults import Faults, Undo, small_volume
+from tests.chaos.load import Load, wait_over
+from tests.chaos.schedule import Fault, schedule
+from tests.chaos.table import Sampler
+from tests.testbed.clock_jumps import Clocks, faketime_library
+from tests.testbed.platform import Platform
+from weft import Client
+
+OVER_S: Final = 180.0
+"""Limit for all jobs to end after the last fault. What it took is told; half a minute is promised of a calm machine."""
+CLEAN_S: Final = 60.0
+KEPT: Final = Path("build") / "chaos"
+WARM: Final = 3
+"""Jobs that are there before the first fault comes."""
+
+
+@dataclass
+class Outcome:
+    """What a run came to."""
+
+    seed: int
+    faults: Counter[str] = field(default_factory=Counter[str])
+    missed: Counter[str] = field(default_factory=Counter[str])
+    verdict: Verdict = field(default_factory=Verdict)
+    over_s: float = 0.0
+    clean_s: float = 0.0
+    asked_again: int = 0
+    judged: bool = False
+    """Whether it came to its end."""
+
+    @property
+    def lines(self) -> list[str]:
+        """For people."""
+        counts = self.verdict.counts
+        kinds = ", ".join(f"{what} {count}" for what, count in sorted(self.faults.items()))
+        seen = ", ".join(f"{count:,} {what}" for what, count in sorted(counts.items()))
+        lines = [f"faults: {sum(self.faults.values())} ({kinds})"]
+        if self.missed:
+            lines.append("nobody was there to be hit: " + ", ".join(f"{what} {n}" for what, n in self.missed.items()))
+        lines.append(f"looked at: {seen}")
+        lines.append(f"requests that had to be made again: {self.asked_again}")
+        lines.append(
+            f"after the last fault: all jobs over in {self.over_s:.1f} s, nothing left behind in {self.clean_s:.1f} s"
+        )
+        return lines
+
+
+def available(say: Callable[[str], None]) -> set[str]:
+    """What this machine can do to a platform; what it cannot is said."""
+    has: set[str] = set()
+    if os.geteuid() == 0:
+        has.add("root")
+    else:
+        say("not root: no disk fills up (that needs a small volume to be mounted)")
+    try:
+        faketime_library(say)
+        has.add("clocks")
+    except RuntimeError as error:
+        say(f"no clock jumps: {error}")
+    return has
+
+
+def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable[[str], None]) -> Outcome:
+    """Plays the seed and judges it. KeyboardInterrupt leaves nothing running."""
+    has = available(say)
+    plan = schedule(seed, count, has)
+    for fault in plan:
+        say(str(fault))
+    outcome = Outcome(seed)
+    with ExitStack() as stack:
+        root = stack.enter_context(_folder())
+        clocks = Clocks(root / "clocks", faketime_library(say)) if "clocks" in has else None
+        if "root" in has:
+            stack.enter_context(small_volume(root / "home"))
+        platform = Platform(root / "home", _settings(seed) | dict(clocks.environment if clocks else {}))
+        stack.enter_context(_kept_logs(platform, outcome))
+        stack.callback(platform.down)
+        platform.up()
+        faults = Faults(platform, clocks=clocks)
+        client = stack.enter_context(Client(platform.url, platform.key))
+        secrets = secret_names(platform.home.root)
+        with Sampler(platform.home.root) as sampler, Load(client, seed) as load:
+            _until(lambda: len(load.owned) >= WARM and load.all_stay, load)
+            faults.spared = frozenset(one.job.id for one in load.staying)
+            _play(plan, faults, load, progress)
+            load.close()
+            faults.up()
+            for one in load.staying:
+                for place in (platform.home / "node" / one.job.id).glob("*/*/job"):
+                    (place / "end").touch()
+            outcome.over_s = wait_over(
+                load, timeout_s=OVER_S, say=lambda: progress(f"{load.over}/{len(load.owned)} over")
+            )
+            outcome.clean_s, left = asyncio.run(_clean(platform, secrets))
+        verdict = outcome.verdict
+        verdict.wrong += [f"left behind: {what}" for what in left]
+        judge_jobs(client, load.owned, faults.struck, verdict)
+        judge_processes(sampler, verdict)
+        outcome.judged = True
+        outcome.faults, outcome.missed, outcome.asked_again = faults.counts, faults.missed, load.unanswered
+    return outcome
+
+
+def _settings(seed: int) -> dict[str, str]:
+    """Some ways to run it, by the seed: without hints; with nobody who ends what stands still."""
+    silence = "2" if seed % 2 else "0"
+    return {
+        "WEFT_NODE_CPUS": "8", "WEFT_PEER_GRACE_S": "1", "WEFT_HINTS": "drop" if seed % 5 == 0 else "celery",
+        "WEFT_SILENCE_S": silence, "WEFT_NODE_HELPER_SILENCE_S": silence,
+    }  # fmt: skip
+
+
+def _play(plan: Sequence[Fault], faults: Faults, load: Load, progress: Callable[[str], None]) -> None:
+    """Every fault at its time, as far as the machine keeps up; what lasts is undone, whatever happens."""
+    began = time.monotonic()
+    order = itertools.count()
+    undoing: list[tuple[float, int, Undo]] = []
+    try:
+        for done, fault in enumerate(plan):
+            while undoing and undoing[0][0] <= fault.at_s:
+                _sleep_until(began + undoing[0][0], load)
+                heapq.heappop(undoing)[2]()
+            _sleep_until(began + fault.at_s, load)
+            progress(
+                f"fault {done + 1}/{len(plan)}: {fault.kind} {fault.victim}; jobs {load.over}/{len(load.owned)} over"
+            )
+            undo = faults.begin(fault)
+            if undo is not None:
+                heapq.heappush(undoing, (time.monotonic() - began + fault.for_s, next(order), undo))
+        while undoing:
+            _sleep_until(began + undoing[0][0], load)
+            heapq.heappop(undoing)[2]()
+    finally:
+        for _, _, undo in undoing:
+            undo()
+
+
+def _sleep_until(moment: float, load: Load) -> None:
+    if load.failure is not None:
+        raise load.failure
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def _until(condition: Callable[[], bool], load: Load) -> None:
+    deadline = time.monotonic() + OVER_S
+    while not condition():
+        if load.failure is not None:
+            raise load.failure
+        if time.monotonic() > deadline:
+            raise TimeoutError("the load does not come up")
+        time.sleep(0.05)
+
+
+async def _clean(platform: Platform, secrets: frozenset[str]) -> tuple[float, list[str]]:
+    home = platform.home
+    jobs = await SqliteJobStore.open(home / "jobs.sqlite")
+    try:
+        return await until_clean(home.root, home.address("etcd"), jobs, secrets, timeout_s=CLEAN_S)
+    finally:
+        await jobs.close()
+
+
+@contextmanager
+def _folder() -> Generator[Path]:
+    """Gone afterwards."""
+    root = Path(tempfile.mkdtemp(prefix="weft-chaos-"))
+    root.chmod(0o755)
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root)
+
+
+@contextmanager
+def _kept_logs(platform: Platform, outcome: Outcome) -> Generator[None]:
+    """The services' logs of a run that found something are in build/chaos afterwards."""
+    try:
+        yield
+    finally:
+        if not outcome.judged or outcome.verdict.wrong:
+            kept = KEPT / f"seed-{outcome.seed}"
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(platform.home / "logs", kept)
