@@ -1,139 +1,69 @@
-"""A Guardian that dies, or is cut off, at any one call: all or nothing, once, and nothing is left.
+"""A guardian or life-cycle manager that dies, stands still or is cut off at any one call of its ports (R4, R5).
 
-Each shape of a job is led through its life once, to count the calls of the guardian process; then once more for each
-call and each way it can go wrong. Whoever comes after the crash finds the documents, and nothing else.
+All or nothing, once, the end that the job's owner wants, and nothing left after 30 s. Which calls there are is
+recorded, not written down: a call that is added to the code is tried out without a word here.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
-from services.core.domain.errors import NoSpace
-from services.core.domain.job import Job
-from services.core.domain.status import Desired
-from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane
-from tests.testbed.tripwire import Tripwire
+from tests.promises import Promise
+from tests.simulation.lives import WAYS, WISHES, Fault, Shape, Story, tell
+from tests.simulation.stories import GUARDIAN, LCM, SHAPES
 
-pytestmark = pytest.mark.looptime(noop_cycles=0)
-
-WAYS = [("crash", "before"), ("crash", "after"), ("cut", "before"), ("cut", "after")]
+_SEED = 4
+_EVERY = 10**9
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A job, what is done to it, and how it must end whatever happens to its Guardians."""
-
-    spec: dict[str, object]
-    path: list[str]
-    attempts: int
-    prepare: Callable[[ControlPlane, str], Coroutine[None, None, None]]
-    retries: int = 0
-    restarts: int = 0
-    stored: int = 1
-    """How many learners' results are in the object store."""
-
-
-async def nothing(plane: ControlPlane, job_id: str) -> None: ...
+@pytest.mark.promise("R4", "R5")
+@pytest.mark.parametrize("story", [*GUARDIAN, *LCM], ids=lambda story: story.name)
+def test_whatever_call_goes_wrong_the_job_ends_as_it_should(story: Story, tmp_path: Path, promise: Promise) -> None:
+    tried = 0
+    for shape in SHAPES:
+        for procedure, first, points in sections(story, shape, tmp_path):
+            faults = chosen(first, points, promise.n(short=14, long=_EVERY))
+            suffer(story, shape, tmp_path, faults)
+            tried += len(faults)
+            promise.saw(f"{procedure}, {shape.name}: {len(points)} calls, {len(faults):,} lives with a fault")
+    promise.kept(tried, f"faults of the {story.service} at a call: {story.name}")
 
 
-async def fails_once(plane: ControlPlane, job_id: str) -> None:
-    plane.helpers.fate(job_id, name="worker-1", attempt=1, code=3, run_s=0.2)
-    plane.helpers.fate(job_id, name="worker-0", attempt=1, run_s=None)
+@pytest.mark.promise("R4", "R5")
+def test_whenever_its_owner_halts_or_kills_a_job_it_is_granted(tmp_path: Path, promise: Promise) -> None:
+    story, tried = GUARDIAN[0], 0
+    for shape in SHAPES:
+        for _, first, points in sections(story, shape, tmp_path):
+            faults = chosen(first, points, promise.n(short=8, long=_EVERY), WISHES)
+            suffer(story, shape, tmp_path, faults)
+            tried += len(faults)
+    promise.kept(tried, "wishes that came at a call of the Guardian")
 
 
-async def refused_once(plane: ControlPlane, job_id: str) -> None:
-    plane.cluster.refuse("learners", NoSpace("the disk is full"), attempt=1)
+def sections(story: Story, shape: Shape, home: Path) -> Sequence[tuple[str, int, Sequence[str]]]:
+    """(procedure, number of its first call, what its calls are about), as they are where nothing goes wrong."""
+    life = tell(story, shape, home / shape.name)
+    found = [(name, start, life.wire.points[start:end]) for name, (start, end) in story.sections(life).items()]
+    for name, _, points in found:
+        assert points, f"{name} makes no call"
+    return found
 
 
-async def when_running(plane: ControlPlane, job_id: str, wish: Desired) -> None:
-    plane.helpers.fate(job_id, run_s=None)
-
-    await plane.running(job_id)
-    await plane.wish(job_id, wish)
-
-
-async def halted(plane: ControlPlane, job_id: str) -> None:
-    await when_running(plane, job_id, Desired.HALT)
+def chosen(first: int, points: Sequence[str], most: int, ways: Sequence[tuple[str, str]] = WAYS) -> Sequence[Fault]:
+    """Every call in every way; where that is more than ``most``, a sample in which each way has its share."""
+    by_way = [[Fault(first + place, *way, point) for place, point in enumerate(points)] for way in ways]
+    each = max(1, most // len(ways))
+    chance = random.Random(f"{_SEED} {first} {points}")
+    return [fault for some in by_way for fault in (some if len(some) <= each else chance.sample(some, each))]
 
 
-async def killed(plane: ControlPlane, job_id: str) -> None:
-    await when_running(plane, job_id, Desired.KILL)
-
-
-START = WHOLE_LIFE[:4]
-SHAPES = {
-    "one learner": Shape({}, WHOLE_LIFE, 1, nothing),
-    "a gang": Shape({"roles": {"ps": {"count": 1}, "worker": {"count": 2}}}, WHOLE_LIFE, 1, nothing, stored=3),
-    "retried": Shape(
-        {"learners": 2, "retries": {"max": 1, "backoff": "100ms"}}, [*START, "STORING", *WHOLE_LIFE], 2, fails_once,
-        retries=1, stored=4,
-    ),
-    "rolled back": Shape(
-        {"retries": {"backoff": "100ms"}}, ["QUEUED", "PENDING", *WHOLE_LIFE], 2, refused_once, restarts=1,
-    ),
-    "halted": Shape({"learners": 2}, [*START, "HALTING", "HALTED"], 1, halted, stored=2),
-    "killed": Shape({"learners": 2}, [*START, "KILLED"], 1, killed, stored=0),
-}  # fmt: skip
-
-
-async def lead(shape: Shape, home: Path, wire: Tripwire) -> list[str]:
-    """One life, with the tripwire in the first guardian process; a second one comes where that one died.
-
-    The calls that the first one made of its ports, until the job was at rest.
-    """
-    plane = ControlPlane(home)
-    await plane.start_lcm()
-    first = await plane.start_pool(wire)
-    job_id = await plane.submit(**shape.spec)
-
-    async def succeed() -> None:
-        await wire.dead.wait()
-        await plane.kill(first)
-        await plane.start_pool()
-
-    happening = [asyncio.create_task(shape.prepare(plane, job_id)), asyncio.create_task(succeed())]
-    job = await plane.rested(job_id, within_s=120)
-    calls = list(wire.calls)
-    assert happening[0].done()
-    happening[1].cancel()
-    await asyncio.gather(*happening, return_exceptions=True)
-    check(shape, job, await plane.path(job_id))
-    assert len(plane.helpers.stored) == shape.stored
-    assert await plane.leftovers() == []
-    # What comes too late leaves nothing either, and brings nothing back.
-    await asyncio.sleep(6)
-    assert await plane.job(job_id) == job or (await plane.job(job_id)).history_tail == ()
-    assert await plane.leftovers() == []
-    await plane.close()
-    return calls
-
-
-def check(shape: Shape, job: Job, path: list[str]) -> None:
-    assert path == shape.path
-    assert job.attempt.number == shape.attempts
-    assert (job.counters.retries, job.counters.restarts) == (shape.retries, shape.restarts)
-    assert job.released is not None
-    assert job.observed_generation == (job.generation if job.generation > 1 else job.observed_generation)
-
-
-@pytest.mark.parametrize(("what", "when"), WAYS, ids=str)
-@pytest.mark.parametrize("name", SHAPES)
-async def test_whatever_call_goes_wrong_the_job_ends_as_it_should(
-    name: str, what: str, when: str, tmp_path: Path
-) -> None:
-    shape = SHAPES[name]
-    calls = await lead(shape, tmp_path / "undisturbed", Tripwire())
-    assert len(calls) > 30
-    for number, call in enumerate(calls):
-        wire = Tripwire(at=number, when=when, what=what)
+def suffer(story: Story, shape: Shape, home: Path, faults: Sequence[Fault]) -> None:
+    for fault in faults:
         try:
-            with capture_logs():
-                await lead(shape, tmp_path / str(number), wire)
+            tell(story, shape, home / f"{shape.name}-{fault.what}-{fault.when}-{fault.at}", fault)
         except AssertionError as error:
-            raise AssertionError(f"{what} {when} call {number} ({call}): {error}") from error
+            raise AssertionError(f"{shape.name}: {fault}: {error}") from error
