@@ -85,8 +85,14 @@ class Quarantine:
             if place not in places:
                 self.release(kind, place)
 
+    def to_the_end(self, kind: str, place: str) -> None:
+        """It was looked at: others are first in ``places`` now."""
+        held = self._held.pop((kind, place), None)
+        if held is not None:
+            self._held[kind, place] = held
+
     def places(self, kind: str) -> Sequence[str]:
-        """Of all that is held of the kind."""
+        """Of all that is held of the kind, the one that waits longest first."""
         return [place for its, place in self._held if its == kind]
 
     def listed(self) -> Sequence[Held]:

@@ -6,12 +6,16 @@ import asyncio
 import sys
 
 import grpc.aio
+import prometheus_client
 
+from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.members import Membership
+from services.core.quarantine import Quarantine
 from services.core.service import Service, run
 from services.metrics.attempts import Attempts
+from services.metrics.damage import watch_damage
 from services.metrics.following import Bells, Follower
 from services.metrics.instruments import Instruments
 from services.metrics.presence import Presence
@@ -38,13 +42,17 @@ async def main(service: Service) -> None:
     def register(server: grpc.aio.Server) -> None:
         metrics_pb2_grpc.add_IntakeServicer_to_server(intake, server)
         metrics_pb2_grpc.add_TelemetryServicer_to_server(telemetry, server)
+        add_operations(server, quarantine)
 
+    quarantine = Quarantine(ports.clock.now_ms, prometheus_client.REGISTRY)
     membership = Membership("metrics", ports.status, ports.clock, settings)
     server = await serve(settings.place.address("metrics"), ports.secret, register)
     try:
         async with asyncio.TaskGroup() as group:
             # Joining is not waited for either: etcd may be away, and logs do not depend on it.
-            tasks = [group.create_task(one) for one in (membership.start(), attempts.follow(), presence.listen())]
+            damage = watch_damage(ports.store, quarantine, ports.clock)
+            endless = (membership.start(), attempts.follow(), presence.listen(), damage)
+            tasks = [group.create_task(one) for one in endless]
             service.started = True
             await service.stopping.wait()
             await server.stop(settings.metrics_drain_s)

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import apsw
 import pytest
+from prometheus_client import CollectorRegistry
 
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
-from services.core.domain.errors import Conflict, Internal, Unavailable
+from services.core.domain.errors import Conflict, Quarantined, Unavailable
 from services.core.ports.metric_store import Batch, LineQuery, LogLine, Point, SourceId
+from services.core.quarantine import METRICS, Quarantine
+from services.metrics.damage import look_at_damage
 
 ROOT = Path(__file__).parents[2]
 JOB, OTHER = "j0000000001", "j0000000002"
@@ -107,15 +110,41 @@ async def test_a_damaged_job_says_so_and_harms_no_other(tmp_path: Path, harm: st
             segment.unlink()
     store = await SqliteMetricStore.open(tmp_path)
     for _ in range(2):
-        with pytest.raises(Internal, match=f"job {JOB} are damaged"):
+        with pytest.raises(Quarantined, match=f"job {JOB} are damaged"):
             await store.append(JOB, [piece(10, 11)])
-        with pytest.raises(Internal, match=str(tmp_path / JOB)):
+        with pytest.raises(Quarantined, match=str(tmp_path / JOB)):
             await store.counts(JOB)
+    await store.look_again(JOB)
+    assert list(store.damaged()) == [JOB]
     assert await store.append(OTHER, [piece(10, 11)]) == [1100]
     assert await stored(store, OTHER) == numbered(11)
     await store.delete(JOB)
     assert await stored(store) == []
     assert not (tmp_path / JOB).exists()
+    assert store.damaged() == {}
+    await store.close()
+
+
+async def test_a_damaged_job_that_was_mended_goes_on_by_itself(tmp_path: Path) -> None:
+    await written(tmp_path)
+    index = tmp_path / JOB / "index.sqlite"
+    sound = index.read_bytes()
+    overwrite(index, 0, b"no database" * 400)
+    store = await SqliteMetricStore.open(tmp_path)
+    quarantine = Quarantine(lambda: 7, CollectorRegistry())
+    await look_at_damage(store, quarantine)
+    assert quarantine.listed() == []  # nobody has asked for it yet
+    with pytest.raises(Quarantined):
+        await store.lines(JOB, LineQuery())
+    await look_at_damage(store, quarantine)
+    assert [(one.kind, one.place, one.since) for one in quarantine.listed()] == [(METRICS, JOB, 7)]
+    for leftover in tmp_path.glob(f"{JOB}/index.sqlite-*"):
+        leftover.unlink()
+    index.write_bytes(sound)
+    await look_at_damage(store, quarantine)
+    assert quarantine.listed() == []
+    assert await store.append(JOB, [piece(10, 11)]) == [1100]
+    assert await stored(store) == numbered(11)
     await store.close()
 
 
@@ -123,7 +152,7 @@ async def test_a_block_with_a_flipped_bit_is_not_shown_as_if_it_were_the_log(tmp
     await written(tmp_path)
     overwrite(tmp_path / JOB / "lines-00000001.seg", 60, b"\xff")
     store = await SqliteMetricStore.open(tmp_path)
-    with pytest.raises(Internal, match="checksum"):
+    with pytest.raises(Quarantined, match="checksum"):
         await store.lines(JOB, LineQuery())
     assert await stored(store, OTHER) == numbered(10)
     await store.close()

@@ -18,7 +18,14 @@ from typing import Any, Final
 import apsw
 
 from services.core.adapters.sqlite.metrics.ledger import Change, Ledger, NewBlock, Prepared, Series, Source
-from services.core.adapters.sqlite.metrics.segments import Damaged, SegmentWriter, segment_path, sync_folder
+from services.core.adapters.sqlite.metrics.segments import (
+    Damaged,
+    SegmentReader,
+    SegmentWriter,
+    decode,
+    segment_path,
+    sync_folder,
+)
 from services.core.domain.errors import Conflict
 from services.core.ports.metric_store import SourceId, SourceState, Stored
 
@@ -130,6 +137,20 @@ class JobFile:
                 self._reader.pragma("query_only", True)
             with self._reader:
                 yield self._reader
+
+    def check(self) -> None:
+        """Reads everything. Damaged, or an error of apsw's, where not all is as it was written."""
+        segments = SegmentReader(self.folder)
+        try:
+            with self.snapshot() as db:
+                said = str(db.pragma("quick_check"))
+                if said != "ok":
+                    raise Damaged(said)
+                rows: Any = db.execute("SELECT segment, position, length, crc FROM blocks ORDER BY last")
+                for segment, position, length, crc in rows:
+                    decode(segments.read(segment, position, length), crc)
+        finally:
+            segments.close()
 
     def append(self, batches: Sequence[Prepared]) -> list[int]:
         """Stores, durably, those that begin where their source stands; the committed offsets afterwards, in order."""

@@ -11,6 +11,7 @@ to mend them, and all other jobs go on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import re
@@ -33,7 +34,7 @@ from services.core.adapters.sqlite.metrics.lines import LineReader, compiled
 from services.core.adapters.sqlite.metrics.open_jobs import OpenJobs
 from services.core.adapters.sqlite.metrics.segments import SEGMENT_BYTES, Damaged
 from services.core.adapters.sqlite.place import refuse_network
-from services.core.domain.errors import Internal, InvalidRequest, NoSpace, NotFound, Unavailable
+from services.core.domain.errors import InvalidRequest, NoSpace, NotFound, Quarantined, Unavailable, WeftError
 from services.core.ports.metric_store import (
     Batch,
     Extent,
@@ -230,6 +231,17 @@ class SqliteMetricStore:
 
         await self._run(self._writers, forget)
 
+    def damaged(self) -> Mapping[str, str]:
+        return dict(self._damaged)
+
+    async def look_again(self, job_id: str) -> None:
+        def look() -> None:
+            self._use_anyway(job_id, JobFile.check, create=False, otherwise=None)
+            self._damaged.pop(job_id, None)
+
+        with contextlib.suppress(WeftError):  # as damaged as before, or in another way
+            await self._run(self._readers, look)
+
     async def ping(self) -> None:
         """NoSpace where the disk is full, Unavailable where the folder cannot be written."""
 
@@ -280,7 +292,10 @@ class SqliteMetricStore:
         """Runs on a thread. ``otherwise`` is the answer where nothing was ever stored."""
         _check_job(job_id)
         if job_id in self._damaged:
-            raise Internal(self._damaged[job_id])
+            raise Quarantined(self._damaged[job_id])
+        return self._use_anyway(job_id, operation, create=create, otherwise=otherwise)
+
+    def _use_anyway(self, job_id: str, operation: Callable[[JobFile], T], *, create: bool, otherwise: T) -> T:
         try:
             with self._open.borrow(job_id, create=create) as file:
                 return otherwise if file is None else operation(file)
@@ -292,14 +307,13 @@ class SqliteMetricStore:
             raise self._failed(job_id, error) from error
 
     def _failed(self, job_id: str, error: Exception) -> Exception:
-        """What the caller is told. A damaged job is not looked at again until the process starts anew."""
+        """What the caller is told. A damaged job is left alone until ``look_again`` finds it mended."""
         if not isinstance(error, (Damaged, apsw.CorruptError, apsw.NotADBError, apsw.SQLError)):
             log.warning("metrics.store_failed", job=job_id, why=str(error))
             return translated(error)
         said = f"the metrics of job {job_id} are damaged ({error}); its folder is {self._root / job_id}"
         self._damaged[job_id] = said
-        log.error("metrics.job_damaged", job=job_id, why=str(error))
-        return Internal(said)
+        return Quarantined(said)
 
 
 def _check_job(job_id: str) -> None:
