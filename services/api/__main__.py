@@ -1,4 +1,4 @@
-"""``python -m services.api``: the gateway, HTTP on the address ``api``."""
+"""``python -m services.api``: the gateway, HTTP on the address ``api``, gRPC on ``api-grpc``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 
 import prometheus_client
 
+from services.api.grpc.server import serve as serve_grpc
 from services.api.rest.app import create_app
 from services.api.settings import ApiSettings
 from services.api.wiring import gateway
@@ -23,6 +24,7 @@ def main() -> int:
             service.checks.update(uses.checks)
             async with asyncio.TaskGroup() as group:
                 group.create_task(serve_http(server, service.stopping))
+                group.create_task(serve_grpc(settings.place.address("api-grpc"), uses))
                 while not server.started and not service.stopping.is_set():  # noqa: ASYNC110 - uvicorn has no event
                     await asyncio.sleep(0.01)
                 service.started = True

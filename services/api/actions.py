@@ -7,8 +7,8 @@ the request and writes the answer its own way, and decides nothing. A test compa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Final
@@ -50,7 +50,6 @@ from services.api.shapes import (
     VersionJson,
     WhoJson,
 )
-from services.api.submit import DIGEST
 from services.api.uploads import Upload, code_key
 from services.api.writing import (
     artifact_json,
@@ -68,7 +67,7 @@ from services.api.writing import (
     size_json,
     waiting_json,
 )
-from services.core.domain.errors import InvalidArchive, NoSpace, TooLarge, Unavailable
+from services.core.domain.errors import Unavailable
 from services.core.domain.ids import is_id
 from services.core.domain.job import Event
 from services.core.domain.sizes import SIZES
@@ -103,13 +102,6 @@ class Done:
     replayed: bool
 
 
-def checked_digest(digest: str) -> str:
-    """The name of code that lies here already. InvalidRequest where it cannot be one."""
-    if DIGEST.fullmatch(digest) is None:
-        raise wrong("code_digest", "a digest is sha256: and 64 hexadecimal digits")
-    return digest
-
-
 async def submit_job(
     uses: Gateway, who: Principal, tenant: str, incoming: Incoming, *, key: str | None, trace: str
 ) -> Done:
@@ -131,23 +123,13 @@ async def plan_job(uses: Gateway, tenant: str, incoming: Incoming) -> PlanJson:
 
 
 async def _code_of(uses: Gateway, tenant: str, incoming: Incoming, *, keep: bool) -> None:
-    with counting_refused_code(uses):
+    with uses.measures.counting_refused_code():
         if incoming.upload is not None:
             incoming.code_digest = (await incoming.upload.finish()).digest
             if keep:
                 await uses.submissions.keep_code(incoming.upload, code_key(tenant, incoming.code_digest))
         elif incoming.code_digest and keep:
             await uses.submissions.known_code(tenant, incoming.code_digest)
-
-
-@contextmanager
-def counting_refused_code(uses: Gateway) -> Generator[None]:
-    """Inside it, code that is not taken in is counted: as the user's fault or as ours."""
-    try:
-        yield
-    except (InvalidArchive, TooLarge, NoSpace) as refused:
-        uses.measures.code_refused.labels("weft" if isinstance(refused, NoSpace) else "user").inc()
-        raise
 
 
 async def list_jobs(uses: Gateway, who: Principal, asked: JobsAsked) -> JobsJson:

@@ -5,13 +5,15 @@ A door fills them (REST from the query, gRPC from the message) and lets pydantic
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.core.domain.errors import FieldError, InvalidRequest
 
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 Seq = Annotated[int | None, Field(ge=0, lt=2**53)]
 Small = Annotated[int | None, Field(ge=0, lt=2**31)]
 
@@ -85,6 +87,13 @@ class KeyAsked(BaseModel):
 def wrong(parameter: str, message: str) -> InvalidRequest:
     """A parameter that is none."""
     return InvalidRequest(message, errors=(FieldError(f"/query/{parameter}", message),))
+
+
+def checked_digest(digest: str) -> str:
+    """The name of code that lies here already. InvalidRequest where it cannot be one."""
+    if _DIGEST.fullmatch(digest) is None:
+        raise wrong("code_digest", "a digest is sha256: and 64 hexadecimal digits")
+    return digest
 
 
 def refused(found: ValidationError, at: str) -> InvalidRequest:

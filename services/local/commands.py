@@ -178,7 +178,7 @@ class Platform:
         }
 
     def status(self, home: str | None = None) -> dict[str, Any]:
-        """``{running, home, url, tier, services: [{name, state, pid, restarts, address, why}], quarantine}``.
+        """``{running, home, url, grpc, tier, services: [{name, state, pid, restarts, address, why}], quarantine}``.
 
         ``tier`` is how learners are kept apart: ``{name, why, enforced}``, empty where no agent has told yet.
         """
@@ -206,6 +206,7 @@ class Platform:
             "running": supervisor is not None,
             "home": str(place.root),
             "url": f"http://{addresses['api']}" if supervisor is not None and "api" in addresses else "",
+            "grpc": addresses.get("api-grpc", "") if supervisor is not None else "",
             "tier": told_tier(place) if supervisor is not None else {},
             "quarantine": asyncio.run(told_quarantine(place)) if supervisor is not None else None,
             "services": services,

@@ -44,7 +44,7 @@ PROGRAMS: Final = (
     _python("services.node", "node", "node", "node-ops"),
     _python("services.lcm", "lcm", "lcm", "lcm-ops"),
     _python("services.guardian", "guardian", "guardian", "guardian-ops"),
-    _python("services.api", "api", "api", "api-ops"),
+    _python("services.api", "api", "api", "api-grpc", "api-ops"),
     _python("services.lcm.worker", "worker", essential=False),
 )
 ETCD: Final = Program("etcd", (), ("etcd", "etcd-peer"))
@@ -63,7 +63,9 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def choose_addresses(home: Home, *, host: str, port: int) -> dict[str, str]:
+def choose_addresses(
+    home: Home, *, host: str, port: int, grpc_host: str = "127.0.0.1", grpc_port: int = 0
+) -> dict[str, str]:
     """Addresses of the last time where they are still free, so that helpers still at work find their peers again."""
     try:
         last = json.loads(home.addresses_file.read_text())
@@ -71,11 +73,14 @@ def choose_addresses(home: Home, *, host: str, port: int) -> dict[str, str]:
         last = {}
     if port and not is_free(host, port):
         raise WeftError(f"port {port} is taken; give another with `weft up --port N`, or leave --port out")
+    if grpc_port and not is_free(grpc_host, grpc_port):
+        raise WeftError(f"port {grpc_port} is taken; give another with WEFT_API_GRPC_PORT, or leave it out")
+    given = {"api": (host, port), "api-grpc": (grpc_host, grpc_port)}
     chosen: dict[str, str] = {}
     held: list[socket.socket] = []
     for name in ADDRESSES:
-        at = host if name == "api" else "127.0.0.1"
-        wanted = port if name == "api" and port else int(str(last.get(name, ":0")).rpartition(":")[2])
+        at, port_given = given.get(name, ("127.0.0.1", 0))
+        wanted = port_given or int(str(last.get(name, ":0")).rpartition(":")[2])
         holder = socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -225,7 +225,11 @@ def main() -> int:
         except BlockingIOError:
             raise WeftError(f"another supervisor runs in {home.root}") from None
         if not any(saved(home / "run" / f"{program.name}.json") for program in (ETCD, *PROGRAMS)):
-            write_json(home.addresses_file, choose_addresses(home, host=settings.host, port=settings.port))
+            addresses = choose_addresses(
+                home, host=settings.host, port=settings.port,
+                grpc_host=settings.api_grpc_host, grpc_port=settings.api_grpc_port,
+            )  # fmt: skip
+            write_json(home.addresses_file, addresses)
         asyncio.run(Supervisor(settings).run())
     except WeftError as error:
         log.error("supervisor.cannot_run", why=str(error))  # noqa: TRY400 - no trace for people

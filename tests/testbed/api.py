@@ -16,6 +16,7 @@ import httpx2
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.api.gateway import Gateway
+from services.api.grpc.server import serve as serve_grpc
 from services.api.rest.app import create_app
 from services.api.settings import ApiSettings
 from services.api.wiring import gateway
@@ -38,6 +39,8 @@ class Api:
     registry: CollectorRegistry
     admin_key: str
     stopping: asyncio.Event
+    grpc: str = ""
+    """``host:port`` of its gRPC."""
     admin: httpx2.AsyncClient = field(init=False)
 
     def client(self, key: str | None, **options: Any) -> httpx2.AsyncClient:
@@ -87,6 +90,7 @@ async def running_api(
     address = f"127.0.0.1:{free_port()}"
     (home / "run").mkdir(parents=True, exist_ok=True)
     (home / "run" / "addresses.json").write_text(json.dumps({"api": address, **(addresses or {})}))
+    grpc = f"127.0.0.1:{free_port()}"
     options: dict[str, Any] = {"home": home, "hints": "drop", "follow_poll_s": 0.02, **settings}
     loaded = ApiSettings(**options)
     if before is not None:
@@ -94,10 +98,10 @@ async def running_api(
     stopping, registry = asyncio.Event(), CollectorRegistry()
     async with gateway(loaded, stopping=stopping, registry=registry) as (uses, store):
         server = http_server(create_app(uses), address)
-        serving = asyncio.create_task(serve_http(server, stopping))
-        await until(lambda: server.started)
+        serving = asyncio.gather(serve_http(server, stopping), serve_grpc(grpc, uses))
+        await until(lambda: server.started or serving.done())
         key = (await FolderSecretStore(home / "secrets").get("admin-key") or b"").decode()
-        api = Api(f"http://{address}", loaded, uses, store, registry, key, stopping)
+        api = Api(f"http://{address}", loaded, uses, store, registry, key, stopping, grpc)
         async with api.client(key) as api.admin:
             try:
                 yield api

@@ -10,12 +10,15 @@ from pathlib import Path
 import grpc
 import pytest
 
+from services.api.grpc import server as api
 from services.core.adapters.etcd import connection
 from services.core.adapters.rpc import client, server
 
 
 @pytest.mark.parametrize(
-    "options", [client.OPTIONS, server.OPTIONS, connection._OPTIONS], ids=["client", "server", "etcd"]
+    "options",
+    [client.OPTIONS, server.OPTIONS, api.OPTIONS, connection._OPTIONS],
+    ids=["client", "server", "api", "etcd"],
 )
 def test_every_option_of_a_connection_is_one_that_grpc_reads(options: tuple[tuple[str, int], ...]) -> None:
     library = next(Path(grpc.__file__).parent.glob("_cython/cygrpc*.so")).read_bytes()

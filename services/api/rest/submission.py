@@ -6,11 +6,10 @@ spec is checked as soon as it is whole, so that a wrong one is refused before hu
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 from python_multipart.exceptions import FormParserError
@@ -18,6 +17,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from services.api import actions
 from services.api.actions import Incoming
+from services.api.asked import checked_digest
 from services.api.gateway import Gateway
 from services.api.idempotency import checked_key
 from services.api.rest.answers import answer, replayable
@@ -26,7 +26,7 @@ from services.api.rest.gate import TRACE
 from services.api.rest.openapi import ok
 from services.api.rest.permissions import Uses, Writer
 from services.api.shapes import JobJson, PlanJson
-from services.api.submit import read_spec
+from services.api.submit import read_spec_aside
 from services.api.uploads import Upload
 from services.core.domain.errors import FieldError, InvalidRequest, TooLarge
 from services.core.domain.spec import JobSpec
@@ -74,7 +74,7 @@ async def submit_job(
     key = checked_key(request.headers.get("idempotency-key"))
     into = who.acting_tenant(tenant)
     async with contextlib.AsyncExitStack() as closing:
-        with actions.counting_refused_code(uses):
+        with uses.measures.counting_refused_code():
             incoming = await _receive(request, uses, closing, code_digest)
         if dry_run:
             return answer(await actions.plan_job(uses, into, incoming))
@@ -100,15 +100,10 @@ async def _receive(
             "send multipart/form-data with the parts `spec` and `code`, application/json or application/yaml"
         )
     if code_digest is not None:
-        actions.checked_digest(code_digest)
+        checked_digest(code_digest)
     text = await read_body(request, limits.max_spec_bytes)
-    spec = await _parsed(text, "json" if media == "application/json" else "yaml")
+    spec = await read_spec_aside(text, "json" if media == "application/json" else "yaml")
     return Incoming(spec, code_digest or "")
-
-
-async def _parsed(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
-    """A long spec takes tens of milliseconds to read, which other requests must not wait for."""
-    return read_spec(text, kind) if len(text) < 4096 else await asyncio.to_thread(read_spec, text, kind)
 
 
 def _check_length(request: Request, limit: int) -> None:
@@ -196,7 +191,7 @@ class _Parts:
             if len(self._spec_text) > self._max_spec:
                 raise TooLarge(f"a spec has at most {self._max_spec} bytes")
         elif name == "spec" and self._spec_text is not None:
-            self._spec = await _parsed(
+            self._spec = await read_spec_aside(
                 bytes(self._spec_text), "json" if self._part.media == "application/json" else "yaml"
             )
             self._spec_text = None

@@ -107,7 +107,14 @@ def status_command(call: Call, home: str | None) -> None:
         answer: dict[str, Any] = platform().status(home)
 
     def people(wide: bool) -> str:
-        where = facts([("address", answer.get("url")), ("folder", answer.get("home")), ("learners", _tier(answer))])
+        where = facts(
+            [
+                ("address", answer.get("url")),
+                ("gRPC", answer.get("grpc")),
+                ("folder", answer.get("home")),
+                ("learners", _tier(answer)),
+            ]
+        )
         if not answer["running"]:
             return f"not running; `weft up` starts it\n{where}"
         columns = [
