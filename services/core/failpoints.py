@@ -99,7 +99,7 @@ class Failpoints:
             return
         self._own.busy = True  # what is done in here is no point
         try:
-            place = _place(where, self._home)
+            place = _place(where, self._home, self.folder)
             if place is not None and self.passes(f"{what} {place}".strip()):
                 raise OSError(5, "a failpoint has cut this", str(where))
         finally:
@@ -139,12 +139,12 @@ def read_line(line: str) -> tuple[str, str, str]:
     return when, action, point
 
 
-def _place(where: object, home: str) -> str | None:
-    """A path as it is in each life, below the home where it lies there; None for what is nobody's: devices, caches."""
+def _place(where: object, home: str, own: str) -> str | None:
+    """A path as it is in each life, below the home where it lies there; None for devices, caches and our ``own``."""
     if isinstance(where, int):
         return ""
     text = os.fsdecode(where) if isinstance(where, bytes | str | os.PathLike) else str(where)
-    if text.startswith("/dev/") or "__pycache__" in text or text.endswith(".pyc"):
+    if text.startswith(("/dev/", own)) or "__pycache__" in text or text.endswith(".pyc"):
         return None
     text = text.removeprefix(f"{home.rstrip('/')}/")
     for pattern, instead in _CHANGING:
