@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 
 class Proxy:
     """``cut``: connections break, and new ones are refused. ``freeze``: those of now go silent without breaking.
 
     ``lose_answer_to``: the next request that holds these bytes is passed on; at its answer the connection breaks.
+    ``loses_answer_to``: is asked with each piece of a request whether its answer shall be lost in the same way.
     ``instead``: bytes of requests, and as many others that arrive in their place.
     """
 
@@ -23,6 +24,7 @@ class Proxy:
         self._cut = False
         self._frozen: set[asyncio.StreamWriter] = set()
         self._losing = b""
+        self.loses_answer_to: Callable[[bytes], bool] = lambda _request: False
         self._unanswered: set[asyncio.StreamWriter] = set()
         """Whose next bytes are lost."""
         self._writers: set[asyncio.StreamWriter] = set()
@@ -91,6 +93,8 @@ class Proxy:
             while chunk := await reader.read(65536):
                 if asker is not None and self._losing and self._losing in chunk:
                     self._losing = b""
+                    self._unanswered.add(asker)
+                if asker is not None and self.loses_answer_to(chunk):
                     self._unanswered.add(asker)
                 if asker is not None and self._instead[0]:
                     chunk = chunk.replace(*self._instead)
