@@ -32,6 +32,7 @@ class Assignment:
     gid: int
     addresses_file: str
     objects: str
+    """The object store's folder; empty: objects are moved by signed URLs."""
     cache: str
     env: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)

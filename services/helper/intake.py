@@ -1,4 +1,4 @@
-"""Speaking with the metrics service: four calls, on a connection that is made again wherever the service now is.
+"""Speaking with the metrics service: five calls, on a connection that is made again wherever the service now is.
 
 Every call raises Unavailable at once where the service is away; who calls waits (``Backoff``) and calls again. After a
 failure the addresses file is read again: a platform that was restarted may listen elsewhere.
@@ -25,9 +25,12 @@ from services.core.gen.weft.v1.metrics_pb2 import (
     HelloReply,
     HelloRequest,
     ReportRequest,
+    SignRequest,
     SourceBatch,
 )
+from services.core.gen.weft.v1.metrics_pb2 import ObjectRequest as SignedRequest
 from services.core.gen.weft.v1.metrics_pb2_grpc import IntakeStub
+from services.core.ports.object_urls import ObjectRequest
 
 PROTOCOL: Final = 1
 _TIMEOUT_S: Final = 5.0
@@ -81,6 +84,12 @@ class Intake:
         """Each batch's source's committed offset afterwards, and how long to gather before the next."""
         reply: AppendReply = await self._call("Append", AppendRequest(batches=batches), _APPEND_TIMEOUT_S)
         return reply
+
+    async def sign(self, requests: Sequence[ObjectRequest]) -> Sequence[str]:
+        """A URL for each. StaleFence where a newer attempt has taken ours' place, PermissionDenied."""
+        asked = [SignedRequest(verb=one.verb, key=one.key, upload=one.upload, part=one.part) for one in requests]
+        urls: Sequence[str] = (await self._call("Sign", SignRequest(requests=asked))).urls
+        return urls
 
     async def close(self) -> None:
         if self._channel is not None:

@@ -26,6 +26,7 @@ from services.helper.fetch.thread import Fetch
 from services.helper.fetch.watched import Cancelled, Cannot
 from services.helper.folder import Assignment, LearnerFolder
 from services.helper.journal import note
+from services.helper.objects import Urls
 from services.helper.shim import ShimWatch
 from services.helper.spool import Spool
 
@@ -73,9 +74,11 @@ class Helper:
         self._spool = Spool(folder.root / "spool")
         self._fetch: Fetch | None = None
         self._shipper: Shipper | None = None
+        self._urls: Urls
 
     async def live(self) -> None:
         """Returns when the learner is stored, or when its folder was removed."""
+        self._urls = Urls()
         if self._folder.has("active"):
             self._begin_fetching()
         reporter, intake = self._connect()
@@ -106,6 +109,7 @@ class Helper:
             name=learner.name, role=learner.role, rank=learner.rank, attempt=plan.attempt, seq=0, phase=Phase.WAITING
         )
         intake = Intake(Path(self._assignment.addresses_file), learner.token)
+        self._urls.asked_of(intake)
         if "WEFT_FAILPOINTS" in os.environ:  # never in production
             from services.core.call_points import at_failpoint  # noqa: PLC0415 - as above
 
@@ -123,7 +127,7 @@ class Helper:
 
     def _begin_fetching(self) -> None:
         if not any(map(self._folder.has, ("go", "prepared.json"))) and self._exit() is None:
-            self._fetch = Fetch(self._folder, self._assignment)
+            self._fetch = Fetch(self._folder, self._assignment, self._urls)
 
     async def _started(self, reporter: Reporter) -> bool:
         """True: the process has been let go, or has ended before it was. False: it never can, and that is reported."""
@@ -194,7 +198,7 @@ class Helper:
                 reporter.enter(Phase.STORED, exit=end)
                 return
             reporter.enter(Phase.STORING, exit=end)
-            reporter.enter(Phase.STORED, message=await self._stored())
+            reporter.enter(Phase.STORED, message=await self._stored(reporter.say))
             await self._shipped(shipping, shipper, end)
         finally:
             shipping.cancel()
@@ -229,8 +233,8 @@ class Helper:
             # Whatever went wrong there, results and raw logs are still to be stored.
             note("shipping.failed", why=repr(shipping.exception()))
 
-    async def _stored(self) -> str:
+    async def _stored(self, say: Callable[[str], None]) -> str:
         """Stores what the learner leaves; what could not be, in words."""
         from services.helper.store import store  # noqa: PLC0415 - see the module's docstring
 
-        return await store(self._folder, self._assignment, self._spool, RUN)
+        return await store(self._folder, self._assignment, self._spool, RUN, urls=self._urls, say=say)

@@ -6,6 +6,7 @@ whose loss ends the attempt. (How far each source was taken in is not here: the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from services.helper.folder import write_json
 
 _REPORT: Final = "report.json"
 _SOURCES: Final = "sources.json"
+_UPLOAD: Final = "upload.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,18 @@ class Spool:
         if self._known.get(name) != known:
             self._known[name] = known
             write_json(self.root / _SOURCES, {name: dump(each) for name, each in self._known.items()}, durable=False)
+
+    def upload(self) -> dict[str, Any] | None:
+        """The object that is being sent in parts: ``{key, id, size, etags}``."""
+        return _read(self.root / _UPLOAD)
+
+    def save_upload(self, document: dict[str, Any] | None) -> None:
+        """As far as the disk has room: without it, an upload that is cut begins anew."""
+        with contextlib.suppress(OSError):
+            if document is None:
+                (self.root / _UPLOAD).unlink(missing_ok=True)
+            else:
+                write_json(self.root / _UPLOAD, document, durable=False)
 
     def times(self, name: str) -> Path:
         """The file of a source's time index."""

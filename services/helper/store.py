@@ -12,6 +12,7 @@ One file that cannot be stored (no space, a name that is no key) is told and doe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import heapq
 import json
@@ -23,12 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.domain.errors import NoSpace, WeftError
-from services.core.ports.object_store import ObjectStore
 from services.helper.folder import Assignment, LearnerFolder
 from services.helper.journal import note
 from services.helper.learner_files import open_file, walk
+from services.helper.objects import Objects, Urls, objects_of
 from services.helper.ship.lines import LINE_BYTES, split
 from services.helper.ship.times import TimeIndex
 from services.helper.spool import Known, Spool
@@ -36,6 +36,7 @@ from services.helper.spool import Known, Spool
 _CHUNK: Final = 2**20
 _STREAMS: Final = ("stdout", "stderr")
 _MERGED: Final = "training-log.txt"
+_BEGUN: Final = "spool/storing"
 
 
 @dataclass(slots=True)
@@ -61,12 +62,17 @@ class _Outcome:
         return "; ".join(parts)
 
 
-async def store(folder: LearnerFolder, assignment: Assignment, spool: Spool, run: int) -> str:
-    """All of it; in words what of it could not be stored ("": nothing)."""
+async def store(
+    folder: LearnerFolder, assignment: Assignment, spool: Spool, run: int, *, urls: Urls, say: Callable[[str], None]
+) -> str:
+    """All of it; in words what of it could not be stored ("": nothing). ``say``: what is waited for meanwhile."""
     plan = assignment.plan
     prefix = f"tenants/{plan.tenant}/jobs/{plan.job}/attempts/{plan.attempt}"
-    outcome = _Outcome()
-    storing = _Storing(FolderObjectStore(Path(assignment.objects)), folder.root, assignment.learner_uid, outcome)
+    outcome, waiting = _Outcome(), _Waiting(say)
+    objects = objects_of(assignment, urls, waiting.wait, spool)
+    storing = _Storing(objects, folder.root, assignment.learner_uid, outcome, waiting, again=folder.has(_BEGUN))
+    with contextlib.suppress(OSError):  # without it, what is there already is sent again
+        (folder.root / _BEGUN).touch()
     try:
         async with asyncio.timeout(plan.store_timeout / 1000):
             await _logs(storing, f"{prefix}/logs/learner-{assignment.learner.rank + 1}", spool, run)
@@ -74,17 +80,44 @@ async def store(folder: LearnerFolder, assignment: Assignment, spool: Spool, run
             await _checkpoints(storing, f"{prefix}/checkpoints/{assignment.learner.name}")
     except TimeoutError:
         allowed = plan.store_timeout // 1000
-        outcome.failed.append(("...", f"storing took longer than the job's store_timeout ({allowed} s)"))
+        why = f": {waiting.trouble}" if waiting.trouble else ""
+        outcome.failed.append(("...", f"storing took longer than the job's store_timeout ({allowed} s){why}"))
+    await objects.close()
     for name, why in (*outcome.failed, *outcome.skipped):
         note("store.left_out", file=name, why=why)
     return outcome.message()
 
 
+class _Waiting:
+    """For what has kept us waiting, and may pass."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.trouble = ""
+        self._say = say
+
+    async def wait(self, seconds: float, trouble: str) -> None:
+        if trouble != self.trouble:  # once: it may last for long
+            self.trouble = trouble
+            note("store.waits", why=trouble)
+            self._say(f"storing waits: {trouble}")
+        await asyncio.sleep(seconds)
+
+    def over(self) -> None:
+        if self.trouble:
+            self.trouble = ""
+            self._say("")
+
+
 class _Storing:
     """Files of one learner's folder on their way into the store."""
 
-    def __init__(self, objects: ObjectStore, root: Path, uid: int, outcome: _Outcome) -> None:
+    def __init__(
+        self, objects: Objects, root: Path, uid: int, outcome: _Outcome, waiting: _Waiting, *, again: bool
+    ) -> None:
+        """``again``: a helper before us has begun, and some objects may be there."""
         self.root = root
+        self._again = again
+        self._waiting = waiting
         self.outcome = outcome
         self._objects = objects
         self.uid = uid
@@ -106,9 +139,11 @@ class _Storing:
 
     async def file(self, parts: tuple[str, ...], key: str, size: int) -> str | None:
         """The digest of a file that is now stored; None where it could not be."""
-        hashing = hashlib.sha256()
+        digest = ""
 
         def read() -> Iterator[bytes]:
+            nonlocal digest
+            hashing = hashlib.sha256()
             # No more than it had when it was listed: nobody is left who might still write, but it costs nothing.
             fd, left = open_file(self.root, parts, self.uid), size
             with os.fdopen(fd, "rb", buffering=0) as file:
@@ -116,25 +151,24 @@ class _Storing:
                     hashing.update(chunk)
                     left -= len(chunk)
                     yield chunk
+            digest = hashing.hexdigest()
 
-        if not await self.put(key, read, size):
-            return None
-        return hashing.hexdigest()
+        return digest if await self.put(key, read, size) else None
 
     async def put(self, key: str, read: Callable[[], Iterator[bytes]], size: int | None = None) -> bool:
         """Whether the object is there; why it is not is noted. One of that size is there from an interrupted try."""
         try:
-            there = await self._objects.head(key) if size is not None else None
-            async with aclosing(_in_thread(read())) as chunks:
-                if there is not None and there.size == size:
+            if self._again and size is not None and await self._objects.size(key) == size:
+                async with aclosing(_in_thread(read())) as chunks:
                     async for _ in chunks:  # only its digest is missing
                         pass
-                else:
-                    await self._objects.put(key, chunks)
+            else:
+                await self._objects.put(key, lambda: _in_thread(read()), size)
         except (WeftError, OSError) as error:
             self.outcome.full = self.outcome.full or isinstance(error, NoSpace)
             self.outcome.failed.append((key.split("/", 6)[-1], str(error)))
             return False
+        self._waiting.over()
         return True
 
 

@@ -14,6 +14,7 @@ from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.members import Membership
 from services.core.quarantine import Quarantine
 from services.core.service import Service, run
+from services.core.wiring import object_urls
 from services.metrics.attempts import Attempts
 from services.metrics.damage import watch_damage
 from services.metrics.following import Bells, Follower
@@ -23,6 +24,7 @@ from services.metrics.reports import Reports
 from services.metrics.rpc.intake import Intake
 from services.metrics.rpc.telemetry import Telemetry
 from services.metrics.settings import MetricsSettings
+from services.metrics.signing import Signing
 from services.metrics.wiring import connect
 
 
@@ -35,7 +37,8 @@ async def main(service: Service) -> None:
     presence = Presence(ports.clock, remember_s=settings.metrics_remember_s)
     instruments.learners.set_function(lambda: len(presence))
     reports = Reports(ports.status, attempts)
-    intake = Intake(ports.store, attempts, reports, presence, bells, instruments, settings.metrics_gather_s)
+    signing = Signing(attempts, object_urls(settings))
+    intake = Intake(ports.store, attempts, reports, presence, bells, instruments, settings.metrics_gather_s, signing)
     pace = (bells, service.stopping, settings.metrics_keep_alive_s, settings.metrics_follow_pause_s)
     telemetry = Telemetry(ports.store, attempts, presence, Follower(*pace), Follower(*pace), instruments)
 

@@ -12,7 +12,6 @@ from services.core.adapters.sqlite.metrics import SqliteMetricStore
 from services.core.call_points import at_failpoints
 from services.core.ports.clock import Clock
 from services.core.ports.metric_store import MetricStore
-from services.core.ports.object_urls import ObjectUrls
 from services.core.ports.status_store import StatusStore
 from services.metrics.settings import MetricsSettings
 
@@ -26,8 +25,6 @@ class MetricsPorts:
     status: StatusStore
     clock: Clock
     secret: bytes
-    urls: ObjectUrls | None
-    """None where objects are in a folder."""
 
     async def close(self) -> None:
         await self.store.close()
@@ -45,7 +42,6 @@ def affordable(open_jobs: int) -> int:
 
 async def connect(settings: MetricsSettings) -> MetricsPorts:
     """NoSpace, Unavailable or InvalidRequest where the metric store cannot be opened; etcd may be away."""
-    urls = core.object_urls(settings)
     store = await SqliteMetricStore.open(
         settings.place / "metrics",
         open_jobs=affordable(settings.metrics_open_jobs),
@@ -56,6 +52,5 @@ async def connect(settings: MetricsSettings) -> MetricsPorts:
         status=await core.status_store(settings),
         clock=core.clock(),
         secret=await core.service_secret(settings),
-        urls=urls,
     )
     return at_failpoints(ports, "metrics")

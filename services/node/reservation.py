@@ -54,13 +54,16 @@ def check_names(plan: AttemptPlan) -> None:
             raise InvalidRequest(f"{name!r} cannot be the name of a job or learner")
 
 
-def documents(plan: AttemptPlan, allotment: Allotment, *, home: Home, tier: str) -> list[LearnerDocument]:
-    """One ``learner.json`` per learner, in the plan's order: pure."""
-    return [_document(plan, learner, allotment, home=home, tier=tier) for learner in plan.learners]
+def documents(
+    plan: AttemptPlan, allotment: Allotment, *, home: Home, tier: str, objects_here: bool = True
+) -> list[LearnerDocument]:
+    """One ``learner.json`` per learner, in the plan's order: pure. ``objects_here``: the object store is a folder."""
+    objects = str(home / "objects") if objects_here else ""
+    return [_document(plan, learner, allotment, home=home, tier=tier, objects=objects) for learner in plan.learners]
 
 
 def _document(
-    plan: AttemptPlan, learner: LearnerPlan, allotment: Allotment, *, home: Home, tier: str
+    plan: AttemptPlan, learner: LearnerPlan, allotment: Allotment, *, home: Home, tier: str, objects: str
 ) -> LearnerDocument:
     folder = home / "node" / plan.job / str(plan.attempt) / learner.name
     gpus, sdk = allotment.gpus[learner.name], str(home / "sdk")
@@ -69,7 +72,7 @@ def _document(
     return LearnerDocument(
         plan=replace(plan, learners=others), learner=learner, uid=allotment.uid, gid=allotment.gid, gpus=gpus,
         ports=allotment.ports, env=env, tier=tier, home=str(home.root), addresses_file=str(home.addresses_file),
-        objects=str(home / "objects"), cache=str(home / "cache"), sdk=sdk,
+        objects=objects, cache=str(home / "cache"), sdk=sdk,
     )  # fmt: skip
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.domain.errors import WeftError
 from services.helper.fetch.watched import Cannot, Watched
 from services.helper.folder import Assignment
+from services.helper.objects import Urls, objects_of
 
 REASON: Final = "CheckpointInvalid"
 _MANIFEST: Final = ".manifest.json"
@@ -33,20 +33,26 @@ class Saved:
     sha256: str
 
 
-def restore(assignment: Assignment, target: Path, watched: Watched) -> None:
+def restore(assignment: Assignment, target: Path, urls: Urls, watched: Watched) -> None:
     """Cannot where a promised file is missing or damaged. May be done again over what is there."""
     if assignment.plan.checkpoint_attempts:
-        asyncio.run(_Restoring(assignment, target, watched).run())
+        asyncio.run(_Restoring(assignment, target, urls, watched).run())
 
 
 class _Restoring:
-    def __init__(self, assignment: Assignment, target: Path, watched: Watched) -> None:
+    def __init__(self, assignment: Assignment, target: Path, urls: Urls, watched: Watched) -> None:
         self._assignment = assignment
-        self._objects = FolderObjectStore(Path(assignment.objects))
+        self._objects = objects_of(assignment, urls, watched.objects_away)
         self._target = target
         self._watched = watched
 
     async def run(self) -> None:
+        try:
+            await self._restore()
+        finally:
+            await self._objects.close()
+
+    async def _restore(self) -> None:
         for attempt in self._assignment.plan.checkpoint_attempts:
             found = await self._saved(attempt)
             if found:
@@ -64,7 +70,7 @@ class _Restoring:
         union: dict[str, Saved] = {}
         for learner in sorted(plan.learners, key=lambda one: (one.rank != 0, one.rank != own, one.rank)):
             base = f"{prefix}/{learner.name}"
-            if await self._objects.head(base + _MANIFEST) is None:
+            if await self._objects.size(base + _MANIFEST) is None:
                 continue
             manifest: dict[str, Any] = json.loads(await self._whole(base + _MANIFEST))
             for entry in manifest["files"]:

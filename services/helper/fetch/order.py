@@ -12,16 +12,17 @@ from services.core.domain.plan import Input
 from services.helper.fetch.code import fetch_code
 from services.helper.fetch.watched import Cannot, Fetched, Watched
 from services.helper.folder import Assignment, LearnerFolder
+from services.helper.objects import Urls
 
 # ruff: noqa: PLC0415 - what a job does not ask for is not imported: its learner would wait for it
 
 
-def fetch_all(folder: LearnerFolder, assignment: Assignment, watched: Watched) -> Fetched:
+def fetch_all(folder: LearnerFolder, assignment: Assignment, urls: Urls, watched: Watched) -> Fetched:
     """Cannot with a reason for whatever goes wrong for good; Cancelled."""
     job = folder.root / "job"
     out = Fetched()
     try:
-        fetch_code(assignment, job / "model-code")
+        fetch_code(assignment, job / "model-code", urls, watched)
         watched.check()
         if assignment.plan.inputs:
             out.data_digest = _data(assignment, job / "data", watched)
@@ -30,7 +31,7 @@ def fetch_all(folder: LearnerFolder, assignment: Assignment, watched: Watched) -
         if assignment.plan.checkpoint_attempts:
             from services.helper.fetch.checkpoints import restore
 
-            restore(assignment, job / "checkpoints", watched)
+            restore(assignment, job / "checkpoints", urls, watched)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise Cannot("NoSpace", "this machine's disk is full; make room, and submit the job again") from error

@@ -12,18 +12,19 @@ from services.helper.alarm import Alarm
 from services.helper.fetch.watched import Cancelled, Cannot, Fetched, Watched
 from services.helper.folder import Assignment, LearnerFolder
 from services.helper.journal import note
+from services.helper.objects import Urls
 
 
 class Fetch:
     """A fetching thread, begun."""
 
-    def __init__(self, folder: LearnerFolder, assignment: Assignment) -> None:
+    def __init__(self, folder: LearnerFolder, assignment: Assignment, urls: Urls) -> None:
         self._watched = Watched()
         self._outcome: Future[Fetched] = Future()
         self._over = Alarm()
         self._loop = asyncio.get_running_loop()
         # Not the loop's executor: at the end that would wait for a thread that nobody waits for.
-        threading.Thread(target=self._run, args=(folder, assignment), name="fetch", daemon=True).start()
+        threading.Thread(target=self._run, args=(folder, assignment, urls), name="fetch", daemon=True).start()
 
     @property
     def message(self) -> str:
@@ -41,11 +42,11 @@ class Fetch:
         """Cannot, Cancelled."""
         return self._outcome.result()
 
-    def _run(self, folder: LearnerFolder, assignment: Assignment) -> None:
+    def _run(self, folder: LearnerFolder, assignment: Assignment, urls: Urls) -> None:
         from services.helper.fetch.order import fetch_all  # noqa: PLC0415 - beside the import of gRPC, not before it
 
         try:
-            self._outcome.set_result(fetch_all(folder, assignment, self._watched))
+            self._outcome.set_result(fetch_all(folder, assignment, urls, self._watched))
         except (Cannot, Cancelled) as ended:
             self._outcome.set_exception(ended)
         except Exception as error:  # noqa: BLE001 - a thread's edge; trying again would not make it better

@@ -52,3 +52,8 @@ class Watched:
     def wait(self, seconds: float) -> None:
         if self._cancelled.wait(seconds):
             raise Cancelled
+
+    async def objects_away(self, seconds: float, why: str) -> None:
+        """Waits in a fetching thread's own loop, where nothing else goes on."""
+        self.say(f"waiting: {why}")
+        self.wait(seconds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 
@@ -18,12 +18,14 @@ from services.core.domain.tokens import LearnerIdentity
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.ports.metric_store import Batch, MetricStore
+from services.core.ports.object_urls import ObjectRequest, Verb
 from services.metrics.attempts import Attempts
 from services.metrics.following import Bells
 from services.metrics.instruments import Instruments
 from services.metrics.presence import Presence
 from services.metrics.reports import STALE, UNCHANGED, Reports, status_of
 from services.metrics.rpc.messages import batch_of, source_message
+from services.metrics.signing import Signing
 
 PROTOCOL: Final = 1
 log = structlog.get_logger()
@@ -46,6 +48,7 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
     bells: Bells
     instruments: Instruments
     gather_s: float
+    signing: Signing
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
         learner = me()
@@ -107,3 +110,10 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
         self.presence.tell_progress(learner, request.progress, request.eta_ms)
         current, go = await self.attempts.may_go(learner)
         return pb.BeatReply(current=current, go=go)
+
+    async def Sign(self, request: pb.SignRequest, context: Any) -> pb.SignReply:
+        learner = me()
+        self.presence.seen(learner)
+        # What is no verb is refused by the check that follows.
+        asked = [ObjectRequest(cast("Verb", one.verb), one.key, one.upload, one.part) for one in request.requests]
+        return pb.SignReply(urls=await self.signing.urls(learner, asked))

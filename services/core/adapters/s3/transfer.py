@@ -107,7 +107,7 @@ class Transfer:
             return None
         return answer
 
-    async def get(self, key: str, *, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+    async def get(self, key: str, *, start: int = 0, end: int | None = None) -> AsyncGenerator[bytes]:
         """As ``ObjectStore.get``, for ranges that lie within; goes on where it was cut."""
         place, tries, since = start, 0, time.monotonic()
         while True:

@@ -382,6 +382,81 @@ class BeatReply(_message.Message):
 Global___BeatReply: _TypeAlias = BeatReply  # noqa: Y015
 
 @_typing.final
+class ObjectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERB_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    UPLOAD_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    verb: _builtins.str
+    """get | head | put | begin | part | complete | abort"""
+    key: _builtins.str
+    upload: _builtins.str
+    """of part, complete and abort: what begin has answered"""
+    part: _builtins.int
+    """1..10000"""
+    def __init__(
+        self,
+        *,
+        verb: _builtins.str = ...,
+        key: _builtins.str = ...,
+        upload: _builtins.str = ...,
+        part: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "part", b"part", "upload", b"upload", "verb", b"verb"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectRequest: _TypeAlias = ObjectRequest  # noqa: Y015
+
+@_typing.final
+class SignRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectRequest]:
+        """100 at most"""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___ObjectRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignRequest: _TypeAlias = SignRequest  # noqa: Y015
+
+@_typing.final
+class SignReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def urls(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of each request, in their order"""
+
+    def __init__(
+        self,
+        *,
+        urls: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["urls", b"urls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignReply: _TypeAlias = SignReply  # noqa: Y015
+
+@_typing.final
 class StoredLine(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -56,6 +56,11 @@ class IntakeStub:
                 request_serializer=weft_dot_v1_dot_metrics__pb2.BeatRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_metrics__pb2.BeatReply.FromString,
                 _registered_method=True)
+        self.Sign = channel.unary_unary(
+                '/weft.v1.Intake/Sign',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.SignRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.SignReply.FromString,
+                _registered_method=True)
 
 
 class IntakeServicer:
@@ -91,6 +96,14 @@ class IntakeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sign(self, request, context):
+        """URLs to move the attempt's objects by, where the object store is not a folder: each for one thing
+        to do to one object, for some minutes. None for an attempt that is not the current one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IntakeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +126,11 @@ def add_IntakeServicer_to_server(servicer, server):
                     servicer.Beat,
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.BeatRequest.FromString,
                     response_serializer=weft_dot_v1_dot_metrics__pb2.BeatReply.SerializeToString,
+            ),
+            'Sign': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sign,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.SignRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.SignReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +243,33 @@ class Intake:
             '/weft.v1.Intake/Beat',
             weft_dot_v1_dot_metrics__pb2.BeatRequest.SerializeToString,
             weft_dot_v1_dot_metrics__pb2.BeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sign(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Intake/Sign',
+            weft_dot_v1_dot_metrics__pb2.SignRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.SignReply.FromString,
             options,
             channel_credentials,
             insecure,

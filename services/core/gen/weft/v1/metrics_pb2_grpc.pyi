@@ -43,6 +43,10 @@ class IntakeStub:
     """The learner's full state; the newest (attempt, seq) wins."""
     Beat: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.BeatRequest, _metrics_pb2.BeatReply]
     """Liveness, and the question whether the learner may go on: a linearizable read."""
+    Sign: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.SignRequest, _metrics_pb2.SignReply]
+    """URLs to move the attempt's objects by, where the object store is not a folder: each for one thing
+    to do to one object, for some minutes. None for an attempt that is not the current one.
+    """
 
 @_typing.type_check_only
 class IntakeAsyncStub(IntakeStub):
@@ -59,6 +63,10 @@ class IntakeAsyncStub(IntakeStub):
     """The learner's full state; the newest (attempt, seq) wins."""
     Beat: _aio.UnaryUnaryMultiCallable[_metrics_pb2.BeatRequest, _metrics_pb2.BeatReply]  # type: ignore[assignment]
     """Liveness, and the question whether the learner may go on: a linearizable read."""
+    Sign: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SignRequest, _metrics_pb2.SignReply]  # type: ignore[assignment]
+    """URLs to move the attempt's objects by, where the object store is not a folder: each for one thing
+    to do to one object, for some minutes. None for an attempt that is not the current one.
+    """
 
 class IntakeServicer(metaclass=_abc_1.ABCMeta):
     """What a learner's helper says and asks. Authenticated by the learner's token
@@ -96,6 +104,16 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.BeatReply, _abc.Awaitable[_metrics_pb2.BeatReply]]:
         """Liveness, and the question whether the learner may go on: a linearizable read."""
+
+    @_abc_1.abstractmethod
+    def Sign(
+        self,
+        request: _metrics_pb2.SignRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.SignReply, _abc.Awaitable[_metrics_pb2.SignReply]]:
+        """URLs to move the attempt's objects by, where the object store is not a folder: each for one thing
+        to do to one object, for some minutes. None for an attempt that is not the current one.
+        """
 
 def add_IntakeServicer_to_server(servicer: IntakeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
