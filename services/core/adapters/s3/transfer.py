@@ -38,7 +38,7 @@ _COMPLETE_S: Final = 300.0
 """Completing copies all parts on some servers."""
 _ABORT_S: Final = 3.0
 _HASTE_S: Final = 2.0
-_IN_THE_WAY: Final = 10
+_IN_THE_WAY: Final = 8
 """Times until it is believed."""
 
 
@@ -145,7 +145,7 @@ class Transfer:
                 in_the_way += 1
                 if in_the_way >= _IN_THE_WAY:
                     raise
-                await asyncio.sleep(0.01 * in_the_way)
+                await asyncio.sleep(0.005 * in_the_way)
             except Duplicate as duplicate:
                 if tries:
                     raise PerhapsOurs(duplicate.message) from None
