@@ -15,6 +15,8 @@ pytest_plugins = [
     "tests.testbed.go",
     "tests.testbed.etcd",
     "tests.testbed.mongo",
+    "tests.testbed.rabbitmq",
+    "tests.testbed.redis",
     "tests.testbed.s3",
     "tests.promises",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
@@ -39,3 +40,9 @@ async def until(condition: Callable[[], Any], timeout: float = 10.0) -> Any:
 def eventually(condition: Callable[[], T], timeout: float = 10.0) -> T:
     """``until``, for tests without an event loop."""
     return asyncio.run(until(condition, timeout))
+
+
+def in_thread(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What a coroutine function answers, for fixtures without ``async`` that may run while some loop does."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, ask()).result()

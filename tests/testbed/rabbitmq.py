@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ import pytest
 from tests.testbed.built import need_debian
 from tests.testbed.etcd import free_port
 from tests.testbed.signals import pause
-from tests.waiting import eventually
+from tests.waiting import in_thread, until
 
 _PROGRAM: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """Not the one on PATH: that changes to a user of the package's and reads the service's settings."""
@@ -47,7 +47,6 @@ class RabbitMQ:
         return f"amqp://guest:guest@{self.address}//"
 
     def start(self) -> None:
-        """Returns when it serves."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for name, text in (("rabbitmq.conf", "disk_free_limit.absolute = 1MB\n"), ("plugins", "[].\n"), ("none", "")):
             (self._folder / name).write_text(text)
@@ -59,7 +58,6 @@ class RabbitMQ:
             self._process = subprocess.Popen(
                 [_PROGRAM], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment(), cwd="/"
             )
-        eventually(self._serves, timeout=_START_S)
 
     def _environment(self) -> dict[str, str]:
         folder = self._folder
@@ -90,6 +88,10 @@ class RabbitMQ:
             "detached": "1",
             **{f"RABBITMQ_{name}": value for name, value in settings.items()},
         }
+
+    async def ready(self) -> None:
+        """Returns when it serves."""
+        await until(self._serves, timeout=_START_S)
 
     def _serves(self) -> bool:
         assert self._process is not None
@@ -125,6 +127,20 @@ class RabbitMQ:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_installed(aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]) -> None:
+def rabbitmq(
+    tmp_path_factory: pytest.TempPathFactory,
+    aloud: Callable[[str], None],
+    untimed: Callable[[], AbstractContextManager[None]],
+) -> Iterator[RabbitMQ]:
+    """One for all tests; it serves. Who kills it starts it again, and who uses it empties it first."""
     with untimed():
         need_debian((str(_PROGRAM), "epmd"), ("rabbitmq-server",), aloud)
+        server = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
+        server.start()
+        try:
+            in_thread(server.ready)
+        except BaseException:
+            server.close()
+            raise
+    yield server
+    server.close()

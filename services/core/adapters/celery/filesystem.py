@@ -21,13 +21,18 @@ from pathlib import Path
 from queue import Empty
 from typing import Any, Final
 
-from kombu.transport import filesystem
+from kombu.transport import filesystem, virtual
+
+from services.core.adapters.celery import poison
+from services.core.adapters.celery.broker import QUEUE_AT_MOST
 
 _WAIT_AT_MOST_S: Final = 0.25
 """Shorter than the worker asks for (2 s), so that it notices SIGTERM sooner."""
 _LOOK_S: Final = 0.05
 """Between two looks at an empty folder where the kernel does not tell."""
 _BUSY_S: Final = 0.01
+_EVERY: Final = 100
+"""Hints between two looks at the length of the queue."""
 _MOVED_TO: Final = 0x80
 _EVENTS: Final = 64 * 2**10
 
@@ -44,14 +49,20 @@ def options(folder: Path) -> dict[str, Any]:
     }
 
 
-def prune(folder: Path) -> int:
-    """Removes what killed workers and writers left behind; how many. A living reader's claim lasts a millisecond."""
+def recover(folder: Path) -> int:
+    """Gives back what killed workers had taken, and removes what killed writers left half-written; how many.
+
+    What a living worker has in hand is given out once more, too: hints may come twice.
+    """
     count = 0
-    for part, pattern in (("taken", "*"), ("queue", ".*")):
-        for left in (folder / part).glob(pattern):
-            with contextlib.suppress(FileNotFoundError):
-                left.unlink()
-                count += 1
+    for taken in (folder / "taken").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            taken.rename(folder / "queue" / taken.name)
+            count += 1
+    for left in (folder / "queue").glob(".*"):
+        with contextlib.suppress(FileNotFoundError):
+            left.unlink()
+            count += 1
     return count
 
 
@@ -77,7 +88,32 @@ class Arrivals:
         self._fd = -1
 
 
+class QoS(virtual.QoS):
+    """A message that was taken lies in a folder of its own until it was acted on: it outlives a worker that did not."""
+
+    def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
+        super().__init__(channel, prefetch_count)  # type: ignore[no-untyped-call]
+        self._queue, self._taken = Path(channel.data_folder_in), Path(channel.processed_folder)
+
+    def ack(self, delivery_tag: str) -> None:
+        (self._taken / delivery_tag).unlink(missing_ok=True)
+        super().ack(delivery_tag)  # type: ignore[no-untyped-call]
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - kombu's
+        if requeue:
+            self.give_back(delivery_tag)
+        self.ack(delivery_tag)
+
+    def give_back(self, delivery_tag: str) -> None:
+        """To its place in the queue."""
+        with contextlib.suppress(FileNotFoundError):
+            (self._taken / delivery_tag).rename(self._queue / delivery_tag)
+
+
 class Channel(filesystem.Channel):
+    QoS = QoS
+    _puts = 0
+
     # kombu's own classes differ in the name of the second parameter, and give it by position.
     def _put(self, queue: str, payload: dict[str, Any], **_: Any) -> None:  # type: ignore[override]
         folder = Path(self.data_folder_out)
@@ -86,6 +122,14 @@ class Channel(filesystem.Channel):
         hidden = folder / f".{name}"
         hidden.write_text(json.dumps(payload))
         hidden.rename(folder / name)
+        self._puts += 1
+        if self._puts % _EVERY == 1:
+            self._shorten(folder)
+
+    def _shorten(self, folder: Path) -> None:
+        waiting = sorted(path.name for path in folder.iterdir())
+        for name in waiting[: max(0, len(waiting) - QUEUE_AT_MOST)]:
+            (folder / name).unlink(missing_ok=True)
 
     def _get(self, queue: str, timeout: float | None = None) -> Any:  # noqa: ARG002 - kombu's
         folder = Path(self.data_folder_in)
@@ -97,10 +141,28 @@ class Channel(filesystem.Channel):
                 (folder / name).rename(claimed)
             except FileNotFoundError:  # another reader was first
                 continue
-            text = claimed.read_text()
-            claimed.unlink()
-            return json.loads(text)
+            try:
+                return self._read(claimed)
+            except poison.Poisoned as poisoned:
+                poison.dropped(poisoned, claimed.stat().st_size)
+                claimed.unlink()
         raise Empty
+
+    def _read(self, claimed: Path) -> Any:
+        if claimed.stat().st_size > poison.AT_MOST_BYTES:
+            raise poison.Poisoned("size")
+        try:
+            message = json.loads(claimed.read_bytes())
+            # What it is acknowledged by: its file.
+            message["properties"]["delivery_tag"] = claimed.name
+            self.Message(message, channel=self)  # type: ignore[no-untyped-call]
+        except poison.UNREADABLE:
+            raise poison.Poisoned("format") from None
+        return message
+
+    def _restore(self, message: Any) -> None:
+        qos: Any = self.qos
+        qos.give_back(message.delivery_tag)
 
 
 class Transport(filesystem.Transport):

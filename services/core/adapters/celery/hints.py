@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import structlog
 
+from services.core.adapters.celery.broker import Broker
 from services.core.adapters.hint_meters import DROPPED, SENT
 from services.core.settings import Settings
 
@@ -21,7 +22,8 @@ class CeleryHints:
     """Sends from a thread of its own, in the order given. Celery is imported there too, at the first hint."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        """InvalidRequest for a broker that Weft does not know."""
+        self._broker = Broker.of(settings)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hints")
         self._app: Any = None
         self._pending: set[Future[None]] = set()
@@ -39,14 +41,16 @@ class CeleryHints:
 
     async def send(self, topic: str, job_id: str) -> None:
         traceparent = str(structlog.contextvars.get_contextvars().get("traceparent", ""))
-        self._pending = {future for future in self._pending if not future.done()}
         if len(self._pending) >= _PENDING_AT_MOST:
             self._drop()
             return
         try:
-            self._pending.add(self._thread.submit(self._send, topic, job_id, traceparent))
+            future = self._thread.submit(self._send, topic, job_id, traceparent)
         except RuntimeError:  # closed
             self._drop()
+            return
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)  # one that has ended is gone at once
 
     def _drop(self) -> None:
         self._dropped += 1
@@ -55,18 +59,18 @@ class CeleryHints:
     async def close(self) -> None:
         """Gives what is on its way a second to leave."""
         self._thread.shutdown(wait=False)
-        if self._pending:
-            await asyncio.wait([asyncio.wrap_future(future) for future in self._pending], timeout=_GOODBYE_S)
+        if pending := [asyncio.wrap_future(future) for future in tuple(self._pending)]:
+            await asyncio.wait(pending, timeout=_GOODBYE_S)
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._app is not None:
             await asyncio.to_thread(self._app.close)
 
     def _send(self, topic: str, job_id: str, traceparent: str) -> None:
         try:
-            from services.core.adapters.celery.app import Broker, make_app, send  # noqa: PLC0415 - see the class
+            from services.core.adapters.celery.app import make_app, send  # noqa: PLC0415 - see the class
 
             if self._app is None:
-                self._app = make_app(Broker.of(self._settings))
+                self._app = make_app(self._broker)
             send(self._app, topic, job_id, traceparent)
         except Exception as error:  # noqa: BLE001 - a hint never harms its sender, whatever the broker's library raises
             self._drop()

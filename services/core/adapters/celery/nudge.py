@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Final
 
 import structlog
 
+from services.core.adapters.hint_meters import DELIVERED, LOST, POISONED
 from services.core.adapters.rpc.hints import Nudges
 from services.core.domain.errors import InvalidRequest, WeftError
 
+_SHOWN: Final = 40
 log = structlog.get_logger()
 
 
@@ -20,26 +24,33 @@ class Nudger:
     def __init__(self, address: Callable[[str], str], secret: bytes) -> None:
         """``address``: see ``Nudges``."""
         self._nudges = Nudges(address, secret)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="nudge", daemon=True)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="nudge", daemon=True)
         self._thread.start()
 
     def __call__(self, topic: str, job_id: str, traceparent: str) -> None:
         """Returns when the service has heard of it, or two seconds later."""
-        asyncio.run_coroutine_threadsafe(self._nudge(topic, job_id, traceparent), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._nudge(topic, job_id, traceparent), self.loop).result()
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
+        """Beside the calls, in their loop; ends with it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._nudges.close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(self._nudges.close(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-        self._loop.close()
+        self.loop.close()
 
     async def _nudge(self, topic: str, job_id: str, traceparent: str) -> None:
         try:
             await self._nudges.nudge(topic, job_id, traceparent)
         except InvalidRequest:
-            log.warning("hint.unknown_topic", topic=topic)
+            POISONED.labels("topic").inc()
+            log.warning("hint.unknown_topic", topic=topic[:_SHOWN])
         except WeftError as error:
+            LOST.inc()
             log.info("hint.lost", topic=topic, job=job_id, why=error.message)
         else:
+            DELIVERED.inc()
             log.debug("hint.delivered", topic=topic, job=job_id)

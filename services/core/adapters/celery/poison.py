@@ -1,0 +1,71 @@
+"""What is no hint: found out before anything acts on it, so that no message stops the worker or comes back to it.
+
+Whoever can write to the broker can put anything there: a stray tool, a job of another program, an older Weft. All of it
+is dropped, with a line in the log that never repeats what was in it, and counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import structlog
+
+from services.core.adapters.hint_meters import POISONED
+
+AT_MOST_BYTES: Final = 16 * 2**10
+"""A hint has some hundreds."""
+UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What kombu and Celery stumble with over messages that are none of theirs. Nothing of a connection is among them."""
+_ARGUMENTS: Final = 3
+log = structlog.get_logger()
+
+
+class Poisoned(Exception):
+    """``why``: size | format | task | arguments. Few and fixed: they are labels of a counter."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def dropped(poison: Poisoned, size: int | None = None) -> None:
+    """Says so and counts it. ``size``: bytes, where they can be said."""
+    POISONED.labels(poison.why).inc()
+    log.warning("hint.poisoned", why=poison.why, bytes=size)
+
+
+def hint(task: str, body: Any, content_type: Any, headers: Any) -> None:
+    """Whether a message's parts are those of a hint, as ``app.send`` makes them. Poisoned."""
+    if not isinstance(body, str | bytes | memoryview) or content_type != "application/json":
+        raise Poisoned("format")
+    if len(body) > AT_MOST_BYTES:
+        raise Poisoned("size")
+    if not isinstance(headers, Mapping) or headers.get("task") != task:
+        raise Poisoned("task")
+    # Neither put off nor put together with others: Celery would keep it, or send more.
+    if headers.get("eta") or not isinstance(headers.get("id"), str) or not _fit_expiry(headers.get("expires")):
+        raise Poisoned("arguments")
+    try:
+        args, kwargs, embedded = json.loads(bytes(body) if isinstance(body, memoryview) else body)
+        fit = (
+            isinstance(args, list)
+            and len(args) == _ARGUMENTS
+            and all(isinstance(one, str) for one in args)
+            and not kwargs
+            and not any(embedded.values())
+        )
+    except UNREADABLE:
+        raise Poisoned("format") from None
+    if not fit:
+        raise Poisoned("arguments")
+
+
+def _fit_expiry(expires: object) -> bool:
+    return expires is None or isinstance(expires, str)
+
+
+def size(body: object) -> int | None:
+    """Bytes (or characters) of a message, where that can be said."""
+    return len(body) if isinstance(body, str | bytes | memoryview) else None

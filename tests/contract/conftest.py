@@ -1,0 +1,37 @@
+"""What the suites of hints share: each broker in turn, a home for it, and services that hear."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+
+import pytest
+
+from tests.testbed.hints import Carrier, Service, Worker, lay_out
+
+BROKERS = ("folder", "rabbitmq", "redis")
+
+
+@pytest.fixture(scope="module", params=BROKERS)
+def carrier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Carrier:
+    """Each kind of broker."""
+    server = None if request.param == "folder" else request.getfixturevalue(request.param)
+    return Carrier(lay_out(tmp_path_factory.mktemp("hints") / "home"), server)
+
+
+@pytest.fixture
+async def services(carrier: Carrier) -> AsyncGenerator[dict[str, Service]]:
+    """Those that hints are for; they serve."""
+    services = {name: Service(carrier.settings.place.address(name)) for name in ("lcm", "guardian")}
+    for service in services.values():
+        await service.start()
+    yield services
+    for service in services.values():
+        await service.stop()
+
+
+@pytest.fixture(scope="module")
+def worker(carrier: Carrier) -> Iterator[Worker]:
+    """One that serves all tests of a module."""
+    worker = Worker(carrier.home, carrier.url)
+    yield worker
+    worker.end()

@@ -1,0 +1,200 @@
+"""What hints go through in tests: a real broker, a real worker process, and real services that hear them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc.aio
+from kombu.messaging import Producer
+
+from services.core.adapters.celery.app import QUEUE, make_app
+from services.core.adapters.celery.broker import Broker
+from services.core.adapters.folder.secrets import FolderSecretStore
+from services.core.adapters.rpc.server import serve
+from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
+from services.core.home import Home
+from services.core.settings import Settings
+from services.core.wiring import SERVICE_SECRET
+from tests.testbed.etcd import free_port
+from tests.testbed.redis import Redis
+from tests.waiting import in_thread
+
+SECRET = b"0" * 32
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Server(Protocol):
+    """A broker that can be ill-treated: RabbitMQ, Redis."""
+
+    @property
+    def url(self) -> str: ...
+
+    def start(self) -> None: ...
+
+    async def ready(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def go_on(self) -> None: ...
+
+
+class Carrier:
+    """A broker of any kind, as one home uses it. Empty when this is made."""
+
+    def __init__(self, home: Path, server: Server | None = None) -> None:
+        """``server``: none for the folder in the home."""
+        self.home, self._server = home, server
+        self.url = server.url if server else "filesystem://"
+        self.settings = Settings(home=home, broker_url=self.url)
+        if isinstance(server, Redis):
+            server.empty()
+        with self._channel() as channel:
+            channel.queue_purge(QUEUE)
+
+    @property
+    def server(self) -> Server:
+        assert self._server is not None, "a folder is no server"
+        return self._server
+
+    @property
+    def kind(self) -> str:
+        return Broker.of(self.settings).kind
+
+    def waiting(self) -> int:
+        """Messages that nobody has taken."""
+        with self._channel() as channel:
+            return int(channel.queue_declare(QUEUE, passive=True).message_count)
+
+    def publish(self, body: str | bytes, headers: Mapping[str, Any], content_type: str = "application/json") -> None:
+        """Any message at all, by the broker's own library."""
+        with self._channel() as channel:
+            producer: Any = Producer
+            producer(channel).publish(
+                body, routing_key=QUEUE, headers=headers, content_type=content_type, content_encoding="utf-8"
+            )
+
+    def inject(self, text: bytes) -> None:
+        """What no library would write, past all of them; for RabbitMQ, where there is no such way, as a message."""
+        if isinstance(self._server, Redis):
+            self._server.push(QUEUE, text)
+        elif self._server is None:
+            hidden = self.home / "broker" / "queue" / ".injected"
+            hidden.write_bytes(text)
+            hidden.rename(hidden.with_name(f"{time.monotonic_ns():020}_injected.{QUEUE}.msg"))
+        else:
+            self.publish(text, {})
+
+    @contextmanager
+    def _channel(self) -> Generator[Any]:
+        app = make_app(Broker.of(self.settings))
+        with app.connection_for_write() as connection, connection.channel() as channel:
+            app.amqp.queues[QUEUE].bind(channel).declare()
+            yield channel
+        app.close()
+
+
+class Nudged(control_pb2_grpc.ControlServicer):
+    """``held``: who nudges is kept waiting until it is set; a worker gives up after two seconds."""
+
+    def __init__(self) -> None:
+        self.held: asyncio.Event | None = None
+        self.heard: list[tuple[str, str]] = []
+        self.traces: list[str] = []
+
+    async def Nudge(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.heard.append((request.topic, request.job_id))
+        self.traces.append(dict(context.invocation_metadata()).get("traceparent", ""))
+        if self.held is not None:
+            await self.held.wait()
+        return control_pb2.NudgeReply()
+
+
+class Service:
+    """A real server of weft.v1.Control."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.nudged = address, Nudged()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await serve(
+            self.address, SECRET, lambda server: control_pb2_grpc.add_ControlServicer_to_server(self.nudged, server)
+        )
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        await self._server.stop(None)
+
+
+class Worker:
+    """As the supervisor starts it."""
+
+    def __init__(self, home: Path, broker_url: str = "filesystem://") -> None:
+        self.home, self.log = Home(home), home / "worker.log"
+        with self.log.open("ab") as log:
+            self._begin = log.tell()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.lcm.worker"],
+                env={**os.environ, "WEFT_HOME": str(home), "WEFT_LOG_LEVEL": "debug", "WEFT_BROKER_URL": broker_url},
+                cwd="/",
+                stdout=log,
+                stderr=log,
+            )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it has logged."""
+        with self.log.open("rb") as log:
+            log.seek(self._begin)
+            return [json.loads(line) for line in log.read().splitlines()]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if line["event"] == name]
+
+    def not_ready(self) -> str:
+        """Why, as its operations port tells it; empty: it is ready."""
+        try:
+            self._ask("readyz")
+        except urllib.error.HTTPError as error:
+            with error:
+                return str(json.load(error)["failing"])
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def counter(self, name: str) -> float:
+        """The sum of a Prometheus counter over its labels."""
+        found = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", self._ask("metrics"), re.MULTILINE)
+        return sum(float(value) for value in found)
+
+    def _ask(self, path: str) -> str:
+        with _direct.open(f"http://{self.home.address('worker-ops')}/{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def end(self) -> None:
+        """Kill -9."""
+        self.process.kill()
+        self.process.wait()
+
+
+def lay_out(home: Path) -> Path:
+    """The folder of an installation, with what a worker needs of it."""
+    (home / "run").mkdir(parents=True)
+    addresses = {name: f"127.0.0.1:{free_port()}" for name in ("lcm", "guardian", "worker-ops")}
+    (home / "run" / "addresses.json").write_text(json.dumps(addresses))
+    secrets = FolderSecretStore(home / "secrets")
+    in_thread(lambda: secrets.get_or_create(SERVICE_SECRET, SECRET))
+    return home
