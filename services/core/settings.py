@@ -54,7 +54,7 @@ class Settings(BaseSettings):
     broker_url: str = Field(
         default="filesystem://",
         repr=False,  # may hold a password
-        description="Carries the hints: filesystem:// (a folder in the home), amqp://user:password@host/vhost (RabbitMQ), "
+        description="Carries the hints: filesystem:// (a folder in the home), amqp://user:password@host/vhost (RabbitMQ) "
         "or redis://:password@host/db. A vhost or db belongs to one installation alone.",
     )
     sweep_s: float = Field(
