@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 import grpc.aio
 import prometheus_client
+import structlog
 
+from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
 from services.core.gen.weft.v1 import node_pb2_grpc
+from services.core.quarantine import LEARNER, Quarantine
 from services.core.service import Service, run
-from services.core.wiring import service_secret
+from services.core.wiring import clock, service_secret
 from services.node.agent import Agent
 from services.node.meters import Meters
 from services.node.rpc import NodeServicer
@@ -18,17 +22,22 @@ from services.node.settings import NodeSettings
 from services.node.shutdown import end_all
 
 _GRACE_S = 2.0
+_LOOK_S = 5.0
+log = structlog.get_logger()
 
 
 async def serve_node(service: Service, settings: NodeSettings) -> None:
     """Until the service is asked to stop; learners live on."""
     secret = await service_secret(settings)
     agent = await Agent.start(settings, Meters(prometheus_client.REGISTRY))
+    quarantine = Quarantine(clock().now_ms, prometheus_client.REGISTRY)
+    looking = asyncio.create_task(_look_at_files(agent, quarantine))
     try:
         servicer = NodeServicer(agent)
 
         def register(server: grpc.aio.Server) -> None:
             node_pb2_grpc.add_NodeServicer_to_server(servicer, server)
+            add_operations(server, quarantine)
 
         server = await serve(settings.place.address("node"), secret, register)
         service.started = True
@@ -37,7 +46,22 @@ async def serve_node(service: Service, settings: NodeSettings) -> None:
         await server.stop(_GRACE_S)
         await servicer.settled()
     finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
         await agent.close()
+
+
+async def _look_at_files(agent: Agent, quarantine: Quarantine) -> None:
+    """For ever. Most is found by who needs it; this is for who is told."""
+    while True:
+        try:
+            found = agent.look_at_files()
+            for place, (job, why) in found.items():
+                quarantine.hold(LEARNER, place, why, job=job)
+            quarantine.keep_only(LEARNER, found)
+        except OSError as error:  # a learner that is removed at this moment
+            log.info("files.not_looked_at", why=str(error))
+        await asyncio.sleep(_LOOK_S)
 
 
 def main() -> int:

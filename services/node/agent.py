@@ -23,15 +23,16 @@ from weakref import WeakValueDictionary
 import structlog
 
 from services.core.domain.errors import InvalidRequest, NoSpace, Unavailable, WeftError
+from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
-from services.core.ports.cluster import Node, Observation
+from services.core.ports.cluster import LearnerProcess, Node, Observation
 from services.node import capacity, cgroups, reservation, sdk
 from services.node.allocation import Pool, Taken, pick_gpus, pick_ports, pick_uid
 from services.node.cgroups import Groups
 from services.node.fences import Fences
 from services.node.files import remove_tree, sync_folder
 from services.node.keeper import Keeper, end_tasks, helper_environment
-from services.node.learner import JobFolder, Learner, LearnerDocument, read_learner
+from services.node.learner import MALFORMED, RUN, JobFolder, Learner, LearnerDocument, read_learner
 from services.node.meters import Meters
 from services.node.processes import Belonging, kill_all
 from services.node.settings import NodeSettings
@@ -59,6 +60,8 @@ class Agent:
         self._ports = Pool(settings.node_port_first, settings.node_port_count)
         self.tier: Tier = choose(settings.node_tier, user=settings.node_uid_first if self._uids else None)
         self._groups: Groups
+        self._unread: dict[Path, str] = {}
+        """Folders of learners that nobody can make out, and why."""
         self._learners: dict[Path, Learner] = {}
         """All that are reserved: what is taken of the machine."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -102,6 +105,7 @@ class Agent:
 
     async def observe(self, job: str) -> Observation:
         learners = [learner.observe() for learner in self._of(job)]
+        learners += [await self._observe_unread(folder) for folder in self._unread_of(job)]
         return Observation(learners=learners, attempts=JobFolder(self._root / job).attempts())
 
     async def stop(self, job: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
@@ -128,6 +132,7 @@ class Agent:
             old = [number for number in folder.attempts() if number <= attempt]
             learners = [learner for number in old for learner in self._of(job, number)]
             await self._end(learners, alone=len(learners) == len(self._of(job)))
+            await self._end_unread([folder for folder in self._unread_of(job) if folder.parent.name in map(str, old)])
             await asyncio.to_thread(_remove, folder, old)
             self._fences.settle(job)
             for learner in learners:
@@ -243,6 +248,35 @@ class Agent:
             raise Unavailable("processes of the attempt survive SIGKILL: they hang in the kernel", retry_after_s=5)
         await asyncio.to_thread(cgroups.remove, list(everything.groups))
 
+    def _unread_of(self, job: str) -> list[Path]:
+        return [folder for folder in sorted(self._unread) if folder.parts[-3] == job]
+
+    async def _observe_unread(self, folder: Path) -> LearnerProcess:
+        """Running while anything of it lives. Nobody minds its shim and its helper: after that it is lost."""
+        lives = await asyncio.to_thread(_belonging([folder]).members)
+        end = None if lives else Exit(time=_now_ms(), lost=True)
+        return LearnerProcess(
+            name=folder.name, attempt=int(folder.parent.name), state="running" if lives else "exited", run=RUN,
+            started=round(folder.stat().st_mtime * 1000), exit=end, node=self.node.name,
+        )  # fmt: skip
+
+    async def _end_unread(self, folders: list[Path]) -> None:
+        if folders and not await kill_all(_belonging(folders).members, timeout_s=_GONE_S):
+            raise Unavailable("processes of the attempt survive SIGKILL: they hang in the kernel", retry_after_s=5)
+        for folder in folders:
+            self._unread.pop(folder, None)
+
+    def look_at_files(self) -> dict[str, tuple[str, str]]:
+        """Path -> (job, why) of all files of learners that cannot be read; a learner that was mended is taken up."""
+        for folder in list(self._unread):
+            del self._unread[folder]
+            if folder.exists():
+                self._adopt_learner(folder)
+        found = {str(folder / "learner.json"): (folder.parts[-3], why) for folder, why in self._unread.items()}
+        for folder, learner in self._learners.items():
+            found |= {str(folder / name): (learner.job, why) for name, why in learner.unreadable().items()}
+        return found
+
     async def _adopt(self) -> None:
         """All folders that are there; whoever lives is found by its files and goes on undisturbed."""
         jobs = [JobFolder(entry) for entry in self._root.iterdir() if not entry.name.startswith(".")]
@@ -257,8 +291,8 @@ class Agent:
     def _adopt_learner(self, folder: Path) -> None:
         try:
             learner = read_learner(folder)
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            log.error("learner.unreadable", folder=str(folder), why=str(error))  # noqa: TRY400 - harms itself only
+        except (*MALFORMED, OSError) as error:
+            self._unread[folder] = str(error) or type(error).__name__
             return
         if learner is None:
             log.warning("learner.skipped", folder=str(folder), why="of a newer version, or not ours")
@@ -325,6 +359,14 @@ class Agent:
     def _changed(self, job: str) -> None:
         for queue in self._watchers:
             _put(queue, job)
+
+
+def _belonging(folders: list[Path]) -> Belonging:
+    """What lives of learners of which only the folder is known."""
+    return Belonging(
+        job_dirs=frozenset(str(folder / "job") for folder in folders),
+        folders=frozenset(str(folder) for folder in folders),
+    )
 
 
 def _remove(folder: JobFolder, attempts: Iterable[int]) -> None:

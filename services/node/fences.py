@@ -10,13 +10,17 @@ memory only, and make it durable when there is space again.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import structlog
 
 from services.core.domain.errors import NoSpace, StaleFence
 from services.node.files import read_json, write_json
 
+log = structlog.get_logger()
 _KEPT_S: Final = 30 * 86_400
 """Longer than any call can be on its way."""
 
@@ -76,7 +80,19 @@ class Fences:
     def _read(self, job: str) -> _Fence:
         if job in self._unwritten:
             return self._unwritten[job]
-        document = read_json(self._folder / f"{job}.json") or {}
-        attempt, term = document.get("highest", (0, 0))
-        sealed_attempt, sealed_term = document.get("sealed", (0, 0))
-        return _Fence((attempt, term), (sealed_attempt, sealed_term))
+        try:
+            document = read_json(self._folder / f"{job}.json")
+            if document is None:
+                return _Fence((0, 0), (0, 0))
+            return _Fence(_pair(document.get("highest", (0, 0))), _pair(document.get("sealed", (0, 0))))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            # The next call writes it anew. Until then one of the past would pass: better than a job without an end.
+            log.error("fence.unreadable", job=job, why=str(error))  # noqa: TRY400 - the message says it all
+            return _Fence((0, 0), (0, 0))
+
+
+def _pair(found: Sequence[Any]) -> tuple[int, int]:
+    attempt, term = found
+    if not isinstance(attempt, int) or not isinstance(term, int):
+        raise TypeError("not two numbers")
+    return attempt, term

@@ -118,15 +118,15 @@ class Keeper:
             process, mark = learner.process, learner.stop_mark
             cause = "" if mark is None else str(mark["cause"])
             now = time.time_ns() // 1_000_000
-            if process is not None:
+            if learner.begun:
                 own = Belonging(
-                    job_dirs=frozenset({str(learner.job_dir)}), identities=(process,),
+                    job_dirs=frozenset({str(learner.job_dir)}), identities=() if process is None else (process,),
                     groups=frozenset(learner.document.groups),
                 )  # fmt: skip
                 await kill_all(own.members, timeout_s=_KILL_S)
                 learner.write_exit(Exit(time=now, stop_cause=cause, lost=True))
                 self._meters.lost.inc()
-                log.warning("learner.lost", job=learner.job, learner=learner.name, pid=process.pid)
+                log.warning("learner.lost", job=learner.job, learner=learner.name, pid=process.pid if process else None)
             elif mark is not None:
                 sign = signal.SIGTERM if mark["grace_ms"] else signal.SIGKILL
                 learner.write_exit(Exit(time=now, signal=int(sign), stop_cause=cause))
@@ -160,7 +160,7 @@ class Keeper:
                 return
             if not learner.ended:
                 log.warning("shim.died", job=learner.job, learner=learner.name, code=process.code)
-                if learner.process is None:  # else its learner is to be ended at once
+                if not learner.begun:  # else its learner is to be ended at once
                     await asyncio.sleep(wait)
                     wait = min(wait * 2, _MAX_BACKOFF_S)
         self._on_change(learner.job)

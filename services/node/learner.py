@@ -10,13 +10,14 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.codec import dump, load
+from services.core.domain.document import LATEST
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.ports.cluster import LearnerProcess
@@ -25,6 +26,8 @@ from services.node.files import read_json, sync_folder, write_json, write_reserv
 
 SCHEMA: Final = 1
 RUN: Final = 1
+MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What reading a file that is not as it was written may raise."""
 _ATTEMPT = re.compile(r"(?:\.(?:new|gone)-)?(\d+)")
 
 
@@ -82,11 +85,12 @@ class Learner:
         return self.folder / "runs" / str(RUN)
 
     def identity(self, file: str) -> Identity | None:
-        """Who ``shim.json``, ``helper.json`` or ``runs/1/start.json`` is about."""
-        document = read_json(self.folder / file)
-        if document is None:
+        """Who ``shim.json``, ``helper.json`` or ``runs/1/start.json`` is about; None too where nobody can tell."""
+        try:
+            document = read_json(self.folder / file)
+            return None if document is None else _identity(document)
+        except MALFORMED:
             return None
-        return Identity(int(document["pid"]), int(document["start_time"]), str(document["boot_id"]))
 
     @property
     def shim(self) -> Identity | None:
@@ -95,6 +99,11 @@ class Learner:
     @property
     def process(self) -> Identity | None:
         return self.identity(f"runs/{RUN}/start.json")
+
+    @property
+    def begun(self) -> bool:
+        """Whether its process was ever let go, though perhaps nobody can tell which it was."""
+        return (self.run_folder / "start.json").exists()
 
     @property
     def ended(self) -> bool:
@@ -127,7 +136,12 @@ class Learner:
 
     @property
     def stop_mark(self) -> dict[str, Any] | None:
-        return read_json(self.folder / "stop.json")
+        """None too where it cannot be read: it is written anew by whoever wants it stopped."""
+        try:
+            mark = read_json(self.folder / "stop.json")
+            return None if mark is None else _stop_mark(mark)
+        except MALFORMED:
+            return None
 
     def write_exit(self, end: Exit) -> None:
         """In place of a shim that cannot: only while holding ``shim_lock``."""
@@ -151,14 +165,45 @@ class Learner:
         """What its helper said when it ended."""
         try:
             return read_json(self.folder / "stored") or {}
-        except ValueError:  # that it is there says enough
+        except MALFORMED:  # that it is there says enough
             return {}
+
+    def _start(self) -> tuple[int, int] | None:
+        """(pid, when) of its process; (0, when it was written down) where that cannot be read."""
+        path = self.run_folder / "start.json"
+        try:
+            document = read_json(path)
+            return None if document is None else (_identity(document).pid, _time(document))
+        except MALFORMED:
+            return 0, round(path.stat().st_mtime * 1000)
+
+    def _exit(self) -> Exit | None:
+        """How its process ended. Where that cannot be read nobody knows how: it is lost."""
+        path = self.run_folder / "exit.json"
+        try:
+            document = read_json(path)
+            if document is None:
+                return None
+            _time(document)
+            return load(Exit, document)
+        except MALFORMED:
+            return Exit(time=round(path.stat().st_mtime * 1000), lost=True)
+
+    def unreadable(self) -> dict[str, str]:
+        """File -> why, of those of its files that are not as they were written."""
+        found: dict[str, str] = {}
+        for name, check in _CHECKS.items():
+            try:
+                document = read_json(self.folder / name)
+                if document is not None:
+                    check(document)
+            except MALFORMED as error:
+                found[name] = str(error) or type(error).__name__
+        return found
 
     def observe(self) -> LearnerProcess:
         """What the files say of it."""
-        started = read_json(self.run_folder / "start.json") or {}
-        ended = read_json(self.run_folder / "exit.json")
-        last = self._last_words()
+        started, ended, last = self._start(), self._exit(), self._last_words()
         if ended is not None:
             state = "exited"
         elif started:
@@ -169,10 +214,10 @@ class Learner:
             name=self.name,
             attempt=self.attempt,
             state=state,
-            run=int(started.get("run", 0)),
-            pid=started.get("pid"),
-            started=started.get("time"),
-            exit=None if ended is None else load(Exit, ended),
+            run=RUN if started else 0,
+            pid=started[0] or None if started else None,
+            started=started[1] if started else None,
+            exit=ended,
             stored=self.stored,
             reason=str(last.get("reason", "")),
             message=str(last.get("message", "")),
@@ -184,11 +229,51 @@ class Learner:
 
 
 def read_learner(folder: Path) -> Learner | None:
-    """None where there is none, or one of a newer schema. ValueError or TypeError where it cannot be read."""
+    """None where there is none, or one of a newer schema. One of ``MALFORMED`` where it cannot be read."""
     document = read_json(folder / "learner.json")
     if document is None or document["schema"] > SCHEMA:
         return None
-    return Learner(folder, load(LearnerDocument, document))
+    learner = Learner(folder, load(LearnerDocument, document))
+    if (learner.job, str(learner.attempt), learner.name) != folder.parts[-3:]:
+        raise ValueError(f"it says that it is {learner.job}/{learner.attempt}/{learner.name}")
+    return learner
+
+
+def _identity(document: Mapping[str, Any]) -> Identity:
+    return Identity(int(document["pid"]), int(document["start_time"]), str(document["boot_id"]))
+
+
+def _time(document: Mapping[str, Any]) -> int:
+    time = document["time"]
+    if not isinstance(time, int) or not 0 <= time <= LATEST:
+        raise ValueError("it has a time before 1970 or after 9999")
+    return time
+
+
+def _stop_mark(document: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(document["cause"], str) or not isinstance(document["grace_ms"], int):
+        raise TypeError("its fields are of other types")
+    return document
+
+
+def _checked_start(document: dict[str, Any]) -> None:
+    _identity(document)
+    _time(document)
+
+
+def _checked_exit(document: dict[str, Any]) -> None:
+    load(Exit, document)
+    _time(document)
+
+
+_CHECKS: Final[Mapping[str, Callable[[dict[str, Any]], object]]] = {
+    "shim.json": _identity,
+    "helper.json": _identity,
+    "stop.json": _stop_mark,
+    "stored": dict,
+    f"runs/{RUN}/start.json": _checked_start,
+    f"runs/{RUN}/exit.json": _checked_exit,
+}
 
 
 @dataclass(frozen=True, slots=True)

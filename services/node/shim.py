@@ -62,12 +62,12 @@ def read_text(path: str) -> str:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """The document; empty where there is none."""
+    """The document; empty where there is none, or something that is none: nobody's words stop or start anything."""
     try:
-        document: dict[str, Any] = json.loads(read_text(path))
-    except FileNotFoundError:
+        document: Any = json.loads(read_text(path))
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
-    return document
+    return document if isinstance(document, dict) else {}
 
 
 def write_durably(path: str, content: bytes) -> None:
