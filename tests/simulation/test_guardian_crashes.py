@@ -20,19 +20,21 @@ _SEED = 4
 _EVERY = 10**9
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.promise("R4", "R5")
 @pytest.mark.parametrize("story", [*GUARDIAN, *LCM], ids=lambda story: story.name)
 def test_whatever_call_goes_wrong_the_job_ends_as_it_should(story: Story, tmp_path: Path, promise: Promise) -> None:
     tried = 0
     for shape in SHAPES:
         for procedure, first, points in sections(story, shape, tmp_path):
-            faults = chosen(first, points, promise.n(short=14, long=_EVERY))
+            faults = chosen(first, points, promise.n(short=7, long=_EVERY))
             suffer(story, shape, tmp_path, faults)
             tried += len(faults)
             promise.saw(f"{procedure}, {shape.name}: {len(points)} calls, {len(faults):,} lives with a fault")
     promise.kept(tried, f"faults of the {story.service} at a call: {story.name}")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.promise("R4", "R5")
 def test_whenever_its_owner_halts_or_kills_a_job_it_is_granted(tmp_path: Path, promise: Promise) -> None:
     story, tried = GUARDIAN[0], 0
