@@ -25,6 +25,8 @@ from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.status import RESTING
 from services.core.home import Home, default_home
 from services.core.processes import Identity, alive, identify, saved, send, wait_gone
+from services.local.backup.commands import Backups
+from services.local.backup.mark import refuse_half_restored
 from services.local.layout import PROGRAMS, is_free, prepare
 from services.local.quarantine import told_quarantine
 
@@ -60,7 +62,7 @@ def _answer(home: Home, addresses: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-class Platform:
+class Platform(Backups):
     """The one object behind the entry point ``weft.platform:local``."""
 
     def up(
@@ -69,6 +71,7 @@ class Platform:
         """Starts the platform and waits until it serves. ``{url, key, home, started}``; started already: says so."""
         place = _home(home)
         prepare(place)
+        refuse_half_restored(place)
         if _supervisor(place) is not None:
             report(f"Weft already runs in {place.root}")
             self._wait_ready(place, report)

@@ -25,6 +25,7 @@ from services.core.domain.errors import WeftError
 from services.core.processes import Identity, alive, identify, save, saved, send
 from services.core.pulse import silent
 from services.core.service import configure_logging
+from services.local.backup.mark import refuse_half_restored
 from services.local.layout import ETCD, PROGRAMS, Program, choose_addresses, prepare, write_json
 from services.local.settings import LocalSettings
 
@@ -224,6 +225,7 @@ def main() -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise WeftError(f"another supervisor runs in {home.root}") from None
+        refuse_half_restored(home)
         if not any(saved(home / "run" / f"{program.name}.json") for program in (ETCD, *PROGRAMS)):
             addresses = choose_addresses(
                 home, host=settings.host, port=settings.port,

@@ -41,6 +41,9 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "down": ("platform", "Stop the platform on this machine."),
         "status": ("platform", "Show what runs on this machine."),
         "doctor": ("platform", "Find what is missing or unsafe here, and how to mend it."),
+        "backup": ("backup", "Write all of a platform into one file, while it runs."),
+        "restore": ("backup", "Bring a platform back from a backup, on an empty one."),
+        "master-key": ("backup", "Show or change the master key, which opens the platform's secrets."),
     },
     "Account": {
         "login": ("account", "Sign in to a platform and make it current."),
@@ -73,7 +76,7 @@ class LazyGroup(click.Group):
         if name not in _HOMES:
             return None
         module = import_module(f"weft._cli.commands.{_HOMES[name][0]}")
-        command: click.Command = getattr(module, f"{name}_command")
+        command: click.Command = getattr(module, f"{name.replace('-', '_')}_command")
         return command
 
     def resolve_command(

@@ -1,0 +1,182 @@
+"""backup, restore, master-key: for who runs a platform, on its machine. Found as `weft up` is (see ``platform``)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from weft._cli.call import Call, command
+
+_HOME_HELP = "The installation's folder; WEFT_HOME."
+_KEY_HELP = "File of the key that opens the backup's secrets; by default the backup's name with .key."
+_ASK_HELP = "Ask for a passphrase instead of a key file; WEFT_BACKUP_PASSPHRASE."
+
+
+def _asked(wanted: bool, *, twice: bool) -> str | None:
+    """The passphrase, from the environment or typed."""
+    from weft._errors import InvalidRequest
+
+    if not wanted:
+        return None
+    given = os.environ.get("WEFT_BACKUP_PASSPHRASE")
+    if given:
+        return given
+    if not sys.stdin.isatty():
+        raise InvalidRequest("there is no terminal to ask for a passphrase; set WEFT_BACKUP_PASSPHRASE")
+    typed: str = click.prompt("passphrase", hide_input=True, confirmation_prompt=twice, err=True)
+    return typed
+
+
+def _contents(counts: dict[str, int]) -> str:
+    from weft._cli.text import size
+
+    kinds = ("job", "event", "record", "secret", "line", "point", "file")
+    numbers = [(counts.get(f"{kind}s", 0), kind) for kind in kinds]
+    files = f" ({size(counts.get('file bytes', 0))})"
+    return ", ".join(f"{number:,} {kind}{'' if number == 1 else 's'}" for number, kind in numbers) + files
+
+
+def _made(head: dict[str, Any]) -> str:
+    import datetime as dt
+
+    when = dt.datetime.fromtimestamp(head.get("created", 0) / 1000, dt.UTC)
+    return f"{when:%Y-%m-%d %H:%M:%S} UTC by weft {head.get('weft', '?')}"
+
+
+@command("backup")
+@click.argument("target", metavar="FILE|FOLDER")
+@click.option("--home", metavar="DIR", help=_HOME_HELP)
+@click.option("--key", metavar="FILE", help=_KEY_HELP)
+@click.option("--passphrase", is_flag=True, help=_ASK_HELP)
+@click.option("--verify", is_flag=True, help="Read the backup FILE instead, every byte, and say whether it is whole.")
+def backup_command(call: Call, target: str, home: str | None, key: str | None, passphrase: bool, verify: bool) -> None:
+    """Write all of a platform into one file, while it runs.
+
+    Jobs, histories, records, metrics, logs and files lie in it as they are. Secrets are sealed under a key of the
+    backup's own: keep that elsewhere.
+    """
+    from weft._cli.asides import note, warn
+    from weft._cli.local import platform, translated
+    from weft._cli.output import emit, facts
+    from weft._cli.progress import transfer_bar
+    from weft._cli.text import size
+
+    if verify:
+        _verify(call, target, key, _asked(passphrase, twice=False))
+        return
+    typed = _asked(passphrase, twice=True)
+    with translated(), transfer_bar("backup", shown=call.for_people) as told:
+        answer: dict[str, Any] = platform().backup(target, home, key=key, passphrase=typed, report=warn, progress=told)
+    if answer["key_made"]:
+        note(f"{answer['key']} opens the secrets in this backup, and nothing else does: keep it in another place")
+    opens = answer["key"] or "the passphrase"
+    emit(
+        call,
+        answer,
+        people=lambda _wide: facts([
+            ("backup", answer["file"]), ("size", size(answer["bytes"])), ("holds", _contents(answer["counts"])),
+            ("plain", "all of it but the secrets, to who can read the file (mode 600)"), ("secrets", f"need {opens}"),
+        ]),
+        names=[answer["file"]],
+    )  # fmt: skip
+
+
+def _verify(call: Call, source: str, key: str | None, passphrase: str | None) -> None:
+    from weft._cli.local import platform, translated
+    from weft._cli.output import emit, facts
+    from weft._cli.progress import transfer_bar
+
+    with translated(), transfer_bar("verify", shown=call.for_people) as told:
+        answer: dict[str, Any] = platform().verify_backup(source, key=key, passphrase=passphrase, progress=told)
+    whole = "whole; as its key wrote it" if answer["authentic"] else "whole (its key is not here: secrets not opened)"
+    emit(
+        call,
+        answer,
+        people=lambda _wide: facts([
+            ("backup", answer["file"]), ("state", whole), ("made", _made(answer["head"])),
+            ("holds", _contents(answer["counts"])),
+        ]),
+        names=[answer["file"]],
+    )  # fmt: skip
+
+
+@command("restore")
+@click.argument("source", metavar="FILE")
+@click.option("--home", metavar="DIR", help=_HOME_HELP)
+@click.option("--key", metavar="FILE", help=_KEY_HELP)
+@click.option("--passphrase", is_flag=True, help=_ASK_HELP)
+@click.option("--halted", is_flag=True, help="Halt what ran or waited: nothing trains until somebody resumes it.")
+@click.option("--replace", is_flag=True, help="Remove what the platform has, every job and key, and restore over it.")
+@click.option("--dry-run", is_flag=True, help="Say what is in the backup, having read all of it; change nothing.")
+def restore_command(
+    call: Call, source: str, home: str | None, key: str | None, passphrase: bool, halted: bool, replace: bool,
+    dry_run: bool,
+) -> None:  # fmt: skip
+    """Bring a platform back from a backup, on an empty one.
+
+    What ran when the backup was made is queued again and goes on from its checkpoints with the next `weft up`. For a
+    copy beside a platform that still runs, say --halted.
+    """
+    from weft._cli.asides import note
+    from weft._cli.local import platform, translated
+    from weft._cli.output import emit, facts
+    from weft._cli.progress import transfer_bar
+
+    typed = _asked(passphrase, twice=False)
+    if dry_run:
+        _verify(call, source, key, typed)
+        return
+    with translated(), transfer_bar("restore", shown=call.for_people) as told:
+        answer: dict[str, Any] = platform().restore(
+            source, home, key=key, passphrase=typed, halted=halted, replace=replace, progress=told
+        )
+    if answer["again"]:
+        many = len(answer["again"]) > 1
+        note(f"{len(answer['again'])} job{'s wait' if many else ' waits'} and will run after `weft up`")
+    if answer["halted"]:
+        note(f"{len(answer['halted'])} halted; `weft resume` lets them go on")
+    emit(
+        call,
+        answer,
+        people=lambda _wide: facts([
+            ("folder", answer["home"]), ("from", _made(answer["head"])), ("holds", _contents(answer["counts"])),
+            ("next", "weft up"),
+        ]),
+        names=[answer["home"]],
+    )  # fmt: skip
+
+
+@command("master-key")
+@click.option("--home", metavar="DIR", help=_HOME_HELP)
+@click.option("--rotate", is_flag=True, help="Make a new master key and wrap every secret by it; the old one stays.")
+@click.option("--retire", is_flag=True, help="Forget old master keys: no secret needs them any more.")
+def master_key_command(call: Call, home: str | None, rotate: bool, retire: bool) -> None:
+    """Show or change the master key, which opens the platform's secrets.
+
+    The platform may run meanwhile. Copy the file again after each change.
+    """
+    from weft._cli.asides import warn
+    from weft._cli.local import platform, translated
+    from weft._cli.output import emit, facts
+
+    with translated():
+        answer: dict[str, Any] = platform().master_key(home, rotate=rotate, retire=retire)
+    if answer["refused"]:
+        warn(f"{answer['refused']} secrets cannot be read, and stay as they are; write them again")
+    told = [f"{one['id']} wraps {one['secrets']:,}" for one in answer["keys"]]
+    done = [
+        f"{answer['rewrapped']:,} secrets wrapped anew" if rotate else "",
+        f"{', '.join(answer['retired']) or 'no key'} retired" if retire else "",
+    ]
+    emit(
+        call,
+        answer,
+        people=lambda _wide: facts([
+            ("file", answer["file"]), ("current", answer["current"]), ("keys", "; ".join(told)),
+            ("done", "; ".join(filter(None, done))),
+        ]),
+        names=[one["id"] for one in answer["keys"]],
+    )  # fmt: skip

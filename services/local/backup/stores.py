@@ -1,0 +1,50 @@
+"""The stores of an installation, opened through their ports by a command instead of a service."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from services.core import wiring
+from services.core.adapters.encrypted import EncryptedSecretStore
+from services.core.adapters.sqlite.metrics import SqliteMetricStore
+from services.core.ports.job_store import JobStore
+from services.core.ports.metric_store import MetricStore
+from services.core.ports.object_store import ObjectStore
+from services.core.ports.record_store import RecordStore
+from services.core.ports.secret_store import SecretStore
+from services.core.settings import Settings
+
+TENANTS = "tenants/"
+"""What every object's key begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    settings: Settings
+    jobs: JobStore
+    records: RecordStore
+    objects: ObjectStore
+    metrics: MetricStore
+    installation: SecretStore
+
+    async def secrets(self) -> EncryptedSecretStore:
+        """Those among the records. Opened when they are needed: a lost master key must not stop a restore."""
+        return await wiring.secret_store(self.settings, self.records)
+
+
+@contextlib.asynccontextmanager
+async def opened(settings: Settings, *, writing: bool) -> AsyncGenerator[Stores]:
+    """``writing``: alone, with the platform stopped; else beside it, reading."""
+    async with contextlib.AsyncExitStack() as closing:
+        jobs = await wiring.job_store(settings)
+        closing.push_async_callback(jobs.close)
+        records = await wiring.record_store(settings)
+        closing.push_async_callback(records.close)
+        metrics_root = settings.place / "metrics"
+        metrics = await SqliteMetricStore.open(metrics_root) if writing else SqliteMetricStore.beside(metrics_root)
+        closing.push_async_callback(metrics.close)
+        objects = wiring.object_store(settings)
+        await objects.ping()
+        yield Stores(settings, jobs, records, objects, metrics, wiring.installation_secrets(settings))

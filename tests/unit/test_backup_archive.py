@@ -1,0 +1,200 @@
+"""The file of a backup: whole and as it was written, or refused with the entry named."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.domain.errors import InvalidRequest
+from services.local.backup.archive import CHUNK, Entry, Reader, Refused, Void, Writer
+from services.local.backup.documents import Lines, documents
+from services.local.backup.keys import from_passphrase, key_file, made_key_file, opening_key
+
+LONG = "objects/tenants/t/jobs/" + "ä" * 300 + "/model.bin"
+
+
+def written(entries: Mapping[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    writer = Writer(file)
+    for name, content in entries.items():
+        writer.put(name, content)
+    writer.finish({"jobs": 1}, lambda said: f"mac of {len(said)}")
+    return file.getvalue()
+
+
+def read(data: bytes) -> dict[str, bytes]:
+    return {entry.name: entry.read() for entry in Reader(io.BytesIO(data)) if isinstance(entry, Entry)}
+
+
+ENTRIES = {"weft-backup.json": b"{}", LONG: b"x" * 1_500, "empty": b"", "block": b"y" * 512, "jobs/1": b"z" * 700}
+WHOLE = written(ENTRIES)
+
+
+def test_what_was_written_is_read() -> None:
+    assert read(WHOLE) == ENTRIES
+    many = {f"objects/{n}": str(n).encode() for n in range(2_500)}
+    assert read(written(many)) == many
+
+
+def test_any_tar_can_list_and_extract_it() -> None:
+    with tarfile.open(fileobj=io.BytesIO(WHOLE)) as tar:
+        assert [one.name for one in tar][:5] == list(ENTRIES)
+        found = tar.extractfile(LONG)
+        assert found is not None
+        assert found.read() == ENTRIES[LONG]
+
+
+def test_what_is_not_read_is_checked_all_the_same() -> None:
+    reader = Reader(io.BytesIO(WHOLE))
+    assert len(list(reader)) == len(ENTRIES)
+    assert reader.end["counts"] == {"jobs": 1}
+    assert reader.end["mac"] == f"mac of {len(reader.said)}"
+
+
+def test_a_backup_that_was_cut_anywhere_is_refused() -> None:
+    for length in range(len(WHOLE)):
+        with pytest.raises(Refused):
+            read(WHOLE[:length])
+
+
+@pytest.mark.parametrize("more", [b"\x00", b"x", bytes(10_240), WHOLE])
+def test_a_backup_with_something_behind_it_is_refused(more: bytes) -> None:
+    with pytest.raises(Refused):
+        read(WHOLE + more)
+
+
+@given(at=st.integers(0, len(WHOLE) - 1), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_found(at: int, bit: int) -> None:
+    damaged = bytearray(WHOLE)
+    damaged[at] ^= 1 << bit
+    with pytest.raises(Refused):
+        read(bytes(damaged))
+
+
+@pytest.mark.parametrize("name", [LONG, "block", "jobs/1"])
+def test_the_damaged_entry_is_named(name: str) -> None:
+    at = WHOLE.index(ENTRIES[name] + b"\x00" * (-len(ENTRIES[name]) % 512)) + 100
+    damaged = bytearray(WHOLE)
+    damaged[at] ^= 1
+    with pytest.raises(Refused, match=name):
+        read(bytes(damaged))
+
+
+def test_entries_in_another_order_or_without_one_are_refused() -> None:
+    """Each as a tar may hold it, with right checksums: only the end knows that they are not what was written."""
+    one, two = written({"a": b"1"}), written({"a": b"2"})
+    at = one.index(b"1" + bytes(511))
+    with pytest.raises(Refused, match="entry a"):
+        read(one[:at] + two[at : at + 512] + one[at + 512 :])
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def test_a_large_entry_is_streamed() -> None:
+    file = io.BytesIO()
+    writer = Writer(file)
+    parts = [bytes([n]) * CHUNK for n in range(5)]
+    assert await writer.stream("objects/large", 5 * CHUNK, chunks(*parts))
+    writer.finish({}, len)
+    for entry in Reader(io.BytesIO(file.getvalue())):
+        assert isinstance(entry, Entry)
+        assert list(entry.chunks()) == parts
+
+
+@pytest.mark.parametrize("parts", [(b"ab",), (b"abc", b"def"), ()], ids=["shorter", "longer", "nothing"])
+async def test_an_object_that_changed_while_it_was_read_does_not_count(parts: tuple[bytes, ...]) -> None:
+    file = io.BytesIO()
+    writer = Writer(file)
+    assert not await writer.stream("objects/a", 4, chunks(*parts))
+    assert await writer.stream("objects/a", 3, chunks(b"new"))
+    writer.finish({}, len)
+    found = [(one.name, one.read() if isinstance(one, Entry) else None) for one in Reader(io.BytesIO(file.getvalue()))]
+    assert [name for name, _ in found] == ["objects/a"] * 3
+    assert found[1][1] is None
+    assert found[2][1] == b"new"
+
+
+async def test_an_object_that_breaks_off_does_not_count_and_the_rest_does() -> None:
+    async def breaks() -> AsyncIterator[bytes]:
+        yield b"ab"
+        raise ConnectionError("gone")
+
+    file = io.BytesIO()
+    writer = Writer(file)
+    with pytest.raises(ConnectionError):
+        await writer.stream("objects/a", 4, breaks())
+    writer.put("b", b"1")
+    writer.finish({}, len)
+    kinds = [type(one) for one in Reader(io.BytesIO(file.getvalue()))]
+    assert kinds == [Entry, Void, Entry]
+
+
+def test_documents_come_out_as_they_went_in() -> None:
+    file = io.BytesIO()
+    writer = Writer(file)
+    lines = Lines(writer, "jobs")
+    given_documents = [{"n": n, "text": "Zähl\n\x00" * 1_000, "value": float("inf")} for n in range(1_000)]
+    for one in given_documents:
+        lines.add(one)
+    lines.flush()
+    lines.flush()
+    writer.finish({}, len)
+    entries = read(file.getvalue())
+    assert len(entries) > 2
+    found = [one for name, content in entries.items() for one in documents(name, content)]
+    assert found == given_documents
+
+
+def test_a_bomb_of_documents_is_refused() -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb = packer.compress(b"\n" * 200 * 2**20) + packer.flush()
+    with pytest.raises(Refused, match="jobs/1"):
+        list(documents("jobs/1", bomb))
+
+
+def test_only_the_right_key_opens_what_was_sealed() -> None:
+    right, wrong = from_passphrase("one"), from_passphrase("two")
+    sealed = right.seal("secrets/1", b"value")
+    assert b"value" not in sealed
+    assert right.unseal("secrets/1", sealed) == b"value"
+    for key, name in ((wrong, "secrets/1"), (right, "secrets/2")):
+        with pytest.raises(Refused, match=name):
+            key.unseal(name, sealed)
+    assert right.mac("x") != wrong.mac("x")
+    assert "one" not in repr(right)
+    assert right.secret.hex() not in repr(right)
+
+
+def test_a_key_file_is_made_once_for_its_owner_alone_and_found_again(tmp_path: Path) -> None:
+    key, made = made_key_file(tmp_path / "key")
+    again, made_again = made_key_file(tmp_path / "key")
+    assert (made, made_again) == (True, False)
+    assert key == again == key_file(tmp_path / "key")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert opening_key(key.described(), file=tmp_path / "key", passphrase=None) == key
+
+
+def test_a_wrong_or_missing_key_is_told_with_what_to_do(tmp_path: Path) -> None:
+    key, _ = made_key_file(tmp_path / "key")
+    made_key_file(tmp_path / "other")
+    (tmp_path / "rubbish").write_text("weftbk1_secret\n")
+    for file, said in (("other", "is not that of this backup"), ("none", "--key FILE"), ("rubbish", "is no key")):
+        with pytest.raises(InvalidRequest, match=said) as caught:
+            opening_key(key.described(), file=tmp_path / file, passphrase=None)
+        assert "weftbk1_secret" not in caught.value.message
+    typed = from_passphrase("right")
+    assert opening_key(typed.described(), file=tmp_path / "none", passphrase="right") == typed
+    with pytest.raises(InvalidRequest, match="not the passphrase"):
+        opening_key(typed.described(), file=tmp_path / "none", passphrase="wrong")
+    with pytest.raises(InvalidRequest, match="--passphrase"):
+        opening_key(typed.described(), file=tmp_path / "key", passphrase=None)

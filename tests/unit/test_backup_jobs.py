@@ -1,0 +1,110 @@
+"""A job on the platform it is restored on: nothing of it runs, and what its owner wants goes on to hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from services.core.domain.job import Claim, Job, Verdict, admitted, advanced, check_replace, desire, moved, new_job
+from services.core.domain.status import ADMITTED, RESTING, Desired, Status
+from services.local.backup.jobs import as_restored
+
+NOW = 5_000
+MESSAGE = "from the backup of yesterday"
+
+
+def queued() -> Job:
+    return new_job(
+        job_id="j1", tenant="t", user="u", spec={}, code_digest="", idem="j1", idem_digest="", trace="", now=1_000
+    )
+
+
+def running(status: Status = Status.PROCESSING) -> Job:
+    job = admitted(queued(), placement={"worker-0": "here"}, dispatcher_term=3, now=2_000)
+    job = replace(job, guardian=Claim(term=2, nonce="n", holder="m1"))
+    if status is Status.HALTING:
+        job = advanced(desire(job, Desired.HALT, actor="user:u", now=2_500), Status.PROCESSING, actor="g", now=2_500)
+        return moved(job, Status.HALTING, actor="guardian", now=2_600)
+    return advanced(job, status, actor="guardian", now=2_500)
+
+
+def judged(job: Job, to: Status) -> Job:
+    return replace(job, verdict=Verdict(to=to, reason="Why", message="because", time=3_000))
+
+
+def restored(job: Job, *, halted: bool = False) -> Job:
+    return as_restored(job, halted=halted, now=NOW, message=MESSAGE)
+
+
+@pytest.mark.parametrize("status", [Status.PENDING, Status.DOWNLOADING, Status.PROCESSING, Status.STORING])
+def test_what_ran_waits_for_another_attempt_and_its_history_says_why(status: Status) -> None:
+    before = running(status)
+    job = restored(before)
+    assert (job.status, job.holds, job.guardian.holder) == (Status.QUEUED, False, "")
+    assert (job.attempt.number, job.counters.restarts, job.counters.retries) == (1, 1, 0)
+    event = job.history_tail[-1]
+    assert (event.from_status, event.to, event.actor, event.reason) == (status, Status.QUEUED, "restore", "Restored")
+    assert "yesterday" in event.message
+    assert "attempt 1" in event.message
+    assert admitted(job, placement={}, dispatcher_term=4, now=NOW).attempt.number == 2
+
+
+def test_what_waited_is_as_it_was() -> None:
+    assert restored(queued()) == queued()
+
+
+@pytest.mark.parametrize("to", [Status.COMPLETED, Status.FAILED, Status.KILLED])
+def test_what_had_ended_is_as_it_was_but_that_it_holds_nothing(to: Status) -> None:
+    ended = moved(running(Status.STORING), to, actor="guardian", now=3_000)
+    job = restored(ended)
+    assert job.holds is False
+    assert replace(job, released=None, guardian=ended.guardian, updated=ended.updated) == ended
+
+
+@pytest.mark.parametrize("to", [Status.FAILED, Status.KILLED, Status.HALTED])
+def test_an_end_that_was_decided_stands(to: Status) -> None:
+    job = restored(judged(running(), to))
+    assert (job.status, job.holds) == (to, False)
+    assert job.history_tail[-1].reason == "Why"
+    assert "because" in job.history_tail[-1].message
+
+
+def test_a_success_whose_results_may_not_be_stored_yet_runs_again() -> None:
+    assert restored(judged(running(Status.STORING), Status.COMPLETED)).status is Status.QUEUED
+
+
+def test_what_its_owner_wanted_killed_or_halted_does_not_run_again() -> None:
+    killed = desire(running(), Desired.KILL, actor="user:u", now=3_000)
+    assert restored(killed).status is Status.KILLED
+    halted = desire(running(), Desired.HALT, actor="user:u", now=3_000)
+    assert restored(halted).status is Status.HALTED
+    assert restored(running(Status.HALTING)).status is Status.HALTED
+
+
+@pytest.mark.parametrize("before", [queued(), running(), judged(running(), Status.QUEUED)], ids=lambda j: j.status)
+def test_a_copy_for_trial_trains_nothing_until_somebody_resumes_it(before: Job) -> None:
+    job = restored(before, halted=True)
+    assert (job.status, job.desired, job.at_rest) == (Status.HALTED, Desired.HALT, True)
+    assert "resume" in job.history_tail[-1].message
+    assert desire(job, Desired.RUN, actor="user:u", now=NOW).status is Status.QUEUED
+
+
+@pytest.mark.parametrize("halt", ["", "halted"])
+@pytest.mark.parametrize("wish", list(Desired))
+@pytest.mark.parametrize("to", [None, *RESTING, Status.QUEUED])
+@pytest.mark.parametrize("status", sorted(ADMITTED | {Status.QUEUED}))
+def test_whatever_it_was_the_status_machine_allows_what_becomes_of_it(
+    status: Status, to: Status | None, wish: Desired, halt: str
+) -> None:
+    job = queued() if status is Status.QUEUED else running(status)
+    if wish is not Desired.RUN:
+        job = replace(job, desired=wish, generation=job.generation + 1)
+    if to is not None:
+        job = judged(job, to)
+    now = restored(job, halted=bool(halt))
+    check_replace(job, now)
+    assert not now.holds
+    assert now.status in RESTING | {Status.QUEUED}
+    if wish is Desired.KILL:
+        assert now.status is Status.KILLED if job.holds else now.status in {Status.QUEUED, Status.HALTED}
