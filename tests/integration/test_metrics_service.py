@@ -15,13 +15,22 @@ import grpc
 import pytest
 
 from services.core.adapters.etcd.store import EtcdStatusStore
-from services.core.domain.errors import InvalidRequest, NotFound, PermissionDenied, Unauthenticated, Unavailable
+from services.core.adapters.s3.wire import Wire
+from services.core.domain.errors import (
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    StaleFence,
+    Unauthenticated,
+    Unavailable,
+)
 from services.core.domain.status import Phase
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.ports.status_store import StatusStore
 from tests.testbed.etcd import Etcd
 from tests.testbed.metrics import SECRET, Helper, MetricsProcess, Peer, Reader, job_id, running
+from tests.testbed.s3 import S3
 from tests.testbed.signals import pause
 from tests.waiting import until
 
@@ -498,3 +507,52 @@ async def test_logs_are_taken_in_while_etcd_is_away_and_reports_come_back_when_i
 
 async def _comes_back(mine: Helper, status: StatusStore, job: str) -> bool:
     return await mine.report(Phase.READY, seq=7) and await in_etcd(status, job) is not None
+
+
+# --- URLs for objects ---
+
+
+@pytest.fixture(scope="module")
+def signing(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd, s3: S3) -> Iterator[MetricsProcess]:
+    with running(tmp_path_factory.mktemp("signing"), etcd.address, s3.settings("signing")) as service:
+        yield service
+
+
+async def signed(helper: Helper, verb: str, key: str) -> str:
+    (url,) = (await helper.once("Sign", pb.SignRequest(requests=[pb.ObjectRequest(verb=verb, key=key)]))).urls
+    return str(url)
+
+
+async def test_urls_are_signed_for_the_current_attempt_only(
+    signing: MetricsProcess, status: StatusStore, job: str
+) -> None:
+    old, new = Helper(signing, job, attempt=1), Helper(signing, job, attempt=2)
+    own = f"tenants/t/jobs/{job}/attempts/{{}}/results/worker-0/out"
+    try:
+        await new.call("Hello", pb.HelloRequest(protocol=1))
+        with pytest.raises(Unavailable, match="not known"):  # nobody has told etcd yet
+            await signed(new, "put", own.format(2))
+        await announce(status, job, attempt=1)
+        wire = Wire()
+        assert (await wire.send("PUT", await signed(old, "put", own.format(1)), b"from one")).status == 200
+        await announce(status, job, attempt=2)
+        with pytest.raises(StaleFence):
+            await signed(old, "put", own.format(1))
+        with pytest.raises(StaleFence):
+            await signed(old, "get", own.format(1))
+        assert (await wire.send("PUT", await signed(new, "put", own.format(2)), b"from two")).status == 200
+        with pytest.raises(PermissionDenied):
+            await signed(new, "put", own.format(1))
+        await status.delete_prefix(f"/jobs/{job}/")
+        with pytest.raises(Unavailable, match="not known"):  # etcd has lost it, and will be told again
+            await signed(new, "put", own.format(2))
+        wire.close()
+    finally:
+        await old.close()
+        await new.close()
+
+
+async def test_where_objects_are_in_a_folder_there_are_no_urls(helper: HelperOf, status: StatusStore, job: str) -> None:
+    await announce(status, job)
+    with pytest.raises(InvalidRequest, match="folder"):
+        await helper().call("Sign", pb.SignRequest(requests=[pb.ObjectRequest(verb="get", key="x")]))

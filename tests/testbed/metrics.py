@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,8 +44,9 @@ def job_id() -> str:
 class MetricsProcess:
     """Keeps its folder and its address over all its lives."""
 
-    def __init__(self, root: Path, etcd_address: str) -> None:
+    def __init__(self, root: Path, etcd_address: str, environment: Mapping[str, str] | None = None) -> None:
         self.home = Home(root / "home")
+        self._environment = {"WEFT_METRICS_KEEP_ALIVE_S": "0.5", **(environment or {})}
         self.log = root / "metrics.log"
         self.address = f"127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,7 +63,7 @@ class MetricsProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "services.metrics"],
                 cwd=ROOT,
-                env={**os.environ, "WEFT_HOME": str(self.home.root), "WEFT_METRICS_KEEP_ALIVE_S": "0.5"},
+                env={**os.environ, "WEFT_HOME": str(self.home.root), **self._environment},
                 stderr=log,
             )
 
@@ -89,8 +90,9 @@ class MetricsProcess:
 
 
 @contextmanager
-def running(root: Path, etcd_address: str) -> Generator[MetricsProcess]:
-    service = MetricsProcess(root, etcd_address)
+def running(root: Path, etcd_address: str, environment: Mapping[str, str] | None = None) -> Generator[MetricsProcess]:
+    """``environment``: settings of its own."""
+    service = MetricsProcess(root, etcd_address, environment)
     service.start()
     try:
         yield service

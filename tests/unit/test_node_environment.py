@@ -101,7 +101,16 @@ def test_a_helper_gets_the_operator_s_settings_but_no_password_of_a_store() -> N
     given = {
         "WEFT_DATA_PATHS": "/data", "HTTPS_PROXY": "http://proxy", "SECRET": "x", "PATH": "/bin",
         "WEFT_JOB_STORE": "mongodb://weft:hunter2@db/", "WEFT_BROKER_URL": "amqp://weft:hunter2@mq",
+        "WEFT_S3_ACCESS_KEY": "weft", "WEFT_S3_SECRET_KEY": "hunter2", "WEFT_S3_SESSION_TOKEN": "hunter2",
+        "WEFT_S3_CREDENTIALS_FILE": "/s3", "WEFT_OBJECT_STORE": "s3://bucket",
     }  # fmt: skip
     made = helper_environment(given)
     assert (made["WEFT_DATA_PATHS"], made["HTTPS_PROXY"], made["PATH"]) == ("/data", "http://proxy", "/bin")
-    assert not {name for name in given if name not in made} ^ {"SECRET", "WEFT_JOB_STORE", "WEFT_BROKER_URL"}
+    kept_back = {
+        "SECRET",
+        "WEFT_JOB_STORE",
+        "WEFT_BROKER_URL",
+        *(name for name in given if name.startswith("WEFT_S3_")),
+    }
+    assert not {name for name in given if name not in made} ^ kept_back
+    assert "hunter2" not in str(made)

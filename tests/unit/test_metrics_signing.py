@@ -1,0 +1,91 @@
+"""For which objects a learner's helper is given URLs."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.domain.errors import InvalidRequest, PermissionDenied
+from services.core.domain.tokens import LearnerIdentity
+from services.core.ports.object_urls import READS, ObjectRequest, Verb
+from services.metrics.signing import check
+
+ME = LearnerIdentity(job="j1", tenant="acme", attempt=3, role="worker", rank=1, name="worker-1")
+JOB = "tenants/acme/jobs/j1/"
+OWN = f"{JOB}attempts/3/"
+CODE = "tenants/acme/code/" + "a1" * 32
+VERBS: tuple[Verb, ...] = get_args(Verb)
+MINE = [
+    f"{OWN}results/worker-1/model.npz", f"{OWN}results/worker-1/a/b c/ü", f"{OWN}logs/learner-2/training-log.txt",
+    f"{OWN}checkpoints/worker-1/s/1", f"{OWN}checkpoints/worker-1.manifest.json",
+]  # fmt: skip
+TO_READ = [
+    CODE, f"{JOB}attempts/1/checkpoints/worker-0/w", f"{JOB}attempts/2/checkpoints/worker-1.manifest.json",
+    f"{OWN}checkpoints/worker-0/w",
+]  # fmt: skip
+FOREIGN = [
+    f"{OWN}results/worker-0/x", f"{OWN}results/worker-11/x", f"{OWN}results/worker-1", f"{OWN}logs/learner-1/x",
+    f"{OWN}logs/learner-22/x", f"{OWN}other/worker-1/x", f"{OWN}x", f"{JOB}attempts/2/results/worker-1/x",
+    f"{JOB}attempts/4/checkpoints/worker-1/x", f"{JOB}attempts/33/checkpoints/x", f"{JOB}attempts/0/checkpoints/x",
+    f"{JOB}attempts/03/checkpoints/x", f"{JOB}attempts/2/checkpoints", f"{JOB}x", "tenants/acme/jobs/j2/attempts/3/x",
+    "tenants/acme/jobs/j11/attempts/3/results/worker-1/x", "tenants/evil/jobs/j1/attempts/3/results/worker-1/x",
+    "tenants/evil/code/" + "a1" * 32, "tenants/acme/code/x", CODE + "/x", CODE + "0", "weft-check/x", "x",
+]  # fmt: skip
+
+
+def may(verb: Verb, key: str) -> bool:
+    try:
+        check(ME, ObjectRequest(verb, key, "u", 1))
+    except (PermissionDenied, InvalidRequest):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("key", MINE)
+def test_what_is_its_own_it_reads_and_writes(key: str) -> None:
+    assert [verb for verb in VERBS if may(verb, key)] == list(VERBS)
+
+
+@pytest.mark.parametrize("key", TO_READ)
+def test_code_and_checkpoints_it_only_reads(key: str) -> None:
+    assert {verb for verb in VERBS if may(verb, key)} == READS
+
+
+@pytest.mark.parametrize("key", FOREIGN)
+def test_what_is_another_s_it_neither_reads_nor_writes(key: str) -> None:
+    assert [verb for verb in VERBS if may(verb, key)] == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        f"{OWN}results/worker-1/../worker-0/x", f"{OWN}results/worker-1/..", f"{OWN}results/worker-1/./x",
+        f"{OWN}results/worker-1//x", f"{OWN}results/worker-1/", f"/{OWN}results/worker-1/x", "", "..",
+        f"{OWN}results/worker-1/x\n", f"{OWN}results/worker-1/\x00", f"{OWN}results/worker-1/" + "x" * 1024,
+    ],
+)  # fmt: skip
+def test_a_way_out_is_no_key(key: str) -> None:
+    for verb in VERBS:
+        with pytest.raises((InvalidRequest, PermissionDenied)):
+            check(ME, ObjectRequest(verb, key, "u", 1))
+
+
+def test_there_is_no_other_verb() -> None:
+    for verb in ("delete", "list", "GET", ""):
+        with pytest.raises(InvalidRequest):
+            check(ME, ObjectRequest(verb, MINE[0]))  # type: ignore[arg-type]
+
+
+PART = st.sampled_from(
+    ["tenants", "acme", "jobs", "j1", "attempts", "3", "2", "results", "worker-1", "logs", "x", ".."]
+)
+
+
+@given(st.lists(PART, max_size=9).map("/".join), st.sampled_from(VERBS))
+def test_whatever_it_writes_lies_below_its_own_attempt(key: str, verb: Verb) -> None:
+    if may(verb, key) and verb not in READS:
+        assert key.startswith(OWN)
+        assert ".." not in key
