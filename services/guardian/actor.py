@@ -154,6 +154,7 @@ class Guardian:
             if verdict is None:
                 self._seen = await self._ports.cluster.observe(job.id)
                 going = facts.provisioned(ranks, number, known, self._seen)
+                verdict = None if going else self._provisioning.lost(job, self._seen)
         noting = self._noting(spec, known, going=going)
         if verdict is not None:
             return await self._decide(job, verdict, noting)

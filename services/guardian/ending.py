@@ -58,6 +58,8 @@ class Ending:
     ) -> None:
         self._claim, self._ports, self._settings, self._meters, self._log = claim, ports, settings, meters, bound
         self._stopped: tuple[str, int] | None = None
+        self._since: float | None = None
+        """When we first stopped it, by the clock that never jumps: a wall clock put wrong must not cost results."""
 
     async def step(
         self, job: Job, verdict: Verdict, limits: Limits, known: Mapping[str, LearnerStatus], seen: Observation
@@ -70,7 +72,7 @@ class Ending:
                 return 0.0  # what was seen before the stop may have changed
             if verdict.to is not Status.KILLED:
                 job = await self._storing(job, known)
-                left_ms = verdict.time + limits.grace + limits.store_timeout - self._ports.clock.now_ms()
+                left_ms = limits.grace + limits.store_timeout - self._stopping_ms()
                 if facts.unstored(job.attempt.number, known, seen) and left_ms > 0:
                     return min(self._settings.observe_s, left_ms / 1000)
             job = await self._finish(job, limits, verdict)
@@ -87,6 +89,11 @@ class Ending:
         )  # fmt: skip
         self._stopped = (cause, grace_ms)
         return True
+
+    def _stopping_ms(self) -> float:
+        now = self._ports.clock.boottime()
+        self._since = now if self._since is None else self._since
+        return (now - self._since) * 1000
 
     async def _overruled(self, job: Job, verdict: Verdict) -> Verdict:
         """The verdict; a kill that came after it overrules every one but success."""

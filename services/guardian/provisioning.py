@@ -17,6 +17,7 @@ from services.core.domain.job import Claim, Job, Verdict
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import Status
 from services.core.jobs import update
+from services.core.ports.cluster import Observation
 from services.core.ports.job_store import JobStore
 from services.core.ports.status_store import StatusStore
 from services.guardian.ports import GuardianPorts
@@ -34,6 +35,8 @@ class Provisioning:
         self._claim, self._ports, self._settings, self._log = claim, ports, settings, bound
         self._done = 0
         self._recorded = False
+        self._since = ports.clock.boottime()
+        """Wall clocks of two machines may differ by an hour, which must not undo what has just begun."""
 
     async def go_on(self, job: Job, spec: JobSpec) -> Verdict | None:
         """Carries out what is left of the plan; a verdict where the cluster says no. Unavailable: try again."""
@@ -51,7 +54,8 @@ class Provisioning:
                 await self._note(job, place, step, "done")
                 self._done = place + 1
         except InvalidRequest as error:
-            return Verdict(to=Status.FAILED, reason=_reason(error), message=str(error), time=self._now)
+            lost = self._done > 0 and self.lost(job, await self._ports.cluster.observe(job.id))
+            return lost or Verdict(to=Status.FAILED, reason=_reason(error), message=str(error), time=self._now)
         except ResourceExhausted as error:
             return self.roll_back(job, _reason(error), str(error))
         named = digest(plan)
@@ -63,9 +67,17 @@ class Provisioning:
         self._log.info("attempt.provisioned", attempt=job.attempt.number, learners=spec.learners)
         return None
 
+    def lost(self, job: Job, seen: Observation) -> Verdict | None:
+        """A verdict where learners were reserved and are not there any more: their machine is gone."""
+        there = {one.name for one in seen.learners if one.attempt == job.attempt.number}
+        gone = sorted(set(job.attempt.placement) - there)
+        if self._done == 0 or not gone or (not there and job.attempt.number in seen.attempts):
+            return None
+        return self.roll_back(job, "LearnerLost", f"{', '.join(gone)} vanished before all of the gang were there")
+
     def late(self, job: Job) -> Verdict | None:
         """A verdict where the attempt should have been provisioned by now."""
-        waited_s = (self._now - (job.attempt.admitted or self._now)) / 1000
+        waited_s = self._ports.clock.boottime() - self._since
         if waited_s <= self._settings.provision_timeout_s:
             return None
         return self.roll_back(job, "ProvisionTimeout", f"not all learners were provisioned within {waited_s:.0f} s")

@@ -97,6 +97,10 @@ TRUTHS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None], S
     ("the chief has succeeded, workers go on", CHIEF, RUN,
      {"chief_0": OK, "worker_0": None, "worker_1": None}, W.COMPLETED),
     ("workers have succeeded, the chief goes on", CHIEF, RUN, {"chief_0": None, "worker_0": OK, "worker_1": OK}, None),
+    ("the chief has succeeded, then a worker failed", CHIEF, RUN,
+     {"chief_0": OK, "worker_0": failed(), "worker_1": None}, W.COMPLETED),
+    ("the chief has succeeded, then a worker was lost", CHIEF, RUN,
+     {"chief_0": OK, "worker_0": failed(lost=True), "worker_1": None}, W.COMPLETED),
     ("a worker fails under a chief", CHIEF, RUN, {"chief_0": None, "worker_0": failed()}, W.FAILED),
     ("a loose chief failed, nobody else may decide", LOOSE_CHIEF, RUN,
      {"chief_0": failed(), "worker_0": None}, W.FAILED),
@@ -119,6 +123,24 @@ TRUTHS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None], S
     ("who counts succeeded, who is ignored failed", MIXED, RUN, {"chief_0": OK, "worker_0": failed()}, W.COMPLETED),
     ("who is ignored succeeded, who counts runs", MIXED, RUN, {"chief_0": None, "worker_0": OK}, None),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "to"), [("NoSpace", W.FAILED), (failed(lost=True), W.QUEUED), (None, None)],
+    ids=["gave up", "lost", "well"],
+)  # fmt: skip
+def test_a_learner_that_never_started_is_missed_by_its_gang_even_where_its_failure_is_ignored(
+    first: Exit | str | None, to: Status | None
+) -> None:
+    """Else the others would wait for their start for ever."""
+    spec = a_spec(IGNORED)
+    ready = {
+        name: replace(one, phase=Phase.READY) for name, one in learners(spec, worker_0=first, worker_1=None).items()
+    }
+    verdict = judge(a_job(), spec, ready, now=NOW)
+    assert (verdict and verdict.to) == to
+    begun = ready | {"worker-1": replace(ready["worker-1"], phase=Phase.PROCESSING)}
+    assert judge(a_job(), spec, begun, now=NOW) is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from services.core.domain.errors import Conflict, IllegalTransition
+from services.core.domain.errors import Conflict, IllegalTransition, NotFound
 from services.core.domain.status import ADMITTED, RESTING, TERMINAL, Desired, Status, allowed
 
 SCHEMA: Final = 1
@@ -241,8 +241,10 @@ def admitted(job: Job, *, placement: Mapping[str, str], dispatcher_term: int, no
 def desire(job: Job, wish: Desired, *, actor: str, now: int) -> Job:
     """What the owner asked for. Raises IllegalTransition where it can no longer be had.
 
-    A job that holds nothing obeys at once; one that runs is obeyed by its Guardian.
+    A job that holds nothing obeys at once; one that runs is obeyed by its Guardian. NotFound for a deleted one.
     """
+    if job.deleted is not None:
+        raise NotFound(f"there is no job {job.id}")
     if job.status in TERMINAL:
         if wish is Desired.KILL and job.status is Status.KILLED:
             return job

@@ -107,15 +107,16 @@ def step_times(learners: Iterable[LearnerStatus]) -> dict[Status, int]:
 def judge(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], *, now: int) -> Verdict | None:
     """How the attempt ends, or None while it goes on. Kill > facts > halt > run.
 
-    ``learners`` holds those of the current attempt, by name.
+    ``learners`` holds those of the current attempt, by name. Success comes before failure: once all who decide have
+    succeeded, nobody else's end can make the job train again.
     """
     if job.desired is Desired.KILL:
         return Verdict(to=Status.KILLED, reason="Killed", message="killed by its owner", time=now)
+    if _completed(spec, learners):
+        return Verdict(to=Status.COMPLETED, reason="", message="", time=now)
     failed = _first_failure(job, spec, learners, now)
     if failed is not None:
         return failed
-    if _completed(spec, learners):
-        return Verdict(to=Status.COMPLETED, reason="", message="", time=now)
     if job.desired is Desired.HALT and sum(_is_over(one) for one in learners.values()) == spec.learners:
         return Verdict(to=Status.HALTED, reason="Halted", message="halted by its owner", time=now)
     return None
@@ -153,6 +154,13 @@ def _failed(one: LearnerStatus) -> bool:
     return one.gave_up or (one.exit is not None and one.exit.natural and not one.exit.ok)
 
 
+def _ran(one: LearnerStatus) -> bool:
+    """Its process was started: that of one which was merely lost perhaps not."""
+    if one.gave_up:
+        return False
+    return PHASE_ORDER[one.phase] >= PHASE_ORDER[Phase.PROCESSING] or (one.exit is not None and not one.exit.lost)
+
+
 def _ended(one: LearnerStatus, now: int) -> int:
     """When its process ended, or its helper gave up."""
     return one.exit.time if one.exit is not None else one.times.get(Phase.STORED.value, now)
@@ -164,7 +172,9 @@ def _is_over(one: LearnerStatus) -> bool:
 
 def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], now: int) -> Verdict | None:
     failures = [one for one in learners.values() if _failed(one)]
-    fatal = [one for one in failures if spec.roles[one.role].on_failure != "ignore"]
+    # A start is everybody's: before it, whoever fails keeps the others waiting for ever, ignored or not.
+    together = job.desired is Desired.RUN and not any(_ran(one) for one in learners.values())
+    fatal = [one for one in failures if together or spec.roles[one.role].on_failure != "ignore"]
     if not fatal and not _hopeless(spec, learners):
         return None
     first = min(fatal or failures, key=lambda one: (_ended(one, now), one.rank))

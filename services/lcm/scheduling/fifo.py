@@ -18,6 +18,8 @@ from services.lcm.scheduling.placement import Free, Shape, place, shape, shortag
 
 BLOCKS: Final = "WaitingForCapacity"
 """The reason of the one that makes everyone behind it wait."""
+_SKEW_MS: Final = 5_000
+"""A wait that begins later than this was written by a clock that was wrong, by perhaps an hour: nobody waits for it."""
 _UNREADABLE: Final = ("Misconfigured", "its stored spec cannot be read any more; submit it anew")
 
 
@@ -66,7 +68,7 @@ def _set_aside(job: Job, now: int) -> tuple[str, str] | None:
     """Why the job does not take part now, whatever is free; None: it does."""
     if job.holds:
         return "Releasing", "its last attempt is still giving back its hardware"
-    if job.not_before > now:
+    if job.not_before > now and job.state.since <= now + _SKEW_MS:
         return "BackOff", f"it is tried again in {(job.not_before - now + 999) // 1000} s"
     return None
 
