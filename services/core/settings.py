@@ -54,8 +54,8 @@ class Settings(BaseSettings):
     broker_url: str = Field(
         default="filesystem://",
         repr=False,  # may hold a password
-        description="Carries the hints: filesystem:// (a folder in the home), amqp://user:password@host/vhost (RabbitMQ) "
-        "or redis://:password@host/db. A vhost or db belongs to one installation alone.",
+        description="Carries the hints: filesystem:// (a folder in the home), amqp://user:password@host/vhost "
+        "(RabbitMQ) or redis://:password@host/db. A vhost or db belongs to one installation alone.",
     )
     sweep_s: float = Field(
         default=1.0, gt=0, description="How often each actor looks at everything without being told, in seconds."
