@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import grpc.aio
 from kombu.messaging import Producer
 
-from services.core.adapters.celery.app import QUEUE, make_app
-from services.core.adapters.celery.broker import Broker
+from services.core.adapters.celery.app import QUEUE, TASK, make_app
+from services.core.adapters.celery.broker import RABBITMQ, Broker
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.adapters.rpc.server import serve
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
@@ -77,7 +77,7 @@ class Carrier:
     def waiting(self) -> int:
         """Messages that nobody has taken."""
         with self._channel() as channel:
-            return int(channel.queue_declare(QUEUE, passive=True).message_count)
+            return int(channel.queue_declare(QUEUE, passive=self.kind == RABBITMQ).message_count)
 
     def publish(self, body: str | bytes, headers: Mapping[str, Any], content_type: str = "application/json") -> None:
         """Any message at all, by the broker's own library."""
@@ -96,7 +96,7 @@ class Carrier:
             hidden.write_bytes(text)
             hidden.rename(hidden.with_name(f"{time.monotonic_ns():020}_injected.{QUEUE}.msg"))
         else:
-            self.publish(text, {})
+            self.publish(text, {"task": TASK, "id": "1"})
 
     @contextmanager
     def _channel(self) -> Generator[Any]:
