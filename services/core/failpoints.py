@@ -130,6 +130,15 @@ class Failpoints:
         return True
 
 
+def under_failpoints(pid: int) -> bool:
+    """Whether this process was started with failpoints on. False of one that is gone, or not ours to look at."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return any(each.startswith(f"{VARIABLE}=".encode()) for each in file.read().split(b"\0"))
+    except OSError:
+        return False
+
+
 def read_line(line: str) -> tuple[str, str, str]:
     """(when, action, point). ValueError where it is none."""
     when, _, rest = line.strip().partition(" ")

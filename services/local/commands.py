@@ -23,6 +23,7 @@ from typing import Any, Final
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.status import RESTING
+from services.core.failpoints import under_failpoints
 from services.core.home import Home, default_home
 from services.core.processes import Identity, alive, identify, saved, send, wait_gone
 from services.local.backup.commands import Backups
@@ -34,6 +35,7 @@ UP_TIMEOUT_S: Final = 60.0
 HOPELESS: Final = 4
 """Ends of a service before its first readiness that make `weft up` give up."""
 _POLL_S: Final = 0.03
+_FAILPOINTS: Final = "failpoints are on: it may die on purpose"
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never behind a proxy
 Report = Callable[[str], None]
 
@@ -202,7 +204,7 @@ class Platform(Backups):
                     "pid": one["pid"] if lives else None,
                     "restarts": one["restarts"],
                     "address": addresses.get(one["name"], ""),
-                    "why": why,
+                    "why": why or (_FAILPOINTS if lives and under_failpoints(one["pid"]) else ""),
                 }
             )
         return {

@@ -14,9 +14,12 @@ from typing import Any, Final
 
 from services.core.adapters.etcd import launcher
 from services.core.domain.errors import WeftError
+from services.core.failpoints import VARIABLE, under_failpoints
 from services.core.home import Home
+from services.core.processes import saved
 from services.core.settings import Settings
 from services.core.wiring import object_store
+from services.local.layout import PROGRAMS
 from services.local.quarantine import examined
 
 _NOBODY: Final = 65_534
@@ -51,7 +54,18 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     yield "secrets", private, "private" if private else "readable by others", f"chmod -R go= {secrets}"
     yield _objects(home)
     yield "sandbox", True, _sandbox(), ""
+    yield _failpoints(home)
     yield asyncio.run(examined(home))
+
+
+def _failpoints(home: Home) -> tuple[str, bool, str, str]:
+    """Whether any service that runs here would die on purpose, or the next one that is started here."""
+    found = (saved(home / "run" / f"{program.name}.json") for program in PROGRAMS)
+    on = sum(one is not None and under_failpoints(one.pid) for one in found)
+    detail = f"on in {on} services: they may die on purpose" if on else "off"
+    if VARIABLE in os.environ:
+        detail = f"{VARIABLE} is set here: what is started now may die on purpose"
+    return "failpoints", detail == "off", detail, f"unset {VARIABLE}, then weft down and weft up"
 
 
 def _objects(home: Home) -> tuple[str, bool, str, str]:
