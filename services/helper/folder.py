@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.codec import load
+from services.core.domain.document import LATEST
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.processes import Identity
 
 SCHEMA: Final = 1
+_MALFORMED: Final = (ValueError, TypeError, KeyError, OverflowError)
+"""What reading a file that is not as it was written may raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +59,17 @@ class LearnerFolder:
         return load(Assignment, json.loads((self.root / "learner.json").read_text()))
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A document of the folder; None where there is none (yet)."""
+        """A document of the folder; None where there is none (yet). ValueError where it cannot be read."""
         try:
-            found: dict[str, Any] = json.loads((self.root / name).read_bytes())
+            found = json.loads((self.root / name).read_bytes())
         except FileNotFoundError:
             return None
-        return found
+        except RecursionError as error:
+            raise ValueError("nested too deep") from error
+        if not isinstance(found, dict):
+            raise ValueError("not a mapping")  # noqa: TRY004 - one kind of error for all that is malformed
+        document: dict[str, Any] = found
+        return document
 
     def has(self, name: str) -> bool:
         return (self.root / name).exists()
@@ -76,18 +84,35 @@ class LearnerFolder:
         write_json(self.root / name, {"schema": SCHEMA, **document}, durable=True)
 
     def process(self, name: str) -> Identity | None:
-        """Who ``shim.json`` or ``runs/<n>/start.json`` is about."""
-        found = self.read(name)
-        return None if found is None else Identity(found["pid"], found["start_time"], found["boot_id"])
+        """Who ``shim.json`` or ``runs/<n>/start.json`` is about; None too where nobody can tell."""
+        try:
+            found = self.read(name)
+            return (
+                None if found is None else Identity(int(found["pid"]), int(found["start_time"]), str(found["boot_id"]))
+            )
+        except _MALFORMED:
+            return None
 
     def started(self, run: int) -> int | None:
-        """When the learner's process was started, Unix ms."""
-        found = self.read(f"runs/{run}/start.json")
-        return None if found is None else int(found["time"])
+        """When the learner's process was started, Unix ms; when that was written down, where it cannot be read."""
+        name = f"runs/{run}/start.json"
+        try:
+            found = self.read(name)
+            return None if found is None else _time(found)
+        except _MALFORMED:
+            return round((self.root / name).stat().st_mtime * 1000)
 
     def exit(self, run: int) -> Exit | None:
-        found = self.read(f"runs/{run}/exit.json")
-        return load(Exit, found) if found is not None else None
+        """How it ended. Where that cannot be read nobody knows how: it is lost."""
+        name = f"runs/{run}/exit.json"
+        try:
+            found = self.read(name)
+            if found is None:
+                return None
+            _time(found)
+            return load(Exit, found)
+        except _MALFORMED:
+            return Exit(time=round((self.root / name).stat().st_mtime * 1000), lost=True)
 
     def lock(self) -> int | None:
         """The descriptor that holds ``helper.lock``; None where another helper of this learner lives."""
@@ -98,6 +123,13 @@ class LearnerFolder:
             os.close(fd)
             return None
         return fd
+
+
+def _time(document: Mapping[str, Any]) -> int:
+    time = document["time"]
+    if not isinstance(time, int) or not 0 <= time <= LATEST:
+        raise ValueError("it has a time before 1970 or after 9999")
+    return time
 
 
 def write_json(path: Path, document: Mapping[str, Any], *, durable: bool) -> None:

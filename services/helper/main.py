@@ -27,6 +27,7 @@ from services.helper.fetch.watched import Cancelled, Cannot
 from services.helper.folder import Assignment, LearnerFolder
 from services.helper.journal import note
 from services.helper.objects import Urls
+from services.helper.settings import read as read_settings
 from services.helper.shim import ShimWatch
 from services.helper.spool import Spool
 
@@ -75,6 +76,7 @@ class Helper:
         self._fetch: Fetch | None = None
         self._shipper: Shipper | None = None
         self._urls: Urls
+        self._end_seen = 0.0
 
     async def live(self) -> None:
         """Returns when the learner is stored, or when its folder was removed."""
@@ -86,18 +88,20 @@ class Helper:
         try:
             if await self._started(reporter):
                 await self._attend(reporter, intake)
-            while not self._folder.gone:
-                if await reporter.told(LOOK_S):
-                    said = reporter.status
-                    self._folder.write(
-                        "stored", {"phase": said.phase.value, "reason": said.reason, "message": said.message}
-                    )
-                    return
+            self._write_last_words(reporter)
+            while not self._folder.gone and not await reporter.told(LOOK_S):
+                pass
         finally:
             telling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await telling
             await intake.close()
+
+    def _write_last_words(self, reporter: Reporter) -> None:
+        """All is stored. The agent tells it on, so that no end waits for a metrics service that is away."""
+        if not self._folder.gone and not self._folder.has("stored"):
+            said = reporter.status
+            self._folder.write("stored", {"phase": said.phase.value, "reason": said.reason, "message": said.message})
 
     def _connect(self) -> tuple[Reporter, Intake]:
         # Imported only now: see the module's docstring.
@@ -105,9 +109,12 @@ class Helper:
         from services.helper.reporter import Reporter  # noqa: PLC0415
 
         learner, plan = self._assignment.learner, self._assignment.plan
-        status = self._spool.report() or LearnerStatus(
-            name=learner.name, role=learner.role, rank=learner.rank, attempt=plan.attempt, seq=0, phase=Phase.WAITING
-        )
+        status = self._spool.report(
+            LearnerStatus(
+                name=learner.name, role=learner.role, rank=learner.rank, attempt=plan.attempt, seq=0,
+                phase=Phase.WAITING,
+            )
+        )  # fmt: skip
         intake = Intake(Path(self._assignment.addresses_file), learner.token)
         self._urls.asked_of(intake)
         if "WEFT_FAILPOINTS" in os.environ:  # never in production
@@ -148,7 +155,11 @@ class Helper:
             except Cannot as cannot:
                 reporter.enter(Phase.STORED, reason=cannot.reason, message=cannot.message)
                 return False
-        prepared = self._folder.read("prepared.json") or {}
+        try:
+            prepared = self._folder.read("prepared.json") or {}
+        except ValueError as error:  # the learner will say what it lacks
+            note("prepared.unreadable", why=str(error))
+            prepared = {}
         reporter.note(**{name: prepared.get(name, "") for name in ("env_digest", "data_digest")})
         if not self._folder.has("go"):
             reporter.enter(Phase.READY)
@@ -192,14 +203,21 @@ class Helper:
                 end = await self._ended(reporter, shim)
             if end is None:
                 return
+            self._end_seen = asyncio.get_running_loop().time()
             shipper.end()
-            await self._shipped(shipping, shipper, end)
+            drain_s = read_settings().drain_s
+            await self._shipped(shipping, shipper, end, stuck_s=min(drain_s, REFUSED_S))
             if end.stop_cause == "kill":
                 reporter.enter(Phase.STORED, exit=end)
                 return
             reporter.enter(Phase.STORING, exit=end)
-            reporter.enter(Phase.STORED, message=await self._stored(reporter.say))
-            await self._shipped(shipping, shipper, end)
+            missing = [await self._stored(reporter.say)]
+            await self._shipped(shipping, shipper, end, stuck_s=drain_s)
+            if not shipping.done():
+                missing.append("the metrics service has not taken its last lines, which are in its stored logs")
+            reporter.enter(Phase.STORED, message="; ".join(filter(None, missing)))
+            self._write_last_words(reporter)
+            await self._shipped(shipping, shipper, end)  # for as long as nobody removes them
         finally:
             shipping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -218,8 +236,13 @@ class Helper:
                 return None
             await shim.pause(quick=Phase.PROCESSING.value not in reporter.status.times)
 
-    async def _shipped(self, shipping: asyncio.Task[None], shipper: Shipper, end: Exit) -> None:
-        """Every line is taken in; or nobody waits for them any more; or nobody takes them."""
+    async def _shipped(
+        self, shipping: asyncio.Task[None], shipper: Shipper, end: Exit, *, stuck_s: float | None = None
+    ) -> None:
+        """Every line is taken in; or nobody waits for them any more; or nobody takes them.
+
+        ``stuck_s``: nor where the service has been away for so long since the end.
+        """
         loop = asyncio.get_running_loop()
         since = loop.time()
         while not shipping.done() and not self._folder.gone:
@@ -228,6 +251,11 @@ class Helper:
             if shipper.refused_since is not None and loop.time() - shipper.refused_since > REFUSED_S:
                 note("lines.left", why="the metrics service takes none")
                 return
+            if stuck_s is not None and shipper.stuck_since is not None:
+                away_s = min(loop.time() - shipper.stuck_since, loop.time() - self._end_seen)
+                if away_s > stuck_s:
+                    note("lines.wait", why="the metrics service is away")
+                    return
             await asyncio.wait({shipping}, timeout=LOOK_S)
         if shipping.done() and not shipping.cancelled() and shipping.exception() is not None:
             # Whatever went wrong there, results and raw logs are still to be stored.

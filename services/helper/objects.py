@@ -120,11 +120,12 @@ class SignedObjects:
 
     async def put(self, key: str, read: Callable[[], AsyncGenerator[bytes]], size: int | None = None) -> None:
         from services.core.adapters.s3.answers import UploadGone
+        from services.core.adapters.s3.transfer import PART_BYTES
 
         kept = None
-        if self._spool is not None:
+        if self._spool is not None and size is not None and size > PART_BYTES:
             await self._take_back(except_of=key)
-            kept = _Kept(self._spool, key) if size is not None else None
+            kept = _Kept(self._spool, key)
         for left in reversed(range(_AGAIN)):
             try:
                 async with aclosing(read()) as chunks:
@@ -141,7 +142,7 @@ class SignedObjects:
         self._transfer.close()
 
     async def _take_back(self, except_of: str = "") -> None:
-        """Aborts the upload that a helper before us, or a file that could not be read, has left."""
+        """Aborts the upload of another file, which could not be stored."""
         found = self._spool.upload() if self._spool is not None else None
         if self._spool is None or found is None or found["key"] == except_of:
             return

@@ -21,6 +21,9 @@ class FetchSettings:
     fetch data all the same, separated by ','. None by default: metadata services and admin ports live there."""
     http_max_bytes: int = 2**40
     """WEFT_HTTP_MAX_BYTES: the largest file that is downloaded, in bytes. A backstop against endless answers."""
+    drain_s: float = 60.0
+    """WEFT_HELPER_DRAIN_S: how long a learner's end waits for a metrics service that is away, in seconds. Then it counts
+    as stored: its hardware is given back, and what was not taken in is in its stored logs only."""
 
 
 def read(environ: Mapping[str, str] = os.environ) -> FetchSettings:
@@ -30,4 +33,5 @@ def read(environ: Mapping[str, str] = os.environ) -> FetchSettings:
         data_paths=tuple(Path(path) for path in environ.get("WEFT_DATA_PATHS", "").split(":") if path),
         http_allow=tuple(part.strip() for part in environ.get("WEFT_HTTP_ALLOW", "").split(",") if part.strip()),
         http_max_bytes=int(environ.get("WEFT_HTTP_MAX_BYTES", defaults.http_max_bytes)),
+        drain_s=float(environ.get("WEFT_HELPER_DRAIN_S", defaults.drain_s)),
     )

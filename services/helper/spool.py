@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass, field
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.codec import dump, load
+from services.core.domain.document import LATEST
 from services.core.domain.learner import LearnerStatus
 from services.helper.folder import write_json
+from services.helper.journal import note
 
 _REPORT: Final = "report.json"
 _SOURCES: Final = "sources.json"
@@ -34,12 +38,27 @@ class Spool:
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(mode=0o700, exist_ok=True)
-        self._known = {name: load(Known, found) for name, found in (_read(root / _SOURCES) or {}).items()}
+        self._known = _known(_read(root / _SOURCES) or {})
 
-    def report(self) -> LearnerStatus | None:
-        """The last one, sent or not."""
+    def report(self, who: LearnerStatus) -> LearnerStatus:
+        """The last one, sent or not; ``who`` where there is none.
+
+        Where it cannot be read, or is another's, what was said is not known, only that something was: ``who`` with a
+        number beyond any that counting leads to, so that what is said from here on counts.
+        """
         found = _read(self.root / _REPORT)
-        return load(LearnerStatus, found) if found is not None else None
+        if found is None and not (self.root / _REPORT).exists():
+            return who
+        try:
+            said = load(LearnerStatus, found)
+            if (said.name, said.role, said.rank, said.attempt) != (who.name, who.role, who.rank, who.attempt):
+                raise ValueError("it is another learner's")
+            if any(not 0 <= at <= LATEST for at in said.times.values()):
+                raise ValueError("it has a time before 1970 or after 9999")
+        except (TypeError, ValueError) as error:
+            note("spool.unreadable", file=_REPORT, why=str(error))
+            return replace(who, seq=time.time_ns() // 1_000_000)
+        return said
 
     def save_report(self, status: LearnerStatus) -> None:
         write_json(self.root / _REPORT, dump(status), durable=False)
@@ -71,7 +90,21 @@ class Spool:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        found: Any = json.loads(path.read_bytes())
+    except FileNotFoundError:
         return None
+    except (ValueError, RecursionError) as error:
+        note("spool.unreadable", file=path.name, why=str(error))
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _known(document: Mapping[str, Any]) -> dict[str, Known]:
+    """A source that cannot be read begins where the metrics service says that it stands, like one that is new."""
+    found: dict[str, Known] = {}
+    for name, each in document.items():
+        try:
+            found[name] = load(Known, each)
+        except (TypeError, ValueError) as error:
+            note("spool.unreadable", file=_SOURCES, source=name, why=str(error))
     return found

@@ -60,6 +60,8 @@ class Shipper:
         """(fraction, milliseconds left) by the learner's last word; -1: unknown."""
         self.refused_since: float | None = None
         """The service answers, and takes nothing (its disk is full): since when, on the monotonic clock."""
+        self.stuck_since: float | None = None
+        """It takes nothing, or does not even answer."""
         self._intake = intake
         self._ended = False
         self._gather_s = IDLE_S
@@ -188,13 +190,15 @@ class Shipper:
     def _well(self) -> None:
         if self._trouble:
             note("append.well")
-        self._trouble, self.refused_since = "", None
+        self._trouble, self.refused_since, self.stuck_since = "", None, None
 
     def _noted(self, error: WeftError | OSError, backoff: Backoff) -> float:
         """How long to wait before the next try. Each kind of trouble is noted once: it may last for days."""
         if self._trouble != type(error).__name__:
             self._trouble = type(error).__name__
             note("append.failed", kind=self._trouble, why=str(error))
+        if self.stuck_since is None:
+            self.stuck_since = time.monotonic()
         if not isinstance(error, Unavailable) and self.refused_since is None:
             self.refused_since = time.monotonic()
         if isinstance(error, ResourceExhausted):
