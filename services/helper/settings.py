@@ -22,8 +22,8 @@ class FetchSettings:
     http_max_bytes: int = 2**40
     """WEFT_HTTP_MAX_BYTES: the largest file that is downloaded, in bytes. A backstop against endless answers."""
     drain_s: float = 60.0
-    """WEFT_HELPER_DRAIN_S: how long a learner's end waits for a metrics service that is away, in seconds. Then it counts
-    as stored: its hardware is given back, and what was not taken in is in its stored logs only."""
+    """WEFT_HELPER_DRAIN_S: how long a learner's end waits for a metrics service that is away, in seconds. Then it is
+    stored all the same: its hardware is given back, and what was not taken in is in its stored logs only."""
 
 
 def read(environ: Mapping[str, str] = os.environ) -> FetchSettings:
