@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from services.local.commands import PLATFORM
 from tests.promises import Promise
 from tests.testbed.failpoints import FailpointFolder, ways
 from tests.testbed.real_life import Lives, lives
@@ -23,37 +26,77 @@ _TRIES = 5
 """Some points come by in most lives and not in all: a wait that ends at once, a race that others win."""
 
 
+@dataclass(frozen=True)
+class Bed:
+    """A platform whose processes may be killed at their own side effects, and how to tell them where."""
+
+    living: Lives
+    failpoints: FailpointFolder
+
+
+@contextmanager
+def bed(folder: Path, environment: Mapping[str, str]) -> Generator[Bed]:
+    failpoints = FailpointFolder(folder / "failpoints")
+    with lives({**environment, **failpoints.environment}) as living:
+        yield Bed(living, failpoints)
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    with bed(tmp_path_factory.mktemp("embedded"), {}) as one:
+        yield one
+
+
+def test_whoever_asks_is_told_that_services_may_die_on_purpose(embedded: Bed) -> None:
+    home = embedded.living.weft.home
+    services = [one for one in PLATFORM.status(str(home.root))["services"] if one["name"] != "etcd"]
+    assert {(one["state"], one["why"]) for one in services} == {("ready", "failpoints are on: it may die on purpose")}
+    (check,) = [one for one in PLATFORM.doctor(str(home.root)) if one["check"] == "failpoints"]
+    assert (check["ok"], check["detail"]) == (False, f"on in {len(services)} services: they may die on purpose")
+    logs = {path.stem: path.read_text() for path in (home / "logs").glob("*.log")}
+    assert {name for name, log in logs.items() if "failpoints.on" in log} >= {
+        "api",
+        "guardian",
+        "lcm",
+        "metrics",
+        "node",
+    }
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.promise("R4", "R5")
 def test_a_process_that_is_killed_at_any_side_effect_leaves_the_job_as_it_should_be(
-    tmp_path: Path, promise: Promise
+    embedded: Bed, request: pytest.FixtureRequest, tmp_path: Path, promise: Promise
 ) -> None:
-    kill_everywhere(tmp_path, promise, {}, each=promise.n(short=2, long=_EVERY))
+    each = promise.n(short=2, long=_EVERY)
+    kill_everywhere(embedded, tmp_path, promise, each, "SQLite")
+    if each == _EVERY:
+        mongo = request.getfixturevalue("own_mongo")
+        with bed(tmp_path, {"WEFT_JOB_STORE": f"{mongo.uri}weft"}) as one:
+            kill_everywhere(one, tmp_path, promise, each, "MongoDB")
 
 
-def kill_everywhere(folder: Path, promise: Promise, environment: Mapping[str, str], *, each: int) -> None:
-    """So many kills in each process, on a platform with these settings."""
-    failpoints = FailpointFolder(folder / "failpoints")
-    with lives({**environment, **failpoints.environment}) as living:
-        recorded = record(living, failpoints, folder, times=2)
-        faults = chosen(recorded, each)
-        wrong = [why for when, point in faults if (why := suffer(living, failpoints, folder, when, point))]
-        assert not wrong, "\n".join(wrong)
+def kill_everywhere(one: Bed, folder: Path, promise: Promise, each: int, store: str) -> None:
+    """So many kills in each process."""
+    recorded = record(one, folder)
+    faults = chosen(recorded, each)
+    wrong = [why for when, point in faults if (why := suffer(one, folder, when, point))]
+    assert not wrong, "\n".join(wrong)
     for process, points in by_process(recorded).items():
         tried = sum(point.startswith(f"{process}.") for _, point in faults)
-        promise.saw(f"{process}: {len(points)} points in a life, killed {tried} times")
-    promise.kept(len(faults), "processes of the running platform killed at a side effect")
+        promise.saw(f"{store}, {process}: {len(points)} points in a life, killed {tried} times")
+    promise.kept(len(faults), f"processes of the running platform on {store} killed at a side effect")
 
 
-def record(living: Lives, failpoints: FailpointFolder, folder: Path, *, times: int) -> Sequence[str]:
-    """The points that are passed in each of so many undisturbed lives, but the first: it finds everything cold."""
-    living.live(folder)
-    seen: list[list[str]] = []
-    failpoints.passed()
-    for _ in range(times):
-        living.live(folder)
-        seen.append(failpoints.passed())
-    return [point for point in seen[0] if all(point in each for each in seen[1:])]
+def record(one: Bed, folder: Path) -> Sequence[str]:
+    """The points that are passed in each of two undisturbed lives, after a first one that finds everything cold."""
+    one.living.live(folder)
+    one.failpoints.passed()
+    one.living.live(folder)
+    first = one.failpoints.passed()
+    one.living.live(folder)
+    second = one.failpoints.passed()
+    return [point for point in first if point in second]
 
 
 def by_process(points: Sequence[str]) -> dict[str, list[str]]:
@@ -77,19 +120,19 @@ def _rank(fault: tuple[str, str]) -> str:
     return hashlib.sha256(" ".join([_SEED, *fault]).encode()).hexdigest()
 
 
-def suffer(living: Lives, failpoints: FailpointFolder, folder: Path, when: str, point: str) -> str:
+def suffer(one: Bed, folder: Path, when: str, point: str) -> str:
     """What is wrong with a life in which a process was killed there: "", if all is as it should be.
 
     Lives go on until it was: a point that is never passed again shows nothing.
     """
-    failpoints.arm(when, "kill", point)
+    one.failpoints.arm(when, "kill", point)
     try:
         for _ in range(_TRIES):
-            living.live(folder, hurry=lambda: failpoints.fired, may_be_lost=point.startswith("shim."))
-            if failpoints.fired:
+            one.living.live(folder, hurry=lambda: one.failpoints.fired, may_be_lost=point.startswith("shim."))
+            if one.failpoints.fired:
                 return ""
     except AssertionError as error:
         return f"killed {when} {point}: {error}"
     finally:
-        failpoints.disarm()
+        one.failpoints.disarm()
     return f"{point} was recorded, and never passed again in {_TRIES} lives"

@@ -39,7 +39,7 @@ class Lives:
     """``live`` as often as wanted, one job after the other."""
 
     def __init__(self, weft: Platform, client: Client, url: str, data: Path, gate: threading.Event) -> None:
-        self._weft, self._client, self._url, self._data, self._gate = weft, client, url, data, gate
+        self.weft, self._client, self._url, self._data, self._gate = weft, client, url, data, gate
         self._number = 0
 
     def live(self, folder: Path, *, hurry: Callable[[], bool] = lambda: False, may_be_lost: bool = False) -> None:
@@ -80,7 +80,7 @@ class Lives:
             if job.status == "DOWNLOADING" or hurry():
                 self._gate.set()
             if job.status == "PROCESSING" or hurry():
-                for folder in (self._weft.home.root / "node" / job.id).glob("[0-9]*/*/job"):
+                for folder in (self.weft.home.root / "node" / job.id).glob("[0-9]*/*/job"):
                     (folder / "go-on").touch()
             time.sleep(_LOOK_S)
 
@@ -101,10 +101,10 @@ class Lives:
     def left_of(self, job_id: str) -> list[str]:
         """What there still is of a job that is over: processes, control groups, folders, keys in etcd."""
         return [
-            *(f"process {pid}" for pid in self._weft.processes_of(job_id)),
+            *(f"process {pid}" for pid in self.weft.processes_of(job_id)),
             *(f"group {path}" for path in _GROUPS.rglob(f"{job_id}*")),
-            *(str(path) for path in (self._weft.home.root / "node").glob(f"{job_id}*")),
-            *asyncio.run(_keys(self._weft.home.address("etcd"), f"/jobs/{job_id}/")),
+            *(str(path) for path in (self.weft.home.root / "node").glob(f"{job_id}*")),
+            *asyncio.run(_keys(self.weft.home.address("etcd"), f"/jobs/{job_id}/")),
         ]
 
 
