@@ -14,6 +14,7 @@ pytest_plugins = [
     "tests.testbed.built",
     "tests.testbed.go",
     "tests.testbed.etcd",
+    "tests.testbed.ferretdb",
     "tests.testbed.mongo",
     "tests.testbed.rabbitmq",
     "tests.testbed.redis",

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from services.core import wiring
-from services.core.adapters.mongo import MongoJobStore, MongoRecordStore
+from services.core.adapters.mongo import MongoJobStore, MongoRecordStore, trusted
 from services.core.domain.errors import Duplicate, InvalidRequest, NotFound, StaleRevision, TooLarge, Unavailable
 from services.core.domain.job import Job
 from services.core.ports.job_store import DispatcherDoc, JobQuery
 from services.core.settings import Settings
 from tests.documents import NOW, a_job
+from tests.promises import Promise
+from tests.testbed.ferretdb import FerretDB
 from tests.testbed.mongo import Mongo
 from tests.testbed.proxy import Proxy, proxied
 from tests.waiting import until
@@ -243,6 +245,23 @@ async def test_a_server_that_lets_two_compare_and_sets_win_is_refused(faulty: Mo
     for wire in (wiring.job_store, wiring.record_store):
         with pytest.raises(InvalidRequest, match=r"let 16 of 16 compare-and-sets .* win.*sqlite"):
             await wire(settings(faulty.uri))
+
+
+@pytest.mark.promise("R18")
+async def test_ferretdb_is_refused_at_each_start(ferretdb: FerretDB, promise: Promise) -> None:
+    n = promise.n(short=25, long=1_000)
+    for start in range(n):
+        with pytest.raises(InvalidRequest, match=r"let \d+ of 16 compare-and-sets .* win.*sqlite"):
+            await wiring.job_store(settings(f"{ferretdb.uri}start{start % 10}"))
+    promise.kept(n, "starts on FerretDB 1.24, which lets several of 16 compare-and-sets win")
+
+
+@pytest.mark.promise("R18")
+async def test_a_server_with_one_winner_is_taken_at_each_start(mongo_server: str, promise: Promise) -> None:
+    n = promise.n(short=5, long=1_000)
+    for _ in range(n):
+        await (await trusted(mongo_server)).client.close()
+    promise.kept(n, "starts on a server with one winner of each race, taken")
 
 
 @pytest.mark.parametrize("faulty", ["no-replica-set"], indirect=True)
