@@ -1,0 +1,182 @@
+"""A helper that is killed at its own side effects, as it fetches and as it stores: the next one goes on from there.
+
+Data of every kind, code and an earlier attempt's checkpoint go in; lines, results, checkpoints and their manifest come
+out, whole, each once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from services.core.domain.plan import Input
+from tests.promises import Promise
+from tests.testbed.etcd import free_port
+from tests.testbed.failpoints import FailpointFolder, ways
+from tests.testbed.intake import SECRET, Intake
+from tests.testbed.learner import TENANT, Learner
+from tests.testbed.scripted_http import Asked, Say, scripted
+from tests.waiting import until
+
+JOB = "j0"
+CHUNK = 2**20
+REMOTE = bytes(range(256)) * (3 * CHUNK // 256)
+COMMAND = (
+    'sh say.sh; cat "$DATA_DIR/here/part" "$DATA_DIR/there/part" > "$RESULT_DIR/sum"; mkdir "$CHECKPOINT_DIR/new";'
+    ' cp "$CHECKPOINT_DIR/step" "$CHECKPOINT_DIR/new/step"; echo more > "$LOG_DIR/own.log"'
+)
+_SEED = os.environ.get("WEFT_SEED", "4")
+_TRIES = 5
+
+
+class Fed(Learner):
+    """A learner of attempt 2, with everything that a helper can be asked to fetch."""
+
+    def __init__(self, intake: Intake, failpoints: FailpointFolder, url: str) -> None:
+        super().__init__(job=JOB, secret=SECRET, metrics=intake.address)
+        allowed = self.home / "allowed"
+        self._environment = {
+            **failpoints.environment, "WEFT_HOME": str(self.home.root), "WEFT_DATA_PATHS": str(allowed),
+            "WEFT_HTTP_ALLOW": "127.0.0.1",
+        }  # fmt: skip
+        self.intake = intake
+        allowed.mkdir()
+        (allowed / "part").write_bytes(b"local")
+        saved = self.store / "tenants" / TENANT / "jobs" / JOB / "attempts" / "1" / "checkpoints"
+        (saved / "worker-0").mkdir(parents=True)
+        (saved / "worker-0" / "step").write_bytes(b"1")
+        (saved / "worker-0.manifest.json").write_text(json.dumps({"schema": 1, "files": [entry("step")], "time": 1}))
+        inputs = (
+            Input(mount="here", type="local", location=str(allowed), path=""),
+            Input(mount="there", type="http", location=url, path=""),
+        )
+        code = self.code(say_sh="echo out; echo err >&2")
+        self.reserve(COMMAND, attempt=2, code_digest=code, inputs=inputs, checkpoint_attempts=(1,))
+
+    async def live(self) -> int:
+        """To its end; helpers that are killed are started again. How many were."""
+        self.start()
+        kills = 0
+        while (code := await until(self._code, 30)) == -signal.SIGKILL:
+            kills += 1
+            self.start_helper()
+        assert code == "well", self.log
+        return kills
+
+    def _code(self) -> int | str | None:
+        """How the helper ended; None: it has not."""
+        assert self.helper is not None
+        return self.helper.poll() or ("well" if self.helper.returncode == 0 else None)
+
+    def judge(self) -> None:
+        """All is there, whole, once."""
+        assert self.intake.text() == ["out"]
+        assert self.intake.text("stderr") == ["err"]
+        assert self.intake.phases[-1] == "STORED"
+        assert self.intake.last is not None
+        assert (self.intake.last.reason, self.intake.last.message) == ("", "")
+        assert self.objects("results", attempt=2) == {"worker-0/sum": b"local" + REMOTE}
+        kept = self.objects("checkpoints", attempt=2)
+        files = sorted(json.loads(kept.pop("worker-0.manifest.json"))["files"], key=lambda one: str(one["path"]))
+        assert files == [entry("new/step"), entry("step")]
+        assert kept == {"worker-0/new/step": b"1", "worker-0/step": b"1"}
+        logs = self.objects("logs", attempt=2)
+        assert sorted(logs) == [f"learner-1/{name}" for name in ("own.log", "stderr.1", "stdout.1", "training-log.txt")]
+        assert sorted(logs["learner-1/training-log.txt"].split()) == [b"err", b"out"]
+
+
+def entry(path: str) -> dict[str, object]:
+    """Of a manifest."""
+    return {"path": path, "size": 1, "sha256": hashlib.sha256(b"1").hexdigest()}
+
+
+@asynccontextmanager
+async def fed(failpoints: FailpointFolder, answer: Callable[[Asked, int], Say]) -> AsyncGenerator[Fed]:
+    intake = Intake(f"127.0.0.1:{free_port()}")
+    await intake.start()
+    with scripted(answer) as site:
+        one = Fed(intake, failpoints, f"{site.url}/part")
+        try:
+            yield one
+        finally:
+            one.remove()
+            await intake.stop()
+
+
+def whole(asked: Asked, before: int) -> Say:
+    return Say(200, REMOTE, {"ETag": '"1"'})
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.promise("R4", "R11")
+async def test_a_helper_killed_at_any_side_effect_is_followed_by_one_that_goes_on(
+    tmp_path: Path, promise: Promise
+) -> None:
+    failpoints = FailpointFolder(tmp_path / "failpoints")
+    seen: list[list[str]] = []
+    for _ in range(2):
+        async with fed(failpoints, whole) as one:
+            assert await one.live() == 0
+            one.judge()
+            seen.append(failpoints.passed())
+    points = [point for point in seen[0] if point in seen[1]]
+    faults = chosen(points, promise.n(short=8, long=10**9))
+    for when, point in faults:
+        await suffer(failpoints, when, point)
+    promise.saw(f"helper with data, code and a checkpoint: {len(points)} points, killed {len(faults)} times")
+    promise.kept(len(faults), "helpers killed at a side effect")
+
+
+def chosen(points: Sequence[str], most: int) -> Sequence[tuple[str, str]]:
+    """(when, point): all, or so many, others for another seed."""
+    every = [(when, point) for point in points for when in ways(point)]
+    return sorted(every, key=lambda one: hashlib.sha256(" ".join([_SEED, *one]).encode()).digest())[:most]
+
+
+async def suffer(failpoints: FailpointFolder, when: str, point: str) -> None:
+    """Lives until a helper was killed there: a point that is never passed again shows nothing."""
+    failpoints.arm(when, "kill", point)
+    try:
+        for _ in range(_TRIES):
+            async with fed(failpoints, whole) as one:
+                kills = await one.live()
+                one.judge()
+            assert kills == failpoints.fired
+            if kills:
+                return
+    except AssertionError as error:
+        raise AssertionError(f"killed {when} {point}: {error}") from error
+    raise AssertionError(f"{point} was recorded, and never passed again in {_TRIES} lives")
+
+
+async def test_a_helper_killed_in_the_middle_of_a_download_is_followed_by_one_that_fetches_the_rest(
+    tmp_path: Path,
+) -> None:
+    stuck, killed = Event(), Event()
+
+    def answer(asked: Asked, before: int) -> Say:
+        if before == 0:
+            return Say(200, REMOTE, {"ETag": '"1"'}, cut_after=2 * CHUNK)
+        if before == 1:  # the helper tries again by itself; this one never hears of it
+            stuck.set()
+            killed.wait(30)
+        start = int(asked.headers["range"].removeprefix("bytes=").removesuffix("-"))
+        assert start == 2 * CHUNK
+        return Say(206, REMOTE[start:], {"ETag": '"1"', "Content-Range": f"bytes {start}-{len(REMOTE) - 1}/*"})
+
+    async with fed(FailpointFolder(tmp_path / "failpoints"), answer) as one:
+        one.start()
+        await until(stuck.is_set, 30)
+        one.kill_helper()
+        killed.set()
+        one.start_helper()
+        await one.until_stored(30)
+        one.judge()
