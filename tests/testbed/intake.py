@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
 from services.core.adapters.rpc.server import caller, serve
 from services.core.domain.codec import load
-from services.core.domain.errors import InvalidRequest, WeftError
+from services.core.domain.errors import InvalidRequest, StaleFence, WeftError
 from services.core.domain.learner import LearnerStatus
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1.metrics_pb2_grpc import IntakeServicer, add_IntakeServicer_to_server
+from services.core.ports.object_urls import ObjectRequest, ObjectUrls, Verb
+from services.metrics.signing import check
 
 SECRET = bytes(range(32))
 Key = tuple[int, str, int, int, str, int]
@@ -42,6 +44,9 @@ class Intake(IntakeServicer):
         self.lines: list[tuple[Key, pb.LogLine]] = []
         self.points: list[tuple[Key, pb.MetricPoint]] = []
         self.on_append: Callable[[], None] = lambda: None
+        self.urls: ObjectUrls | None = None
+        self.signed: list[ObjectRequest] = []
+        self.on_sign: Callable[[ObjectRequest], None] = lambda _: None
         self._server: Any = None
 
     async def start(self) -> None:
@@ -117,6 +122,21 @@ class Intake(IntakeServicer):
     async def Beat(self, request: pb.BeatRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.BeatReply:  # noqa: N802
         self.progress.append((request.progress, request.eta_ms))
         return pb.BeatReply(current=self.current, go=self.go)
+
+    async def Sign(self, request: pb.SignRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.SignReply:  # noqa: N802
+        who = caller()
+        assert who is not None
+        assert self.urls is not None
+        out = []
+        for one in request.requests:
+            asked = ObjectRequest(cast("Verb", one.verb), one.key, one.upload, one.part)
+            check(who, asked)
+            if not self.current:
+                raise StaleFence("another attempt has taken the place of this one")
+            self.signed.append(asked)
+            self.on_sign(asked)
+            out.append(self.urls.url(asked))
+        return pb.SignReply(urls=out)
 
 
 def _key(source: pb.Source) -> Key:

@@ -31,8 +31,18 @@ TENANT = "acme"
 class Learner:
     """One learner of attempt 1 (or another), rank 0."""
 
-    def __init__(self, *, job: str, secret: bytes, metrics: str, environment: Mapping[str, str] | None = None) -> None:
-        """``metrics``: the address of whoever takes in what the helper says."""
+    def __init__(
+        self,
+        *,
+        job: str,
+        secret: bytes,
+        metrics: str,
+        environment: Mapping[str, str] | None = None,
+        bucket: Path | None = None,
+    ) -> None:
+        """``metrics``: the address of whoever takes in what the helper says. ``bucket``: where the objects lie that it
+        moves by signed URLs; without, it has their folder.
+        """
         root = Path(tempfile.mkdtemp(prefix="weft-learner-"))
         root.chmod(0o711)  # learners have users of their own
         self.home = Home(root)
@@ -44,6 +54,7 @@ class Learner:
         self._environment = environment or {}
         (root / "run").mkdir()
         (root / "objects").mkdir(mode=0o700)
+        self.store, self._objects_here = bucket or root / "objects", bucket is None
         self.metrics_at(metrics)
 
     def metrics_at(self, address: str) -> None:
@@ -63,7 +74,7 @@ class Learner:
         )  # fmt: skip
         plan = replace(plan, **changes)
         allotment = reservation.Allotment(uid=70_001, gid=70_001, gpus={"worker-0": ()}, ports={})
-        made = reservation.documents(plan, allotment, home=self.home, tier="process")
+        made = reservation.documents(plan, allotment, home=self.home, tier="process", objects_here=self._objects_here)
         job = JobFolder(self.home / "node" / self.job)
         job.path.parent.mkdir(mode=0o711, exist_ok=True)
         self.folder = reservation.make(job, plan.attempt, made)[0].folder
@@ -78,7 +89,7 @@ class Learner:
 
     def upload(self, archive: bytes) -> str:
         digest = hashlib.sha256(archive).hexdigest()
-        place = self.home / "objects" / "tenants" / TENANT / "code" / digest
+        place = self.store / "tenants" / TENANT / "code" / digest
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(archive)
         return f"sha256:{digest}"
@@ -124,7 +135,7 @@ class Learner:
 
     def objects(self, kind: str, *, attempt: int = 1) -> dict[str, bytes]:
         """What was stored, by its path below ``attempts/<attempt>/<kind>/``."""
-        base = self.home / "objects" / "tenants" / TENANT / "jobs" / self.job / "attempts" / str(attempt) / kind
+        base = self.store / "tenants" / TENANT / "jobs" / self.job / "attempts" / str(attempt) / kind
         return {str(path.relative_to(base)): path.read_bytes() for path in sorted(base.rglob("*")) if path.is_file()}
 
     @property

@@ -87,7 +87,9 @@ class Wire:
             again = self._used
             try:
                 self._used = True
-                connection.request(method, target, body=body, headers={"Host": parts.netloc, **headers})
+                # A server that refuses may answer, and hang up, before all was sent.
+                with contextlib.suppress(*_CLOSED):
+                    connection.request(method, target, body=body, headers={"Host": parts.netloc, **headers})
                 return connection.getresponse()
             except _CLOSED:
                 self.close()

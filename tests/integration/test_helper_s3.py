@@ -1,0 +1,244 @@
+"""The helper where objects are on S3: by signed URLs, over a server and a helper that die in the middle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.core.adapters.s3.signing import Signer
+from services.core.adapters.s3.transfer import PART_BYTES
+from services.core.adapters.s3.unfinished import sweep
+from services.core.domain.learner import LearnerStatus
+from services.core.ports.object_urls import ObjectRequest
+from tests.testbed.etcd import free_port
+from tests.testbed.intake import SECRET, Intake
+from tests.testbed.learner import TENANT, Learner
+from tests.testbed.s3 import BUCKET, S3
+from tests.waiting import until
+
+JOB = "j0"
+LARGE = 3 * PART_BYTES
+WRITE_LARGE = f"head -c {LARGE} /dev/urandom > $RESULT_DIR/large; sha256sum < $RESULT_DIR/large"
+
+
+class HelperTest(Learner):
+    """On a server of its own, which it may kill."""
+
+    def __init__(self, intake: Intake, s3: S3) -> None:
+        super().__init__(job=JOB, secret=SECRET, metrics=intake.address, bucket=s3.data / BUCKET)
+        self.intake = intake
+        self.s3 = s3
+        self.bucket = s3.bucket()
+        intake.urls = Signer(self.bucket)
+
+    async def ended(self, timeout: float = 60) -> LearnerStatus:
+        await self.until_stored(timeout)
+        assert self.intake.last is not None
+        return self.intake.last
+
+    async def ran(self, command: str, **changes: Any) -> LearnerStatus:
+        self.reserve(command, **changes)
+        self.start()
+        return await self.ended()
+
+    def signed(self, verb: str) -> list[ObjectRequest]:
+        return [one for one in self.intake.signed if one.verb == verb]
+
+    def large_is_whole(self) -> bool:
+        digest = hashlib.sha256(self.objects("results")["worker-0/large"]).hexdigest()
+        return self.intake.text() == [f"{digest}  -"]
+
+
+@pytest.fixture
+async def learner(own_s3: S3) -> AsyncGenerator[HelperTest]:
+    intake = Intake(f"127.0.0.1:{free_port()}")
+    await intake.start()
+    made = HelperTest(intake, own_s3)
+    yield made
+    made.remove()
+    await intake.stop()
+
+
+async def test_code_comes_from_the_store_and_results_and_logs_go_there(learner: HelperTest) -> None:
+    digest = learner.code(
+        train_sh="echo I run; echo kept > $RESULT_DIR/out.txt; mkdir $RESULT_DIR/'a b'; : > $RESULT_DIR/'a b'/100%+ü"
+    )
+    last = await learner.ran("sh train.sh; echo more > $LOG_DIR/own.log", code_digest=digest)
+    assert (last.exit and last.exit.code, last.reason, last.message) == (0, "", "")
+    assert learner.intake.text() == ["I run"]
+    assert learner.objects("results") == {"worker-0/a b/100%+ü": b"", "worker-0/out.txt": b"kept\n"}
+    logs = learner.objects("logs")
+    assert sorted(logs) == [f"learner-1/{name}" for name in ("own.log", "stderr.1", "stdout.1", "training-log.txt")]
+    assert logs["learner-1/training-log.txt"] == b"I run\n"
+    assert [path.name for path in (learner.home / "objects").iterdir()] == []
+    assert "X-Amz-Signature" not in learner.log
+
+
+async def test_checkpoints_come_back_with_the_next_attempt_and_damaged_ones_do_not(learner: HelperTest) -> None:
+    await learner.ran("mkdir $CHECKPOINT_DIR/s; echo one > $CHECKPOINT_DIR/s/1")
+    kept = learner.objects("checkpoints")
+    digest = hashlib.sha256(b"one\n").hexdigest()
+    assert json.loads(kept["worker-0.manifest.json"])["files"] == [{"path": "s/1", "size": 4, "sha256": digest}]
+    assert learner.intake.signed[-1] == ObjectRequest(
+        "put", f"tenants/{TENANT}/jobs/{JOB}/attempts/1/checkpoints/worker-0.manifest.json"
+    ), "the manifest is written last"
+    learner.end()
+    await learner.ran("cat $CHECKPOINT_DIR/s/1; echo two > $CHECKPOINT_DIR/s/1", attempt=2, checkpoint_attempts=(1,))
+    assert learner.intake.text()[-1] == "one"
+    learner.end()
+    (learner.store / f"tenants/{TENANT}/jobs/{JOB}/attempts/2/checkpoints/worker-0/s/1").write_text("bad\n")
+    last = await learner.ran("true", attempt=3, checkpoint_attempts=(2,))
+    assert last.reason == "CheckpointInvalid"
+
+
+@pytest.mark.parametrize("verb", ["part", "complete"])
+async def test_a_server_killed_while_results_are_stored_gets_all_of_them_when_it_is_back(
+    learner: HelperTest, verb: str
+) -> None:
+    def kill_at(asked: ObjectRequest) -> None:
+        if asked.verb == verb and asked.part in {0, 2}:
+            learner.s3.kill()
+
+    learner.intake.on_sign = kill_at
+    learner.reserve(WRITE_LARGE)
+    learner.start()
+    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message, 60)
+    assert learner.intake.last is not None
+    assert learner.intake.last.phase == "STORING"
+    learner.intake.on_sign = lambda _: None
+    learner.s3.start()
+    last = await learner.ended()
+    assert (last.phase, last.reason, last.message) == ("STORED", "", "")
+    assert learner.large_is_whole()
+    assert len(learner.signed("begin")) == 1
+    assert await sweep(learner.bucket, older_than_s=-60) == 0
+
+
+async def test_the_next_helper_goes_on_where_a_killed_one_was_in_the_middle_of_a_file(learner: HelperTest) -> None:
+    def kill_at_third(asked: ObjectRequest) -> None:
+        if asked.part == 3:
+            learner.kill_helper()
+
+    learner.intake.on_sign = kill_at_third
+    learner.reserve(WRITE_LARGE)
+    learner.start()
+    await until(lambda: any(one.part == 3 for one in learner.intake.signed), 60)
+    learner.intake.on_sign = lambda _: None
+    learner.start_helper()
+    await learner.ended()
+    assert learner.large_is_whole()
+    assert len(learner.signed("begin")) == 1
+    assert Counter(one.part for one in learner.signed("part")) == {1: 1, 2: 1, 3: 2}
+
+
+async def test_an_upload_that_was_swept_under_a_killed_helper_begins_anew(learner: HelperTest) -> None:
+    def kill_at_third(asked: ObjectRequest) -> None:
+        if asked.part == 3:
+            learner.kill_helper()
+
+    learner.intake.on_sign = kill_at_third
+    learner.reserve(WRITE_LARGE)
+    learner.start()
+    await until(lambda: any(one.part == 3 for one in learner.intake.signed), 60)
+    learner.intake.on_sign = lambda _: None
+    assert await sweep(learner.bucket, older_than_s=-60) == 1
+    learner.start_helper()
+    await learner.ended()
+    assert learner.large_is_whole()
+    assert len(learner.signed("begin")) == 2
+
+
+async def test_helpers_killed_again_and_again_store_everything(learner: HelperTest) -> None:
+    files = "for i in $(seq 30); do echo $i > $RESULT_DIR/$i; done"
+    kills = iter((2, 9, 17, 26))
+    following = [next(kills)]
+
+    def kill_at(_: ObjectRequest) -> None:
+        if following and len(learner.signed("put")) >= following[0]:
+            following[:] = [at for at in [next(kills, 0)] if at]
+            learner.kill_helper()
+            learner.start_helper()
+
+    learner.intake.on_sign = kill_at
+    last = await learner.ran(f"{files}; {WRITE_LARGE}")
+    assert last.message == ""
+    assert following == []
+    results = learner.objects("results")
+    assert {name: content for name, content in results.items() if not name.endswith("large")} == {
+        f"worker-0/{i}": f"{i}\n".encode() for i in range(1, 31)
+    }
+    assert learner.large_is_whole()
+
+
+async def test_a_store_that_stays_away_is_the_reason_that_is_told_after_store_timeout(learner: HelperTest) -> None:
+    learner.reserve("echo x > $RESULT_DIR/x; echo started; read _ < $RESULT_DIR/x; exit 3", store_timeout=1_500)
+    learner.start()
+    await until(lambda: learner.intake.text() == ["started"])
+    learner.s3.kill()
+    last = await learner.ended()
+    assert last.exit
+    assert (last.phase, last.exit.code, last.reason) == ("STORED", 3, "")
+    assert "store_timeout (1 s)" in last.message
+    assert "the object store" in last.message
+    assert "does not answer" in last.message
+
+
+async def test_code_is_waited_for_while_the_store_is_away_and_a_stop_ends_the_wait(learner: HelperTest) -> None:
+    digest = learner.code(train_sh="echo I run")
+    learner.s3.kill()
+    learner.reserve("sh train.sh", code_digest=digest)
+    learner.start()
+    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message)
+    learner.s3.start()
+    await learner.ended()
+    assert learner.intake.text() == ["I run"]
+    learner.end()
+    learner.s3.kill()
+    learner.reserve("sh train.sh", code_digest=digest, attempt=2)
+    learner.start()
+    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message)
+    learner.stop("halt", 1000)
+    last = await learner.ended()
+    assert (last.attempt, last.exit and last.exit.stop_cause) == (2, "halt")
+
+
+async def test_code_that_is_not_in_the_store_is_the_reason(learner: HelperTest) -> None:
+    last = await learner.ran("true", code_digest="sha256:" + "0" * 64)
+    assert (last.reason, last.exit) == ("CodeInvalid", None)
+
+
+async def test_an_attempt_that_is_over_stores_nothing_more(learner: HelperTest) -> None:
+    learner.reserve("echo x > $RESULT_DIR/x; echo started; read _ < $RESULT_DIR/x")
+    learner.intake.on_append = lambda: setattr(learner.intake, "current", False)
+    learner.start()
+    await until((learner.folder / "stored").exists, 60)
+    assert learner.intake.signed == []
+    assert learner.objects("results") == {}
+
+
+@pytest.fixture
+def full_s3(s3_binary: Path, tmp_path: Path) -> Iterator[S3]:
+    server = S3(s3_binary, tmp_path / "s3", volume_mib=20)
+    server.start()
+    yield server
+    server.kill()
+
+
+async def test_a_full_store_is_told_and_what_fits_is_kept(full_s3: S3) -> None:
+    intake = Intake(f"127.0.0.1:{free_port()}")
+    await intake.start()
+    learner = HelperTest(intake, full_s3)
+    try:
+        last = await learner.ran(f"{WRITE_LARGE}; echo small > $RESULT_DIR/z")
+        assert last.message.startswith("NoSpace: one file could not be stored, the first is results/worker-0/large")
+        assert learner.signed("abort"), "what was sent of it is taken back"
+        assert learner.signed("put")[-1].key.endswith("results/worker-0/z")
+    finally:
+        learner.remove()
+        await intake.stop()
