@@ -20,6 +20,7 @@ from tests.promises import Promise
 from tests.testbed.failpoints import FailpointFolder, ways
 from tests.testbed.real_life import Lives, lives
 
+_LIMIT_S = 0 if os.environ.get("WEFT_PROMISE") else 600
 _SEED = os.environ.get("WEFT_SEED", "4")
 _EVERY = 10**9
 _TRIES = 5
@@ -63,7 +64,7 @@ def test_whoever_asks_is_told_that_services_may_die_on_purpose(embedded: Bed) ->
     }
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(_LIMIT_S)
 @pytest.mark.promise("R4", "R5")
 def test_a_process_that_is_killed_at_any_side_effect_leaves_the_job_as_it_should_be(
     embedded: Bed, request: pytest.FixtureRequest, tmp_path: Path, promise: Promise
