@@ -3,7 +3,7 @@
 VERSION                schema of this folder
 lock                   held by the supervisor
 run/addresses.json     name -> "127.0.0.1:port"; read again by whoever lost a peer
-run/<service>.json     pid, start time and boot id of each service
+run/<service>.json     pid, start time and boot id of each service; run/came-up: all of them have run at one time
 logs/<service>.log
 secrets/               0600 files (SecretStore)
 jobs.sqlite            JobStore; records.sqlite: RecordStore

@@ -12,11 +12,10 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TextIO, cast
 
 import prometheus_client
 import structlog
@@ -59,6 +58,18 @@ class Service:
         return out
 
 
+class _Stderr:
+    """A log that cannot be written (its disk is full) is no reason to fail in the midst of whatever was to be told."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            return os.write(2, text.encode(errors="backslashreplace"))
+        return 0
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
 def configure_logging(name: str, level: str) -> None:
     """One JSON object per line on stderr: static event names, fields, identifiers instead of objects."""
     structlog.configure(
@@ -70,7 +81,7 @@ def configure_logging(name: str, level: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Stderr())),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=name, pid=os.getpid())

@@ -9,6 +9,7 @@ Learners are not its business at all; they belong to the node agent's shims.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import signal
@@ -32,6 +33,8 @@ from services.local.settings import LocalSettings
 _STEADY_S: Final = 5.0
 """A service that ran so long starts again at once; one that dies sooner waits longer each time. Its silence is not
 judged before: it may wait for what it tries out at its start."""
+_AGAIN_S: Final = 0.5
+"""Between two tries to start what could not be started."""
 _QUICK_S: Final = 20.0
 _SILENCES: Final = 2
 _SILENCES_MOST: Final = 7
@@ -58,6 +61,8 @@ class Supervisor:
         self._settings, self._home = settings, settings.place
         self.stopping = asyncio.Event()
         self.running = [Running(program) for program in (ETCD, *PROGRAMS)]
+        self._came_up = (self._home / "run" / "came-up").exists()
+        """All of it has run here at one time: before that, whatever goes wrong is the end, with its reason."""
 
     async def run(self) -> None:
         """Until told to stop; then stops everything it keeps, in order."""
@@ -66,6 +71,7 @@ class Supervisor:
             loop.add_signal_handler(sign, self.stopping.set)
         save(self._home / "run" / "supervisor.json", _self())
         keepers: list[asyncio.Task[None]] = []
+        coming_up = asyncio.create_task(self._come_up())
         try:
             # All at once: each waits for what it needs.
             keepers.extend(asyncio.create_task(self._keep(one)) for one in self.running)
@@ -75,19 +81,39 @@ class Supervisor:
                 await keeper  # a program that cannot be started at all ends the platform, with its reason
         finally:
             self.stopping.set()
-            for keeper in keepers:
+            for keeper in (*keepers, coming_up):
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
             await self._stop_all()
             (self._home / "run" / "supervisor.json").unlink(missing_ok=True)
             (self._home / "run" / "state.json").unlink(missing_ok=True)
 
+    async def _come_up(self) -> None:
+        """Notes that all of it runs, once none of it is so young any more that it may be about to give up."""
+        since, processes = 0.0, [one.process for one in self.running]
+        while since < _STEADY_S:
+            await asyncio.sleep(_AGAIN_S)
+            now = [one.process for one in self.running]
+            since = since + _AGAIN_S if None not in now and now == processes else 0.0
+            processes = now
+        self._came_up = True
+        with contextlib.suppress(OSError):
+            (self._home / "run" / "came-up").touch()
+
     async def _keep(self, one: Running) -> None:
         delay = self._settings.restart_delay_s
         one.process, one.adopted = saved(self._note(one)), True
         while True:
             if one.process is None:
-                self._start(one)
+                try:
+                    self._start(one)
+                except OSError as error:
+                    if not self._came_up:
+                        raise
+                    # A disk that is full now is no reason to end what still runs; it is tried again.
+                    log.warning("service.not_started", service=one.program.name, why=str(error))
+                    await asyncio.sleep(_AGAIN_S)
+                    continue
             self._publish()
             began = asyncio.get_running_loop().time()
             if one.process is not None:
@@ -127,8 +153,15 @@ class Supervisor:
         log_file = self._home / "logs" / f"{program.name}.log"
         one.child = self._start_etcd(log_file) if program is ETCD else self._spawn(program, log_file)
         one.process, one.adopted = identify(one.child.pid), False
-        if one.process is not None:
-            save(self._note(one), one.process)
+        try:
+            if one.process is not None:
+                save(self._note(one), one.process)
+        except OSError:
+            # Whoever comes after us would not know of it, and start another.
+            one.child.kill()
+            one.child.wait()
+            one.process = None
+            raise
         log.info("service.started", service=program.name, pid=one.child.pid)
 
     def _spawn(self, program: Program, log_file: Path) -> subprocess.Popen[bytes]:
@@ -152,21 +185,22 @@ class Supervisor:
 
     def _publish(self) -> None:
         """For `weft status`."""
-        write_json(
-            self._home / "run" / "state.json",
+        services = [
             {
-                "services": [
-                    {
-                        "name": one.program.name,
-                        "pid": one.process.pid if one.process else None,
-                        "restarts": one.restarts,
-                        "adopted": one.adopted,
-                        "last_exit": one.last_exit,
-                    }
-                    for one in self.running
-                ]
-            },
-        )
+                "name": one.program.name,
+                "pid": one.process.pid if one.process else None,
+                "restarts": one.restarts,
+                "adopted": one.adopted,
+                "last_exit": one.last_exit,
+            }
+            for one in self.running
+        ]
+        try:
+            write_json(self._home / "run" / "state.json", {"services": services})
+        except OSError as error:
+            if not self._came_up:
+                raise
+            log.warning("state.not_published", why=str(error))
 
     async def _stop_all(self) -> None:
         """Whoever asks stops before who is asked; one that does not drain in time is killed."""

@@ -41,6 +41,8 @@ class Faults:
         self.missed: Counter[str] = Counter()
         self.struck: Counter[str] = Counter()
         """Job -> how many of its learners were killed (or lost their parent): its owner must expect new attempts."""
+        self.down = False
+        """The supervisor could not be started just now; `up` tries again."""
         self._platform, self._clocks, self._cuts = platform, clocks, cuts or {}
         self._doing: Mapping[str, Callable[[Fault], Undo | None]] = {
             "kill": self._kill,
@@ -58,6 +60,8 @@ class Faults:
         }
 
     def begin(self, fault: Fault) -> Undo | None:
+        if self.down:
+            self.up()
         try:
             undo = self._doing[fault.kind](fault)
         except LookupError:
@@ -104,12 +108,12 @@ class Faults:
         return self.up
 
     def up(self) -> None:
-        """Until it is up: another fault may come in between."""
-        for _ in range(3):
-            with contextlib.suppress(WeftError):
-                self._platform.up()
-                return
-        self._platform.up()
+        """As an operator who tries again: a disk may be full now, or a peer stopped for a while."""
+        self.down = False
+        try:
+            self._platform.up()
+        except WeftError:
+            self.down = True
 
     # --- silence ------------------------------------------------------------------------
 
@@ -146,8 +150,8 @@ class Faults:
 
     def _disk_full(self, _: Fault) -> Undo:
         """Whatever the services keep is on a volume that has no room left. Learners' folders are on another."""
-        filler = self._platform.home.root / "filler"
-        with filler.open("wb") as file, contextlib.suppress(OSError):
+        filler = self._platform.home.root / f"filler-{self.counts.total()}"
+        with contextlib.suppress(OSError), filler.open("wb") as file:
             while True:
                 free = os.statvfs(self._platform.home.root)
                 file.write(b"\0" * max(4096, min(2**20, free.f_bavail * free.f_frsize)))

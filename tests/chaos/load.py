@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeVar
 
 from weft import Client, Conflict, WeftError
 from weft._job import Job
 
+T = TypeVar("T")
 Life = Literal["complete", "fail first", "fail", "halt", "kill", "stay"]
 RESOURCES: Final = {"cpus": 0.5, "memory": "64MiB"}
 LIVE: Final = 6
@@ -103,25 +104,29 @@ class Owned:
 
 
 class Load:
-    """``with Load(...) as load``: submits and wishes from a thread of its own until ``finish``."""
+    """``with Load(...) as load``: owners, each in a thread of its own, submit one job after another until ``close``."""
 
     def __init__(self, client: Client, seed: int) -> None:
         self.owned: list[Owned] = []
         self.unanswered = 0
-        """Requests that had to be made again."""
-        self._client, self._seed = client, seed
-        self._orders = orders(seed)
-        self._closing, self._leaving = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        """Requests that had to be made again, after the SDK's own patience had ended."""
         self.failure: BaseException | None = None
+        self._client, self._seed = client, seed
+        self._orders, self._taking = orders(seed), threading.Lock()
+        self._closing, self._leaving = threading.Event(), threading.Event()
+        owners = range(LIVE + STAYING)
+        self._threads = [threading.Thread(target=self._run, name=f"owner-{n}", daemon=True) for n in owners]
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closing.set()
         self._leaving.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     @property
     def staying(self) -> list[Owned]:
@@ -136,31 +141,39 @@ class Load:
     def over(self) -> int:
         return sum(one.over for one in self.owned)
 
+    @property
+    def idle(self) -> bool:
+        """Whether every owner has left: nothing is asked for any more."""
+        return not any(thread.is_alive() for thread in self._threads)
+
     def close(self) -> None:
         """No more submits."""
         self._closing.set()
 
     def _run(self) -> None:
         try:
-            while not self._leaving.is_set():
-                if not self._closing.is_set() and sum(not one.over for one in self.owned) < LIVE + STAYING:
-                    self._submit(next(self._orders))
-                for one in self.owned:
-                    if not one.over:
-                        self._patiently(one.look)
-                self._leaving.wait(_LOOK_S)
+            while not self._closing.is_set():
+                with self._taking:
+                    order = next(self._orders)
+                one = self._submit(order)
+                while one is not None and not one.over and not self._leaving.is_set():
+                    self._patiently(one.look)
+                    self._leaving.wait(_LOOK_S)
         except BaseException as error:  # noqa: BLE001 - told to the main thread, whoever it is from
             self.failure = error
 
-    def _submit(self, order: Order) -> None:
+    def _submit(self, order: Order) -> Owned | None:
+        """Until it is acknowledged: also after ``close``, for nobody else knows whether it is there."""
         key = f"chaos-{self._seed}-{order.number}"
         while not self._leaving.is_set():
             job = self._patiently(lambda: self._client.jobs.submit(order.spec(), idempotency_key=key))
             if job is not None:
-                self.owned.append(Owned(order, job))
-                return
+                one = Owned(order, job)
+                self.owned.append(one)
+                return one
+        return None
 
-    def _patiently(self, ask: Callable[[], Any]) -> Any:
+    def _patiently(self, ask: Callable[[], T]) -> T | None:
         """The answer, or None where there is none now: it is asked again at the next look."""
         try:
             return ask()
@@ -169,14 +182,15 @@ class Load:
         except WeftError as error:
             if not error.retryable:
                 raise
-            self.unanswered += 1
+            with self._taking:
+                self.unanswered += 1
             return None
 
 
 def wait_over(load: Load, *, timeout_s: float, say: Callable[[], None] = lambda: None) -> float:
     """Seconds until every job is over. TimeoutError names those that are not."""
     began = time.monotonic()
-    while not all(one.over for one in load.owned):
+    while not load.idle:
         if load.failure is not None:
             raise load.failure
         if time.monotonic() - began > timeout_s:

@@ -108,7 +108,7 @@ def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable
             faults.spared = frozenset(one.job.id for one in load.staying)
             _play(plan, faults, load, progress)
             load.close()
-            faults.up()
+            platform.up()
             for one in load.staying:
                 for place in (platform.home / "node" / one.job.id).glob("*/*/job"):
                     (place / "end").touch()
