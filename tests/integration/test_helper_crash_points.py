@@ -33,7 +33,6 @@ COMMAND = (
     'sh say.sh; cat "$DATA_DIR/here/part" "$DATA_DIR/there/part" > "$RESULT_DIR/sum"; mkdir "$CHECKPOINT_DIR/new";'
     ' cp "$CHECKPOINT_DIR/step" "$CHECKPOINT_DIR/new/step"; echo more > "$LOG_DIR/own.log"'
 )
-_LIMIT_S = 0 if os.environ.get("WEFT_PROMISE") else 300
 _SEED = os.environ.get("WEFT_SEED", "4")
 _TRIES = 5
 
@@ -116,7 +115,6 @@ def whole(asked: Asked, before: int) -> Say:
     return Say(200, REMOTE, {"ETag": '"1"'})
 
 
-@pytest.mark.timeout(_LIMIT_S)
 @pytest.mark.promise("R4", "R11")
 async def test_a_helper_killed_at_any_side_effect_is_followed_by_one_that_goes_on(
     tmp_path: Path, promise: Promise

@@ -6,7 +6,6 @@ recorded, not written down: a call that is added to the code is tried out withou
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +16,10 @@ from tests.promises import Promise
 from tests.simulation.lives import WAYS, WISHES, Fault, Shape, Story, tell
 from tests.simulation.stories import GUARDIAN, LCM, SHAPES
 
-_LIMIT_S = 0 if os.environ.get("WEFT_PROMISE") else 300
 _SEED = 4
 _EVERY = 10**9
 
 
-@pytest.mark.timeout(_LIMIT_S)
 @pytest.mark.promise("R4", "R5")
 @pytest.mark.parametrize("story", [*GUARDIAN, *LCM], ids=lambda story: story.name)
 def test_whatever_call_goes_wrong_the_job_ends_as_it_should(story: Story, tmp_path: Path, promise: Promise) -> None:
@@ -36,7 +33,6 @@ def test_whatever_call_goes_wrong_the_job_ends_as_it_should(story: Story, tmp_pa
     promise.kept(tried, f"faults of the {story.service} at a call: {story.name}")
 
 
-@pytest.mark.timeout(_LIMIT_S)
 @pytest.mark.promise("R4", "R5")
 def test_whenever_its_owner_halts_or_kills_a_job_it_is_granted(tmp_path: Path, promise: Promise) -> None:
     story, tried = GUARDIAN[0], 0
