@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import grpc.aio
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
+from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from services.core.gen.weft.v1 import jobs_pb2_grpc, platform_pb2_grpc
+
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]+Z")
 
 
 @dataclass(frozen=True)
@@ -86,3 +94,35 @@ async def speaking(address: str, key: str | None) -> AsyncGenerator[Rpc]:
         yield rpc
     finally:
         await rpc.channel.close()
+
+
+def as_shape(message: Message) -> Any:
+    """The message as JSON would show it; what is absent, empty or null is left out (see ``bare``)."""
+    if isinstance(message, Timestamp):
+        return message.ToDatetime(UTC)
+    if isinstance(message, Struct):
+        return bare(MessageToDict(message))
+    out: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        name = "from" if field.name == "from_status" else field.name
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            out[name] = {key: as_shape(one) if isinstance(one, Message) else one for key, one in value.items()}
+        elif field.is_repeated:
+            out[name] = [as_shape(one) if isinstance(one, Message) else one for one in value]
+        elif not field.has_presence or message.HasField(field.name):
+            out[name] = as_shape(value) if isinstance(value, Message) else value
+    return bare(out)
+
+
+def bare(value: Any) -> Any:
+    """JSON without what says nothing (null, empty lists and objects); times as times, spelt-out numbers as numbers."""
+    if isinstance(value, dict):
+        kept = {key: bare(one) for key, one in value.items()}
+        return {key: one for key, one in kept.items() if one is not None and one not in ({}, [])}
+    if isinstance(value, list):
+        return [bare(one) for one in value]
+    if isinstance(value, str) and _TIME.fullmatch(value):
+        return datetime.fromisoformat(value)
+    return value

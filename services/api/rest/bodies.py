@@ -13,13 +13,13 @@ MAX_BODY: Final = 64 * 1024
 T = TypeVar("T", bound=BaseModel)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, *, what: str = "this body") -> bytes:
     """The whole body. TooLarge as soon as it is longer."""
     out = bytearray()
     async for chunk in request.stream():
         out += chunk
         if len(out) > limit:
-            raise TooLarge(f"this body has at most {limit} bytes")
+            raise TooLarge(f"{what} has at most {limit} bytes")
     return bytes(out)
 
 

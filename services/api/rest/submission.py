@@ -101,7 +101,7 @@ async def _receive(
         )
     if code_digest is not None:
         checked_digest(code_digest)
-    text = await read_body(request, limits.max_spec_bytes)
+    text = await read_body(request, limits.max_spec_bytes, what="a spec")
     spec = await read_spec_aside(text, "json" if media == "application/json" else "yaml")
     return Incoming(spec, code_digest or "")
 
