@@ -19,6 +19,8 @@ class Body:
     gpus: float
     present: bool = True
     active: bool = False
+    prepared: bool = False
+    """Its helper has fetched all it needs."""
     started: bool = False
     alive: bool = False
     over: bool = False

@@ -246,14 +246,18 @@ class Checker:
         paper = self.papers.job(learner.job)
         if paper is None or paper.attempt.number != learner.attempt or paper.released is not None:
             self._breach("one live fenced attempt", f"{what} started, but its attempt is not the current one")
-        elif paper.status not in LIVE:
+        elif paper.status not in LIVE and not self.bodies.of(learner).vanished:
             self._breach("a finished job is never trained again", f"{what} started while {paper.status}")
 
     def _whole(self, learner: Any, what: str) -> None:
         crew = self.bodies.crew(learner.job, learner.attempt)
-        inert = [name for name in self._declared[learner.job].learners if name not in crew or not crew[name].active]
-        if inert:
-            self._breach("all or nothing", f"{what} started while these of its gang were not let go: {inert}")
+        names = self._declared[learner.job].learners
+        behind = [name for name in names if name not in crew or not (crew[name].active and crew[name].prepared)]
+        if behind:
+            self._breach("all or nothing", f"{what} started while these of its gang were not ready: {behind}")
+
+    def prepared(self, learner: Any) -> None:
+        self.bodies.of(learner).prepared = True
 
     def ends_by_itself(self, learner: Any, code: int | None, *, lost: bool) -> None:
         self.bodies.ends_by_itself(learner, code, lost=lost)

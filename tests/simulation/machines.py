@@ -21,7 +21,8 @@ from services.core.domain.plan import AttemptPlan
 from services.core.domain.status import PHASE_ORDER, Phase
 from services.core.ports.cluster import Node, Observation
 from tests.simulation.checker import Checker
-from tests.testbed.helpers_in_memory import AGAIN_S, Fate, Metrics
+from tests.simulation.metrics_service import MetricsService
+from tests.testbed.helpers_in_memory import AGAIN_S, Fate
 
 _BEAT_S: Final = 0.1
 _RETRY_S: Final = 0.5
@@ -38,6 +39,8 @@ class Machines(MemoryCluster):
         """``who``: the process whose call is carried out now."""
         super().__init__(nodes, now_ms=now_ms)
         self._checker, self._who = checker, who
+        self.on_cut_off: Callable[[MemoryLearner], None] = lambda _: None
+        """Called before such a learner is removed."""
 
     async def observe(self, job_id: str) -> Observation:
         self._checker.looks(self._who(), job_id)
@@ -60,13 +63,13 @@ class Machines(MemoryCluster):
         await super().teardown(job_id, attempt=attempt, term=term)
         self._checker.torn_down(job_id, attempt, term, went, unstored)
 
-    def lose(self, name: str) -> None:
-        """The machine is gone, with everything on it."""
+    def lose(self, name: str, *, cut_off: bool) -> None:
+        """The machine is gone, with everything on it; ``cut_off``: from here. There, what is on it lives on."""
         self.nodes = [replace(node, ready=False) if node.name == name else node for node in self.nodes]
         for job_id in self.present():
             for learner in self.learners(job_id):
                 if learner.plan.node == name:
-                    self.vanish(learner)
+                    self.vanish(learner, cut_off=cut_off)
         self.say("")
 
     def find(self, name: str) -> None:
@@ -74,8 +77,10 @@ class Machines(MemoryCluster):
         self.nodes = [replace(node, ready=True) if node.name == name else node for node in self.nodes]
         self.say("")
 
-    def vanish(self, learner: MemoryLearner) -> None:
-        """A learner without a trace."""
+    def vanish(self, learner: MemoryLearner, *, cut_off: bool = False) -> None:
+        """A learner without a trace; ``cut_off``: it is where nobody sees it."""
+        if cut_off:
+            self.on_cut_off(learner)
         self._checker.vanished(learner)
         self.drop(learner)
 
@@ -93,7 +98,7 @@ class _Beside:
 class Crew:
     """Runs the processes and the helpers of all learners."""
 
-    def __init__(self, cluster: Machines, metrics: Metrics, checker: Checker, chance: random.Random) -> None:
+    def __init__(self, cluster: Machines, metrics: MetricsService, checker: Checker, chance: random.Random) -> None:
         self._metrics, self._checker, self._chance, self._now_ms = metrics, checker, chance, cluster.now_ms
         self.fates: dict[tuple[str, str, int], Fate] = {}
         self._there: dict[MemoryLearner, _Beside] = {}
@@ -101,10 +106,11 @@ class Crew:
         self.cut_off: set[MemoryLearner] = set()
         """Whose helpers reach the metrics service no more."""
         cluster.on_spawn, cluster.on_gone, cluster.on_start = self._begin, self._gone, self._started
-        cluster.on_end = checker.process_ended
+        cluster.on_end, cluster.on_cut_off = checker.process_ended, self._cut_off
+        self._out_of_sight: set[MemoryLearner] = set()
 
     def learners(self) -> list[MemoryLearner]:
-        return list(self._there)
+        return [learner for learner in self._there if learner not in self._out_of_sight]
 
     def _begin(self, learner: MemoryLearner) -> None:
         fate = self.fates.get((learner.job, learner.name, learner.attempt), Fate())
@@ -132,7 +138,16 @@ class Crew:
         asyncio.get_running_loop().call_later(_RESTART_S, self._start_helper, learner)
         return True
 
+    def _cut_off(self, learner: MemoryLearner) -> None:
+        """Its machine hears nobody, for a while; nobody will ever hear of it again but by its helper."""
+        self._out_of_sight.add(learner)
+        self.cut_off.add(learner)
+        asyncio.get_running_loop().call_later(self._chance.uniform(2, 8), self.cut_off.discard, learner)
+
     def _gone(self, learner: MemoryLearner) -> None:
+        if learner in self._out_of_sight:
+            self._checker.removed(learner)
+            return
         beside = self._there.pop(learner, None)
         if beside is not None and beside.helper is not None:
             beside.helper.cancel()
@@ -191,6 +206,7 @@ class Crew:
             learner.tell()
             return False
         if learner.exit is None:
+            self._checker.prepared(learner)
             await self._report(learner, beside, Phase.READY)
             await self._go(learner)
             learner.start()
@@ -199,7 +215,7 @@ class Crew:
     async def _go(self, learner: MemoryLearner) -> None:
         while learner.exit is None:
             with contextlib.suppress(WeftError):
-                if learner not in self.cut_off and await self._metrics.go(learner.job, learner.attempt):
+                if learner not in self.cut_off and await self._metrics.go(learner):
                     return
             await self._unless_over(learner, _BEAT_S)
 
@@ -239,9 +255,10 @@ class Crew:
             return False
         await asyncio.sleep(self._chance.choice([0, 0, 0.001, 0.01]))
         try:
-            return await self._metrics.report(learner.job, beside.status)
+            await self._metrics.report(learner, beside.status)
         except WeftError:
             return False
+        return True
 
     async def _say_again(self, learner: MemoryLearner, beside: _Beside) -> None:
         while True:

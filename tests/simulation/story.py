@@ -36,7 +36,8 @@ KINDS: Final = (
     "guardian paused beyond its lease", "lcm paused", "lcm paused beyond its lease", "hint lost", "hint doubled",
     "lease lost, holder runs", "slow keep-alives", "stale read", "clock jumps", "cut from jobs", "cut from status",
     "cut from cluster", "helper cut off", "job store away", "etcd away", "etcd wiped", "object store away",
-    "metrics away", "node agent away", "node lost", "learner lost",
+    "metrics away", "node agent away", "node lost", "node cut off", "learner lost",
+    "metrics paused", "metrics cut from status",
     *(f"{what}: {port}"
         for what in ("lost request", "lost answer", "late effect")
         for port in ("jobs", "status", "cluster")),
@@ -224,6 +225,7 @@ class Story:
             "requests lost": lambda: self.arm("lost request"), "answers lost": lambda: self.arm("lost answer"),
             "late effects": lambda: self.arm("late effect"), "stale reads": self.stale_reads,
             "slow keep-alives": self.slow_keep_alives, "lease lost": self.lease_lost, "clock jumps": self.clock_jumps,
+            "metrics paused": self.metrics_paused, "metrics cut from etcd": self.metrics_cut,
             "node lost": self.node_lost, "learner lost": self.learner_lost,
         }  # fmt: skip
 
@@ -257,12 +259,23 @@ class Story:
     def metrics_crash(self) -> None:
         """It knows nothing any more but what helpers tell it again."""
         self.strikes("metrics crashes")
-        self.world.metrics.ready.clear()
+        self.world.metrics.crash()
         self._metrics_away(self.chance.uniform(0.2, 2))
 
     def metrics_away(self) -> None:
         self.strikes("metrics away")
         self._metrics_away(self.chance.uniform(1, 8))
+
+    def metrics_paused(self) -> None:
+        wire = self.world.metrics.wire
+        if wire.running.is_set():
+            self.strikes("metrics paused")
+            wire.running.clear()
+            self.later(self.chance.uniform(1, 6), wire.running.set)
+
+    def metrics_cut(self) -> None:
+        self.strikes("metrics cut from status")
+        self._cut_for(self.world.metrics.wire, "status", self.chance.uniform(1, 6))
 
     def _metrics_away(self, seconds: float) -> None:
         world, self._pressing["metrics"] = self.world, self._pressing.get("metrics", 0) + 1
@@ -395,8 +408,9 @@ class Story:
 
     def node_lost(self) -> None:
         node = self.chance.choice(NODES).name
-        self.strikes("node lost", node)
-        self.world.machines.lose(node)
+        cut_off = self.chance.random() < 0.6
+        self.strikes("node cut off" if cut_off else "node lost", node)
+        self.world.machines.lose(node, cut_off=cut_off)
         self.later(self.chance.uniform(0.5, 8), lambda: self.world.machines.find(node))
 
     def learner_lost(self) -> None:

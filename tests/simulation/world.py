@@ -22,10 +22,10 @@ from services.core.jobs import update
 from services.core.ports.cluster import Node
 from tests.simulation.checker import Checker, Declared
 from tests.simulation.machines import Crew, Machines
+from tests.simulation.metrics_service import MetricsService
 from tests.simulation.stores import Etcd, Ledger
 from tests.simulation.wire import Network, Wire
 from tests.testbed.control_plane import EPOCH_MS, ControlPlane, Process, Summaries
-from tests.testbed.helpers_in_memory import Metrics
 
 NODES: Final = (
     Node(name="north", cpus=8, memory=64 * 10**9, gpus=4), Node(name="south", cpus=8, memory=64 * 10**9, gpus=2)
@@ -99,7 +99,7 @@ class World(ControlPlane):
         self.machines = Machines(
             NODES, self.checker, lambda: self.network.actor, now_ms=self._true_clock.now_ms
         )  # fmt: skip
-        self.metrics = Metrics(self.etcd)
+        self.metrics: Any = MetricsService(self.etcd, self._wire)
         self.crew = Crew(self.machines, self.metrics, self.checker, self.network.chance)
         self.summaries = Summaries()
         self.post = Post(self.network)
@@ -156,6 +156,7 @@ class World(ControlPlane):
             await self.kill(process)
         for late in self.network.late:
             late.cancel()
+        await self.metrics.close()
         await self.crew.close()
 
     def wire_of(self, name: tuple[str, str]) -> Wire:
