@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.testbed.rabbitmq",
     "tests.testbed.redis",
     "tests.testbed.s3",
+    "tests.testbed.toxiproxy",
     "tests.promises",
 ]
 

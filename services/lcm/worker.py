@@ -30,7 +30,7 @@ from services.core.settings import Settings
 
 _AT_ONCE: Final = 4
 """Hints under way at once; each waits for a service for at most two seconds."""
-_DRAIN_S: Final = 5
+_DRAIN_S: Final = 8
 """What is under way when the worker is told to end may take so long, then it is left: as with a broker that hangs."""
 log = structlog.get_logger()
 
@@ -72,6 +72,7 @@ def main() -> int:
     nudger.loop.call_soon_threadsafe(service.stopping.set)
     serving.result()
     nudger.close()
+    signal.alarm(0)
     log.info("service.stopped")
     return int(worker.exitcode or 0)
 

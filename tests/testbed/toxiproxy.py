@@ -1,0 +1,120 @@
+"""Toxiproxy: a process of its own between a platform and its servers, whose network fails on demand.
+
+    line = toxiproxy.to(mongo.address)      # a port that leads there
+    line.cut()                              # connections break, new ones are refused
+    line.delay(0.5)                         # each answer comes so much later
+    line.silence()                          # nothing is answered, and nothing breaks
+    line.lose_answers()                     # requests arrive; at the answer the connection breaks
+    line.limit_answers(1000)                # ... after so many bytes of answers, per connection
+    line.mend()                             # as if nothing had been
+
+Unlike proxy.py it needs no event loop of the test's: real services are led through it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.testbed.etcd import free_port
+from tests.testbed.go import SERVERS, GoBuilt
+from tests.waiting import in_thread, until
+
+_direct: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Line:
+    """One port that leads to one server."""
+
+    def __init__(self, toxiproxy: Toxiproxy, name: str, listen: str) -> None:
+        self.address = listen
+        self._toxiproxy, self._path = toxiproxy, f"/proxies/{name}"
+
+    def cut(self) -> None:
+        self._toxiproxy.ask("POST", self._path, {"enabled": False})
+
+    def delay(self, seconds: float, *, jitter: float = 0) -> None:
+        """What is passed back comes later; the requests do not."""
+        self._add("latency", latency=round(seconds * 1000), jitter=round(jitter * 1000))
+
+    def silence(self) -> None:
+        self._add("timeout", timeout=0)
+
+    def lose_answers(self) -> None:
+        self.limit_answers(0)
+
+    def limit_answers(self, count: int) -> None:
+        self._add("limit_data", bytes=count)
+
+    def _add(self, kind: str, **attributes: int) -> None:
+        self._toxiproxy.ask(
+            "POST", f"{self._path}/toxics", {"type": kind, "stream": "downstream", "attributes": attributes}
+        )
+
+    def mend(self) -> None:
+        for toxic in self._toxiproxy.ask("GET", self._path)["toxics"]:
+            self._toxiproxy.ask("DELETE", f"{self._path}/toxics/{toxic['name']}")
+        self._toxiproxy.ask("POST", self._path, {"enabled": True})
+
+
+class Toxiproxy:
+    def __init__(self, program: Path, folder: Path) -> None:
+        self.port = free_port()
+        self._log, self._made = folder / "toxiproxy.log", 0
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [program, "-host", "127.0.0.1", "-port", str(self.port)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    async def ready(self) -> None:
+        """Returns when it serves."""
+        await until(self._serves, timeout=30)
+
+    def _serves(self) -> bool:
+        assert self._process.poll() is None, self._log.read_text()
+        try:
+            self.ask("GET", "/version")
+        except OSError:
+            return False
+        return True
+
+    def to(self, upstream: str, *, port: int = 0) -> Line:
+        """A new port (or this one) that leads to ``host:port``."""
+        self._made += 1
+        name = f"line-{self._made}"
+        made = self.ask("POST", "/proxies", {"name": name, "listen": f"127.0.0.1:{port}", "upstream": upstream})
+        return Line(self, name, made["listen"])
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Its HTTP API. HTTPError with what it says where it refuses."""
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+        )
+        with _direct.open(asked, timeout=10) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def kill(self) -> None:
+        """All its lines break."""
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def toxiproxy(go_built: GoBuilt, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toxiproxy]:
+    """One for all tests: make lines of your own."""
+    server = Toxiproxy(go_built("toxiproxy", SERVERS / "toxiproxy"), tmp_path_factory.mktemp("toxiproxy"))
+    try:
+        in_thread(server.ready)
+        yield server
+    finally:
+        server.kill()
