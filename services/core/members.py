@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from services.core.domain.errors import WeftError
-from services.core.domain.ids import RANDOM_BITS, make_id
+from services.core.domain.ids import RANDOM_BITS, is_id, make_id
 from services.core.ports.clock import Clock
 from services.core.ports.status_store import Lease, StatusStore
 from services.core.settings import Settings
@@ -96,6 +96,7 @@ class Membership:
 
 
 async def members(status: StatusStore, service: str) -> frozenset[str]:
-    """Ids of the live processes of a service."""
+    """Ids of the live processes of a service. A key that is no member's makes nobody alive."""
     prefix = member_key(service, "")
-    return frozenset(entry.key.removeprefix(prefix) for entry in await status.list(prefix))
+    found = (entry.key.removeprefix(prefix) for entry in await status.list(prefix))
+    return frozenset(member for member in found if is_id(member, "m"))

@@ -57,6 +57,7 @@ class Collector:
                 return False
             if where == "status":
                 await self._status.delete_prefix(f"{JOBS}{job_id}/")
+                await self._status.delete(f"{JOBS}{job_id}")  # nobody of ours writes one, and so nobody removes it
             else:
                 await self._tear_down(job_id, job)
         except Unavailable:

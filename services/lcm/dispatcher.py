@@ -32,7 +32,7 @@ from services.core.ports.cluster import Cluster
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore, Unreadable
 from services.core.ports.status_store import Lease, StatusStore
-from services.core.quarantine import Quarantine
+from services.core.quarantine import JOB, Quarantine
 from services.lcm.meters import Meters
 from services.lcm.scheduling import fifo
 from services.lcm.scheduling.placement import Free, Placed, fits_at, taken, whole, without
@@ -40,6 +40,7 @@ from services.lcm.settings import LcmSettings
 from services.lcm.unreadable import UnreadableJobs
 
 LEADER_KEY: Final = "/lcm/leader"
+_SPEC_ADVICE: Final = "`weft kill` it, and submit it anew"
 log = structlog.get_logger()
 
 
@@ -277,17 +278,26 @@ class Dispatcher:
             return None
 
     def _spec(self, job: Job) -> JobSpec | None:
-        """The job's spec, parsed once; None, and a line in the log, where it cannot be read."""
+        """The job's spec, parsed once; None, and quarantine, where it cannot be read."""
         known = self._specs.get(job.id)
         if known is None or known[0] != job.spec:
             try:
                 known = (job.spec, parse_spec(job.spec))
             except InvalidSpec as error:
-                log.error("job.unreadable_spec", job=job.id, why=str(error), trace=job.trace)  # noqa: TRY400 - the message says it all
                 known = (job.spec, None)
+                why = f"the spec of job {job.id} cannot be read: {error}"
+                self.quarantine.hold(JOB, _spec_place(job.id), why, job=job.id, advice=_SPEC_ADVICE)
+            else:
+                self.quarantine.release(JOB, _spec_place(job.id))
             self._specs[job.id] = known
         return known[1]
 
     def _forget(self, holding: Sequence[Job], queue: Sequence[tuple[Job, JobSpec | None]]) -> None:
         there = {job.id for job in holding} | {job.id for job, _ in queue}
+        for job_id in self._specs.keys() - there:
+            self.quarantine.release(JOB, _spec_place(job_id))
         self._specs = {job_id: known for job_id, known in self._specs.items() if job_id in there}
+
+
+def _spec_place(job_id: str) -> str:
+    return f"{job_id}/spec"

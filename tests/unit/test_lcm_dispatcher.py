@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from services.core.domain.ids import make_id
 from services.core.domain.job import admitted, released
 from services.core.domain.status import Desired, Status
 from services.core.jobs import copy_history, history
@@ -117,8 +118,9 @@ async def test_one_that_never_led_ends_when_told_to(plane: ControlPlane) -> None
 
 
 async def test_of_two_that_rise_at_once_one_leads(plane: ControlPlane) -> None:
-    await plane.status.put("/members/lcm/m-other", "{}")
-    wire = Tripwire(at=("status.put_if", 1), what="act", act=lambda: plane.status.put("/lcm/leader", '"m-other"'))
+    other = make_id("m", now_ms=plane.clock.now_ms(), random_bits=99)
+    await plane.status.put(f"/members/lcm/{other}", "{}")
+    wire = Tripwire(at=("status.put_if", 1), what="act", act=lambda: plane.status.put("/lcm/leader", f'"{other}"'))
     process = await plane.start_lcm(wire)
     await asyncio.sleep(5)
     assert (process.of.term, (await plane.jobs.dispatcher()).term) == (0, 0)

@@ -138,6 +138,20 @@ async def test_a_spec_that_cannot_be_read_any_more_frees_nothing_before_its_lear
     await plane.running(other)
 
 
+async def test_a_job_that_waits_with_a_spec_that_nobody_can_read_is_shown_and_stands_in_nobody_s_way(
+    plane: ControlPlane,
+) -> None:
+    lcm = await plane.start_lcm()
+    await plane.start_pool()
+    bad = await plane.submit(resources={"cpus": "many"})
+    other = await plane.submit(**SMALL)
+    assert (await plane.rested(other)).status is Status.COMPLETED
+    assert held(lcm) == [(JOB, f"{bad}/spec")]
+    await plane.wish(bad, Desired.KILL)
+    await asyncio.sleep(2)
+    assert held(lcm) == []
+
+
 async def test_what_was_ruined_long_ago_is_found_by_looking_through_the_store(plane: ControlPlane) -> None:
     lcm = await plane.start_lcm()
     await plane.start_pool()
