@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from services.core.adapters.etcd import launcher
 from services.core.adapters.etcd._stubs import messages
 from services.core.adapters.etcd.connection import Connection, Credentials
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain.errors import Unauthenticated, Unavailable
 from services.core.ports.status_store import Change
 from tests.testbed.etcd import Etcd, free_port
+from tests.testbed.go import SERVERS, GoBuilt
 from tests.testbed.proxy import proxied
 from tests.waiting import until
 
 TTL_S = 2.0
 SILENCE_S = 0.3
+
+
+@pytest.fixture(params=["installed", "3.6"])
+def own_etcd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Etcd]:
+    """One that the test may kill, not started yet: of the version that is installed, and of the newest."""
+    if request.param == "3.6":
+        go_built: GoBuilt = request.getfixturevalue("go_built")
+        monkeypatch.setenv("ETCD_BIN", str(go_built("etcd", SERVERS / "etcd")))
+        assert launcher.etcd_version(launcher.find_etcd())[:2] == (3, 6)
+    server = Etcd(tmp_path)
+    yield server
+    server.kill()
 
 
 @asynccontextmanager
