@@ -1,4 +1,4 @@
-"""The running platform that the life-cycle tests share: once with hints, once with every hint dropped."""
+"""The running platform that the life-cycle tests share: on both sets of stores, and once with every hint dropped."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.testbed import sets
 from tests.testbed.platform import Platform, platform
 from weft import Client
 
 _dropped = pytest.StashKey[dict[str, float]]()
 
 
-@pytest.fixture(scope="package", params=["celery", "drop"], ids=["hints", "every-hint-dropped"])
+@pytest.fixture(scope="package", params=["embedded", "every-hint-dropped", "servers"])
 def weft_up(request: pytest.FixtureRequest) -> Iterator[Platform]:
     """As `weft up` starts it, with room for two gangs of two."""
-    with platform({"WEFT_HINTS": request.param, "WEFT_NODE_CPUS": "4", "WEFT_PEER_GRACE_S": "1"}) as running:
+    dropped = request.param == "every-hint-dropped"
+    stores = sets.servers(request) if request.param == "servers" else sets.embedded()
+    hints = "drop" if dropped else "celery"
+    with platform({"WEFT_HINTS": hints, "WEFT_NODE_CPUS": "4", "WEFT_PEER_GRACE_S": "1", **stores}) as running:
         yield running
-        if request.param == "drop":
+        if dropped:
             counts = request.config.stash.setdefault(_dropped, {})
             for service in ("api", "lcm", "guardian"):
                 counts[service] = running.counter(service, "weft_hints_dropped_total")
