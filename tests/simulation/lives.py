@@ -71,11 +71,16 @@ class Life:
     plane: ControlPlane
     wire: Tripwire
     shape: Shape
-    job_id: str = ""
+    jobs: list[str] = field(default_factory=list)
     tested: asyncio.Future[Process] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """The process under test."""
     marks: dict[str, int] = field(default_factory=dict)
     """How many calls it had made when something happened that is no call of its own."""
+
+    @property
+    def job_id(self) -> str:
+        """Of the first job."""
+        return self.jobs[0]
 
     def mark(self, name: str) -> None:
         self.marks[name] = len(self.wire.calls)
@@ -85,8 +90,8 @@ class Life:
         return next(number for number, point in enumerate(self.wire.points) if all(word in point for word in words))
 
     async def submit(self, **spec: object) -> None:
-        self.job_id = await self.plane.submit(**{**self.shape.spec, **spec})
-        self.plane.helpers.fate(self.job_id, download_s=self.shape.download_s)
+        self.jobs.append(await self.plane.submit(**{**self.shape.spec, **spec}))
+        self.plane.helpers.fate(self.jobs[-1], download_s=self.shape.download_s)
 
     async def run_for_ever(self) -> None:
         """All learners run, until somebody ends them."""
@@ -136,21 +141,24 @@ async def _tell(story: Story, shape: Shape, home: Path, fault: Fault | None) -> 
     leading = asyncio.ensure_future(story.lead(life))
     try:
         await asyncio.wait_for(leading, _REST_S)
-        job = await plane.rested(life.job_id, within_s=_REST_S)
+        jobs = [await plane.rested(job_id, within_s=_REST_S) for job_id in life.jobs]
         life.mark("rest")
-        path = await plane.path(life.job_id)
-        if wished:
-            _judge_wished(job, path)
-        else:
-            _judge(story, life, job, path)
+        for job in jobs:
+            path = await plane.path(job.id)
+            if wished:
+                _judge_wished(job, path)
+            else:
+                _judge(story, life, job, path)
         await _nothing_left(plane, within_s=GONE_S if fault is not None else 0)
         await asyncio.sleep(_LATE_S)
-        if fault is not None and not wished:
+        if fault is not None:
             assert wire.tripped.is_set(), "the call was never made: a point that is not there shows nothing"
             assert wire.points[fault.at] == fault.point
-            await asyncio.wait_for(recovering, PAUSE_S + 1)
-            await asyncio.sleep(_LATE_S)
-        assert _lasting(await plane.job(life.job_id)) == _lasting(job), "something came late"
+            if not wished:
+                await asyncio.wait_for(recovering, PAUSE_S + 1)
+                await asyncio.sleep(_LATE_S)
+        for job in jobs:
+            assert _lasting(await plane.job(job.id)) == _lasting(job), "something came late"
         await _nothing_left(plane, within_s=GONE_S if fault is not None else 0)
     finally:
         leading.cancel()
@@ -162,8 +170,8 @@ async def _tell(story: Story, shape: Shape, home: Path, fault: Fault | None) -> 
 
 async def _wish(life: Life, wish: Desired) -> None:
     with suppress(IllegalTransition):  # it was over before
-        if life.job_id:
-            await life.plane.wish(life.job_id, wish)
+        for job_id in life.jobs:
+            await life.plane.wish(job_id, wish)
 
 
 async def _recover(story: Story, life: Life, fault: Fault | None) -> None:
@@ -186,7 +194,11 @@ def _judge(story: Story, life: Life, job: Job, path: list[str]) -> None:
     assert path == list(story.path)
     assert job.attempt.number == story.attempts
     assert (job.counters.retries, job.counters.restarts) == (story.retries, story.restarts)
-    assert len(life.plane.helpers.stored) == story.stored * len(life.shape.learners)
+    stored = [name for job_id, _, name in life.plane.helpers.stored if job_id == job.id]
+    assert sorted(stored) == sorted(life.shape.learners * story.stored)
+    for attempt in range(1, job.attempt.number + 1):
+        started = {name for job_id, number, name in life.plane.starts if (job_id, number) == (job.id, attempt)}
+        assert started in (set(), set(life.shape.learners)), f"of attempt {attempt} only {started} ran"
     _judge_wish(job)
 
 

@@ -140,10 +140,22 @@ GUARDIAN = (
 # --- a life-cycle manager ----------------------------------------------------------------
 
 
-async def _dispatches(life: Life) -> None:
+async def _lcm(life: Life) -> None:
+    """The one under test, and the guardian service that carries out what it decides."""
     life.tested.set_result(await life.plane.start_lcm(life.wire, place="tested"))
     await life.plane.start_pool()
+
+
+async def _dispatches(life: Life) -> None:
+    await _lcm(life)
     await life.submit()
+
+
+async def _compete(life: Life) -> None:
+    """Two jobs, each of which needs all there is."""
+    await _lcm(life)
+    for _ in range(2):
+        await life.submit(resources={"cpus": 16 // len(life.shape.learners), "memory": "1GB"})
 
 
 def _admission(life: Life) -> Sections:
@@ -188,6 +200,7 @@ def _ghost() -> AttemptPlan:
 
 LCM = (
     Story("dispatches", _dispatches, _admission, WHOLE_LIFE, service="lcm"),
+    Story("competing", _compete, _all("two jobs for one place"), WHOLE_LIFE, service="lcm"),
     Story("new dispatcher", _dispatcher_taken_over, _all("take-over, admitted"), WHOLE_LIFE, service="lcm"),
     Story("collects", _collects, _since("leftovers", "collection"), WHOLE_LIFE, service="lcm"),
 )

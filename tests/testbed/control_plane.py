@@ -141,6 +141,8 @@ class ControlPlane:
         self.hints = Direct()
         self.faults: list[str] = []
         """What must never happen, and did."""
+        self.starts: list[tuple[str, int, str]] = []
+        """(job, attempt, learner) whose process was started, in order."""
         self._processes: list[Process] = []
         self._orphans: list[Lease] = []
         """Of killed processes."""
@@ -312,6 +314,7 @@ class ControlPlane:
 
     def _check_start(self, learner: MemoryLearner) -> None:
         """No learner's process is started twice, nor while one of another attempt runs; no node is overcommitted."""
+        self.starts.append((learner.job, learner.attempt, learner.name))
         if learner.runs > 1:
             self.faults.append(f"{learner.job}/{learner.attempt}/{learner.name} was started twice")
         for one in self.cluster.learners(learner.job):
