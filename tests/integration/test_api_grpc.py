@@ -1,0 +1,443 @@
+"""The gRPC door: no way in without a key, nothing that is sent makes it stumble, streams go on where they were cut."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+import structlog.testing
+from google.protobuf.empty_pb2 import Empty
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.api.grpc.gate import OPEN_SERVICES, PUBLIC, permission_of
+from services.api.grpc.jobs import Jobs
+from services.api.grpc.platform import Keys, Platform
+from services.api.grpc.server import serve
+from services.core.domain.errors import WeftError
+from services.core.gen.weft.v1 import jobs_pb2 as pb
+from services.core.gen.weft.v1 import jobs_pb2_grpc
+from services.core.gen.weft.v1 import platform_pb2 as pp
+from tests.testbed.api import Api, a_zip, running_api
+from tests.testbed.etcd import Etcd
+from tests.testbed.metrics import MetricsProcess, running
+from tests.testbed.telling import api_over, learning
+from tests.testbed.user_rpc import Rpc, refusal, speaking, stream_of
+from tests.waiting import until
+
+YAML = "name: digits\ncommand: python train.py\n"
+SERVICERS: dict[str, type] = {"weft.v1.Jobs": Jobs, "weft.v1.Keys": Keys, "weft.v1.Platform": Platform}
+STREAMING = {"SubmitJob", "PlanJob"}
+NEVER = {"INTERNAL", "UNKNOWN", "UNIMPLEMENTED", "DEADLINE_EXCEEDED"}
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Api]:
+    async with running_api(tmp_path_factory.mktemp("api")) as one:
+        yield one
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def rpc(api: Api) -> AsyncIterator[Rpc]:
+    async with speaking(api.grpc, api.admin_key) as one:
+        yield one
+
+
+async def methods_of(address: str) -> list[str]:
+    """``/service/method`` of everything that the running server says it has."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub
+        ask = stub(channel).ServerReflectionInfo
+        request = reflection_pb2.ServerReflectionRequest
+        listed = [one async for one in ask(stream_of([request(list_services="")]))]
+        out: list[str] = []
+        for service in listed[0].list_services_response.service:
+            files = [one async for one in ask(stream_of([request(file_containing_symbol=service.name)]))]
+            for raw in files[0].file_descriptor_response.file_descriptor_proto:
+                file = _file(raw)
+                for found in file.service:
+                    if f"{file.package}.{found.name}" == service.name:
+                        out += [f"/{service.name}/{method.name}" for method in found.method]
+        return out
+
+
+def _file(raw: bytes) -> Any:
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto  # noqa: PLC0415 - needed here alone
+
+    return FileDescriptorProto.FromString(raw)
+
+
+def _service(method: str) -> str:
+    return method.split("/")[1]
+
+
+def sent(channel: Any, method: str, raw: bytes | list[bytes], metadata: Any) -> Any:
+    """A call with bytes as they are."""
+    name = method.rpartition("/")[2]
+    if name in STREAMING:
+        pieces = raw if isinstance(raw, list) else [raw]
+        return channel.stream_unary(method)(stream_of(pieces), metadata=metadata, timeout=30)
+    assert isinstance(raw, bytes)
+    if name.startswith("Follow") or name == "GetArtifact":
+        return channel.unary_stream(method)(raw, metadata=metadata, timeout=30)
+    return channel.unary_unary(method)(raw, metadata=metadata, timeout=30)
+
+
+async def test_every_rpc_of_the_running_server_declares_its_permission(api: Api) -> None:
+    methods = await methods_of(api.grpc)
+    ours = [one for one in methods if _service(one) not in OPEN_SERVICES]
+    assert len(ours) > 25
+    declared = {one: permission_of(getattr(SERVICERS[_service(one)], one.rpartition("/")[2])) for one in ours}
+    assert [one for one, permission in declared.items() if permission is None] == []
+    assert [one for one, permission in declared.items() if permission == PUBLIC] == ["/weft.v1.Platform/GetVersion"]
+
+
+class Careless(Jobs):
+    async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.Job:  # noqa: N802 - the proto's name
+        return pb.Job(id="leaked")
+
+
+async def test_an_rpc_that_declares_nothing_is_closed(api: Api) -> None:
+    from services.api.grpc.gate import Gate  # noqa: PLC0415 - needed here alone
+
+    server = grpc.aio.server(interceptors=(Gate(api.gateway),))
+    jobs_pb2_grpc.add_JobsServicer_to_server(Careless(api.gateway), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with speaking(f"127.0.0.1:{port}", api.admin_key) as rpc:
+        refused = await rpc.refused(rpc.jobs.GetJob(pb.GetJobRequest(), metadata=rpc.metadata))
+    await server.stop(None)
+    assert refused.code == "permission-denied"
+
+
+BAD: list[tuple[tuple[str, Any], ...]] = [
+    (),
+    (("authorization", "Bearer"),),
+    (("authorization", "Bearer weft_k" + "0" * 22 + "_" + "0" * 64),),
+    (("authorization", "Basic {key}"),),
+    (("authorization", "Learner {key}"),),
+    (("authorization", "{key}"),),
+    (("authorization", "Bearer {key}0"),),
+    (("authorization-bin", b"Bearer {key}"), ("x-api-key", "{key}"), ("cookie", "key={key}")),
+]
+
+
+async def test_no_rpc_answers_a_bad_credential(api: Api) -> None:
+    methods = [one for one in await methods_of(api.grpc) if _service(one) not in OPEN_SERVICES]
+    async with grpc.aio.insecure_channel(api.grpc) as channel:
+        for credential in BAD:
+            metadata = tuple(
+                (name, value.replace("{key}", api.admin_key) if isinstance(value, str) else value)
+                for name, value in credential
+            )
+            for method in methods:
+                if method == "/weft.v1.Platform/GetVersion":
+                    continue
+                status = await _status(sent(channel, method, b"", metadata))
+                assert status == "UNAUTHENTICATED", (method, credential)
+
+
+async def _status(call: Any) -> str:
+    try:
+        if hasattr(call, "read"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+async def test_a_key_may_do_what_its_scope_says_and_sees_its_tenant_only(api: Api, rpc: Rpc) -> None:
+    made = await rpc.jobs.SubmitJob(stream_of([head()]), metadata=rpc.metadata)
+    async with speaking(api.grpc, await api.key("ada", "acme")) as ada:
+        assert (await ada.keys.WhoAmI(Empty(), metadata=ada.metadata)).tenant == "acme"
+        foreign = await ada.refused(ada.jobs.GetJob(pb.GetJobRequest(job_id=made.id), metadata=ada.metadata))
+        missing = "j" + "0" * 22
+        absent = await ada.refused(ada.jobs.GetJob(pb.GetJobRequest(job_id=missing), metadata=ada.metadata))
+        assert foreign.message.replace(made.id, missing) == absent.message
+        assert (foreign.code, foreign.status) == ("not-found", "NOT_FOUND")
+        listed = await ada.jobs.ListJobs(pb.ListJobsRequest(), metadata=ada.metadata)
+        assert list(listed.jobs) == []
+        for call in (
+            ada.platform.GetQuarantine(Empty(), metadata=ada.metadata),
+            ada.jobs.ListJobs(pb.ListJobsRequest(tenant="*"), metadata=ada.metadata),
+            ada.keys.CreateKey(pp.CreateKeyRequest(scope="admin"), metadata=ada.metadata),
+        ):
+            assert (await ada.refused(call)).status == "PERMISSION_DENIED"
+
+
+def head(**more: Any) -> pb.SubmitJobRequest:
+    return pb.SubmitJobRequest(head=pb.Submission(**{"yaml": YAML, **more}))
+
+
+async def test_a_stranger_is_refused_before_a_message_is_read(api: Api) -> None:
+    begun = asyncio.Event()
+
+    async def endless() -> AsyncIterator[pb.SubmitJobRequest]:
+        begun.set()
+        yield head()
+        await asyncio.Event().wait()
+
+    async with speaking(api.grpc, None) as nobody:
+        refused = await nobody.refused(nobody.jobs.SubmitJob(endless(), timeout=20))
+    assert refused.code == "unauthenticated"
+
+
+@pytest.mark.parametrize(
+    ("messages", "code"),
+    [
+        ([], "invalid-request"),
+        ([pb.SubmitJobRequest()], "invalid-request"),
+        ([pb.SubmitJobRequest(code=b"x")], "invalid-request"),
+        ([head(), head()], "invalid-request"),
+        ([head(), pb.SubmitJobRequest()], "invalid-request"),
+        ([head(code_digest="sha256:" + "0" * 64), pb.SubmitJobRequest(code=b"x")], "invalid-request"),
+        ([head(), pb.SubmitJobRequest(code=b"no zip")], "invalid-archive"),
+        ([head(yaml="")], "invalid-spec"),
+    ],
+)
+async def test_a_submission_that_is_none_is_refused_and_leaves_nothing(
+    api: Api, rpc: Rpc, messages: list[pb.SubmitJobRequest], code: str
+) -> None:
+    for method in (rpc.jobs.SubmitJob, rpc.jobs.PlanJob):
+        assert (await rpc.refused(method(stream_of(messages), metadata=rpc.metadata))).code == code
+    assert list((api.settings.home / "uploads").iterdir()) == []
+
+
+async def test_code_beyond_the_limit_is_refused_while_it_comes(tmp_path: Path) -> None:
+    async with running_api(tmp_path, max_code_bytes=100_000) as api, speaking(api.grpc, api.admin_key) as rpc:
+        pieces = [head(), *(pb.SubmitJobRequest(code=bytes(60_000)) for _ in range(1000))]
+        refused = await rpc.refused(rpc.jobs.SubmitJob(stream_of(pieces), metadata=rpc.metadata))
+        assert (refused.status, refused.code) == ("RESOURCE_EXHAUSTED", "too-large")
+
+
+async def test_a_file_is_fetched_whole_or_by_ranges_of_one_version(rpc: Rpc) -> None:
+    noise = random.Random(1).randbytes(3_000_000)
+    code = a_zip({"noise": noise})
+    parts = [head(), *(pb.SubmitJobRequest(code=code[at : at + 500_000]) for at in range(0, len(code), 500_000))]
+    job = (await rpc.jobs.SubmitJob(stream_of(parts), metadata=rpc.metadata)).id
+
+    async def fetched(**range_: Any) -> tuple[pb.JobArtifact, bytes, int]:
+        wanted = pb.GetArtifactRequest(job_id=job, path="code.zip", **range_)
+        first, *rest = [one async for one in rpc.jobs.GetArtifact(wanted, metadata=rpc.metadata)]
+        return first.artifact, b"".join(one.data for one in rest), max((len(one.data) for one in rest), default=0)
+
+    artifact, whole, largest = await fetched()
+    assert (artifact.path, artifact.size, whole) == ("code.zip", len(code), code)
+    assert largest <= 2**20
+    assert (await fetched(start=10, end=20))[1] == code[10:20]
+    assert (await fetched(start=len(code) - 5, end=2**40, etag=artifact.etag))[1] == code[-5:]
+    assert (await fetched(start=len(code)))[1] == b""
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"start": len(code) + 1}, "invalid-request"),
+        ({"etag": "other"}, "precondition-failed"),
+    ]
+    for wrong, code_ in wrongs:
+        wanted = pb.GetArtifactRequest(job_id=job, path="code.zip", **wrong)
+        assert (await rpc.refused(rpc.jobs.GetArtifact(wanted, metadata=rpc.metadata))).code == code_
+
+
+async def test_many_field_errors_do_not_make_the_refusal_too_long_to_be_read(rpc: Rpc) -> None:
+    spec = YAML + "".join(f"unknown_{number}: {'x' * 50}\n" for number in range(400))
+    refused = await rpc.refused(rpc.jobs.SubmitJob(stream_of([head(yaml=spec)]), metadata=rpc.metadata))
+    assert (refused.status, refused.code) == ("INVALID_ARGUMENT", "invalid-spec")
+    assert 10 < len(refused.fields) < 400
+
+
+async def test_health_and_reflection_need_no_key(api: Api) -> None:
+    async with grpc.aio.insecure_channel(api.grpc) as channel:
+        stub: Any = health_pb2_grpc.HealthStub
+        health = stub(channel)
+        for service in ("", "weft.v1.Jobs"):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert "/weft.v1.Jobs/SubmitJob" in await methods_of(api.grpc)
+
+
+async def test_a_taken_port_is_named(api: Api) -> None:
+    with pytest.raises(WeftError, match="the port is taken"):
+        await serve(api.grpc, api.gateway)
+
+
+async def test_a_message_beyond_the_limit_is_refused(rpc: Rpc) -> None:
+    refused = await rpc.refused(
+        rpc.jobs.SubmitJob(stream_of([head(), pb.SubmitJobRequest(code=bytes(5 * 2**20))]), metadata=rpc.metadata)
+    )
+    assert refused.status == "RESOURCE_EXHAUSTED"
+
+
+async def test_a_deadline_ends_the_call_and_an_impatient_client_harms_nobody(api: Api, rpc: Rpc) -> None:
+    async def slow() -> AsyncIterator[pb.SubmitJobRequest]:
+        yield head()
+        await asyncio.Event().wait()
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rpc.jobs.SubmitJob(slow(), metadata=rpc.metadata, timeout=0.3)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: list((api.settings.home / "uploads").iterdir()) == [])
+
+
+# --- whatever is sent ---------------------------------------------------------------
+
+MESSAGES = {
+    "GetJob": pb.GetJobRequest, "ListJobs": pb.ListJobsRequest, "KillJob": pb.ChangeJobRequest,
+    "DeleteJob": pb.DeleteJobRequest, "GetHistory": pb.GetHistoryRequest, "GetLogs": pb.GetLogsRequest,
+    "FollowLogs": pb.GetLogsRequest, "GetSeries": pb.GetMetricsRequest, "FollowEvents": pb.FollowEventsRequest,
+    "ListArtifacts": pb.ListArtifactsRequest, "GetArtifact": pb.GetArtifactRequest, "CreateKey": pp.CreateKeyRequest,
+    "GetQueue": pp.OfTenantRequest, "RevokeKey": pp.RevokeKeyRequest, "SubmitJob": pb.SubmitJobRequest,
+}  # fmt: skip
+
+
+def values(kind: Any, job: str) -> st.SearchStrategy[Any]:
+    """Messages of the kind, well-formed, with anything in their fields."""
+    texts = st.one_of(st.text(max_size=20), st.sampled_from([job, "*", "a\x00b", "..", "x" * 3000, "\U0010ffff"]))
+    numbers = {
+        "TYPE_UINT32": st.integers(0, 2**32 - 1), "TYPE_UINT64": st.integers(0, 2**64 - 1),
+        "TYPE_INT64": st.integers(-(2**63), 2**63 - 1), "TYPE_INT32": st.integers(-(2**31), 2**31 - 1),
+    }  # fmt: skip
+
+    def of(field: Any) -> st.SearchStrategy[Any]:
+        if field.message_type is not None:
+            return values(field.message_type._concrete_class, job)
+        if field.type == field.TYPE_BOOL:
+            return st.booleans()
+        if field.type == field.TYPE_STRING:
+            return texts
+        if field.type == field.TYPE_BYTES:
+            return st.binary(max_size=50)
+        return numbers[next(name for name in numbers if getattr(field, name) == field.type)]
+
+    fields = {}
+    for field in kind.DESCRIPTOR.fields:
+        one = of(field)
+        fields[field.name] = st.lists(one, max_size=3) if field.is_repeated else one
+
+    def build(given_: dict[str, Any]) -> Any:
+        return kind(**given_)
+
+    return st.fixed_dictionaries({}, optional=fields).map(build)
+
+
+def bytes_of(rng: random.Random) -> bytes:
+    return rng.randbytes(rng.choice([0, 1, 2, 5, 17, 100, 1000]))
+
+
+async def test_no_bytes_make_it_stumble(api: Api, rpc: Rpc) -> None:
+    methods = [one for one in await methods_of(api.grpc) if _service(one) not in OPEN_SERVICES]
+    rng = random.Random(7)
+    with structlog.testing.capture_logs() as logs:
+        for method in methods:
+            for _ in range(15):
+                raw: bytes | list[bytes] = bytes_of(rng)
+                if method.rpartition("/")[2] in STREAMING:
+                    raw = [bytes_of(rng), bytes_of(rng)]
+                status = await _status(sent(rpc.channel, method, raw, rpc.metadata))
+                assert status not in NEVER, (method, raw)
+    assert [one for one in logs if one["log_level"] == "error"] == []
+
+
+async def test_no_well_formed_message_makes_it_stumble(api: Api, rpc: Rpc) -> None:
+    job = (await api.submit())["id"]
+    loop = asyncio.get_running_loop()
+    services = {one.rpartition("/")[2]: one for one in await methods_of(api.grpc)}
+    ended = (await api.submit())["id"]
+    await api.admin.post(f"/v1/jobs/{ended}/kill")
+
+    async def ask(name: str, message: Any) -> None:
+        raw = message.SerializeToString()
+        status = await _status(sent(rpc.channel, services[name], raw, rpc.metadata))
+        assert status not in NEVER, (name, message)
+
+    @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.data())
+    def check(name: str, data: st.DataObject) -> None:
+        message = data.draw(values(MESSAGES[name], ended if name.startswith("Follow") else job))
+        asyncio.run_coroutine_threadsafe(ask(name, message), loop).result(60)
+
+    with structlog.testing.capture_logs() as logs:
+        for name in MESSAGES:
+            await asyncio.to_thread(check, name)
+    assert [one for one in logs if one["log_level"] == "error"] == []
+
+
+# --- live streams -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def metrics(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[MetricsProcess]:
+    with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
+        yield service
+
+
+async def test_a_follower_goes_on_where_it_was_cut_and_hears_how_it_ended(
+    tmp_path: Path, metrics: MetricsProcess, etcd: Etcd
+) -> None:
+    async with (
+        api_over(tmp_path, metrics.address) as api,
+        learning(api, metrics, etcd) as learner,
+        speaking(api.grpc, api.admin_key) as rpc,
+    ):
+        await learner.says("one", "two")
+        seen: list[Any] = []
+        stream = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job), metadata=rpc.metadata)
+        async for reply in stream:
+            seen += [(one.seq, one.text) for one in reply.lines.lines]
+            if len(seen) == 2:
+                stream.cancel()
+                break
+        await until(lambda: "weft_followers 0.0" in api.measured())
+        await learner.says("three")
+        again = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job, after=seen[-1][0]), metadata=rpc.metadata)
+        end: Any = None
+        async for reply in again:
+            if reply.HasField("end"):
+                end = reply.end
+            else:
+                seen += [(one.seq, one.text) for one in reply.lines.lines]
+                await learner.ends()
+        assert [text for _, text in seen] == ["one", "two", "three"]
+        assert (end.status, end.at_rest) == ("COMPLETED", True)
+        await learner_points(rpc, learner.job)
+        wanted = pb.FollowEventsRequest(job_id=learner.job)
+        events = [one async for one in rpc.jobs.FollowEvents(wanted, metadata=rpc.metadata)]
+        history = [one.event.to for one in events if one.HasField("event")]
+        assert history == ["QUEUED", "PENDING", "PROCESSING", "COMPLETED"]
+        assert events[-1].end.status == "COMPLETED"
+        assert [one.status.status for one in events if one.HasField("status")] == ["COMPLETED"]
+
+
+async def learner_points(rpc: Rpc, job: str) -> None:
+    replies = [one async for one in rpc.jobs.FollowMetrics(pb.GetMetricsRequest(job_id=job), metadata=rpc.metadata)]
+    assert [one.HasField("end") for one in replies] == [True]
+
+
+async def test_a_stream_that_the_service_cuts_as_it_stops_says_so_and_gives_no_end(
+    tmp_path: Path, metrics: MetricsProcess, etcd: Etcd
+) -> None:
+    async with (
+        api_over(tmp_path, metrics.address) as api,
+        learning(api, metrics, etcd) as learner,
+        speaking(api.grpc, api.admin_key) as rpc,
+    ):
+        await learner.says("one")
+        stream = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job), metadata=rpc.metadata)
+        replies = aiter(stream)
+        assert [one.text for one in (await anext(replies)).lines.lines] == ["one"]
+        api.stopping.set()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(replies)
+        told = refusal(caught.value)
+        assert (told.status, told.code, told.retry_s) == ("UNAVAILABLE", "unavailable", 1)
