@@ -49,8 +49,8 @@ def at_failpoint(port: Port, name: str, process: str) -> Port:
 
 
 def _at(port: Port, name: str, points: Failpoints) -> Port:
-    """What is no port (a secret, a table) stays as it is."""
-    if name in _NO_PORTS or isinstance(port, bytes | Mapping):
+    """What is no port (a secret, a table, nothing at all) stays as it is."""
+    if name in _NO_PORTS or port is None or isinstance(port, bytes | Mapping):
         return port
     return watched(port, name, _CallPoints(points))
 

@@ -20,6 +20,7 @@ from services.core.domain.errors import Unavailable
 from services.core.domain.job import admitted
 from services.core.failpoints import VARIABLE, Failpoints, read_line
 from services.core.ports.job_store import JobQuery, JobStore
+from services.core.ports.object_urls import ObjectUrls
 from tests.documents import a_job
 from tests.testbed.failpoints import FailpointFolder
 
@@ -78,6 +79,7 @@ def test_a_change_that_is_cut_fails_as_on_a_broken_disk(folder: FailpointFolder,
 class Ports:
     jobs: JobStore
     secret: bytes
+    urls: ObjectUrls | None = None
 
 
 async def test_without_being_asked_for_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +97,7 @@ async def test_each_call_of_a_port_is_a_point_named_after_what_it_is_about(
     await ports.jobs.replace(job, admitted(job, placement={}, dispatcher_term=1, now=job.created))
     await ports.jobs.get(job.id)
     await ports.jobs.find(JobQuery(holding=True))
-    assert ports.secret == b"secret"
+    assert (ports.secret, ports.urls) == (b"secret", None)
     assert folder.passed() == [
         "lcm.jobs.insert(QUEUED)", "lcm.jobs.replace(PENDING)", "lcm.jobs.get", "lcm.jobs.find(holding)",
     ]  # fmt: skip
