@@ -10,7 +10,7 @@ import signal
 import tempfile
 import urllib.request
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from services.core.home import Home
@@ -27,6 +27,10 @@ class Platform:
         self.home, self._environment = Home(root), dict(environment)
         self.hints = self._environment.get("WEFT_HINTS") != "drop"
         self.url = self.key = ""
+
+    def environment(self) -> AbstractContextManager[None]:
+        """As in the shell of its operator."""
+        return _environment({**self._environment, "WEFT_HOME": str(self.home.root)})
 
     def up(self) -> None:
         with _environment(self._environment):
@@ -95,11 +99,18 @@ def _environment(values: Mapping[str, str]) -> Generator[None]:
 @contextmanager
 def platform(environment: Mapping[str, str] | None = None) -> Generator[Platform]:
     """A running platform in a new folder which learners' own uids can reach; nothing of it is left afterwards."""
+    with empty_platform(environment) as one:
+        one.up()
+        yield one
+
+
+@contextmanager
+def empty_platform(environment: Mapping[str, str] | None = None) -> Generator[Platform]:
+    """The same, before it was ever started."""
     root = Path(tempfile.mkdtemp(prefix="weft-test-"))
     root.chmod(0o755)
     one = Platform(root / "home", environment or {})
     try:
-        one.up()
         yield one
     finally:
         one.down()

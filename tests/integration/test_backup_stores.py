@@ -1,0 +1,388 @@
+"""Backup and restore of a platform's stores, whatever they are; whoever dies in between, nothing passes for whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from services.core.domain.errors import Conflict, InvalidRequest, NoSpace, WeftError
+from services.core.home import Home
+from services.core.ports.job_store import JobQuery
+from services.core.processes import identify
+from services.local.backup.archive import Entry, Reader, Writer
+from services.local.backup.mark import is_half_restored
+from services.local.backup.stores import Stores
+from services.local.commands import PLATFORM
+from tests.testbed.s3 import S3
+from tests.testbed.stocked import ADMIN_KEY, SECRETS, contents, environment, stock, with_stores
+
+WEFT = Path(sys.executable).with_name("weft")
+EMBEDDED: Mapping[str, str] = {}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A platform with some of everything in it."""
+    with_stores(tmp_path / "home", EMBEDDED, stock, writing=True)
+    return tmp_path / "home"
+
+
+def seen(home: Path, more: Mapping[str, str] = EMBEDDED) -> dict[str, Any]:
+    return with_stores(home, more, contents, writing=False)
+
+
+def kinds(found: Mapping[str, Any], *of: str) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name.partition(" ")[0] in of}
+
+
+def backup(home: Path, file: Path, more: Mapping[str, str] = EMBEDDED, **options: Any) -> dict[str, Any]:
+    with environment(home, more):
+        return PLATFORM.backup(str(file), str(home), report=lambda _: None, **options)
+
+
+def restore(home: Path, file: Path, more: Mapping[str, str] = EMBEDDED, **options: Any) -> dict[str, Any]:
+    with environment(home, more):
+        return PLATFORM.restore(str(file), str(home), **options)
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from services.core.home import Home
+from services.local.backup.mark import is_half_restored
+from services.local.commands import PLATFORM
+
+what, home, file, share = sys.argv[1:]
+
+def told(done, whole):
+    if done >= float(share) * whole and (what == "backup" or is_half_restored(Home(Path(home)))):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if what == "backup":
+    PLATFORM.backup(file, home, progress=told)
+else:
+    PLATFORM.restore(file, home, halted=True, progress=told)
+"""
+
+
+def killed(what: str, home: Path, file: Path, share: float) -> None:
+    """Backup or restore, by a process that kills itself (-9) once it has done this share of its work."""
+    words = [sys.executable, "-c", _KILLED, what, str(home), str(file), str(share)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+# --- from any set of stores to any other -------------------------------------------
+
+
+@pytest.fixture
+def servers(mongo_uri: str, s3: S3) -> dict[str, str]:
+    return {"WEFT_JOB_STORE": mongo_uri, **s3.settings("backup-" + mongo_uri.rpartition("_")[2])}
+
+
+@pytest.mark.parametrize("way", ["embedded-embedded", "embedded-servers", "servers-embedded"])
+def test_everything_is_there_again_on_another_set_of_stores(tmp_path: Path, servers: dict[str, str], way: str) -> None:
+    one, other = [EMBEDDED if name == "embedded" else servers for name in way.split("-")]
+    with_stores(tmp_path / "one", one, stock, writing=True)
+    before = seen(tmp_path / "one", one)
+    made = backup(tmp_path / "one", tmp_path / "b", one)
+    answer = restore(tmp_path / "other", tmp_path / "b", other)
+    after = seen(tmp_path / "other", other)
+
+    same = ("sources", "line", "point", "record", "secret", "file")
+    assert kinds(after, *same) == kinds(before, *same)
+    events = kinds(before, "event")
+    assert events.items() <= kinds(after, "event").items()
+    assert set(kinds(after, "job")) == set(kinds(before, "job"))
+    assert made["counts"] == answer["counts"]
+    assert made["counts"]["jobs"] == 5
+    assert made["counts"]["events"] == len(events)
+    assert made["counts"]["lines"] == len(kinds(before, "line"))
+    assert made["warnings"] == []
+
+    waiting, running, ending, ended, deleted = (after[name] for name in kinds(after, "job"))
+    assert [one["state"]["status"] for one in (waiting, running)] == ["QUEUED", "QUEUED"]
+    assert sorted(answer["again"]) == sorted([waiting["id"], running["id"]])
+    assert [one["state"]["status"] for one in (ending, ended, deleted)] == ["COMPLETED"] * 3
+    assert all(one["released"] for one in (running, ending, ended, deleted))
+    for untouched in (waiting, ended, deleted):
+        assert untouched == before[f"job {untouched['id']}"]
+
+
+def test_terms_never_fall_and_the_next_platform_has_its_own_service_secret(home: Path, tmp_path: Path) -> None:
+    backup(home, tmp_path / "b")
+    restore(tmp_path / "other", tmp_path / "b")
+
+    async def look(stores: Stores) -> tuple[int, bytes | None]:
+        return (await stores.jobs.dispatcher()).term, await stores.installation.get("service")
+
+    term, service = with_stores(tmp_path / "other", EMBEDDED, look, writing=False)
+    assert term >= 7
+    assert service is None
+
+
+def test_a_copy_for_trial_has_nothing_that_would_run(home: Path, tmp_path: Path) -> None:
+    backup(home, tmp_path / "b")
+    answer = restore(tmp_path / "other", tmp_path / "b", halted=True)
+    found = kinds(seen(tmp_path / "other"), "job").values()
+    assert {one["state"]["status"] for one in found} == {"HALTED", "COMPLETED"}
+    assert (answer["again"], len(answer["halted"])) == ([], 2)
+
+
+def test_a_backup_of_a_restored_platform_is_the_same_again(home: Path, tmp_path: Path) -> None:
+    backup(home, tmp_path / "b")
+    restore(tmp_path / "other", tmp_path / "b", halted=True)
+    backup(tmp_path / "other", tmp_path / "b2")
+    restore(tmp_path / "third", tmp_path / "b2")
+    assert seen(tmp_path / "third") == seen(tmp_path / "other")
+
+
+# --- what can be read in it ---------------------------------------------------------
+
+
+def test_no_secret_can_be_read_in_the_file_and_only_its_owner_can_read_the_rest(home: Path, tmp_path: Path) -> None:
+    made = backup(home, tmp_path / "b")
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "b.key").stat().st_mode & 0o777 == 0o600
+    assert (made["key"], made["key_made"]) == (str(tmp_path / "b.key"), True)
+    plain = [(tmp_path / "b").read_bytes()]
+    with tarfile.open(tmp_path / "b") as tar:
+        for member in tar:
+            content = tar.extractfile(member)
+            assert content is not None
+            if member.name.endswith(".gz"):
+                plain.append(gzip.decompress(content.read()))
+    master = (home / "secrets" / "master-key").read_text().split("weftmk1_")[1].strip()
+    for value in (*SECRETS.values(), ADMIN_KEY, b"of this platform alone", master.encode()):
+        for form in (value, value.hex().encode()):
+            assert not form or not any(form in text for text in plain)
+
+
+def test_a_passphrase_opens_it_as_well(home: Path, tmp_path: Path) -> None:
+    made = backup(home, tmp_path / "b", passphrase="right horse")
+    assert made["key"] == ""
+    assert not (tmp_path / "b.key").exists()
+    for wrong in (None, "wrong horse"):
+        with pytest.raises(InvalidRequest, match="passphrase"):
+            restore(tmp_path / "other", tmp_path / "b", passphrase=wrong)
+    assert not (tmp_path / "other").exists()
+    restore(tmp_path / "other", tmp_path / "b", passphrase="right horse")
+    assert kinds(seen(tmp_path / "other"), "secret") == kinds(seen(home), "secret")
+
+
+def test_without_its_key_it_can_be_verified_but_not_restored(home: Path, tmp_path: Path) -> None:
+    backup(home, tmp_path / "b")
+    assert PLATFORM.verify_backup(str(tmp_path / "b"))["authentic"] is True
+    (tmp_path / "b.key").rename(tmp_path / "elsewhere")
+    told = PLATFORM.verify_backup(str(tmp_path / "b"))
+    assert told["authentic"] is False
+    assert told["counts"]["jobs"] == 5
+    with pytest.raises(InvalidRequest, match="--key FILE"):
+        restore(tmp_path / "other", tmp_path / "b")
+    restore(tmp_path / "other", tmp_path / "b", key=str(tmp_path / "elsewhere"))
+
+
+def test_a_backup_that_somebody_rewrote_with_right_checksums_is_not_believed(home: Path, tmp_path: Path) -> None:
+    """Everything but the secrets can be read, and written anew; only the key can say that it was Weft."""
+    backup(home, tmp_path / "b")
+    with (tmp_path / "b").open("rb") as file, (tmp_path / "forged").open("wb") as forged:
+        reader, writer = Reader(file), Writer(forged)
+        for entry in reader:
+            assert isinstance(entry, Entry)
+            content = b"".join(entry.chunks())
+            writer.put(entry.name, b"Trust me.\n" if entry.name == "README.txt" else content)
+        writer.finish(reader.end["counts"], lambda _: reader.end["mac"])
+    assert PLATFORM.verify_backup(str(tmp_path / "forged"))["authentic"] is False
+    with pytest.raises(InvalidRequest, match="somebody has changed it"):
+        restore(tmp_path / "other", tmp_path / "forged", key=str(tmp_path / "b.key"))
+    assert not (tmp_path / "other").exists()
+
+
+# --- whoever dies -------------------------------------------------------------------
+
+
+def test_a_backup_that_is_killed_leaves_no_file_that_passes_for_one(home: Path, tmp_path: Path) -> None:
+    file, part = tmp_path / "b", tmp_path / "b.part"
+    for share in (0.5, 1):
+        killed("backup", home, file, share)
+        assert not file.exists()
+        with pytest.raises(InvalidRequest):
+            PLATFORM.verify_backup(str(part))
+    backup(home, file)
+    assert not part.exists()
+    assert PLATFORM.verify_backup(str(file))["counts"]["files"] == 4
+
+
+def test_a_full_disk_ends_a_backup_with_one_clear_word_and_leaves_nothing(home: Path, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+    try:
+        with pytest.raises(NoSpace, match="make room"):
+            backup(home, tmp_path / "b")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_a_restore_that_is_killed_keeps_the_platform_down_and_is_run_again(home: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    backup(home, tmp_path / "b")
+    for share in (0, 0.9):
+        killed("restore", other, tmp_path / "b", share)
+        assert is_half_restored(Home(other))
+        with pytest.raises(WeftError, match=f"run `weft restore {tmp_path / 'b'}` again"):
+            PLATFORM.up(str(other), report=lambda _: None)
+    restore(other, tmp_path / "b", halted=True)
+    assert not is_half_restored(Home(other))
+    restore(tmp_path / "undisturbed", tmp_path / "b", halted=True)
+    found, expected = seen(other), seen(tmp_path / "undisturbed")
+    assert found.keys() == expected.keys()
+    same = ("sources", "line", "point", "record", "secret", "file")
+    assert kinds(found, *same) == kinds(expected, *same)
+
+
+def test_a_restore_whose_disk_is_full_says_so_and_is_run_again(home: Path, tmp_path: Path) -> None:
+    backup(home, tmp_path / "b")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * 2**20, hard))
+    try:
+        with pytest.raises(NoSpace):
+            restore(tmp_path / "other", tmp_path / "b")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert is_half_restored(Home(tmp_path / "other"))
+    restore(tmp_path / "other", tmp_path / "b")
+    assert kinds(seen(tmp_path / "other"), "file") == kinds(seen(home), "file")
+
+
+# --- what is refused ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "not a backup", "newer"])
+def test_what_is_no_whole_backup_is_refused_before_anything_is_written(home: Path, tmp_path: Path, harm: str) -> None:
+    backup(home, tmp_path / "b")
+    data = bytearray((tmp_path / "b").read_bytes())
+    if harm == "cut":
+        del data[len(data) // 2 :]
+    elif harm == "flipped":
+        data[len(data) // 2] ^= 16
+    elif harm == "newer":
+        data[:] = data.replace(b'"format": 1', b'"format": 2')
+    else:
+        data[:] = b"PK" + os.urandom(5_000)
+    (tmp_path / "b").write_bytes(data)
+    with pytest.raises(InvalidRequest) as caught:
+        restore(tmp_path / "other", tmp_path / "b")
+    said = {"cut": "entry objects/", "flipped": "entry objects/", "newer": "newer Weft", "not a backup": "backup"}
+    assert said[harm] in caught.value.message
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_platform_that_has_something_is_not_written_over_unless_told(home: Path, tmp_path: Path) -> None:
+    backup(home, tmp_path / "b")
+    before = seen(home)
+    with pytest.raises(Conflict, match="--replace"):
+        restore(home, tmp_path / "b")
+    assert seen(home) == before
+    assert not is_half_restored(Home(home))
+
+    async def change(stores: Stores) -> None:
+        (first, *_) = await stores.jobs.find(JobQuery(), newest_first=False)
+        await stores.jobs.delete(first.id)
+        await stores.metrics.delete((await stores.jobs.find(JobQuery()))[0].id)
+        await (await stores.secrets()).put("since", b"x")
+        await stores.objects.put("tenants/acme/since", _one(b"x"))
+
+    with_stores(home, EMBEDDED, change, writing=True)
+    restore(home, tmp_path / "b", replace=True)
+    same = ("sources", "line", "point", "record", "secret", "file")
+    assert kinds(seen(home), *same) == kinds(before, *same)
+
+
+async def _one(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+def test_a_file_that_is_there_is_never_overwritten(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "b").write_text("precious")
+    with pytest.raises(Conflict, match="there already"):
+        backup(home, tmp_path / "b")
+    assert (tmp_path / "b").read_text() == "precious"
+    (tmp_path / "folder").mkdir()
+    made = Path(backup(home, tmp_path / "folder")["file"])
+    assert made.parent == tmp_path / "folder"
+    assert made.name.startswith("weft-")
+
+
+def test_a_home_that_is_none_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="no platform"):
+        backup(tmp_path / "nothing", tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_platform_that_runs_is_not_restored_over(home: Path, tmp_path: Path) -> None:
+    backup(home, tmp_path / "b")
+    mine = identify(os.getpid())
+    assert mine is not None
+    (tmp_path / "other" / "run").mkdir(parents=True)
+    document = {"schema": 1, "pid": mine.pid, "start_time": mine.start_time, "boot_id": mine.boot_id}
+    (tmp_path / "other" / "run" / "guardian.json").write_text(json.dumps(document))
+    with pytest.raises(Conflict, match="guardian still run"):
+        restore(tmp_path / "other", tmp_path / "b")
+
+
+def test_documents_that_cannot_be_read_are_kept_and_told(home: Path, tmp_path: Path) -> None:
+    database = apsw.Connection(str(home / "jobs.sqlite"))
+    first = database.execute("SELECT min(id) FROM jobs").get
+    database.execute("UPDATE jobs SET doc = '{\"id\": 1}' WHERE id = ?", (first,))
+    database.close()
+    made = backup(home, tmp_path / "b")
+    assert made["counts"]["jobs"] == 4
+    assert made["counts"]["unreadable"] == 1
+    assert str(first) in made["warnings"][0]
+    with tarfile.open(tmp_path / "b") as tar:
+        content = tar.extractfile("unreadable/000001.jsonl.gz")
+        assert content is not None
+        assert json.loads(gzip.decompress(content.read()))["id"] == first
+    assert restore(tmp_path / "other", tmp_path / "b")["counts"]["jobs"] == 4
+
+
+# --- the lost master key --------------------------------------------------------------
+
+
+def test_a_lost_master_key_is_mended_by_a_restore(home: Path, tmp_path: Path) -> None:
+    backup(home, tmp_path / "b")
+    before = seen(home)
+    (home / "secrets" / "master-key").unlink()
+    with pytest.raises(WeftError, match="master-key is gone"):
+        seen(home)
+    with pytest.raises(WeftError, match="master-key is gone"):
+        backup(home, tmp_path / "b2")
+    assert not (tmp_path / "b2.key").exists()
+    restore(home, tmp_path / "b", replace=True)
+    assert kinds(seen(home), "secret") == kinds(before, "secret")
+
+
+def test_the_master_key_is_changed_and_the_old_one_retired(home: Path) -> None:
+    before = seen(home)
+    old = PLATFORM.master_key(str(home))
+    assert old["keys"] == [{"id": old["current"], "secrets": 3}]
+    new = PLATFORM.master_key(str(home), rotate=True)
+    assert new["rewrapped"] == 3
+    assert new["keys"] == [{"id": new["current"], "secrets": 3}, {"id": old["current"], "secrets": 0}]
+    retired = PLATFORM.master_key(str(home), retire=True)
+    assert retired["retired"] == [old["current"]]
+    assert retired["keys"] == [{"id": new["current"], "secrets": 3}]
+    assert kinds(seen(home), "secret") == kinds(before, "secret")
