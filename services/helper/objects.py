@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -75,9 +76,13 @@ def objects_of(
     assignment: Assignment, urls: Urls, wait: Callable[[float, str], Awaitable[None]], spool: Spool | None = None
 ) -> Objects:
     """Those of the attempt. ``wait``: so many seconds, and for what. ``spool``: remembers the upload under way."""
-    if assignment.objects:
-        return FolderObjects(Path(assignment.objects))
-    return SignedObjects(urls, wait, spool)
+    here = assignment.objects
+    objects: Objects = FolderObjects(Path(here)) if here else SignedObjects(urls, wait, spool)
+    if "WEFT_FAILPOINTS" not in os.environ:
+        return objects
+    from services.core.call_points import at_failpoint  # never in production
+
+    return at_failpoint(objects, "objects", "helper")
 
 
 class FolderObjects:
