@@ -24,6 +24,7 @@ from tests.chaos.schedule import SERVICES, Fault
 from tests.chaos.table import Seen, look
 from tests.testbed.clock_jumps import Clocks
 from tests.testbed.platform import Platform
+from tests.testbed.second import Second
 
 STORES_BYTES: Final = 400 * 2**20
 HOUR_S: Final = 3600
@@ -34,7 +35,12 @@ class Faults:
     """``begin`` a fault; what it gives back ends it. ``spared``: jobs whose learners are not to be touched."""
 
     def __init__(
-        self, platform: Platform, *, clocks: Clocks | None = None, cuts: Mapping[str, Callable[[], Undo]] | None = None
+        self,
+        platform: Platform,
+        *,
+        clocks: Clocks | None = None,
+        seconds: Mapping[str, Second] | None = None,
+        cuts: Mapping[str, Callable[[], Undo]] | None = None,
     ) -> None:
         self.spared: frozenset[str] = frozenset()
         self.counts: Counter[str] = Counter()
@@ -43,11 +49,14 @@ class Faults:
         """Job -> how many of its learners were killed (or lost their parent): its owner must expect new attempts."""
         self.down = False
         """The supervisor could not be started just now; `up` tries again."""
-        self._platform, self._clocks, self._cuts = platform, clocks, cuts or {}
+        self._platform, self._clocks = platform, clocks
+        self._seconds, self._cuts = seconds or {}, cuts or {}
         self._doing: Mapping[str, Callable[[Fault], Undo | None]] = {
             "kill": self._kill,
             "kill one of": self._kill_one,
             "kill all of": self._kill_all,
+            "kill second": self._kill_second,
+            "stop second": self._stop_second,
             "supervisor away": self._supervisor_away,
             "stop": self._stop,
             "stop one of": self._stop_one,
@@ -95,6 +104,23 @@ class Faults:
         for process in hit:
             wait_gone(process, 10)
         self.up()
+
+    def _second(self, service: str) -> Identity:
+        process = self._seconds[service].process
+        if process is None:
+            raise LookupError(service)
+        return process
+
+    def _kill_second(self, fault: Fault) -> Undo:
+        process = self._second(fault.victim)
+        send(process, signal.SIGKILL)
+        wait_gone(process, 10)
+        return self._seconds[fault.victim].start
+
+    def _stop_second(self, fault: Fault) -> Undo:
+        process = self._second(fault.victim)
+        send(process, signal.SIGSTOP)
+        return lambda: _go_on(process)
 
     def _running(self, service: str) -> Identity | None:
         with contextlib.suppress(LookupError):

@@ -19,7 +19,7 @@ from weft._job import Job
 T = TypeVar("T")
 Life = Literal["complete", "fail first", "fail", "halt", "kill", "stay"]
 RESOURCES: Final = {"cpus": 0.5, "memory": "64MiB"}
-LIVE: Final = 6
+LIVE: Final = 4
 """Jobs at a time, beside those that stay."""
 STAYING: Final = 2
 FAILS: Final = 9
@@ -136,6 +136,11 @@ class Load:
     def all_stay(self) -> bool:
         """Whether those that are to stay run."""
         return len(self.staying) == STAYING and all(one.job.status == "PROCESSING" for one in self.staying)
+
+    @property
+    def other_runs(self) -> bool:
+        """Whether any of the others runs now."""
+        return any(one.order.life != "stay" and one.job.status == "PROCESSING" for one in self.owned)
 
     @property
     def over(self) -> int:

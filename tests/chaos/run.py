@@ -28,14 +28,13 @@ from tests.chaos.schedule import Fault, schedule
 from tests.chaos.table import Sampler
 from tests.testbed.clock_jumps import Clocks, faketime_library
 from tests.testbed.platform import Platform
+from tests.testbed.second import Second
 from weft import Client
 
 OVER_S: Final = 180.0
 """Limit for all jobs to end after the last fault. What it took is told; half a minute is promised of a calm machine."""
 CLEAN_S: Final = 60.0
 KEPT: Final = Path("build") / "chaos"
-WARM: Final = 3
-"""Jobs that are there before the first fault comes."""
 
 
 @dataclass
@@ -86,7 +85,7 @@ def available(say: Callable[[str], None]) -> set[str]:
 
 def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable[[str], None]) -> Outcome:
     """Plays the seed and judges it. KeyboardInterrupt leaves nothing running."""
-    has = available(say)
+    has = available(say) | ({"seconds"} if _with_seconds(seed) else set())
     plan = schedule(seed, count, has)
     for fault in plan:
         say(str(fault))
@@ -96,15 +95,21 @@ def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable
         clocks = Clocks(root / "clocks", faketime_library(say)) if "clocks" in has else None
         if "root" in has:
             stack.enter_context(small_volume(root / "home"))
-        platform = Platform(root / "home", _settings(seed) | dict(clocks.environment if clocks else {}))
+        settings = _settings(seed) | dict(clocks.environment if clocks else {})
+        platform = Platform(root / "home", settings)
         stack.enter_context(_kept_logs(platform, outcome))
         stack.callback(platform.down)
         platform.up()
-        faults = Faults(platform, clocks=clocks)
+        seconds: dict[str, Second] = {}
+        for service in ("lcm", "guardian") if "seconds" in has else ():
+            seconds[service] = Second(platform.home, service, root / f"second-{service}", settings)
+            stack.callback(seconds[service].stop)
+            seconds[service].start()
+        faults = Faults(platform, clocks=clocks, seconds=seconds)
         client = stack.enter_context(Client(platform.url, platform.key))
         secrets = secret_names(platform.home.root)
         with Sampler(platform.home.root) as sampler, Load(client, seed) as load:
-            _until(lambda: len(load.owned) >= WARM and load.all_stay, load)
+            _until(lambda: load.all_stay and load.other_runs, load)
             faults.spared = frozenset(one.job.id for one in load.staying)
             _play(plan, faults, load, progress)
             load.close()
@@ -125,9 +130,14 @@ def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable
     return outcome
 
 
+def _with_seconds(seed: int) -> bool:
+    """Whether this seed is played with a second lcm and a second guardian, which take over from what stands still."""
+    return seed % 2 == 0
+
+
 def _settings(seed: int) -> dict[str, str]:
-    """Some ways to run it, by the seed: without hints; with nobody who ends what stands still."""
-    silence = "2" if seed % 2 else "0"
+    """Some ways to run it, by the seed: without hints; with nobody who ends what stands still, so that it goes on."""
+    silence = "0" if _with_seconds(seed) else "2"
     return {
         "WEFT_NODE_CPUS": "8", "WEFT_PEER_GRACE_S": "1", "WEFT_HINTS": "drop" if seed % 5 == 0 else "celery",
         "WEFT_SILENCE_S": silence, "WEFT_NODE_HELPER_SILENCE_S": silence,
@@ -205,3 +215,5 @@ def _kept_logs(platform: Platform, outcome: Outcome) -> Generator[None]:
             kept = KEPT / f"seed-{outcome.seed}"
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(platform.home / "logs", kept)
+            for log in platform.home.root.parent.glob("second-*/log"):
+                shutil.copy(log, kept / f"{log.parent.name}.log")

@@ -27,7 +27,7 @@ class Kind:
     lasts_s: tuple[float, float] = (0.0, 0.0)
     weight: int = 1
     needs: str = ""
-    """What a run needs to have for it: root (mounts), servers."""
+    """What a run needs to have for it: root (mounts), clocks, servers, second processes."""
 
 
 KINDS: Final = (
@@ -35,6 +35,9 @@ KINDS: Final = (
     Kind("kill one of", ("helpers", "learners", "shims"), weight=2),
     Kind("kill all of", ("services", "services and helpers")),
     # Nobody starts anything again until it is back.
+    # Of another machine, as it were: nobody starts it again at once.
+    Kind("kill second", ("lcm", "guardian"), (0.5, 4.0), weight=2, needs="seconds"),
+    Kind("stop second", ("lcm", "guardian"), (3.5, 6.0), weight=2, needs="seconds"),
     Kind("supervisor away", ("supervisor",), (0.5, 3.0)),
     # Longer than the lease, so that the others take it for dead when it goes on.
     Kind("stop", ("api", "lcm", "guardian", "metrics", "node", "etcd"), (3.5, 6.0)),

@@ -15,7 +15,7 @@ from typing import Final, Literal, Self
 from services.core.processes import Identity, alive, identify
 
 _PROC: Final = Path("/proc")
-_EVERY_S: Final = 0.2
+_EVERY_S: Final = 0.3
 Part = Literal["learner", "shim", "helper"]
 
 
@@ -78,7 +78,7 @@ def _place(node: Path, folder: Path) -> Place | None:
 
 
 class Sampler:
-    """Looks five times a second, from a thread of its own, and notes what must never be."""
+    """Looks three times a second, from a thread of its own, and notes what must never be."""
 
     def __init__(self, home: Path) -> None:
         self.samples = 0

@@ -66,8 +66,8 @@ def test_a_flood_of_lines_and_points_comes_through_kills_whole_and_once(
 @pytest.mark.promise("R1")
 @pytest.mark.timeout(7200)
 def test_an_acknowledged_submit_outlives_every_kill(weft_up: Platform, client: Client, promise: Promise) -> None:
-    count = promise.n(short=200, long=20_000)
-    kills = max(4, count // 20)
+    count = promise.n(short=120, long=20_000)
+    kills = max(3, count // 20) if count > 120 else 3
     spec = {"name": "waits", "command": "true", "resources": {"cpus": 1000, "memory": "64MiB"}}  # never runs
     numbers, acknowledged, failures = itertools.count(), list[str](), list[BaseException]()
 

@@ -1,0 +1,61 @@
+"""A second process of a service in the same installation, as on another machine: its own addresses, the same stores.
+
+Its folder shows everything of the installation but what belongs to the processes of one machine (run/ and logs/).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from services.core.home import Home
+from services.core.processes import Identity, identify, send, wait_gone
+from tests.testbed.etcd import free_port
+
+_OWN: Final = frozenset({"run", "logs", "lock"})
+
+
+class Second:
+    """Keeps its folder and its addresses over all its lives. ``start`` again is harmless."""
+
+    def __init__(self, home: Home, service: str, view: Path, environment: Mapping[str, str]) -> None:
+        self._service, self._view = service, view
+        self._environment = {**os.environ, **environment, "WEFT_HOME": str(view)}
+        self._process: subprocess.Popen[bytes] | None = None
+        (view / "run").mkdir(parents=True)
+        for entry in home.root.iterdir():
+            if entry.name not in _OWN:
+                (view / entry.name).symlink_to(entry)
+        addresses = home.addresses()
+        for name in (service, f"{service}-ops"):
+            addresses[name] = f"127.0.0.1:{free_port()}"
+        (view / "run" / "addresses.json").write_text(json.dumps(addresses))
+
+    @property
+    def process(self) -> Identity | None:
+        """None where it does not run now."""
+        return identify(self._process.pid) if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        if self.process is None:
+            with (self._view / "log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", f"services.{self._service}"], env=self._environment, cwd="/",
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                )  # fmt: skip
+
+    def stop(self, *, within_s: float = 15) -> None:
+        """In order; with force where that takes too long."""
+        process = self.process
+        if process is not None:
+            send(process, signal.SIGTERM)
+            if not wait_gone(process, within_s):
+                send(process, signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
