@@ -75,7 +75,8 @@ class Ending:
                 left_ms = limits.grace + limits.store_timeout - self._stopping_ms()
                 if facts.unstored(job.attempt.number, known, seen) and left_ms > 0:
                     return min(self._settings.observe_s, left_ms / 1000)
-            job = await self._finish(job, limits, verdict)
+            unkept = "" if verdict.to is Status.KILLED else facts.unkept(job.attempt.number, known, seen)
+            job = await self._finish(job, limits, verdict, unkept)
         await self._release(job)
         return 0.0
 
@@ -126,13 +127,12 @@ class Ending:
             job, lambda one: advanced(one, Status.STORING, actor="guardian", now=now, times=times)
         )
 
-    async def _finish(self, job: Job, limits: Limits, verdict: Verdict) -> Job:
+    async def _finish(self, job: Job, limits: Limits, verdict: Verdict, unkept: str) -> Job:
         summary, now = await self._summary(job), self._ports.clock.now_ms()
+        message = "; ".join(filter(None, (verdict.message, unkept)))
 
         def change(current: Job) -> Job:
-            ended = moved(
-                current, verdict.to, actor="guardian", now=now, reason=verdict.reason, message=verdict.message
-            )
+            ended = moved(current, verdict.to, actor="guardian", now=now, reason=verdict.reason, message=message)
             ended = replace(ended, summary=summary)
             if verdict.to is Status.QUEUED:
                 return _queued_again(ended, limits, verdict, now)

@@ -111,6 +111,20 @@ def unstored(attempt: int, known: Mapping[str, LearnerStatus], seen: Observation
     )
 
 
+def unkept(attempt: int, known: Mapping[str, LearnerStatus], seen: Observation) -> str:
+    """What of the learners' results could not be stored, for people; empty where all was. Who never ran had none."""
+    late = unstored(attempt, known, seen)
+    told = {
+        name: one.message
+        for name, one in sorted(known.items())
+        if one.attempt == attempt and one.exit is not None and one.phase is Phase.STORED and not one.reason
+    }
+    said = [f"{name}: {message}" for name, message in told.items() if message]
+    said += [f"{name} did not store its results in time (store_timeout)" for name in late]
+    more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
+    return f"{said[0]}{more}" if said else ""
+
+
 def unended(attempt: int, seen: Observation) -> list[str]:
     """Learners that are there and have not ended."""
     return sorted(one.name for one in seen.learners if one.attempt == attempt and one.exit is None)

@@ -36,6 +36,8 @@ class Fate:
     by: int | None = None
     lost: bool = False
     store_s: float | None = 0.2
+    unkept: str = ""
+    """What its helper says could not be stored."""
     fails: tuple[str, str] | None = None
     """The helper's reason and message, instead of READY."""
     silent: bool = False
@@ -184,6 +186,7 @@ class _Helper:
         if end is not None and end.stop_cause != "kill" and self._learner.started is not None:
             await (asyncio.sleep(self._fate.store_s) if self._fate.store_s is not None else asyncio.Event().wait())
             self._helpers.stored.append((self._learner.job, self._learner.attempt, self._learner.name))
+            self._status = replace(self._status, message=self._fate.unkept)
         await self._report(Phase.STORED)
         self._learner.stored = True
         self._learner.tell()

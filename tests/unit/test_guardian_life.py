@@ -272,6 +272,19 @@ async def test_a_helper_that_never_says_stored_is_waited_for_until_store_timeout
     assert job.verdict is not None
     assert job.finished is not None
     assert job.finished - job.verdict.time == pytest.approx(21_000, abs=100)
+    assert job.state.message == "worker-0 did not store its results in time (store_timeout)"
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, Status.COMPLETED), (3, Status.FAILED)])
+async def test_a_job_whose_results_could_not_be_stored_says_so(plane: ControlPlane, code: int, status: Status) -> None:
+    job_id = await plane.submit(learners=3)
+    for name in ("worker-1", "worker-2"):
+        plane.helpers.fate(job_id, name=name, code=0, unkept="2 files could not be stored, the first is x: full")
+    plane.helpers.fate(job_id, name="worker-0", code=code, run_s=2)
+    job = await plane.rested(job_id)
+    assert job.status is status
+    assert job.state.message.endswith("worker-1: 2 files could not be stored, the first is x: full (and 1 more)")
+    assert (code == 3) == ("code 3" in job.state.message)
 
 
 async def test_a_helper_that_never_speaks_keeps_nobody_from_knowing_how_its_learner_ended(plane: ControlPlane) -> None:
