@@ -3,7 +3,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fuzz promise chaos bench fmt lock proto clean
+.PHONY: help setup demo test check fuzz promise chaos bench fmt lock proto sdk clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -57,6 +57,9 @@ lock: setup ## Resolve the dependencies anew (ARGS=--upgrade: the newest)
 
 proto: setup ## Generate the gRPC stubs from proto/
 	@$(BIN)/python scripts/proto.py
+
+sdk: setup ## Generate the SDK's synchronous modules from cli/weft/_aio/
+	@$(BIN)/python scripts/sdk.py
 
 clean: ## Remove caches and build outputs (.venv stays)
 	@rm -rf build dist cli/build cli/dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache htmlcov .coverage .coverage.*

@@ -1,6 +1,6 @@
 """Weft: train deep-learning models on a shared platform.
 
-The same package serves three readers: a program that submits jobs (`weft.Client`),
+The same package serves three readers: a program that submits jobs (`weft.Client`, `weft.AsyncClient`),
 the command line, and the code inside a learner (`weft.report`,
 `weft.checkpoint_requested`, `weft.progress`).
 
@@ -14,6 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from weft._aio._client import AsyncClient
+    from weft._aio._job import AsyncJob
     from weft._client import Client
     from weft._errors import (
         Conflict,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Artifact",
+    "AsyncClient",
+    "AsyncJob",
     "Client",
     "Conflict",
     "ConnectionFailed",
@@ -74,6 +78,8 @@ __all__ = [
 
 # Public name -> the private module that defines it; the errors share one.
 _HOMES = {
+    "AsyncClient": "weft._aio._client",
+    "AsyncJob": "weft._aio._job",
     "Client": "weft._client",
     "Job": "weft._job",
     **dict.fromkeys(("Artifact", "HistoryEvent", "LogLine", "Point", "Series"), "weft._records"),

@@ -12,12 +12,13 @@ import pytest
 
 from tests.testbed.scripted_http import Asked, Say, say_events, say_json, scripted
 from weft import Client, ConnectionFailed, Internal, InvalidRequest, NotFinished, NotFound, Unavailable, WeftError
+from weft._choosing import choose
 from weft._client import Client as TheClient
-from weft._download import choose
 from weft._follow import Follow
-from weft._http import FIRST_PATIENCE_S, PATIENCE_S, Http, pause_s
+from weft._http import Http
 from weft._profile import Profile
 from weft._records import Artifact, parse_time
+from weft._wire import FIRST_PATIENCE_S, PATIENCE_S, pause_s
 
 JOB = {"id": "j1", "name": "digits", "status": "PROCESSING", "at_rest": False, "created": "2026-11-21T13:20:00.123Z"}
 TIME = "2026-11-21T13:20:00.123Z"
@@ -118,8 +119,20 @@ def test_nobody_waits_long_for_a_platform_that_has_never_answered(http: Sessions
 def test_a_change_that_may_have_happened_is_not_sent_twice(http: Sessions) -> None:
     clock = Clock()
     with scripted(lambda _asked, _n: unavailable()) as server, pytest.raises(Unavailable):
-        http(server.url, clock).json("POST", "/v1/jobs/j1/resume")
+        http(server.url, clock).json("DELETE", "/v1/jobs/j1")
     assert len(server.asked) == 1
+
+
+def test_every_post_is_sent_again_under_one_key_of_its_own(http: Sessions) -> None:
+    def answer(_asked: Asked, n: int) -> Say:
+        return Say(200, b"x" * 50, cut_after=10) if n % 3 < 2 else say_json(JOB, 202)
+
+    with scripted(answer) as server:
+        for verb in ("halt", "resume"):
+            http(server.url, Clock()).json("POST", f"/v1/jobs/j1/{verb}")
+    keys = [asked.headers["idempotency-key"] for asked in server.asked]
+    assert keys == [keys[0]] * 3 + [keys[3]] * 3
+    assert keys[0] != keys[3]
 
 
 def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path) -> None:

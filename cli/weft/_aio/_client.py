@@ -1,0 +1,87 @@
+"""The way in: `weft.AsyncClient()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from weft._aio._http import AsyncHttp
+from weft._aio._jobs import AsyncJobs
+from weft._errors import WeftError
+from weft._profile import Profile, resolve
+
+if TYPE_CHECKING:
+    import httpx2
+
+
+class AsyncClient:
+    """A platform, seen through one key.
+
+        async with weft.AsyncClient() as client:
+            job = await client.jobs.submit("weft.yaml")
+            async for line in job.logs(follow=True):
+                print(line.text)
+            job = await job.wait()
+            loss = await job.metrics("loss")
+            print(job.status, loss.values[-1])
+
+    Without arguments it uses WEFT_URL and WEFT_KEY, else the profile that WEFT_PROFILE names, else the current profile
+    (`weft profile`). Tasks of one event loop may share a client. Errors are those of `weft.WeftError`.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        key: str | None = None,
+        profile: str | None = None,
+        *,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        on_wait: Callable[[WeftError], None] = lambda _why: None,
+    ) -> None:
+        """``transport``: another way than the network. ``on_wait`` hears why a request is about to be tried again."""
+        self.profile: Profile = resolve(base_url, key, profile)
+        self._http = AsyncHttp(self.profile, transport=transport, on_wait=on_wait)
+        self.jobs = AsyncJobs(self._http)
+
+    @property
+    def url(self) -> str:
+        return self.profile.url
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def version(self) -> dict[str, Any]:
+        """`version`, `api` and `capabilities` of the platform."""
+        return await self._http.json("GET", "/v1/version")
+
+    async def whoami(self) -> dict[str, Any]:
+        """`user`, `tenant`, `scope`, `key_id` and `permissions` of the key."""
+        return await self._http.json("GET", "/v1/whoami")
+
+    async def queue(self) -> list[dict[str, Any]]:
+        """The jobs that wait, in order, each with its reason."""
+        answer = await self._http.json("GET", "/v1/queue")
+        return list(answer["waiting"])
+
+    async def cluster(self) -> dict[str, Any]:
+        """Nodes, totals and what is used."""
+        return await self._http.json("GET", "/v1/cluster")
+
+    async def frameworks(self) -> list[dict[str, Any]]:
+        """The environments that a job may name."""
+        answer = await self._http.json("GET", "/v1/frameworks")
+        return list(answer["frameworks"])
+
+    async def sizes(self) -> list[dict[str, Any]]:
+        """The T-shirt sizes of learners."""
+        answer = await self._http.json("GET", "/v1/sizes")
+        return list(answer["sizes"])

@@ -1,0 +1,97 @@
+"""Fetches files so that a name in the target folder always means a whole file.
+
+Bytes go to a hidden part file beside the target, named after the content's ETag; it is renamed when it has its full
+size and is on disk. A cut download goes on where its part file ends (`Range` with `If-Range`); if the content has
+changed since, the platform sends the whole and the part starts anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from weft._aio._aside import aside
+from weft._aio._http import AsyncHttp
+from weft._choosing import KINDS, choose, inside
+from weft._errors import ConnectionFailed, InvalidRequest, NotFound
+from weft._records import Artifact
+
+# How often one file is gone on with after a cut that brought nothing new.
+_FRUITLESS: Final = 5
+
+
+async def download(
+    http: AsyncHttp,
+    path: str,
+    listed: Sequence[Artifact],
+    folder: Path,
+    *,
+    what: str,
+    on_bytes: Callable[[int, int], None],
+) -> list[Path]:
+    """Fetch what of ``listed`` (of any attempts) is ``what``, of the newest attempt that has any, into ``folder``."""
+    if what not in KINDS:
+        raise InvalidRequest(f"there is no '{what}' to download; there are: {', '.join(KINDS)}")
+    chosen = choose(listed, what)
+    if not chosen:
+        raise NotFound(f"the job has left no {what} (yet)")
+    total, done = sum(artifact.size for _name, artifact in chosen), 0
+    fetched: list[Path] = []
+    for name, artifact in chosen:
+        before = done
+
+        def count(so_far: int, before: int = before) -> None:
+            on_bytes(before + so_far, total)
+
+        fetched.append(await _fetch(http, f"{path}/{quote(artifact.path)}", artifact, inside(folder, name), count))
+        done += artifact.size
+        on_bytes(done, total)
+    return fetched
+
+
+async def _fetch(http: AsyncHttp, url: str, artifact: Artifact, target: Path, count: Callable[[int], None]) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    version = hashlib.sha256(artifact.etag.encode()).hexdigest()[:12]
+    part = target.with_name(f".{target.name[:200]}.{version}.weft-part")
+    fruitless, had = 0, -1
+    while True:
+        try:
+            await _go_on(http, url, artifact, part, count)
+            break
+        except ConnectionFailed:
+            now = part.stat().st_size if part.exists() else 0
+            fruitless = 0 if now > had else fruitless + 1
+            had = now
+            if fruitless >= _FRUITLESS:
+                raise
+    part.replace(target)
+    return target
+
+
+async def _go_on(http: AsyncHttp, url: str, artifact: Artifact, part: Path, count: Callable[[int], None]) -> None:
+    """Fetch what is missing of one file and see it to the disk."""
+    with part.open("ab") as file:
+        have = file.tell()
+        if have > artifact.size:
+            file.truncate(0)
+            have = 0
+        if have < artifact.size:
+            headers = {"Range": f"bytes={have}-", "If-Range": artifact.etag} if have else {}
+            # Bytes as they are stored: a length that was compressed on the way could not be gone on with.
+            async with http.open(url, headers={"Accept-Encoding": "identity", **headers}) as response:
+                if have and response.status_code != 206:
+                    file.truncate(0)
+                    have = 0
+                async for chunk in response.aiter_bytes():  # as they come: a cut must not cost what is here already
+                    file.write(chunk)
+                    have += len(chunk)
+                    count(have)
+        file.flush()
+        await aside(os.fsync, file.fileno())
+    if have != artifact.size:
+        part.unlink(missing_ok=True)
+        raise ConnectionFailed(f"{artifact.path} came with {have} bytes instead of {artifact.size}; try again")

@@ -1,0 +1,170 @@
+"""One job: what is known of it, and everything that can be asked of it, without repeating its id."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from datetime import datetime
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft._records import Artifact, HistoryEvent, LogLine, Point, Series, parse_time
+
+if TYPE_CHECKING:
+    from weft._aio._jobs import AsyncJobs
+
+
+class AsyncJob:
+    """A job as it was when it was last asked for; `refresh` asks again, and so do the methods that change it."""
+
+    def __init__(self, jobs: AsyncJobs, document: dict[str, Any]) -> None:
+        self._jobs = jobs
+        self.document = document
+        """Everything the API says of it (docs/api.md, "A job")."""
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.name!r} {self.status}>"
+
+    @property
+    def id(self) -> str:
+        return str(self.document["id"])
+
+    @property
+    def name(self) -> str:
+        return str(self.document.get("name", ""))
+
+    @property
+    def status(self) -> str:
+        """QUEUED, PENDING, DOWNLOADING, PROCESSING, STORING, COMPLETED, FAILED, KILLED, HALTING or HALTED."""
+        return str(self.document.get("status", ""))
+
+    @property
+    def reason(self) -> str:
+        """A stable code such as ExitCode; empty where there is nothing to say."""
+        return str(self.document.get("reason") or "")
+
+    @property
+    def message(self) -> str:
+        """The reason in words, with what to do."""
+        return str(self.document.get("message") or "")
+
+    @property
+    def at_rest(self) -> bool:
+        """It has ended or is HALTED, and everything it held is given back."""
+        return bool(self.document.get("at_rest"))
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt, from 1; 0 before the first."""
+        return int((self.document.get("attempt") or {}).get("number", 0))
+
+    @property
+    def created(self) -> datetime:
+        return parse_time(self.document["created"])
+
+    @property
+    def finished(self) -> datetime | None:
+        text = self.document.get("finished")
+        return parse_time(text) if text else None
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the platform said about the spec when it was submitted."""
+        return [str(text) for text in self.document.get("warnings") or ()]
+
+    async def refresh(self) -> AsyncJob:
+        """Ask again. Gives itself, for chaining."""
+        return self._now(await self._jobs.get(self.id))
+
+    async def wait(self, timeout: float | None = None) -> AsyncJob:
+        """Until it is at rest; NotFinished after ``timeout`` seconds. See `Jobs.wait`."""
+        return self._now(await self._jobs.wait(self.id, timeout=timeout))
+
+    async def halt(self) -> AsyncJob:
+        return self._now(await self._jobs.halt(self.id))
+
+    async def resume(self) -> AsyncJob:
+        return self._now(await self._jobs.resume(self.id))
+
+    async def kill(self) -> AsyncJob:
+        return self._now(await self._jobs.kill(self.id))
+
+    async def delete(self, *, kill: bool = False) -> None:
+        await self._jobs.delete(self.id, kill=kill)
+
+    async def history(self) -> list[HistoryEvent]:
+        return await self._jobs.history(self.id)
+
+    async def explain(self) -> dict[str, Any]:
+        return await self._jobs.explain(self.id)
+
+    async def progress(self) -> dict[str, Any]:
+        return await self._jobs.progress(self.id)
+
+    async def logs(
+        self,
+        *,
+        follow: bool = False,
+        rank: int | None = None,
+        role: str | None = None,
+        attempt: int | None = None,
+        stream: str | None = None,
+        since: datetime | str | None = None,
+        search: str | None = None,
+        tail: int | None = None,
+    ) -> AsyncIterator[LogLine]:
+        """Its output, line by line; with ``follow`` until it is at rest, over broken connections. See `Jobs.logs`."""
+        if not follow:
+            lines = self._jobs.logs(
+                self.id, rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search, tail=tail
+            )
+            async for line in lines:
+                yield line
+            return
+        followed = self._jobs.follow_logs(
+            self.id, rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search, tail=tail
+        )
+        async for event in followed:
+            yield LogLine.of(event.data)
+
+    async def metrics(
+        self,
+        name: str,
+        *,
+        rank: int | None = None,
+        context: Mapping[str, str] | None = None,
+        max_points: int | None = None,
+    ) -> Series:
+        """One metric as a curve. See `Jobs.metrics`."""
+        return await self._jobs.metrics(self.id, name, rank=rank, context=context, max_points=max_points)
+
+    async def series(self, *, name: str | Iterable[str] | None = None, max_points: int | None = None) -> list[Series]:
+        """All metrics as curves. See `Jobs.series`."""
+        return await self._jobs.series(self.id, name=name, max_points=max_points)
+
+    async def points(self, *, follow: bool = False, name: str | Iterable[str] | None = None) -> AsyncIterator[Point]:
+        """Every point; with ``follow`` as they come, until the job is at rest."""
+        if not follow:
+            async for point in self._jobs.points(self.id, name=name):
+                yield point
+            return
+        async for event in self._jobs.follow_metrics(self.id, name=name):
+            yield Point.of(event.data)
+
+    def artifacts(self, *, attempt: int | None = None) -> AsyncIterator[Artifact]:
+        return self._jobs.artifacts(self.id, attempt=attempt)
+
+    async def download(
+        self,
+        folder: str | PathLike[str],
+        *,
+        what: str = "results",
+        attempt: int | None = None,
+        on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
+    ) -> list[Path]:
+        """Fetch its files. See `Jobs.download`."""
+        return await self._jobs.download(self.id, folder, what=what, attempt=attempt, on_bytes=on_bytes)
+
+    def _now(self, newer: AsyncJob) -> AsyncJob:
+        self.document = newer.document
+        return self

@@ -1,0 +1,458 @@
+"""Jobs by id: `client.jobs`. Each method is one request or one stream of the REST API (docs/api.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import dataclasses
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from weft._aio._aside import aside
+from weft._aio._follow import AsyncFollow
+from weft._aio._http import AsyncHttp
+from weft._aio._job import AsyncJob
+from weft._errors import InvalidRequest, InvalidSpec, NotFinished, NotFound, WeftError
+from weft._records import Artifact, HistoryEvent, LogLine, Point, Series
+from weft._upload import CountedFile
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from weft._archive import Archive
+
+JOBS: Final = "/v1/jobs"
+_LONGEST_POLL_S: Final = 1.0
+
+
+class SpecLike(Protocol):
+    """Anything that can say itself as a JSON object, e.g. a pydantic model."""
+
+    def model_dump(self, *, mode: str, exclude_defaults: bool) -> dict[str, Any]: ...
+
+
+CutListener = Callable[[WeftError], None]
+
+
+def _silent(_error: WeftError) -> None:
+    return
+
+
+class AsyncJobs:
+    """The jobs of the key's tenant."""
+
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    # --- to submit ----------------------------------------------------------------
+
+    async def submit(
+        self,
+        spec: Mapping[str, Any] | str | PathLike[str] | SpecLike,
+        *,
+        code: str | PathLike[str] | Archive | None = None,
+        idempotency_key: str | None = None,
+        on_upload: Callable[[int, int], None] | None = None,
+    ) -> AsyncJob:
+        """Submit a job and return at once, with the job QUEUED.
+
+        spec: a mapping, the path of a YAML or JSON file (or of a folder that holds weft.yaml), or a model.
+        code: a folder or zip to upload; by default what the spec's `code` names, seen from the spec's file (or, for a
+            mapping, from the working directory). What the platform has already is not sent again.
+        idempotency_key: submitting twice under one key makes one job. Made by default, so that this call's own
+            retries are safe; give one to make yours safe, too.
+        on_upload: called with (bytes sent, bytes in all).
+
+        Raises InvalidSpec with `errors` for what is wrong in the spec, before anything is uploaded.
+        """
+        from weft._archive import Archive, make_archive  # noqa: PLC0415 - most commands only look
+
+        document, named = await aside(_read, spec)
+        key = idempotency_key or uuid.uuid4().hex
+        if isinstance(code, Archive):
+            return await self.submit_document(document, archive=code, idempotency_key=key, on_upload=on_upload)
+        place = Path(code) if code is not None else named
+        with ExitStack() as stack:
+            archive = await aside(stack.enter_context, make_archive(place)) if place is not None else None
+            return await self.submit_document(document, archive=archive, idempotency_key=key, on_upload=on_upload)
+
+    async def submit_document(
+        self,
+        document: Mapping[str, Any],
+        *,
+        archive: Archive | None,
+        idempotency_key: str,
+        on_upload: Callable[[int, int], None] | None = None,
+        stored: bool | None = None,
+    ) -> AsyncJob:
+        """As `submit`, for a spec and an archive that are ready. ``stored``: what `plan` said, to not ask again."""
+        if archive is None:
+            return AsyncJob(self, await self._post_spec(document, {}, idempotency_key))
+        if stored is None:
+            planned = await self.plan(document, digest=archive.digest)
+            stored = bool((planned.get("code") or {}).get("stored"))
+        if stored:
+            try:
+                digest = {"code_digest": archive.digest}
+                return AsyncJob(self, await self._post_spec(document, digest, idempotency_key))
+            except InvalidRequest as refused:
+                # The code may have been swept away since the platform was asked.
+                if not any(error.pointer == "/code_digest" for error in refused.errors):
+                    raise
+        return AsyncJob(self, await self._upload(document, archive, idempotency_key, on_upload))
+
+    async def plan(self, document: Mapping[str, Any], *, digest: str | None = None) -> dict[str, Any]:
+        """What submitting this spec would do; nothing is made. docs/api.md, "PLAN". Raises InvalidSpec."""
+        params = {"dry_run": True, "code_digest": digest}
+        try:
+            return await self._http.json("POST", JOBS, params=params, body=document)
+        except InvalidRequest as refused:
+            if digest is None or not any(error.pointer == "/code_digest" for error in refused.errors):
+                raise
+            return {**await self.plan(document), "code": {"digest": digest, "stored": False}}
+
+    async def _post_spec(self, document: Mapping[str, Any], params: Mapping[str, Any], key: str) -> dict[str, Any]:
+        headers = {"Idempotency-Key": key}
+        return await self._http.json("POST", JOBS, params=params, body=document, headers=headers)
+
+    async def _upload(
+        self, document: Mapping[str, Any], archive: Archive, key: str, told: Callable[[int, int], None] | None
+    ) -> dict[str, Any]:
+        text = json.dumps(document, allow_nan=False)
+        with CountedFile(archive.path, told or (lambda _sent, _all: None)) as file:
+
+            def parts() -> list[tuple[str, Any]]:
+                file.rewind()
+                spec = (None, text, "application/json")  # first: it is checked before the code is read
+                return [("spec", spec), ("code", ("code.zip", file, "application/zip"))]
+
+            return await self._http.upload(JOBS, parts=parts, key=key)
+
+    # --- to look --------------------------------------------------------------------
+
+    async def get(self, id: str) -> AsyncJob:  # noqa: A002 - the API's word
+        """One job. NotFound where there is none, or none of one's own."""
+        return AsyncJob(self, await self.document(id))
+
+    async def document(self, id: str) -> dict[str, Any]:  # noqa: A002
+        """The job as the API gives it (docs/api.md, "A job")."""
+        return await self._http.json("GET", _path(id))
+
+    async def list(
+        self,
+        *,
+        status: str | Iterable[str] | None = None,
+        name: str | None = None,
+        tag: str | None = None,
+        user: str | None = None,
+        tenant: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[AsyncJob]:
+        """Jobs, newest first, page by page as they are asked for. ``limit``: how many at most; default: all."""
+        wanted = status if status is None or isinstance(status, str) else ",".join(status)
+        params = {"status": wanted, "name": name, "tag": tag, "user": user, "tenant": tenant}
+        after: str | None = None
+        left = limit
+        while left is None or left > 0:
+            page_size = 100 if left is None else min(left, 500)
+            page = await self._http.json("GET", JOBS, params={**params, "limit": page_size, "after": after})
+            for document in page["jobs"]:
+                yield AsyncJob(self, document)
+            left = None if left is None else left - len(page["jobs"])
+            after = page.get("next")
+            if not after:
+                return
+
+    async def history(self, id: str, *, after: int | None = None) -> builtins.list[HistoryEvent]:  # noqa: A002
+        """Every change of the job's status, oldest first."""
+        answer = await self._http.json("GET", _path(id, "history"), params={"after": after})
+        return [HistoryEvent.of(event) for event in answer["events"]]
+
+    async def explain(self, id: str) -> dict[str, Any]:  # noqa: A002
+        """Why the job is in the state it is in, in words: `summary` and `hints`."""
+        return await self._http.json("GET", _path(id, "explain"))
+
+    async def progress(self, id: str) -> dict[str, Any]:  # noqa: A002
+        """How far it is: `progress` (0..1 or None), `eta_ms`, counts of lines and points, `latest` by metric."""
+        return await self._http.json("GET", _path(id, "progress"))
+
+    # --- to change --------------------------------------------------------------------
+
+    async def halt(self, id: str) -> AsyncJob:  # noqa: A002
+        """Ask the learners to checkpoint and leave. The job can be resumed."""
+        return await self._wish(id, "halt")
+
+    async def resume(self, id: str) -> AsyncJob:  # noqa: A002
+        """Queue a halted job again; it goes on from its checkpoint."""
+        return await self._wish(id, "resume")
+
+    async def kill(self, id: str) -> AsyncJob:  # noqa: A002
+        """End the job at once. Nothing more is stored."""
+        return await self._wish(id, "kill")
+
+    async def delete(self, id: str, *, kill: bool = False) -> None:  # noqa: A002
+        """Remove the job. Conflict while it is live, unless ``kill``."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                await self._http.json("DELETE", _path(id), params={"kill": True if kill else None}, safe=kill)
+            except WeftError as refused:
+                # The platform says so itself: its own wait was too short, send it again.
+                again = kill and refused.status == 409 and refused.retry_after_s is not None
+                if not again or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(refused.retry_after_s or 1)
+            else:
+                return
+
+    async def _wish(self, id: str, verb: str) -> AsyncJob:  # noqa: A002
+        return AsyncJob(self, await self._http.json("POST", _path(id, verb)))
+
+    async def wait(self, id: str, *, timeout: float | None = None) -> AsyncJob:  # noqa: A002
+        """Return once the job is at rest: ended or HALTED, everything it held given back.
+
+        timeout: seconds; then NotFinished is raised and the job goes on. Asks, at most once a second, rather than
+        following a stream, so that the timeout is kept to the tenth of a second.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 0.05
+        while True:
+            job = await self.get(id)
+            if job.at_rest:
+                return job
+            left = pause if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                told = f"{job.name} is still {job.status} after {timeout:g} s; it goes on (`weft wait {id}`)"
+                raise NotFinished(told)
+            await asyncio.sleep(min(pause, left))
+            pause = min(_LONGEST_POLL_S, pause * 1.5)
+
+    # --- what it said -------------------------------------------------------------------
+
+    async def logs(
+        self,
+        id: str,  # noqa: A002
+        *,
+        rank: int | None = None,
+        role: str | None = None,
+        attempt: int | None = None,
+        stream: str | None = None,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        search: str | None = None,
+        tail: int | None = None,
+    ) -> AsyncIterator[LogLine]:
+        """What is stored of the job's output, in order. ``search``: a regular expression; ``tail``: the last N."""
+        params = _log_params(
+            rank=rank, role=role, attempt=attempt, stream=stream, since=since, until=until, search=search
+        )
+        if tail is not None and tail <= 0:
+            return
+        async for one in self._pages(_path(id, "logs"), "lines", {**params, "tail": tail}, once=tail):
+            yield LogLine.of(one)
+
+    def follow_logs(
+        self,
+        id: str,  # noqa: A002
+        *,
+        rank: int | None = None,
+        role: str | None = None,
+        attempt: int | None = None,
+        stream: str | None = None,
+        since: datetime | str | None = None,
+        search: str | None = None,
+        tail: int | None = None,
+        after: int | None = None,
+        on_cut: CutListener = _silent,
+    ) -> AsyncFollow:
+        """The job's output as it comes; every line once, over any number of broken connections.
+
+        Iterate over its events and read `LogLine.of(event.data)`, or use `Job.logs(follow=True)`. After the last
+        event, `.end` says how the job ended. ``after``: the `seq` of the last line that was seen.
+        """
+        params = _log_params(rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search)
+        return AsyncFollow(self._http, _path(id, "logs"), {**params, "tail": tail, "after": after}, on_cut=on_cut)
+
+    async def series(
+        self,
+        id: str,  # noqa: A002
+        *,
+        name: str | Iterable[str] | None = None,
+        rank: int | None = None,
+        attempt: int | None = None,
+        max_points: int | None = None,
+    ) -> builtins.list[Series]:
+        """Metrics as curves: one per name, context and learner; the latest value per step, the newest attempt.
+
+        max_points: thin each out to about so many, keeping minima and maxima.
+        """
+        params = {"series": True, "name": _names(name), "rank": rank, "attempt": attempt, "max_points": max_points}
+        answer = await self._http.json("GET", _path(id, "metrics"), params=params)
+        return [Series.of(found) for found in answer["series"]]
+
+    async def metrics(
+        self,
+        id: str,  # noqa: A002
+        name: str,
+        *,
+        rank: int | None = None,
+        context: Mapping[str, str] | None = None,
+        max_points: int | None = None,
+    ) -> Series:
+        """One curve: that of the lowest rank that reports it, unless ``rank`` says which.
+
+        NotFound where nothing has been reported under that name; InvalidRequest where several contexts (say, train
+        and validation) have and ``context`` does not choose.
+        """
+        found = await self.series(id, name=name, rank=rank, max_points=max_points)
+        if context is not None:
+            found = [one for one in found if dict(one.context) == dict(context)]
+        if not found:
+            raise NotFound(f"job {id} has reported no metric '{name}'{' in this context' if context else ''} (yet)")
+        lowest = min(one.rank for one in found)
+        found = [one for one in found if one.rank == lowest]
+        if len(found) > 1:
+            contexts = ", ".join(str(dict(one.context)) for one in found)
+            raise InvalidRequest(f"'{name}' is reported in several contexts; choose one with context=: {contexts}")
+        return found[0]
+
+    async def points(
+        self,
+        id: str,  # noqa: A002
+        *,
+        name: str | Iterable[str] | None = None,
+        rank: int | None = None,
+    ) -> AsyncIterator[Point]:
+        """Every stored point, as it was reported, in order."""
+        params = {"name": _names(name), "rank": rank}
+        async for one in self._pages(_path(id, "metrics"), "points", params):
+            yield Point.of(one)
+
+    def follow_metrics(
+        self,
+        id: str,  # noqa: A002
+        *,
+        name: str | Iterable[str] | None = None,
+        rank: int | None = None,
+        after: int | None = None,
+        on_cut: CutListener = _silent,
+    ) -> AsyncFollow:
+        """Every point from the first (or from ``after``) as it comes; see `follow_logs`."""
+        params = {"name": _names(name), "rank": rank, "after": after}
+        return AsyncFollow(self._http, _path(id, "metrics"), params, on_cut=on_cut)
+
+    def follow_events(self, id: str, *, after: int | None = None, on_cut: CutListener = _silent) -> AsyncFollow:  # noqa: A002
+        """Changes of status (kind ``history``) and of the job itself (kind ``status``: the job without its spec)."""
+        return AsyncFollow(self._http, _path(id, "events"), {"after": after}, on_cut=on_cut)
+
+    async def artifacts(
+        self,
+        id: str,  # noqa: A002
+        *,
+        prefix: str | None = None,
+        attempt: int | None = None,
+    ) -> AsyncIterator[Artifact]:
+        """The files that the job left behind, by path."""
+        after: str | None = None
+        while True:
+            params = {"prefix": prefix, "attempt": attempt, "after": after, "limit": 1000}
+            page = await self._http.json("GET", _path(id, "artifacts"), params=params)
+            for one in page["artifacts"]:
+                yield Artifact.of(one)
+            after = page.get("next")
+            if not after:
+                return
+
+    async def download(
+        self,
+        id: str,  # noqa: A002
+        folder: str | PathLike[str],
+        *,
+        what: str = "results",
+        attempt: int | None = None,
+        on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
+    ) -> builtins.list[Path]:
+        """Fetch a job's files into ``folder`` and return their paths there.
+
+        what: ``results``, ``logs``, ``checkpoints`` (those of one attempt: by default the newest that left any) or
+            ``code`` (code.zip as it was submitted).
+        on_bytes: called with (bytes there, bytes in all).
+
+        A file appears under its name only when it is whole; a download that was cut goes on where it stopped, also
+        in a later call. NotFound where there is nothing of the kind.
+        """
+        from weft._aio._download import download  # noqa: PLC0415 - most programs never download
+
+        listed = [one async for one in self.artifacts(id, attempt=attempt)]
+        return await download(self._http, _path(id, "artifacts"), listed, Path(folder), what=what, on_bytes=on_bytes)
+
+    async def _pages(
+        self, path: str, field: str, params: Mapping[str, Any], *, once: int | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        after: int | None = None
+        while True:
+            limit = None if once is None else min(once, 10_000)
+            page = await self._http.json("GET", path, params={**params, "after": after, "limit": limit})
+            for one in page[field]:
+                yield one
+            after = page.get("next")
+            if once is not None or not page.get("more"):
+                return
+
+
+def _path(id: str, *more: str) -> str:  # noqa: A002
+    if not id or not id.isalnum():
+        raise NotFound(f"'{id}' is no id of a job")
+    return "/".join((JOBS, id, *more))
+
+
+def _names(name: str | Iterable[str] | None) -> list[str] | None:
+    return [name] if isinstance(name, str) else (list(name) if name is not None else None)
+
+
+def _log_params(
+    *,
+    rank: int | None,
+    role: str | None,
+    attempt: int | None,
+    stream: str | None,
+    since: datetime | str | None,
+    until: datetime | str | None = None,
+    search: str | None,
+) -> dict[str, Any]:
+    return {
+        "rank": rank, "role": role, "attempt": attempt, "stream": stream,
+        "since": _time(since), "until": _time(until), "search": search,
+    }  # fmt: skip
+
+
+def _time(value: datetime | str | None) -> str | None:
+    if isinstance(value, datetime):
+        return value.astimezone().isoformat() if value.tzinfo is None else value.isoformat()
+    return value
+
+
+def _read(spec: Any) -> tuple[dict[str, Any], Path | None]:
+    """The spec's document, and the code that it names."""
+    from weft._spec_file import as_json, find_spec, read_spec  # noqa: PLC0415 - as with archives
+
+    if isinstance(spec, str) or hasattr(spec, "__fspath__"):
+        path = Path(spec)
+        file = read_spec(find_spec(path) if path.is_dir() else path)
+        return file.document, file.code
+    if isinstance(spec, Mapping):
+        document = as_json(spec, "the spec")
+    elif hasattr(spec, "model_dump"):
+        document = as_json(spec.model_dump(mode="json", exclude_defaults=True), "the spec")
+    elif dataclasses.is_dataclass(spec) and not isinstance(spec, type):
+        document = as_json(dataclasses.asdict(spec), "the spec")
+    else:
+        raise InvalidSpec(f"a spec is a mapping, a path or a model, not a {type(spec).__name__}")
+    named = document.get("code")
+    return document, Path(named) if isinstance(named, str) else None
