@@ -11,6 +11,7 @@ import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -69,18 +70,18 @@ def test_whoever_asks_is_told_that_services_may_die_on_purpose(embedded: Bed) ->
 def test_a_process_that_is_killed_at_any_side_effect_leaves_the_job_as_it_should_be(
     embedded: Bed, request: pytest.FixtureRequest, tmp_path: Path, promise: Promise
 ) -> None:
-    each = promise.n(short=2, long=_EVERY)
-    kill_everywhere(embedded, tmp_path, promise, each, "SQLite")
+    most = promise.n(short=10, long=_EVERY)
+    kill_everywhere(embedded, tmp_path, promise, most, "SQLite")
     if os.environ.get("WEFT_PROMISE"):
         mongo = request.getfixturevalue("own_mongo")
         with bed(tmp_path, {"WEFT_JOB_STORE": f"{mongo.uri}weft"}) as one:
-            kill_everywhere(one, tmp_path, promise, each, "MongoDB")
+            kill_everywhere(one, tmp_path, promise, most, "MongoDB")
 
 
-def kill_everywhere(one: Bed, folder: Path, promise: Promise, each: int, store: str) -> None:
-    """So many kills in each process."""
+def kill_everywhere(one: Bed, folder: Path, promise: Promise, most: int, store: str) -> None:
+    """So many kills, each in a life of its own."""
     recorded = record(one, folder)
-    faults = chosen(recorded, each)
+    faults = chosen(recorded, most)
     wrong = [why for when, point in faults if (why := suffer(one, folder, when, point))]
     assert not wrong, "\n".join(wrong)
     for process, points in by_process(recorded).items():
@@ -108,9 +109,10 @@ def by_process(points: Sequence[str]) -> dict[str, list[str]]:
 
 
 def chosen(points: Sequence[str], most: int) -> Sequence[tuple[str, str]]:
-    """(when, point): all, or so many of each process, others for another seed."""
-    every = {process: list(_faults(each)) for process, each in by_process(points).items()}
-    return [fault for faults in every.values() for fault in sorted(faults, key=_rank)[:most]]
+    """(when, point): all, or so many, of each process in turn; others for another seed."""
+    by_rank = [sorted(_faults(each), key=_rank) for each in by_process(points).values()]
+    in_turn = [fault for turn in zip_longest(*by_rank) for fault in turn if fault is not None]
+    return in_turn[:most]
 
 
 def _faults(points: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -127,7 +127,7 @@ async def test_a_helper_killed_at_any_side_effect_is_followed_by_one_that_goes_o
             one.judge()
             seen.append(failpoints.passed())
     points = [point for point in seen[0] if point in seen[1]]
-    faults = chosen(points, promise.n(short=8, long=10**9))
+    faults = chosen(points, promise.n(short=5, long=10**9))
     for when, point in faults:
         await suffer(failpoints, when, point)
     promise.saw(f"helper with data, code and a checkpoint: {len(points)} points, killed {len(faults)} times")
