@@ -41,6 +41,8 @@ _QUERY_S: Final = 30.0
 """A search through all of a long job's lines may take a while."""
 _ASIDE_S: Final = 1.0
 """For what is only an ornament of an answer: positions, capacity."""
+_HELD_S: Final = 3.0
+"""An operator looks for trouble: who is merely slow is waited for."""
 _FOLLOW_S: Final = 24 * 3600.0
 
 
@@ -114,7 +116,7 @@ async def held_by(peer: Peer) -> Sequence[Held]:
     """What that service cannot read and leaves alone."""
     channel = await peer.channel()
     with peer.answering():
-        return await ask_quarantine(channel, timeout_s=_ASIDE_S)
+        return await ask_quarantine(channel, timeout_s=_HELD_S)
 
 
 class NodePeer:

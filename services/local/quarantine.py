@@ -10,7 +10,7 @@ from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import WeftError
 from services.core.home import Home
 
-_TIMEOUT_S: Final = 3.0
+_TIMEOUT_S: Final = 5.0
 _SHOWN: Final = 10
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never behind a proxy
 
@@ -23,9 +23,7 @@ async def told_quarantine(home: Home) -> dict[str, Any] | None:
     """``{held: [{service, kind, place, reason, since, job, advice}], silent: [service]}``; None: nobody can say."""
     try:
         address, key = home.address("api"), await _admin_key(home)
-        asked = urllib.request.Request(
-            f"http://{address}/v1/quarantine", headers={"Authorization": f"Bearer {key}"}
-        )
+        asked = urllib.request.Request(f"http://{address}/v1/quarantine", headers={"Authorization": f"Bearer {key}"})
         with _direct.open(asked, timeout=_TIMEOUT_S) as answer:
             told: dict[str, Any] = json.load(answer)
     except (OSError, ValueError, WeftError):

@@ -324,6 +324,18 @@ async def test_a_malformed_document_harms_only_itself(world: World, text: str) -
     assert await store.unreadable(limit=100_000) == ([], "")
 
 
+async def test_a_document_that_was_mended_from_an_old_copy_can_be_changed_again(durable: OnSqlite | OnMongo) -> None:
+    store = await durable.another()
+    old = await store.insert(a_job())
+    await store.replace(old, replace(old, summary={"lines": 1}))
+    await durable.plant(old.id, "{")
+    await durable.plant(old.id, json.dumps(dump(old)))
+    mended = await store.get(old.id)
+    assert mended == replace(old, rev=2)
+    assert await store.find(JobQuery()) == [mended]
+    assert (await store.replace(mended, replace(mended, summary={"lines": 2}))).rev == 3
+
+
 async def test_a_document_of_a_newer_schema_is_left_alone(world: World) -> None:
     store = await world.another()
     first, newer, last = [await store.insert(a_job()) for _ in range(3)]

@@ -150,6 +150,9 @@ async def test_whatever_is_ruined_beside_it_a_healthy_job_and_the_next_one_end_a
     n = promise.n(short=150, long=5_000)
     counts: Counter[str] = Counter()
     for seed in range(-(-n // EACH)):
-        counts += await told(seed, tmp_path / str(seed))
+        try:
+            counts += await told(seed, tmp_path / str(seed))
+        except AssertionError as failed:
+            raise AssertionError(f"seed {seed}: {failed}") from failed
     promise.kept(n, "mutations of job documents and etcd values beside a healthy job")
     promise.saw("of these " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))

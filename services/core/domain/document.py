@@ -13,6 +13,7 @@ from services.core.domain.codec import load
 from services.core.domain.errors import Conflict, Quarantined
 from services.core.domain.job import SCHEMA, Job
 
+GREATEST: Final = 2**31
 LATEST: Final = 253_402_300_799_999
 """The last millisecond that RFC 3339 can write: a later time is nobody's, and would fail whoever shows it."""
 
@@ -34,6 +35,7 @@ def read_job(job_id: str, document: object) -> Job:
         job = load(Job, seen)
         if job.id != job_id:
             raise ValueError(f"it says that it is {job.id}")
+        _check_numbers(job)
         _check_times(job)
     except (TypeError, ValueError, RecursionError) as error:
         tenant = seen.get("tenant")
@@ -41,6 +43,17 @@ def read_job(job_id: str, document: object) -> Job:
             f"the document of job {job_id} cannot be read: {error}", tenant=tenant if isinstance(tenant, str) else ""
         ) from error
     return job
+
+
+def _check_numbers(job: Job) -> None:
+    """Terms and the like rise by one: a great leap is nobody's, and would fence everybody off for good."""
+    attempt, claim, counters = job.attempt.number, job.guardian.term, job.counters
+    numbers = (
+        attempt, claim, job.dispatcher_term, job.generation, job.observed_generation, job.history_seq, job.rev,
+        counters.retries, counters.restarts, counters.preemptions, counters.rollbacks,
+    )  # fmt: skip
+    if min(numbers) < 0 or max(numbers) > GREATEST:
+        raise ValueError("a number in it is less than nothing, or greater than counting leads to")
 
 
 def _check_times(job: Job) -> None:

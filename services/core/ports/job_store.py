@@ -7,7 +7,7 @@ insert, find by indexed equality and range with sort and limit, replace where ``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from services.core.domain.document import read_job
@@ -59,13 +59,18 @@ class Unreadable:
     """What there is, where it is a mapping at all."""
 
 
-def judged(job_id: str, document: object) -> Job | Unreadable:
-    """The job, or why it cannot be read: for lists, which one bad document must not spoil."""
+def judged(job_id: str, document: object, rev: object) -> Job | Unreadable:
+    """The job, or why it cannot be read: for lists, which one bad document must not spoil. ``rev``: see ``at_rev``."""
     try:
-        return read_job(job_id, document)
+        return at_rev(read_job(job_id, document), rev)
     except Conflict as error:
         seen: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
         return Unreadable(id=job_id, why=error.message, newer=not isinstance(error, Quarantined), document=seen)
+
+
+def at_rev(job: Job, rev: object) -> Job:
+    """At the revision that the store keeps beside the document: one that was mended by hand may name an old one."""
+    return replace(job, rev=rev) if isinstance(rev, int) and rev != job.rev else job
 
 
 class JobStore(Protocol):

@@ -132,7 +132,7 @@ class MemoryJobStore:
             document = json.loads(found)
         except (ValueError, RecursionError) as error:
             return Unreadable(id=job_id, why=f"the document of job {job_id} is not JSON: {error}")
-        return judged(job_id, document)
+        return judged(job_id, document, None)
 
 
 def _job(job_id: str, found: Job | str) -> Job:

@@ -22,7 +22,7 @@ from services.core.domain.document import read_job
 from services.core.domain.errors import NotFound, Quarantined, StaleRevision, WeftError
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
 from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, judged
+from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, at_rev, judged
 
 _PAGE: Final = 500
 """Documents read in one go, so that a long list holds up no other reader for long."""
@@ -91,8 +91,8 @@ class SqliteJobStore:
 
     async def _one(self, column: str, value: str) -> Job | None:
         def read(connection: apsw.Connection) -> Job | None:
-            row = connection.execute(f"SELECT id, doc FROM jobs WHERE {column} = ?", (value,)).fetchone()  # noqa: S608
-            return None if row is None else _job(str(row[0]), str(row[1]))
+            row = connection.execute(f"SELECT id, doc, rev FROM jobs WHERE {column} = ?", (value,)).fetchone()  # noqa: S608
+            return None if row is None else at_rev(_job(str(row[0]), str(row[1])), row[2])
 
         return await self._database.read(read)
 
@@ -139,11 +139,11 @@ class SqliteJobStore:
         return await self._judged(where, values, "DESC" if newest_first else "ASC", limit)
 
     async def _judged(self, where: str, values: Sequence[str], order: str, limit: int) -> list[Job | Unreadable]:
-        select = f"SELECT id, doc FROM jobs WHERE {where} ORDER BY id {order} LIMIT ?"  # noqa: S608 - our text only
+        select = f"SELECT id, doc, rev FROM jobs WHERE {where} ORDER BY id {order} LIMIT ?"  # noqa: S608 - our text
 
         def read(connection: apsw.Connection) -> list[Job | Unreadable]:
             rows = connection.execute(select, (*values, limit))
-            return [_judge(str(job_id), str(doc)) for job_id, doc in rows]
+            return [_judge(str(job_id), str(doc), rev) for job_id, doc, rev in rows]
 
         return await self._database.read(read)
 
@@ -222,12 +222,12 @@ def _job(job_id: str, text: str) -> Job:
     return read_job(job_id, document)
 
 
-def _judge(job_id: str, text: str) -> Job | Unreadable:
+def _judge(job_id: str, text: str, rev: object) -> Job | Unreadable:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         return Unreadable(id=job_id, why=f"the document of job {job_id} is not JSON: {error}")
-    return judged(job_id, document)
+    return judged(job_id, document, rev)
 
 
 def _event(text: str) -> Event | None:
