@@ -9,6 +9,7 @@ import sys
 BENCHMARKS = {
     "cli": "how long a person waits for the command line",
     "start_latency": "submit -> the learner's process runs, and where the time goes",
+    "submit": "durable submissions per second, and how long one takes at 50 a second",
     "release": "the process ends -> its hardware is free, and the next job runs",
     "metrics_ingest": "lines and points taken in per second; how soon a follower sees them",
     "takeover": "a part of the platform is killed -> it works again",
