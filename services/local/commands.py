@@ -7,6 +7,7 @@ progress goes to ``report``, trouble is raised as WeftError with what to do.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import shutil
@@ -137,7 +138,10 @@ class Platform(Backups):
             with _direct.open(f"http://{home.address(service + '-ops')}/readyz", timeout=2):
                 return ""
         except urllib.error.HTTPError as error:
-            failing = json.loads(error.read() or b"{}").get("failing", {})
+            try:
+                failing = json.loads(error.read() or b"{}").get("failing", {})
+            except (OSError, http.client.HTTPException, ValueError):  # it died, or stood still, in its answer's midst
+                return str(error)
             return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
         except (OSError, WeftError) as error:
             return str(error)

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
@@ -49,7 +50,7 @@ class Faults:
         """Job -> how many of its learners were killed (or lost their parent): its owner must expect new attempts."""
         self.down = False
         """The supervisor could not be started just now; `up` tries again."""
-        self._platform, self._clocks = platform, clocks
+        self._platform, self._clocks, self._starting = platform, clocks, threading.Lock()
         self._seconds, self._cuts = seconds or {}, cuts or {}
         self._doing: Mapping[str, Callable[[Fault], Undo | None]] = {
             "kill": self._kill,
@@ -135,11 +136,12 @@ class Faults:
 
     def up(self) -> None:
         """As an operator who tries again: a disk may be full now, or a peer stopped for a while."""
-        self.down = False
-        try:
-            self._platform.up()
-        except WeftError:
-            self.down = True
+        with self._starting:
+            self.down = False
+            try:
+                self._platform.up()
+            except WeftError:
+                self.down = True
 
     # --- silence ------------------------------------------------------------------------
 

@@ -7,11 +7,11 @@ where when a fault comes) differs from run to run, so a seed is replayed to meet
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -91,6 +91,7 @@ def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable
         say(str(fault))
     outcome = Outcome(seed)
     with ExitStack() as stack:
+        deaf = stack.enter_context(_deaf_to_signals())
         root = stack.enter_context(_folder())
         clocks = Clocks(root / "clocks", faketime_library(say)) if "clocks" in has else None
         if "root" in has:
@@ -108,6 +109,7 @@ def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable
         faults = Faults(platform, clocks=clocks, seconds=seconds)
         client = stack.enter_context(Client(platform.url, platform.key))
         secrets = secret_names(platform.home.root)
+        stack.callback(deaf)  # from here on everything is put away, however often Ctrl-C is pressed
         with Sampler(platform.home.root) as sampler, Load(client, seed) as load:
             _until(lambda: load.all_stay and load.other_runs, load)
             faults.spared = frozenset(one.job.id for one in load.staying)
@@ -145,28 +147,48 @@ def _settings(seed: int) -> dict[str, str]:
 
 
 def _play(plan: Sequence[Fault], faults: Faults, load: Load, progress: Callable[[str], None]) -> None:
-    """Every fault at its time, as far as the machine keeps up; what lasts is undone, whatever happens."""
+    """Every fault at its time, as far as the machine keeps up; what lasts is undone, whatever happens.
+
+    Each is undone by a thread of its own: who waits for a platform to come up must not keep what it waits for stopped.
+    """
     began = time.monotonic()
-    order = itertools.count()
-    undoing: list[tuple[float, int, Undo]] = []
+    undoing: list[_Undoing] = []
     try:
-        for done, fault in enumerate(plan):
-            while undoing and undoing[0][0] <= fault.at_s:
-                _sleep_until(began + undoing[0][0], load)
-                heapq.heappop(undoing)[2]()
+        for done, fault in enumerate(plan, start=1):
             _sleep_until(began + fault.at_s, load)
-            progress(
-                f"fault {done + 1}/{len(plan)}: {fault.kind} {fault.victim}; jobs {load.over}/{len(load.owned)} over"
-            )
+            progress(f"fault {done}/{len(plan)}: {fault.kind} {fault.victim}; jobs {load.over}/{len(load.owned)} over")
             undo = faults.begin(fault)
             if undo is not None:
-                heapq.heappush(undoing, (time.monotonic() - began + fault.for_s, next(order), undo))
-        while undoing:
-            _sleep_until(began + undoing[0][0], load)
-            heapq.heappop(undoing)[2]()
+                undoing.append(_Undoing(fault.for_s, undo))
+        for one in undoing:
+            one.thread.join()
     finally:
-        for _, _, undo in undoing:
-            undo()
+        for one in undoing:
+            one.now()
+    for one in undoing:
+        if one.failure is not None:
+            raise one.failure
+
+
+class _Undoing:
+    """Ends a fault after so many seconds, or `now`; once."""
+
+    def __init__(self, after_s: float, undo: Undo) -> None:
+        self.failure: BaseException | None = None
+        self._undo, self._hurry = undo, threading.Event()
+        self.thread = threading.Thread(target=self._run, args=(after_s,), name="undoing", daemon=True)
+        self.thread.start()
+
+    def now(self) -> None:
+        self._hurry.set()
+        self.thread.join()
+
+    def _run(self, after_s: float) -> None:
+        self._hurry.wait(after_s)
+        try:
+            self._undo()
+        except BaseException as error:  # noqa: BLE001 - told to the main thread, whoever it is from
+            self.failure = error
 
 
 def _sleep_until(moment: float, load: Load) -> None:
@@ -192,6 +214,22 @@ async def _clean(platform: Platform, secrets: frozenset[str]) -> tuple[float, li
         return await until_clean(home.root, home.address("etcd"), jobs, secrets, timeout_s=CLEAN_S)
     finally:
         await jobs.close()
+
+
+@contextmanager
+def _deaf_to_signals() -> Generator[Callable[[], None]]:
+    """What it gives makes SIGINT and SIGTERM do nothing until this is left."""
+    before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
+
+    def deaf() -> None:
+        for sign in before:
+            signal.signal(sign, signal.SIG_IGN)
+
+    try:
+        yield deaf
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
 
 
 @contextmanager

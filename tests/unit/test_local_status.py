@@ -1,0 +1,44 @@
+"""What `weft status` and `weft up` make of services that answer badly."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.core.processes import identify, save
+from services.local.commands import PLATFORM
+
+
+@pytest.fixture
+def cut_off() -> Iterator[str]:
+    """Address of a server that says 503 and dies in the midst of why."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b'HTTP/1.1 503 Service Unavailable\r\nContent-Length: 99\r\n\r\n{"ready": fal')
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+def test_a_service_that_dies_while_it_says_why_it_is_not_ready_is_starting(tmp_path: Path, cut_off: str) -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    save(tmp_path / "run" / "api.json", me)
+    (tmp_path / "run" / "addresses.json").write_text(json.dumps({"api-ops": cut_off}))
+    state = {"name": "api", "pid": me.pid, "restarts": 0, "adopted": False, "last_exit": None}
+    (tmp_path / "run" / "state.json").write_text(json.dumps({"services": [state]}))
+    (service,) = PLATFORM.status(str(tmp_path))["services"]
+    assert service["state"] == "starting"
+    assert "503" in service["why"]
