@@ -177,7 +177,9 @@ class Dispatcher:
             spec = self._spec(job)
             if spec is None:
                 continue  # its Guardian ends it; until then what the cluster says is counted
-            if job.dispatcher_term != self.term and not job.attempt.committed and job.verdict is None:
+            if job.dispatcher_term > self.term:
+                raise StaleFence("a newer dispatcher leads")
+            if job.dispatcher_term < self.term and not job.attempt.committed and job.verdict is None:
                 old.append((job, spec))
             else:
                 placed.append((spec, job.attempt.placement))
@@ -196,7 +198,7 @@ class Dispatcher:
 
     def _withdrawn(self, job: Job) -> Job:
         """Its Guardian gives back what it may have got already, and queues it again."""
-        if not job.holds or job.verdict is not None or job.attempt.committed:
+        if not job.holds or job.verdict is not None or job.attempt.committed or job.dispatcher_term > self.term:
             return job
         message = "the dispatcher before had not counted everything: its place was given to others"
         verdict = Verdict(to=Status.QUEUED, reason="AdmissionWithdrawn", message=message, time=self.clock.now_ms())

@@ -150,6 +150,21 @@ async def test_who_was_deposed_without_knowing_admits_nobody(plane: ControlPlane
     assert (await plane.job(job_id)).dispatcher_term == 8
 
 
+async def test_who_was_deposed_without_knowing_takes_back_nothing_that_its_successor_admitted(
+    plane: ControlPlane,
+) -> None:
+    process = await plane.start_lcm()
+    await leading(plane, process)
+    plane.hints.lost = True
+    job_id = await plane.submit(learners=1000)  # it fits nowhere that the deposed one knows of
+    await late_admission(plane, job_id, term=7)
+    with capture_logs() as logs:
+        await asyncio.sleep(3)
+    assert "a newer dispatcher leads" in [line.get("why") for line in logs]
+    job = await plane.job(job_id)
+    assert (job.status, job.verdict, job.dispatcher_term) == (Status.PENDING, None, 7)
+
+
 # --- admissions of an older dispatcher -----------------------------------------------
 
 
