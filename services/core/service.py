@@ -2,7 +2,9 @@
 
     /healthz  the process turns   /readyz  its ports answer   /metrics  Prometheus
 
-A service is ``async def main(service: Service)``, which returns after ``service.stopping`` is set (SIGTERM, SIGINT).
+A service is ``async def main(service: Service)``, which returns after ``service.stopping`` is set (SIGTERM, SIGINT):
+it takes nothing new, finishes what is under way and lets go of what it holds. A second signal means: at once. Then
+``main`` is cancelled, and only what stands in its ``finally`` is still done.
 """
 
 from __future__ import annotations
@@ -144,8 +146,16 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
     async def body() -> None:
         service = Service(name, settings)
         loop = asyncio.get_running_loop()
+        serving = asyncio.current_task()
+
+        def told() -> None:
+            if service.stopping.is_set() and serving is not None:
+                serving.cancel()
+            log.info("service.hurried" if service.stopping.is_set() else "service.stopping")
+            service.stopping.set()
+
         for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sign, service.stopping.set)
+            loop.add_signal_handler(sign, told)
         operations = http_server(operations_app(service), settings.place.address(f"{name}-ops"))
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_http(operations, service.stopping))
@@ -154,7 +164,8 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
 
     log.info("service.starting")
     try:
-        uvloop.run(body())
+        with suppress(asyncio.CancelledError):  # told twice
+            uvloop.run(body())
     except BaseExceptionGroup as failed:
         ours, others = failed.split(WeftError)
         if others is not None or ours is None:

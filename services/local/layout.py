@@ -97,19 +97,33 @@ def choose_addresses(
 def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(value, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Atomically."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=1))
+    temporary.write_text(text)
     temporary.replace(path)
+
+
+def _version(home: Home) -> int:
+    """Schema of the home; 0 where it has none yet, or none that was written whole."""
+    try:
+        return int((home / "VERSION").read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 def prepare(home: Home) -> None:
     """Makes the folder, or refuses one of a newer version. WeftError says what to do."""
     try:
         home.root.mkdir(parents=True, exist_ok=True)
-        version = home / "VERSION"
-        if version.exists() and int(version.read_text()) > VERSION:
-            raise WeftError(f"{home.root} was written by a newer Weft (schema {version.read_text().strip()}); upgrade")
-        version.write_text(f"{VERSION}\n")
+        version = _version(home)
+        if version > VERSION:
+            raise WeftError(f"{home.root} was written by a newer Weft (schema {version}); upgrade")
+        if version < VERSION:
+            write_text(home / "VERSION", f"{VERSION}\n")
         for folder in ("run", "logs", "secrets", "broker", "objects", "metrics", "node", "cache", "etcd"):
             (home / folder).mkdir(exist_ok=True)
         for private in ("run", "logs", "secrets", "broker", "objects", "metrics", "etcd"):
