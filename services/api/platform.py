@@ -23,6 +23,8 @@ from services.core.ports.job_store import JobQuery, JobStore
 from services.core.quarantine import Held, Quarantine
 
 log = structlog.get_logger()
+_HINT_S: Final = 2.0
+"""How old the cluster's capacity may be where it only makes a warning."""
 _MOST_JOBS: Final = 10_000
 
 
@@ -68,6 +70,8 @@ class Platform:
         self._node = node
         self._quarantine = quarantine
         self._others = others
+        self._lately: tuple[float, tuple[Sequence[Node] | None, str | None]] | None = None
+        """What the cluster said last, and until when that is new enough for a hint (loop time)."""
 
     async def quarantined(self) -> Quarantined:
         """Of all services, asked at once."""
@@ -107,7 +111,7 @@ class Platform:
 
         Without ``now`` only ``never`` is told from the rest, which costs no look at what runs.
         """
-        nodes, _ = await self._nodes()
+        nodes, _ = await (self._nodes() if now else self._nodes_lately())
         if nodes is None:
             return Fit("unknown", "the cluster cannot be asked now")
         gang = [spec.role_resources(name) for name, role in spec.roles.items() for _ in range(role.count)]
@@ -136,6 +140,13 @@ class Platform:
         except WeftError as away:
             log.debug("api.cluster_away", why=away.message)
             return None, None
+
+    async def _nodes_lately(self) -> tuple[Sequence[Node] | None, str | None]:
+        """So that a submission does not wait for the cluster, which may take a second to be found silent."""
+        now = asyncio.get_running_loop().time()
+        if self._lately is None or now >= self._lately[0]:
+            self._lately = (now + _HINT_S, await self._nodes())
+        return self._lately[1]
 
     async def _holding(self) -> Sequence[Job]:
         return await self._store.find(JobQuery(holding=True, deleted=True), limit=_MOST_JOBS)
