@@ -140,7 +140,9 @@ async def _tell(story: Story, shape: Shape, home: Path, fault: Fault | None) -> 
     recovering = asyncio.create_task(_recover(story, life, fault))
     leading = asyncio.ensure_future(story.lead(life))
     try:
-        await asyncio.wait_for(leading, _REST_S)
+        over, _ = await asyncio.wait([leading], timeout=_REST_S)
+        assert over, "the story came to no end"
+        await leading
         jobs = [await plane.rested(job_id, within_s=_REST_S) for job_id in life.jobs]
         life.mark("rest")
         for job in jobs:

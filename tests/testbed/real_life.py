@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from services.core.adapters.etcd.store import EtcdStatusStore
@@ -81,7 +81,8 @@ class Lives:
                 self._gate.set()
             if job.status == "PROCESSING" or hurry():
                 for folder in (self.weft.home.root / "node" / job.id).glob("[0-9]*/*/job"):
-                    (folder / "go-on").touch()
+                    with suppress(FileNotFoundError):  # torn down meanwhile
+                        (folder / "go-on").touch()
             time.sleep(_LOOK_S)
 
     def _judge(self, job: Job, folder: Path, *, may_be_lost: bool) -> None:
