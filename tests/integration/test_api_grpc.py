@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import re
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -441,3 +444,18 @@ async def test_a_stream_that_the_service_cuts_as_it_stops_says_so_and_gives_no_e
             await anext(replies)
         told = refusal(caught.value)
         assert (told.status, told.code, told.retry_s) == ("UNAVAILABLE", "unavailable", 1)
+
+
+async def test_the_example_of_the_documentation_works_as_it_stands(api: Api) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    [example] = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import grpc" in block]
+    environment = {**os.environ, "WEFT_GRPC": api.grpc, "WEFT_KEY": api.admin_key}
+    running_it = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", example, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    said, complained = await running_it.communicate()
+    assert running_it.returncode == 0, complained.decode()
+    first, *listed, refused = said.decode().splitlines()
+    assert first.endswith(" QUEUED")
+    assert f"{first.split()[0]} hello QUEUED" in listed
+    assert refused == "INVALID_ARGUMENT limit: Input should be less than or equal to 500"
