@@ -34,7 +34,7 @@ COMMAND = (
     ' cp "$CHECKPOINT_DIR/step" "$CHECKPOINT_DIR/new/step"; echo more > "$LOG_DIR/own.log"'
 )
 _SEED = os.environ.get("WEFT_SEED", "4")
-_TRIES = 5
+_TRIES = 20
 
 
 class Fed(Learner):
