@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import subprocess
 import sys
@@ -433,3 +434,59 @@ async def test_a_put_waits_for_nothing_but_its_source(store: S3ObjectStore) -> N
 async def _each(store: S3ObjectStore, count: int) -> AsyncIterator[object]:
     for _ in range(count):
         yield await store.head("t/k")
+
+
+# --- proxies ---------------------------------------------------------------------------------------------------------
+
+
+class ForwardProxy:
+    """Passes plain HTTP on to one server, whatever host it is asked for."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.asked: list[bytes] = []
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.asked.append(head)
+        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        line, _, rest = head.partition(b"\r\n")
+        method, url, version = line.split(b" ")
+        target = b"/" + url.split(b"/", 3)[3]
+        back.write(b" ".join((method, target, version)) + b"\r\nConnection: close\r\n" + rest)
+        await asyncio.gather(_pass_on(reader, back), _pass_on(there, writer))
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while chunk := await reader.read(65536):
+            writer.write(chunk)
+            await writer.drain()
+    writer.close()
+
+
+async def test_the_environment_s_proxy_is_used_by_all_and_never_for_loopback(
+    s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passing = ForwardProxy(s3.port)
+    server = await asyncio.start_server(passing.accept, "127.0.0.1", 0)
+    for name in ("NO_PROXY", "no_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://user:p%40ss@127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    far = replace(s3_bucket, endpoint=f"http://s3.invalid:{s3.port}")
+    try:
+        store = S3ObjectStore(far)
+        await store.put("t/k", some(3))
+        assert await read(store, "t/k") == whole(3)
+        assert {head.split(b" ")[0] for head in passing.asked} >= {b"PUT", b"GET"}
+        assert all(b"\r\nproxy-authorization: Basic dXNlcjpwQHNz\r\n".lower() in head.lower() for head in passing.asked)
+        passing.asked.clear()
+        assert await read(S3ObjectStore(s3_bucket), "t/k") == whole(3)
+        await S3ObjectStore(s3_bucket).put("t/l", some(3))
+        assert passing.asked == []
+        monkeypatch.setenv("no_proxy", "s3.invalid")
+        with pytest.raises(Unavailable):
+            await S3ObjectStore(far).put("t/k", some(3))
+        assert passing.asked == []
+    finally:
+        server.close()

@@ -10,18 +10,20 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from services.core.processes import saved, send, wait_gone
 from services.local.layout import ETCD, PROGRAMS
+from tests.testbed import sets
 from tests.testbed.platform import Platform, platform
 from tests.waiting import eventually
 from weft import Client, Unavailable
 
 WEFT = Path(sys.executable).with_name("weft")
+Stores = Callable[[pytest.FixtureRequest], Mapping[str, str]]
 SERVICES = [program.name for program in (ETCD, *PROGRAMS)]
 
 
@@ -120,8 +122,11 @@ def test_purge_removes_no_folder_that_is_not_wefts(folder: Path) -> None:
     assert (folder / "mine" / "precious").exists()
 
 
-def test_a_job_that_ran_when_the_platform_was_stopped_goes_on_after_the_next_start() -> None:
-    with platform() as running:
+@pytest.mark.parametrize("stores", [sets.embedded, sets.servers], ids=["embedded", "servers"])
+def test_a_job_that_ran_when_the_platform_was_stopped_goes_on_after_the_next_start(
+    stores: Stores, request: pytest.FixtureRequest
+) -> None:
+    with platform(stores(request)) as running:
         command = (
             'n=$(cat "$CHECKPOINT_DIR/n" 2>/dev/null || echo 0); echo "from $n";'
             ' [ "$n" = 0 ] && echo 7 > "$CHECKPOINT_DIR/n" && exec sleep 600; exit 0'
@@ -140,9 +145,10 @@ def test_a_job_that_ran_when_the_platform_was_stopped_goes_on_after_the_next_sta
             assert next(line.text for line in again.logs()) == "from 0"
 
 
-@pytest.fixture(scope="module")
-def weft_up() -> Iterator[Platform]:
-    with platform() as running:
+@pytest.fixture(scope="module", params=[sets.embedded], ids=["embedded"])
+def weft_up(request: pytest.FixtureRequest) -> Iterator[Platform]:
+    stores: Stores = request.param
+    with platform(stores(request)) as running:
         yield running
 
 
@@ -170,6 +176,7 @@ def _up(client: Client) -> bool:
         return False
 
 
+@pytest.mark.parametrize("weft_up", [sets.embedded, sets.servers], ids=["embedded", "servers"], indirect=True)
 def test_everything_killed_at_once_carries_on_where_it_was(weft_up: Platform) -> None:
     with Client(weft_up.url, weft_up.key) as client:
         spec = {"name": "j", "command": "sleep 3; echo end", "resources": {"cpus": 1, "memory": "64MiB"}}

@@ -19,7 +19,7 @@ from tests.testbed.s3 import S3
 _numbers = itertools.count(1)
 
 
-def embedded() -> Mapping[str, str]:
+def embedded(_: pytest.FixtureRequest) -> Mapping[str, str]:
     """What the environment says of SQLite, a folder and the broker on the file system: nothing."""
     return {}
 

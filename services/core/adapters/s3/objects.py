@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import BaseError
@@ -21,6 +22,7 @@ from obstore.store import S3Store
 from services.core.adapters.s3.answers import RETRY_AFTER_S, error_of
 from services.core.adapters.s3.bucket import Bucket
 from services.core.adapters.s3.check import check_store
+from services.core.adapters.s3.proxies import NOWHERE, proxy_of
 from services.core.adapters.s3.signing import Signer
 from services.core.adapters.s3.transfer import Transfer
 from services.core.adapters.s3.unfinished import sweep
@@ -53,6 +55,7 @@ class S3ObjectStore:
         self._trusted = False
         self._next_sweep = 0.0
         who = bucket.credentials
+        proxy = proxy_of(bucket.endpoint)
         token: S3Config = {"session_token": who.session_token} if who.session_token else {}
         self._store = S3Store(
             bucket.name, endpoint=bucket.endpoint, region=bucket.region, access_key_id=who.access_key,
@@ -60,6 +63,8 @@ class S3ObjectStore:
             client_options={
                 "allow_http": bucket.endpoint.startswith("http://"), "timeout": _WHOLE_S,
                 "connect_timeout": timedelta(seconds=CONNECT_S), "read_timeout": timedelta(seconds=silence_s),
+                "proxy_url": proxy or NOWHERE,
+                "proxy_excludes": "" if proxy else urlsplit(bucket.endpoint).hostname or "",
             },
             retry_config={
                 "max_retries": 4, "retry_timeout": timedelta(seconds=_RETRY_S),

@@ -36,7 +36,8 @@ _GROWS_EVERY: Final = 1_000
 """Where the size is not known, parts double every so many: 8 GiB, 24 GiB, ..."""
 _COMPLETE_S: Final = 300.0
 """Completing copies all parts on some servers."""
-_ABORT_S: Final = 3.0
+_ABORT_S: Final = 10.0
+_ABORTS: Final = 4
 _HASTE_S: Final = 2.0
 _IN_THE_WAY: Final = 8
 """Times until it is believed."""
@@ -169,12 +170,19 @@ class Transfer:
         return there is not None and there.etag == etag
 
     async def abort(self, request: ObjectRequest) -> None:
-        """Once, and on a connection of its own: the store may be away, and the sweep comes after us."""
+        """On a connection of its own, and not for long: the store may be away, and the sweep comes after us.
+
+        Again until it is not there any more: a part that was on its way may keep it alive.
+        """
         wire = Wire(answer_s=_ABORT_S)
         try:
             with contextlib.suppress(WeftError, TimeoutError):
                 async with asyncio.timeout(_ABORT_S):
-                    await wire.send(request.method, await self._sign(request))
+                    for again in range(_ABORTS):
+                        await asyncio.sleep(0.05 * again)
+                        answer = await wire.send(request.method, await self._sign(request))
+                        if answer.status == 404:
+                            return
         finally:
             wire.close()
 

@@ -1,7 +1,6 @@
 """One HTTP connection on which signed URLs are asked, one at a time: every wait is bounded, a cancelled one is cut off.
 
-Standard library, in a thread: helpers use it too, and whatever they import their learner waits for. Never through a
-proxy that the environment names: the store is where the operator's endpoint says.
+Standard library, in a thread: helpers use it too, and whatever they import their learner waits for.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from services.core.adapters.s3.answers import RETRY_AFTER_S, Answer, raise_for
+from services.core.adapters.s3.proxies import authorization, proxy_of
 from services.core.domain.errors import Unavailable
 
 T = TypeVar("T")
@@ -82,6 +82,9 @@ class Wire:
     ) -> http.client.HTTPResponse:
         parts = urlsplit(url)
         target = f"{parts.path}?{parts.query}"
+        proxy = proxy_of(url) if parts.scheme == "http" else None
+        if proxy is not None:  # it is told where to; for https a tunnel is made through it instead
+            target, headers = url, {**headers, **authorization(proxy)}
         while True:
             connection = self._connected(parts.scheme, parts.netloc, within_s)
             again = self._used
@@ -101,11 +104,7 @@ class Wire:
             self.close()
         if self._connection is None:
             self._to = (scheme, place)
-            if scheme == "https":
-                context = ssl.create_default_context()
-                self._connection = http.client.HTTPSConnection(place, timeout=CONNECT_S, context=context)
-            else:
-                self._connection = http.client.HTTPConnection(place, timeout=CONNECT_S)
+            self._connection = _new(scheme, place)
         if self._connection.sock is None:  # new, or closed after its last answer
             self._used = False
             self._connection.connect()
@@ -138,3 +137,15 @@ class Wire:
         if connection is not None and connection.sock is not None:
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _new(scheme: str, place: str) -> http.client.HTTPConnection:
+    """Not connected yet: to the server, or to the proxy on the way."""
+    proxy = proxy_of(f"{scheme}://{place}")
+    to = urlsplit(proxy).netloc.rpartition("@")[2] if proxy is not None else place
+    if scheme == "http":
+        return http.client.HTTPConnection(to, timeout=CONNECT_S)
+    connection = http.client.HTTPSConnection(to, timeout=CONNECT_S, context=ssl.create_default_context())
+    if proxy is not None:
+        connection.set_tunnel(place, headers=authorization(proxy))
+    return connection

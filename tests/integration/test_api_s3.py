@@ -1,0 +1,132 @@
+"""The api over S3: what it says when the store is away, full, or set wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from services.core.domain.errors import InvalidRequest
+from services.core.home import Home
+from services.local.doctor import examine
+from tests.testbed.api import SPEC, Api, a_zip, running_api
+from tests.testbed.s3 import S3
+from tests.waiting import until
+
+
+def options(s3: S3, **changes: str) -> dict[str, Any]:
+    """As keyword arguments of the settings."""
+    settings = {name.removeprefix("WEFT_").lower(): value for name, value in s3.settings("weft").items()}
+    return {**settings, **changes}
+
+
+@pytest.fixture
+async def api(own_s3: S3, tmp_path: Path) -> AsyncGenerator[Api]:
+    async with running_api(tmp_path / "home", **options(own_s3)) as made:
+        yield made
+
+
+async def submit(api: Api, files: Mapping[str, bytes | str] | None = None) -> httpx2.Response:
+    spec = ("spec.json", json.dumps({**SPEC, "code": "."}), "application/json")
+    return await api.admin.post("/v1/jobs", files={"spec": spec, "code": a_zip(files)})
+
+
+async def test_code_is_uploaded_once_and_read_back(api: Api, own_s3: S3) -> None:
+    first, made = await submit(api), await submit(api)
+    assert (first.status_code, made.status_code) == (201, 201), made.text
+    stored = list((own_s3.data / "weft" / "tenants" / "default" / "code").iterdir())
+    assert [path.name for path in stored] == [made.json()["code_digest"].removeprefix("sha256:")]
+    back = await api.admin.get(f"/v1/jobs/{made.json()['id']}/artifacts/code.zip")
+    assert back.content == stored[0].read_bytes()
+
+
+async def test_while_the_store_is_away_submits_with_code_are_told_when_to_come_again(api: Api, own_s3: S3) -> None:
+    there = (await submit(api)).json()["id"]
+    own_s3.kill()
+    for refused in (
+        await submit(api, {"train.py": "print(2)"}),
+        await api.admin.get(f"/v1/jobs/{there}/artifacts"),
+        await api.admin.get(f"/v1/jobs/{there}/artifacts/code.zip"),
+    ):
+        assert (refused.status_code, refused.json()["code"]) == (503, "unavailable"), refused.text
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert "object store" in refused.json()["detail"]
+        assert own_s3.credentials.secret_key not in refused.text
+    assert (await api.admin.post("/v1/jobs", json=SPEC)).status_code == 201, "without code nothing is stored"
+    assert (await api.admin.get("/v1/jobs")).status_code == 200
+    own_s3.start()
+    assert (await submit(api, {"train.py": "print(2)"})).status_code == 201
+
+
+async def test_an_api_that_starts_while_the_store_is_away_serves_what_it_can(own_s3: S3, tmp_path: Path) -> None:
+    own_s3.kill()
+    async with running_api(tmp_path / "home", **options(own_s3)) as api:
+        assert (await api.admin.post("/v1/jobs", json=SPEC)).status_code == 201
+        assert (await submit(api)).status_code == 503
+        own_s3.start()
+
+        async def taken() -> bool:
+            return (await submit(api)).status_code == 201
+
+        await until(taken, 30)
+
+
+async def test_a_full_store_refuses_new_code_and_keeps_what_it_has(s3_binary: Path, tmp_path: Path) -> None:
+    s3 = S3(s3_binary, tmp_path / "s3", volume_mib=4)
+    s3.start()
+    try:
+        async with running_api(tmp_path / "home", **options(s3)) as api:
+            small = (await submit(api)).json()["id"]
+            refused = await submit(api, {"data.bin": random.Random(1).randbytes(6 * 2**20)})  # cannot be compressed
+            assert (refused.status_code, refused.json()["code"]) == (507, "no-space"), refused.text
+            assert "make room" in refused.json()["detail"]
+            assert len((await api.admin.get("/v1/jobs")).json()["jobs"]) == 1
+            assert (await api.admin.get(f"/v1/jobs/{small}/artifacts/code.zip")).status_code == 200
+    finally:
+        s3.kill()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"object_store": "s3://not-there"}, "bucket is not there"),
+        ({"s3_secret_key": "wrong"}, "refuses the platform's credentials"),
+        ({"s3_secret_key": ""}, "WEFT_S3_SECRET_KEY"),
+        ({"object_store": "somewhere"}, "s3://bucket"),
+    ],
+)
+async def test_what_is_set_wrongly_is_said_at_start_up_and_by_doctor(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, str], said: str
+) -> None:
+    given = options(s3, **changes)
+    with pytest.raises(InvalidRequest, match=said) as caught:
+        async with running_api(tmp_path / "home", **given):
+            pass
+    assert s3.credentials.secret_key not in str(caught.value)
+    for name, value in given.items():
+        monkeypatch.setenv(f"WEFT_{name.upper()}", value)
+    found = await _examined(tmp_path / "home")
+    assert not found["ok"]
+    assert said in found["detail"]
+    assert "operator-guide" in found["fix"]
+
+
+async def _examined(home: Path) -> dict[str, Any]:
+    """In a thread: the doctor has no event loop around it."""
+    (found,) = [one for one in await asyncio.to_thread(examine, Home(home)) if one["check"] == "object store"]
+    return found
+
+
+async def test_doctor_is_content_with_a_bucket_that_can_be_used(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.settings("weft").items():
+        monkeypatch.setenv(name, value)
+    found = await _examined(tmp_path)
+    assert (found["ok"], found["detail"]) == (True, "s3://weft")
