@@ -11,6 +11,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 import warnings
 from typing import Any, Final
 
@@ -30,6 +32,7 @@ from services.core.settings import Settings
 
 _AT_ONCE: Final = 4
 """Hints under way at once; each waits for a service for at most two seconds."""
+_PULSE_S: Final = 0.25
 _DRAIN_S: Final = 8
 """What is under way when the worker is told to end may take so long, then it is left: as with a broker that hangs."""
 log = structlog.get_logger()
@@ -62,31 +65,41 @@ def main() -> int:
         without_mingle=True,
         without_heartbeat=True,
     )
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sign, _stop)
-    signal.signal(signal.SIGALRM, _leave)
     if broker.kind == FOLDER and (recovered := filesystem.recover(broker.folder)):
         log.info("worker.recovered", files=recovered)
     log.info("service.starting")
-    worker.start()
+    if not _run(worker):
+        # A thread that waits for a broker cannot be told to end. What it carries may be lost.
+        log.warning("service.left", why=f"what was under way has not ended within {_DRAIN_S} s")
+        os._exit(0)
     nudger.loop.call_soon_threadsafe(service.stopping.set)
     serving.result()
     nudger.close()
-    signal.alarm(0)
     log.info("service.stopped")
     return int(worker.exitcode or 0)
 
 
-def _stop(*_: Any) -> None:
-    """Celery's loop looks at this between two messages: what is under way is finished."""
+def _run(worker: Any) -> bool:
+    """Until SIGTERM; then what is under way is finished. False: it was not, within its time.
+
+    On a thread of its own: a broker that hangs keeps it for seconds, and the main thread of a process that lives is
+    never silent for so long (services.core.pulse).
+    """
+    stopping = threading.Event()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, lambda *_: stopping.set())
+    thread = threading.Thread(target=worker.start, name="worker", daemon=True)
+    thread.start()
+    while thread.is_alive() and not stopping.wait(_PULSE_S):
+        pass
+    # Celery's loop looks at this between two messages, once it is awake.
     state.should_stop = 0
-    signal.alarm(_DRAIN_S)
-
-
-def _leave(*_: Any) -> None:
-    """Threads that wait for a broker cannot be told to end; what they carry may be lost."""
-    log.warning("service.left", why=f"what was under way has not ended within {_DRAIN_S} s")
-    os._exit(0)
+    if worker.hub is not None:
+        worker.hub.call_soon(lambda: None)
+    deadline = time.monotonic() + _DRAIN_S
+    while thread.is_alive() and time.monotonic() < deadline:
+        thread.join(_PULSE_S)
+    return not thread.is_alive()
 
 
 def _bring_in_line(root: logging.Logger) -> None:

@@ -14,6 +14,7 @@ from services.core.adapters.celery.hints import CeleryHints
 from tests.testbed.hints import Carrier, Server, Service, Worker
 from tests.waiting import until
 
+pytestmark = pytest.mark.timeout(300)  # RabbitMQ takes its time to start again on a busy machine
 servers_only = pytest.mark.parametrize("carrier", ["rabbitmq", "redis"], indirect=True)
 
 

@@ -23,7 +23,7 @@ from tests.waiting import in_thread, until
 
 _PROGRAM: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """Not the one on PATH: that changes to a user of the package's and reads the service's settings."""
-_START_S: Final = 90
+_START_S: Final = 180
 """Four seconds of processor time; much longer on a busy machine."""
 _GREETING: Final = b"AMQP\x00\x00\x09\x01"
 

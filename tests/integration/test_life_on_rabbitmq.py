@@ -1,0 +1,83 @@
+"""The platform with RabbitMQ for its hints, which is killed while jobs run and one is submitted."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.testbed.platform import Platform, platform
+from tests.testbed.rabbitmq import RabbitMQ
+from tests.waiting import eventually, in_thread
+from weft import Client
+from weft._job import Job
+
+SMALL = {"cpus": 0.5, "memory": "64MiB"}
+PATH = ["QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMPLETED"]
+UNTIL_TOLD = 'until [ -e "$JOB_STATE_DIR/go-on" ]; do sleep 0.1; done'
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@pytest.mark.timeout(300)
+def test_jobs_outlive_a_kill_of_rabbitmq_and_hints_flow_again_afterwards(rabbitmq: RabbitMQ) -> None:
+    with (
+        platform({"WEFT_BROKER_URL": rabbitmq.url, "WEFT_NODE_CPUS": "4"}) as weft,
+        Client(weft.url, weft.key) as client,
+    ):
+        eventually(lambda: why_not_ready(weft) == "", timeout=60)
+        running = [client.jobs.submit(spec(UNTIL_TOLD)) for _ in range(2)]
+        for job in running:
+            wait_for(job, "PROCESSING")
+        eventually(lambda: weft.counter("worker", "weft_hints_delivered_total") >= 2)
+        assert list((weft.home / "broker").rglob("*.msg")) == [], "the folder carries nothing"
+
+        rabbitmq.kill()
+        try:
+            eventually(lambda: "the broker of WEFT_BROKER_URL is away" in why_not_ready(weft), timeout=30)
+            meanwhile = client.jobs.submit(spec("echo done")).wait(60)
+            assert path_of(meanwhile) == PATH
+            go_on(weft, running[0])
+            assert path_of(running[0].wait(60)) == PATH
+        finally:
+            rabbitmq.start()
+            in_thread(rabbitmq.ready)
+
+        eventually(lambda: why_not_ready(weft) == "", timeout=60)
+        before = weft.counter("worker", "weft_hints_delivered_total")
+        later = client.jobs.submit(spec("echo done")).wait(60)
+        eventually(lambda: weft.counter("worker", "weft_hints_delivered_total") > before)
+        go_on(weft, running[1])
+        assert path_of(running[1].wait(60)) == path_of(later) == PATH
+        assert {job.refresh().attempt for job in (*running, meanwhile, later)} == {1}
+        assert weft.counter("api", "weft_hints_dropped_total") >= 1, "those of the meantime"
+
+
+def spec(command: str) -> dict[str, Any]:
+    return {"name": "life", "command": command, "resources": SMALL, "grace": "2s"}
+
+
+def path_of(job: Job) -> list[str]:
+    return [event.to for event in job.history()]
+
+
+def go_on(weft: Platform, job: Job) -> None:
+    for learner in (weft.home / "node" / job.id / "1").glob("*/job"):
+        (learner / "go-on").touch()
+
+
+def wait_for(job: Job, status: str) -> None:
+    eventually(lambda: job.refresh().status == status, timeout=60)
+
+
+def why_not_ready(weft: Platform) -> str:
+    """What `weft status` says of the worker; empty: it is ready."""
+    try:
+        with _direct.open(f"http://{weft.home.address('worker-ops')}/readyz", timeout=10):
+            return ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read().decode()
+    except OSError as error:
+        return str(error)
