@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from tests.testbed.platform import Platform, platform
+from tests.chaos.faults import small_volume
+from tests.testbed.platform import Platform
 from weft import Client
 
 
 @pytest.fixture(scope="package")
 def weft_up() -> Iterator[Platform]:
-    """Its learners mostly sleep: there is room for more of them than the machine has cores."""
-    with platform({"WEFT_NODE_CPUS": "64"}) as running:
-        yield running
+    """Its learners mostly sleep: there is room for more of them than the machine has cores. As root, its stores have a
+    small volume of their own.
+    """
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-chaos-")))
+        root.chmod(0o755)
+        if os.geteuid() == 0:
+            stack.enter_context(small_volume(root / "home"))
+        platform = Platform(root / "home", {"WEFT_NODE_CPUS": "64"})
+        stack.callback(platform.down)
+        platform.up()
+        yield platform
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ BACK_S = 30.0
 def test_a_control_plane_that_is_away_for_long_touches_no_learner_and_loses_no_line(
     weft_up: Platform, client: Client, promise: Promise
 ) -> None:
-    away_s = promise.n(short=8, long=600)
+    away_s = promise.n(short=5, long=600)
     spec = {"name": "talks", "command": TALKS, "learners": 2, "resources": SMALL}
     job = client.jobs.submit(spec)
     eventually(lambda: all_run(weft_up, [job], 2), DONE_S)

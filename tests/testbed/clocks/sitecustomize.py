@@ -14,5 +14,7 @@ if _folder and _library and _flag == "-m" and _module.startswith("services.") an
             "FAKETIME_CACHE_DURATION": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "NO_FAKE_STAT": "1",
+            # Else threads that wait with a limit (gRPC's) wake all the time.
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         }
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - the same program with the same words
