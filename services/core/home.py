@@ -5,7 +5,8 @@ lock                   held by the supervisor
 run/addresses.json     name -> "127.0.0.1:port"; read again by whoever lost a peer
 run/<service>.json     pid, start time and boot id of each service; run/came-up: all of them have run at one time
 logs/<service>.log
-secrets/               0600 files (SecretStore)
+secrets/               0600 files: what opens the rest (docs/adr/0008-secrets.md)
+restoring.json         a restore was begun, and has not ended
 jobs.sqlite            JobStore; records.sqlite: RecordStore
 objects/               ObjectStore
 uploads/               the api's: code on its way in; emptied at each start

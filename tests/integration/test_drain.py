@@ -147,7 +147,8 @@ def test_a_service_that_is_told_to_stop_under_load_ends_in_order_and_nobody_noti
     assert left == frozenset(), "its membership has to run out"
     assert last_exit(weft_up, service) == 0
     said = said_by(weft_up, process, service, since=so_far)
-    assert [one for one in said if one["level"] not in {"info", "debug"}] == []
+    # That a hint was dropped says that its receiver was busy, and is said by whoever runs.
+    assert [one for one in said if one["level"] not in {"info", "debug"} and one["event"] != "hints.dropped"] == []
     assert said[-1]["event"] == "service.stopped"
     assert (talking.refresh().status, weft_up.learner_pids(talking.id)) == ("PROCESSING", pids)
 

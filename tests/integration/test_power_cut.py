@@ -46,6 +46,7 @@ def tear(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
+@pytest.mark.timeout(300)
 def test_the_platform_carries_on_over_torn_files_stale_pids_and_the_loss_of_every_learner(weft_up: Platform) -> None:
     home = weft_up.home
     with Client(weft_up.url, weft_up.key) as client:

@@ -1,0 +1,109 @@
+"""`weft backup`, `restore` and `master-key` as an operator sees them: what is said, to people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.testbed.stocked import contents, stock, with_stores
+from weft._cli.main import run
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A platform with some of everything in it, which is the operator's."""
+    with_stores(tmp_path / "home", {}, lambda stores: stock(stores, files=(10,)), writing=True)
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+    """What a command prints on stdout and on stderr, words unbroken."""
+    assert run(list(words)) == code
+    out, err = capsys.readouterr()
+    return out, " ".join(err.split())
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    return json.loads(said(capsys, *words, "-o", "json")[0])
+
+
+def test_a_backup_says_what_it_holds_and_what_opens_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = said(capsys, "backup", "b")
+    assert "5 jobs" in out
+    assert "3 secrets" not in out, "the first administrator's key is one of them"
+    assert "4 secrets" in out
+    assert "need" in out
+    assert "b.key" in out
+    assert "nothing else does: keep it in another place" in err
+    again = document(capsys, "backup", "b2", "--key", "b.key")
+    assert again["key"].endswith("b.key")
+    assert again["key_made"] is False
+    assert again["counts"]["jobs"] == 5
+    assert home.is_dir()
+
+
+@pytest.mark.parametrize("words", [("backup", "--verify", "b"), ("restore", "b", "--dry-run")], ids=" ".join)
+def test_what_is_in_it_is_told_without_touching_anything(
+    home: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    said(capsys, "backup", "b")
+    before = with_stores(home, {}, contents, writing=False)
+    out, _ = said(capsys, *words)
+    assert "whole" in out
+    assert "by weft" in out
+    assert document(capsys, *words)["authentic"] is True
+    assert with_stores(home, {}, contents, writing=False) == before
+
+
+def test_a_restore_says_what_comes_next(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, "backup", "b")
+    out, err = said(capsys, "restore", "b", "--home", "other")
+    assert "weft up" in out
+    assert "2 jobs wait and will run after `weft up`" in err
+    _, err = said(capsys, "restore", "b", "--home", "third", "--halted")
+    assert "2 halted; `weft resume` lets them go on" in err
+    assert len(document(capsys, "restore", "b", "--home", "fourth")["again"]) == 2
+    assert home.is_dir()
+
+
+def test_what_goes_wrong_is_one_line_with_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, "backup", "b")
+    _, err = said(capsys, "restore", "b", code=5)
+    assert "is not empty" in err
+    assert "--replace" in err
+    _, err = said(capsys, "backup", "b", code=5)
+    assert "there already" in err
+    _, err = said(capsys, "restore", "nothing", "--home", "other", code=2)
+    assert "there is no backup" in err
+    _, err = said(capsys, "backup", "c", "--passphrase", code=2)
+    assert "WEFT_BACKUP_PASSPHRASE" in err
+    _, err = said(capsys, "master-key", "--rotate", "--retire", code=2)
+    assert "first --rotate" in err
+    assert home.is_dir()
+
+
+def test_a_passphrase_comes_from_the_environment_in_scripts(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_BACKUP_PASSPHRASE", "right horse")
+    out, err = said(capsys, "backup", "b")
+    assert "the passphrase" in out
+    assert err == ""
+    assert document(capsys, "restore", "b", "--home", "other")["counts"]["jobs"] == 5
+    assert not Path("b.key").exists()
+    assert home.is_dir()
+
+
+def test_the_master_key_is_shown_by_its_id_and_never_itself(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = (home / "secrets" / "master-key").read_text().split("weftmk1_")[1].strip()
+    before = document(capsys, "master-key")
+    out, _ = said(capsys, "master-key", "--rotate")
+    assert "3 secrets wrapped anew" in out
+    after = document(capsys, "master-key", "--retire")
+    assert after["retired"] == [before["current"]]
+    assert secret not in json.dumps([before, after]) + out
