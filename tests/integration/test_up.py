@@ -122,6 +122,7 @@ def test_purge_removes_no_folder_that_is_not_wefts(folder: Path) -> None:
     assert (folder / "mine" / "precious").exists()
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("stores", [sets.embedded, sets.servers], ids=["embedded", "servers"])
 def test_a_job_that_ran_when_the_platform_was_stopped_goes_on_after_the_next_start(
     stores: Stores, request: pytest.FixtureRequest
