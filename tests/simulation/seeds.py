@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+import services
 from tests.simulation.story import Story, Told
 from tests.simulation.virtual_time import run
 
@@ -59,6 +60,7 @@ def many(seeds: range, home: Path, *, until_breach: bool) -> dict[str, Any]:
     return {
         "told": told, "jobs": jobs, "faults": faults, "wishes": wishes, "least": least, "slowest_s": slowest,
         "failures": failures, "digest": digest.hexdigest(),
+        "services": services.__path__[0],
     }  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from typing import Any, Final
 from services.core.domain.errors import NoSpace
 from services.core.domain.status import Desired
 from tests.simulation.checker import Breach, Declared
-from tests.simulation.world import NODES, World
+from tests.simulation.faults import PLACES, Faults
+from tests.simulation.world import World
 from tests.testbed.helpers_in_memory import Fate
 
 STORY_S: Final = 16.0
@@ -29,20 +30,7 @@ CLEAN_S: Final = 30.0
 """R5: within so long after that nothing is left."""
 MOST_STORY_S: Final = 60.0
 FAULTS_EACH: Final = 3
-_PLACES: Final = [("lcm", "one"), ("lcm", "two"), ("guardian", "one"), ("guardian", "two")]
 _TOLD: Final = 120
-KINDS: Final = (
-    "guardian crashes", "lcm crashes", "api crashes", "metrics crashes", "helper crashes", "guardian paused",
-    "guardian paused beyond its lease", "lcm paused", "lcm paused beyond its lease", "hint lost", "hint doubled",
-    "lease lost, holder runs", "slow keep-alives", "stale read", "clock jumps", "cut from jobs", "cut from status",
-    "cut from cluster", "helper cut off", "job store away", "etcd away", "etcd wiped", "object store away",
-    "metrics away", "node agent away", "node lost", "node cut off", "learner lost",
-    "metrics paused", "metrics cut from status",
-    *(f"{what}: {port}"
-        for what in ("lost request", "lost answer", "late effect")
-        for port in ("jobs", "status", "cluster")),
-)  # fmt: skip
-"""As they are counted when they strike."""
 
 
 @dataclass
@@ -95,27 +83,26 @@ class Story:
         self.world.checker.told = self.trace.note
         self.jobs: list[str] = []
         self.wishes: Counter[str] = Counter()
-        self.peace = False
         self._loop = loop
-        self._mends: list[asyncio.Task[None]] = []
         self._requests: list[asyncio.Task[Any]] = []
-        self._pressing: dict[str, int] = {}
+        self._faults = Faults(self.world, self.chance, self.trace.note, self.submit)
 
     @property
     def struck(self) -> Counter[str]:
         return self.world.network.struck
 
     async def tell(self) -> Told:
-        for name in _PLACES if self.chance.random() < 0.5 else _PLACES[::2]:
+        for name in PLACES if self.chance.random() < 0.7 else PLACES[::2]:
             await self.world.launch(*name)
         # One kind is the seed's own, in turn: so each kind comes often, whatever the others' weights.
-        own = list(self.faults())[self.seed % len(self.faults())]
+        kinds = list(self._faults.kinds())
+        own = partial(self._faults.strike, kinds[self.seed % len(kinds)])
         acts: list[tuple[float, Callable[[], Awaitable[None] | None]]] = [
             (self.chance.uniform(0, 0.5 * STORY_S), self.submit) for _ in range(self.chance.randint(2, 4))
         ]
         acts += [(self.chance.uniform(1, STORY_S), self.wish) for _ in range(self.chance.randint(0, 4))]
-        acts += [(self.chance.uniform(0.5, STORY_S - 4), self.faults()[own])]
-        acts += [(self.chance.uniform(0.5, STORY_S), self.any_fault) for _ in range(self.chance.randint(3, 6))]
+        acts += [(self.chance.uniform(0.5, STORY_S - 4), own)]
+        acts += [(self.chance.uniform(0.5, STORY_S), self._faults.any) for _ in range(self.chance.randint(3, 6))]
         acts.sort(key=lambda act: act[0])
         for at, act in acts:
             await asyncio.sleep(max(0.0, at - self._loop.time()))
@@ -124,7 +111,7 @@ class Story:
                 break
         while sum(self.struck.values()) < FAULTS_EACH and self._loop.time() < MOST_STORY_S:
             await asyncio.sleep(1)
-            await self._do(self.any_fault)
+            await self._do(self._faults.any)
         settled = await self.settle()
         told = Told(
             self.seed, self.trace.digest, self.struck, self.wishes, len(self.jobs), self.world.checker.breaches,
@@ -137,23 +124,6 @@ class Story:
         result = act()
         if result is not None:
             await result
-
-    def strikes(self, kind: str, *words: object) -> None:
-        self.struck[kind] += 1
-        self.trace.note("FAULT", kind, *words)
-
-    def later(self, seconds: float, mend: Callable[[], Any]) -> None:
-        """What was broken is mended: then, or when peace comes."""
-
-        async def wait() -> None:
-            end = self._loop.time() + seconds
-            while self._loop.time() < end and not self.peace:  # noqa: ASYNC110 - peace is no event of the world
-                await asyncio.sleep(0.25)
-            done = mend()
-            if done is not None:
-                await done
-
-        self._mends.append(asyncio.create_task(wait()))
 
     # --- people ---------------------------------------------------------------------------
 
@@ -208,234 +178,11 @@ class Story:
         self.wishes[wish] += taken
         self.trace.note("wish", wish, job_id, "taken" if taken else "refused")
 
-    # --- faults ---------------------------------------------------------------------------
-
-    def faults(self) -> dict[str, Callable[[], Awaitable[None] | None]]:
-        """Every kind."""
-        return {
-            "guardian crashes": lambda: self.crash("guardian"), "lcm crashes": lambda: self.crash("lcm"),
-            "api crashes": self.api_crashes, "metrics crashes": self.metrics_crash,
-            "helper crashes": self.helper_crashes, "node agent away": lambda: self.away("cluster"),
-            "guardian paused": lambda: self.pause("guardian"), "lcm paused": lambda: self.pause("lcm"),
-            "job store away": lambda: self.away("jobs"), "etcd away": self.etcd_away, "etcd wiped": self.etcd_wiped,
-            "object store away": self.objects_away, "metrics away": self.metrics_away,
-            "hints lost": lambda: self.hints("lost"), "hints doubled": lambda: self.hints("doubled"),
-            "cut from job store": lambda: self.cut("jobs"), "cut from etcd": lambda: self.cut("status"),
-            "cut from cluster": lambda: self.cut("cluster"), "helper cut off": self.helper_cut_off,
-            "requests lost": lambda: self.arm("lost request"), "answers lost": lambda: self.arm("lost answer"),
-            "late effects": lambda: self.arm("late effect"), "stale reads": self.stale_reads,
-            "slow keep-alives": self.slow_keep_alives, "lease lost": self.lease_lost, "clock jumps": self.clock_jumps,
-            "metrics paused": self.metrics_paused, "metrics cut from etcd": self.metrics_cut,
-            "node lost": self.node_lost, "learner lost": self.learner_lost,
-        }  # fmt: skip
-
-    async def any_fault(self) -> None:
-        await self._do(self.chance.choice(list(self.faults().values())))
-
-    def _one(self, service: str = "") -> tuple[str, str] | None:
-        """A process that is alive."""
-        there = [name for name in _PLACES if name in self.world.alive and name[0].startswith(service)]
-        return self.chance.choice(there) if there else None
-
-    async def crash(self, service: str) -> None:
-        name = self._one(service)
-        if name is None:
-            return
-        self.strikes(f"{service} crashes", name[1])
-        await self.world.kill(self.world.alive[name])
-        self.later(self.chance.choice([0.1, 0.5, 4, 8]), lambda: self._revive(name))
-
-    async def _revive(self, name: tuple[str, str]) -> None:
-        if name not in self.world.alive:
-            self.trace.note("starts", *name)
-            await self.world.launch(*name)
-
-    def api_crashes(self) -> None:
-        """What it was asked is not answered; perhaps it was done all the same."""
-        self.strikes("api crashes")
-        self.world.api.armed[self.chance.choice(["lost request", "lost answer"])] = ("jobs", 0.0)
-        self._cut_for(self.world.api, "jobs", self.chance.uniform(0.2, 2))
-
-    def metrics_crash(self) -> None:
-        """It knows nothing any more but what helpers tell it again."""
-        self.strikes("metrics crashes")
-        self.world.metrics.crash()
-        self._metrics_away(self.chance.uniform(0.2, 2))
-
-    def metrics_away(self) -> None:
-        self.strikes("metrics away")
-        self._metrics_away(self.chance.uniform(1, 8))
-
-    def metrics_paused(self) -> None:
-        wire = self.world.metrics.wire
-        if wire.running.is_set():
-            self.strikes("metrics paused")
-            wire.running.clear()
-            self.later(self.chance.uniform(1, 6), wire.running.set)
-
-    def metrics_cut(self) -> None:
-        self.strikes("metrics cut from status")
-        self._cut_for(self.world.metrics.wire, "status", self.chance.uniform(1, 6))
-
-    def _metrics_away(self, seconds: float) -> None:
-        world, self._pressing["metrics"] = self.world, self._pressing.get("metrics", 0) + 1
-        world.metrics.away = world.summaries.away = True
-
-        def back() -> None:
-            self._pressing["metrics"] -= 1
-            world.metrics.away = world.summaries.away = self._pressing["metrics"] > 0
-
-        self.later(seconds, back)
-
-    def helper_crashes(self) -> None:
-        if learners := self.world.crew.learners():
-            learner = self.chance.choice(learners)
-            if self.world.crew.crash_helper(learner):
-                self.strikes("helper crashes", learner.job, learner.name)
-
-    def helper_cut_off(self) -> None:
-        if learners := self.world.crew.learners():
-            learner, off = self.chance.choice(learners), self.world.crew.cut_off
-            self.strikes("helper cut off", learner.job, learner.name)
-            off.add(learner)
-            self.later(self.chance.uniform(1, 8), lambda: off.discard(learner))
-
-    def away(self, port: str, seconds: float = 0.0) -> None:
-        kind = {"cluster": "node agent away", "jobs": "job store away", "status": "etcd away"}[port]
-        self.strikes(kind)
-        away, self._pressing[port] = self.world.network.away, self._pressing.get(port, 0) + 1
-        away.add(port)
-
-        def back() -> None:
-            self._pressing[port] -= 1
-            if not self._pressing[port]:
-                away.discard(port)
-                if port == "status":
-                    self.world.etcd.come_back()
-                if port == "cluster":
-                    self.world.machines.say("")
-
-        self.later(seconds or self.chance.choice([0.5, 2, 5, 8]), back)
-
-    def etcd_away(self) -> None:
-        self.away("status")
-        self.world.etcd.go_away()
-
-    def etcd_wiped(self) -> None:
-        self.strikes("etcd wiped")
-        self.world.etcd.forget()
-
-    def objects_away(self) -> None:
-        self.strikes("object store away")
-        crew, self._pressing["objects"] = self.world.crew, self._pressing.get("objects", 0) + 1
-        crew.objects_away = True
-
-        def back() -> None:
-            self._pressing["objects"] -= 1
-            crew.objects_away = self._pressing["objects"] > 0
-
-        self.later(self.chance.uniform(1, 10), back)
-
-    def hints(self, what: str) -> None:
-        self.trace.note("hints are", what)
-        setattr(self.world.post, what, True)
-        self.later(self.chance.uniform(2, 12), lambda: setattr(self.world.post, what, False))
-
-    def cut(self, port: str) -> None:
-        name = self._one()
-        if name is not None:
-            self.strikes(f"cut from {port}", *name)
-            self._cut_for(self.world.wire_of(name), port, self.chance.choice([0.5, 2, 5, 8]))
-
-    def _cut_for(self, wire: Any, port: str, seconds: float) -> None:
-        wire.cut.add(port)
-        self.later(seconds, lambda: wire.cut.discard(port))
-
-    def pause(self, service: str) -> None:
-        """SIGSTOP. Mostly for longer than the lease."""
-        name = self._one(service)
-        if name is None or not self.world.wire_of(name).running.is_set():
-            return
-        wire, seconds = self.world.wire_of(name), self.chance.choice([1, 3.5, 4, 6, 9])
-        self.strikes(f"{service} paused" + (" beyond its lease" if seconds > 3 else ""), name[1], seconds)
-        wire.running.clear()
-
-        def goes_on() -> None:
-            self.trace.note("goes on", wire.name)
-            wire.running.set()
-
-        self.later(seconds, goes_on)
-
-    def arm(self, kind: str) -> None:
-        """It strikes whom it may, at the next call that writes there."""
-        port, seconds = self.chance.choice(["jobs", "status", "cluster"]), self.chance.choice([0.5, 2, 5])
-        for name in _PLACES:
-            if name in self.world.alive and (port == "jobs" or name[0] == "guardian"):
-                self.world.wire_of(name).armed[kind] = (port, seconds)
-
-    def stale_reads(self) -> None:
-        for name in _PLACES:
-            if name in self.world.alive:
-                wire = self.world.wire_of(name)
-                wire.stale = self.chance.choice([1, 2, 5])
-                self.later(self.chance.uniform(2, 8), partial(setattr, wire, "stale", 0))
-
-    def slow_keep_alives(self) -> None:
-        """Answers that are long on their way; then none."""
-        name = self._one()
-        if name is not None:
-            wire = self.world.wire_of(name)
-            self.strikes("slow keep-alives", *name)
-            wire.slow_s = self.chance.uniform(0.3, 0.9)
-            self.later(self.chance.uniform(2, 5), lambda: setattr(wire, "slow_s", 0.0))
-            self.later(self.chance.uniform(1.5, 3), lambda: self._cut_for(wire, "status", 4))
-
-    def lease_lost(self) -> None:
-        """etcd ends it; its holder lives, and learns of it later."""
-        name = self._one()
-        lease = self.world.alive[name].membership.lease if name is not None else None
-        if name is not None and lease is not None:
-            self.strikes("lease lost, holder runs", *name)
-            self._cut_for(self.world.wire_of(name), "status", 5)
-
-    def clock_jumps(self) -> None:
-        name = self._one()
-        if name is not None:
-            clock = self.world.clock_of(name)
-            clock.wrong_ms = self.chance.choice([-3_600_000, -30_000, -2_000, 2_000, 30_000, 240_000])
-            self.strikes("clock jumps", *name, clock.wrong_ms)
-            self.later(self.chance.uniform(1, 10), lambda: setattr(clock, "wrong_ms", 0))
-
-    def node_lost(self) -> None:
-        node = self.chance.choice(NODES).name
-        cut_off = self.chance.random() < 0.6
-        self.strikes("node cut off" if cut_off else "node lost", node)
-        self.world.machines.lose(node, cut_off=cut_off)
-        self.later(self.chance.uniform(0.5, 8), lambda: self.world.machines.find(node))
-
-    def learner_lost(self) -> None:
-        learners = [one for one in self.world.crew.learners() if one.exit is None]
-        if learners:
-            learner = self.chance.choice(learners)
-            self.strikes("learner lost", learner.job, learner.name)
-            if self.chance.random() < 0.5 and learner.started is not None:
-                self.world.checker.ends_by_itself(learner, None, lost=True)
-                learner.end(None, lost=True)
-            else:
-                self.world.machines.vanish(learner)
-
     # --- peace -----------------------------------------------------------------------------
 
     async def settle(self) -> float:
         """The faults stop. Seconds until all was as it should be."""
-        self.peace = True
-        await asyncio.gather(*self._mends)
-        while any(not mend.done() for mend in self._mends):
-            await asyncio.gather(*self._mends)
-        for wire in [self.world.api, *(self.world.wire_of(name) for name in self.world.alive)]:
-            wire.armed.clear()
-        for name in [("lcm", "one"), ("guardian", "one")]:
-            await self._revive(name)
+        await self._faults.end()
         self.trace.note("PEACE")
         began = self._loop.time()
         checker = self.world.checker

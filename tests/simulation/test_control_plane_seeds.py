@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from tests.promises import Promise
-from tests.simulation.story import FAULTS_EACH, KINDS
+from tests.simulation.faults import KINDS
+from tests.simulation.story import FAULTS_EACH
 
 _PART = 250
 """Seeds per process at most: so that both cores have work to the end."""

@@ -58,6 +58,8 @@ class Wire:
     """Ports this process cannot reach."""
     armed: dict[str, tuple[str, float]] = field(default_factory=dict)
     """What happens to the next call that can suffer it: lost request, lost answer, late effect -> (which calls, s)."""
+    stumbles: tuple[str, float] = ("", 0.0)
+    """Before the next call of this name (``after ...``: before its answer is read) the process is paused, so long."""
     stale: int = 0
     """By how many commits a ``find`` may be behind."""
     slow_s: float = 0.0
@@ -87,6 +89,9 @@ class Wire:
     async def call(self, port: str, what: str, method: Any, args: Any, kwargs: Any) -> Any:
         await self.go_on()
         name = f"{port}.{what}"
+        if name == self.stumbles[0]:
+            self._stumble(name)
+            await self.go_on()
         await self._travel()
         if not self.reaches(port):
             await asyncio.sleep(self.network.chance.choice([0.01, 0.2, _TIMEOUT_S]))
@@ -106,10 +111,21 @@ class Wire:
         if name == "status.keep_alive" and self.slow_s:
             await asyncio.sleep(self.slow_s)
         await self._travel()
+        if f"after {name}" == self.stumbles[0]:
+            self._stumble(f"the answer of {name}")
         await self.go_on()
         if name in FENCED:
             self._acknowledged = self.ledger.commits
         return result
+
+    def _stumble(self, name: str) -> None:
+        """SIGSTOP, at the worst moment: what it read is old when it goes on, and what it was about to do, it does."""
+        seconds, self.stumbles = self.stumbles[1], ("", 0.0)
+        service = self.name.partition("-")[0]
+        self.network.struck[f"{service} paused before a call"] += 1
+        self.network.told("FAULT paused before", name, self.name, seconds)
+        self.running.clear()
+        asyncio.get_running_loop().call_later(seconds, self.running.set)
 
     async def _effect(self, name: str, method: Any, args: Any, kwargs: Any) -> Any:
         if name == "jobs.find" and self.stale:
