@@ -210,8 +210,8 @@ async def under_kills(
 async def test_an_acknowledged_submit_is_found_with_its_code_though_the_api_was_killed_again_and_again(
     tmp_path: Path, promise: Promise
 ) -> None:
-    n, kills = promise.n(short=300, long=20_000), promise.n(short=10, long=1_000)
-    kills, seen = min(kills, n // 2), Acknowledged()
+    n, seen = promise.n(short=300, long=20_000), Acknowledged()
+    kills = n // 30 if n <= 300 else n // 20
     async with api_processes(tmp_path, 1) as [api]:
         happened = await under_kills(api, [killing(api, seen)], seen=seen, n=n, kills=kills)
     promise.kept(len(seen.jobs), f"acknowledged submits with code, sqlite, {dict(happened)}")
@@ -223,8 +223,8 @@ async def test_an_acknowledged_submit_is_found_with_its_code_though_the_api_was_
 async def test_an_acknowledged_submit_is_found_though_mongodb_and_the_way_to_it_went_away_as_well(
     tmp_path: Path, own_mongo: Mongo, promise: Promise
 ) -> None:
-    n, kills = promise.n(short=150, long=20_000), promise.n(short=6, long=1_000)
-    kills, seen = min(kills, n // 2), Acknowledged()
+    n, seen = promise.n(short=150, long=20_000), Acknowledged()
+    kills = n // 25 if n <= 150 else n // 20
     async with proxied(own_mongo.address) as way:
         environment = {"WEFT_JOB_STORE": f"mongodb://{way.address}/weft"}
         async with api_processes(tmp_path, 1, environment) as [api]:
