@@ -18,6 +18,8 @@ from services.core.adapters.system_clock import SystemClock
 from services.core.domain.errors import IdempotencyMismatch
 from services.core.domain.job import KEPT_WISHES
 from tests.testbed.api import SPEC, Api, running_api
+from tests.testbed.proxy import proxied
+from weft import AsyncClient
 
 
 @pytest.fixture
@@ -146,6 +148,30 @@ async def test_the_text_of_a_new_key_is_kept_nowhere_and_yet_answered_again(api:
     files = [path for path in api.settings.home.rglob("*") if path.is_file()]
     assert any(path.name.startswith("records.sqlite") for path in files)
     assert [path for path in files if secret in path.read_bytes()] == []
+
+
+async def test_the_sdk_sends_again_what_was_not_answered_and_nothing_happens_twice(api: Api) -> None:
+    posts = 0
+
+    def every_other(request: bytes) -> bool:
+        nonlocal posts
+        posts += request.startswith(b"POST ")
+        return request.startswith(b"POST ") and posts % 2 == 1
+
+    async with proxied(api.url.removeprefix("http://")) as way:
+        way.loses_answer_to = every_other
+        async with AsyncClient(f"http://{way.address}", api.admin_key) as client:
+            jobs = [await client.jobs.submit({**SPEC, "name": f"job-{number}"}) for number in range(5)]
+            for job in jobs:
+                await job.halt()
+                await job.resume()  # alone, a second one is refused
+                await job.kill()
+            there = [job async for job in client.jobs.list()]
+            assert {job.id for job in there} == {job.id for job in jobs}
+            for job in there:
+                events = [event.to for event in await job.history()]
+                assert events == ["QUEUED", "HALTED", "RESUMED", "QUEUED", "KILLED"]
+    assert posts == 2 * 4 * 5
 
 
 class Later(SystemClock):
