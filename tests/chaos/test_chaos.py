@@ -17,7 +17,7 @@ FAULTS = 10
 
 
 @pytest.mark.promise("R5")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_seed_of_faults_loses_nothing_doubles_nothing_and_leaves_nothing(
     promise: Promise, aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]
 ) -> None:
