@@ -310,6 +310,9 @@ class Checker:
             "every job reaches what its owner wants", f"{job.id} is not at rest yet: {job.status}, {_brief(job)}"
         )
 
+    def unanswered(self, request: str) -> None:
+        self._breach("every job reaches what its owner wants", f"nobody answers {request}")
+
     def left(self, leftovers: Sequence[str]) -> None:
         if leftovers:
             self._breach("nothing is left behind", ", ".join(leftovers))

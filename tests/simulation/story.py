@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.errors import NoSpace
-from services.core.domain.status import Desired
+from services.core.domain.status import TERMINAL, Desired, Status
 from tests.simulation.checker import Breach, Declared
 from tests.simulation.faults import PLACES, Faults
 from tests.simulation.world import World
@@ -177,6 +177,21 @@ class Story:
         taken = await (world.delete(job_id) if wish == "delete" else world.wish_for(job_id, Desired(wish)))
         self.wishes[wish] += taken
         self.trace.note("wish", wish, job_id, "taken" if taken else "refused")
+        if wish == "halt" and taken and self.chance.random() < 0.5:
+            await self._change_of_mind(job_id)
+
+    async def _change_of_mind(self, job_id: str) -> None:
+        """It shall run again, at once: asked for in the very moment in which it is seen to be HALTED."""
+        while (job := await self.world.document(job_id)).status is not Status.HALTED:
+            if job.status in TERMINAL:
+                return
+            await asyncio.sleep(0.02)
+        for _ in range(20):
+            if await self.world.wish_for(job_id, Desired.RUN):
+                self.wishes["run"] += 1
+                self.trace.note("wish run", job_id, "taken, after a halt")
+                return
+            await asyncio.sleep(0.2)
 
     # --- peace -----------------------------------------------------------------------------
 
@@ -186,7 +201,12 @@ class Story:
         self.trace.note("PEACE")
         began = self._loop.time()
         checker = self.world.checker
-        await asyncio.wait_for(asyncio.gather(*self._requests), PEACE_S)
+        answered, waiting = await asyncio.wait(self._requests, timeout=PEACE_S)
+        for request in answered:
+            request.result()
+        for request in waiting:
+            request.cancel()
+            checker.unanswered(str(request.get_coro()))
         while not checker.breaches and (
             busy := [job for job in self.jobs if not (await self.world.document(job)).at_rest]
         ):
