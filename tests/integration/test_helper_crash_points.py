@@ -35,6 +35,7 @@ COMMAND = (
 )
 _SEED = os.environ.get("WEFT_SEED", "4")
 _TRIES = 20
+_END_S = 120.0
 
 
 class Fed(Learner):
@@ -65,7 +66,7 @@ class Fed(Learner):
         """To its end; helpers that are killed are started again. How many were."""
         self.start()
         kills = 0
-        while (code := await until(self._code, 30)) == -signal.SIGKILL:
+        while (code := await until(self._code, _END_S)) == -signal.SIGKILL:
             kills += 1
             self.start_helper()
         assert code == "well", self.log
@@ -166,16 +167,16 @@ async def test_a_helper_killed_in_the_middle_of_a_download_is_followed_by_one_th
             return Say(200, REMOTE, {"ETag": '"1"'}, cut_after=2 * CHUNK)
         if before == 1:  # the helper tries again by itself; this one never hears of it
             stuck.set()
-            killed.wait(30)
+            killed.wait(_END_S)
         start = int(asked.headers["range"].removeprefix("bytes=").removesuffix("-"))
         assert start == 2 * CHUNK
         return Say(206, REMOTE[start:], {"ETag": '"1"', "Content-Range": f"bytes {start}-{len(REMOTE) - 1}/*"})
 
     async with fed(FailpointFolder(tmp_path / "failpoints"), answer) as one:
         one.start()
-        await until(stuck.is_set, 30)
+        await until(stuck.is_set, _END_S)
         one.kill_helper()
         killed.set()
         one.start_helper()
-        await one.until_stored(30)
+        await one.until_stored(_END_S)
         one.judge()
