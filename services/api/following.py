@@ -165,8 +165,10 @@ async def _while_running(
             if reading is None:
                 reading = asyncio.ensure_future(anext(stream))
             waking = asyncio.ensure_future(changed.wait())
-            await asyncio.wait({reading, waking}, return_when=asyncio.FIRST_COMPLETED)
-            waking.cancel()
+            try:
+                await asyncio.wait({reading, waking}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waking.cancel()  # a reader that leaves, too, must not leave it behind
             if reading.done():
                 done, reading = reading, None
                 try:

@@ -104,11 +104,19 @@ def talking(weft_up: Platform) -> Iterator[Job]:
 
 
 def said_by(one: Platform, process: Identity, service: str, *, since: int) -> list[dict[str, Any]]:
-    """What this very process has logged beyond a byte of the log."""
-    with (one.home / "logs" / f"{service}.log").open("rb") as file:
+    """What this very process has logged beyond a byte of the log; what is not of our form, whoever said it."""
+    with (one.home / "logs" / f"{service}.log").open() as file:
         file.seek(since)
-        said = [json.loads(line) for line in file.read().splitlines()]
-    return [each for each in said if each.get("pid") == process.pid]
+        said = [_parsed(line) for line in file]
+    return [each for each in said if each["pid"] in {process.pid, None}]
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        said: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return {"pid": None, "level": "none", "event": line}
+    return said
 
 
 def last_exit(one: Platform, service: str) -> int:

@@ -1,0 +1,47 @@
+"""Live streams of the api: who leaves, leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from services.api.following import Following
+from services.api.peers import Peer, TelemetryPeer
+from services.api.watching import Watcher
+from services.core.adapters.memory import MemoryJobStore
+from services.core.home import Home
+from services.core.ports.metric_store import LineQuery
+from tests.documents import a_job
+from tests.waiting import until
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    (tmp_path / "run").mkdir()
+    return Home(tmp_path)
+
+
+async def test_an_api_that_stopped_while_logs_were_followed_said_that_a_task_was_destroyed(home: Home) -> None:
+    """Its reader had left while a metrics service that hangs was asked: the wait for news of the job stayed behind."""
+    before = asyncio.all_tasks()
+
+    def waiting() -> list[str]:
+        return [str(task) for task in asyncio.all_tasks() - before if "Event.wait" in str(task.get_coro())]
+
+    store = MemoryJobStore()
+    job = await store.insert(a_job())
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        home.addresses_file.write_text(json.dumps({"metrics": f"127.0.0.1:{hanging.getsockname()[1]}"}))
+        peer = Peer(home, "metrics", b"secret")
+        stream = Following(store, TelemetryPeer(peer), Watcher(store, every_s=60)).lines(job, LineQuery())
+        reading = asyncio.ensure_future(anext(stream))
+        await until(waiting)
+        reading.cancel()
+        await asyncio.wait({reading})
+        await stream.aclose()
+        await peer.close()
+    assert waiting() == []
