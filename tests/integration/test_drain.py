@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from typing import Any, Final, Self, TypeVar
 import pytest
 
 from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.domain import errors
 from services.core.members import members
 from services.core.processes import Identity, send, wait_gone
 from tests.testbed.etcd import free_port
@@ -125,9 +127,12 @@ def last_exit(one: Platform, service: str) -> int:
 
 
 async def keys_of(one: Platform, service: str) -> frozenset[str]:
+    """Ids of the live processes of a service, as etcd has them."""
     store = EtcdStatusStore(one.home.address("etcd"))
     try:
-        return await members(store, service)
+        while True:
+            with contextlib.suppress(errors.Unavailable):  # a busy machine's etcd may be late
+                return await members(store, service)
     finally:
         await store.close()
 
