@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-_kept = pytest.StashKey[list[str]]()
+KEPT = pytest.StashKey[list[str]]()
+"""What the run prints: one line each."""
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Promise:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "promise(*names): shows these promises of reliability")
-    config.stash[_kept] = []
+    config.stash[KEPT] = []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -72,11 +73,11 @@ def promise(request: pytest.FixtureRequest) -> Iterator[Promise]:
     assert mark is not None, "a test that keeps a promise says which: @pytest.mark.promise('R2')"
     one = Promise(tuple(mark.args))
     yield one
-    request.config.stash[_kept] += one.lines
+    request.config.stash[KEPT] += one.lines
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    lines = config.stash[_kept]
+    lines = config.stash[KEPT]
     if lines:
         terminalreporter.section("promises")
         for line in sorted(lines, key=lambda line: _in_order(line.split()[0].split("/")[0])):

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 
+from tests import promises
+from tests.promises import Promise
 from tests.testbed import sets
 from tests.testbed.platform import Platform, platform
 from weft import Client
 
 _dropped = pytest.StashKey[dict[str, float]]()
+_DROPPED = "every-hint-dropped"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test on the platform that loses its hints shows R12, and counts as one trial."""
+    for item in items:
+        if isinstance(item, pytest.Function) and _DROPPED in getattr(item, "callspec", _NoParameters).params.values():
+            item.add_marker(pytest.mark.promise("R12"))
+
+
+class _NoParameters:
+    params: ClassVar[dict[str, object]] = {}
 
 
 @pytest.fixture(scope="package", params=["embedded", "every-hint-dropped", "servers"])
@@ -25,6 +41,11 @@ def weft_up(request: pytest.FixtureRequest) -> Iterator[Platform]:
             counts = request.config.stash.setdefault(_dropped, {})
             for service in ("api", "lcm", "guardian"):
                 counts[service] = running.counter(service, "weft_hints_dropped_total")
+            tried = sum(_DROPPED in item.nodeid for item in request.session.items)
+            promise = Promise(("R12",))
+            promise.kept(tried, "tests of whole lives with every hint dropped")
+            promise.saw(f"{sum(counts.values()):.0f} hints were dropped in them")
+            request.config.stash[promises.KEPT] += promise.lines
 
 
 @pytest.fixture
