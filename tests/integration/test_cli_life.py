@@ -82,13 +82,15 @@ def weft(
 
 def test_every_command_answers_json_and_nothing_else(weft: Weft, code: Path, tmp_path: Path, weft_up: Platform) -> None:
     """In the order in which a user would type them; ``JOB`` stands for the first job, ``LONG`` for another."""
-    home, ids = str(weft_up.home.root), {"JOB": "", "LONG": ""}
+    home, saved, ids = str(weft_up.home.root), str(tmp_path / "saved.weft"), {"JOB": "", "LONG": ""}
     typed = [
         ["init", str(tmp_path / "new")], ["train", str(code)], ["wait", "JOB"], ["list"], ["show", "JOB"],
         ["events", "JOB"], ["explain", "JOB"], ["metrics", "JOB"], ["download", "JOB", str(tmp_path / "out")],
         ["train", str(code), "--set", "env.SLEEP=60"], ["halt", "LONG"], ["wait", "LONG"], ["resume", "LONG"],
         ["kill", "LONG"], ["wait", "LONG"], ["delete", "JOB", "LONG"],
         ["up", "--home", home], ["status", "--home", home], ["doctor", "--home", home],
+        ["backup", saved, "--home", home], ["restore", saved, "--home", home, "--dry-run"],
+        ["master-key", "--home", home],
         ["down", "--home", str(tmp_path / "nothing-here")],
         ["login", weft_up.url, "--name", "here"], ["whoami"], ["profile"], ["logout", "here"],
         ["version"], ["completion", "bash"], ["frameworks"], ["sizes"],
