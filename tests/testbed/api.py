@@ -45,7 +45,7 @@ class Api:
 
     def client(self, key: str | None, **options: Any) -> httpx2.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
-        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=20, trust_env=False, **options)
+        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=60, trust_env=False, **options)
 
     async def key(self, user: str, tenant: str) -> str:
         """A new user's key."""

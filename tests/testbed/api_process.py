@@ -64,7 +64,7 @@ class ApiProcess:
             return False
 
         async with httpx2.AsyncClient(base_url=self.url, trust_env=False) as client:
-            await until(answers, timeout=60)
+            await until(answers, timeout=180)
 
     async def key(self) -> str:
         """The administrator's."""
