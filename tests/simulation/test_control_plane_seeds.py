@@ -7,11 +7,13 @@ again, line by line.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from tests.promises import Promise
 from tests.simulation.faults import KINDS
 from tests.simulation.story import FAULTS_EACH
 
+_TREE = Path(__file__).parents[2]
 _PART = 250
 """Seeds per process at most: so that both cores have work to the end."""
 
@@ -28,7 +31,7 @@ async def told(first: int, count: int, **environ: str) -> dict[str, Any]:
     """These seeds, in a process of their own."""
     arguments = ("-m", "tests.simulation.seeds", "--first", str(first), "--count", str(count))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, env={**os.environ, **environ}, stdout=asyncio.subprocess.PIPE
+        sys.executable, *arguments, cwd=_TREE, env={**os.environ, **environ}, stdout=asyncio.subprocess.PIPE
     )
     try:
         out, _ = await process.communicate()
@@ -88,3 +91,16 @@ async def test_once_the_faults_stop_every_job_becomes_what_its_owner_wants_and_n
 async def test_one_seed_is_one_story_in_whatever_process_it_is_told() -> None:
     one, two = await asyncio.gather(told(500, 12, PYTHONHASHSEED="1"), told(500, 12, PYTHONHASHSEED="2"))
     assert one == two
+
+
+def test_the_checker_knows_no_code_of_the_services() -> None:
+    """Nor does what it imports: else a rule and its breach could be one mistake."""
+    known, left = set[str](), ["checker"]
+    while left:
+        tree = ast.parse((Path(__file__).parent / f"{left.pop()}.py").read_text())
+        froms = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        names = [*froms, *(one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names)]
+        left += [name.rpartition(".")[2] for name in set(names) - known if name.startswith("tests.")]
+        known |= set(names)
+    assert "tests.simulation.papers" in known
+    assert not [name for name in known if name.split(".")[0] in {"services", "weft"}]
