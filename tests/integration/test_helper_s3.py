@@ -37,7 +37,10 @@ class HelperTest(Learner):
         self.bucket = s3.bucket()
         intake.urls = Signer(self.bucket)
 
-    async def ended(self, timeout: float = 60) -> LearnerStatus:
+    def reserve(self, command: str, **changes: Any) -> None:
+        super().reserve(command, **{"store_timeout": 600_000, **changes})
+
+    async def ended(self, timeout: float = 100) -> LearnerStatus:
         await self.until_stored(timeout)
         assert self.intake.last is not None
         return self.intake.last
@@ -53,6 +56,9 @@ class HelperTest(Learner):
     def large_is_whole(self) -> bool:
         digest = hashlib.sha256(self.objects("results")["worker-0/large"]).hexdigest()
         return self.intake.text() == [f"{digest}  -"]
+
+
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -177,10 +183,12 @@ async def test_helpers_killed_again_and_again_store_everything(learner: HelperTe
 
 
 async def test_a_store_that_stays_away_is_the_reason_that_is_told_after_store_timeout(learner: HelperTest) -> None:
-    learner.reserve("echo x > $RESULT_DIR/x; echo started; read _ < $RESULT_DIR/x; exit 3", store_timeout=1_500)
+    command = "echo x > $RESULT_DIR/x; echo started; until [ -e $JOB_STATE_DIR/go-on ]; do sleep 0.05; done; exit 3"
+    learner.reserve(command, store_timeout=1_500)
     learner.start()
-    await until(lambda: learner.intake.text() == ["started"])
+    await until(lambda: learner.intake.text() == ["started"], 60)
     learner.s3.kill()
+    (learner.folder / "job" / "go-on").touch()
     last = await learner.ended()
     assert last.exit
     assert (last.phase, last.exit.code, last.reason) == ("STORED", 3, "")
@@ -194,7 +202,7 @@ async def test_code_is_waited_for_while_the_store_is_away_and_a_stop_ends_the_wa
     learner.s3.kill()
     learner.reserve("sh train.sh", code_digest=digest)
     learner.start()
-    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message)
+    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message, 60)
     learner.s3.start()
     await learner.ended()
     assert learner.intake.text() == ["I run"]
@@ -202,7 +210,7 @@ async def test_code_is_waited_for_while_the_store_is_away_and_a_stop_ends_the_wa
     learner.s3.kill()
     learner.reserve("sh train.sh", code_digest=digest, attempt=2)
     learner.start()
-    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message)
+    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message, 60)
     learner.stop("halt", 1000)
     last = await learner.ended()
     assert (last.attempt, last.exit and last.exit.stop_cause) == (2, "halt")
@@ -214,7 +222,7 @@ async def test_code_that_is_not_in_the_store_is_the_reason(learner: HelperTest) 
 
 
 async def test_an_attempt_that_is_over_stores_nothing_more(learner: HelperTest) -> None:
-    learner.reserve("echo x > $RESULT_DIR/x; echo started; read _ < $RESULT_DIR/x")
+    learner.reserve("echo x > $RESULT_DIR/x; echo started")
     learner.intake.on_append = lambda: setattr(learner.intake, "current", False)
     learner.start()
     await until((learner.folder / "stored").exists, 60)
