@@ -375,6 +375,15 @@ def test_a_lost_master_key_is_mended_by_a_restore(home: Path, tmp_path: Path) ->
     assert kinds(seen(home), "secret") == kinds(before, "secret")
 
 
+def test_a_restore_without_the_key_file_that_it_was_told_of_changes_nothing(home: Path, tmp_path: Path) -> None:
+    backup(home, tmp_path / "b")
+    before = seen(home)
+    missing = {"WEFT_MASTER_KEY_FILE": str(tmp_path / "nowhere")}
+    with pytest.raises(WeftError, match="no master key file"):
+        restore(home, tmp_path / "b", missing, replace=True)
+    assert seen(home) == before
+
+
 def test_the_master_key_is_changed_and_the_old_one_retired(home: Path) -> None:
     before = seen(home)
     old = PLATFORM.master_key(str(home))

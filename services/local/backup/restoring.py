@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from services.core import wiring
 from services.core.domain.codec import load
 from services.core.domain.document import read_job
 from services.core.domain.errors import Conflict, InvalidRequest, WeftError
@@ -149,6 +150,8 @@ async def restore(
         checked = _check(file, size, find_key, progress)
         if checked.key is None:
             raise InvalidRequest("a backup is restored with its key")
+        if settings.master_key_file is not None:  # one that is made here can be made again
+            await asyncio.to_thread(wiring.master_keys(settings).keys)
         with _standing_still(home):
             async with opened(settings, writing=True) as stores:
                 if not over and not mark.is_half_restored(home):
