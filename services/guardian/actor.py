@@ -175,10 +175,22 @@ class Guardian:
 
     def _expired(self, job: Job, spec: JobSpec, known: Mapping[str, LearnerStatus]) -> Verdict | None:
         started = job.attempt.started or step_times(known.values()).get(Status.PROCESSING)
-        if started is None or spec.max_runtime is None or self._now < started + spec.max_runtime:
+        if started is None:
+            return self._not_begun(job, spec, known)
+        if spec.max_runtime is None or self._now < started + spec.max_runtime:
             return None
         message = "it ran longer than its max_runtime; what it had was stored"
         return Verdict(to=Status.FAILED, reason="DeadlineExceeded", message=message, time=self._now)
+
+    def _not_begun(self, job: Job, spec: JobSpec, known: Mapping[str, LearnerStatus]) -> Verdict | None:
+        waited_s = (self._now - (job.attempt.admitted or self._now)) / 1000
+        if not job.attempt.committed or waited_s <= self._settings.start_timeout_s:
+            return None
+        ranks = facts.roster(spec, job.attempt)
+        phases = sorted({known[name].phase.value if name in known else "silent" for name in ranks})
+        at = ", ".join(phases)
+        message = f"no process of it ran within {waited_s:.0f} s of its admission; its learners are {at}"
+        return Verdict(to=Status.FAILED, reason="StartTimeout", message=message, time=self._now)
 
     async def _decide(self, job: Job, verdict: Verdict, noting: Callable[[Job], Job] = lambda job: job) -> float:
         """Writes the verdict, first cause wins: one that is there already stays."""

@@ -12,6 +12,11 @@ class GuardianSettings(Settings):
     provision_timeout_s: float = Field(
         default=600, gt=0, description="An attempt that is not provisioned by then is rolled back and queued again."
     )
+    start_timeout_s: float = Field(
+        default=86_400, gt=0,
+        description="A provisioned attempt whose first process does not run by then fails, with what its learners were"
+        " at: data that never ends, a helper that never says anything.",
+    )  # fmt: skip
     provision_tries: int = Field(
         default=5, gt=0, description="After so many roll-backs in a row the job fails, with the last reason."
     )

@@ -500,3 +500,18 @@ async def test_learners_that_take_long_to_begin_are_not_provisioned_again(plane:
     assert not (await plane.job(job_id)).attempt.committed
     plane.cluster.lags = plane.metrics.away = False
     assert (await plane.rested(job_id)).attempt.number == 1
+
+
+@pytest.mark.parametrize(
+    ("fate", "at"), [({"download_s": None}, "DOWNLOADING"), ({"silent": True, "download_s": None}, "silent")]
+)
+async def test_a_job_that_never_begins_fails_in_the_end_and_says_what_its_learners_were_at(
+    plane: ControlPlane, fate: dict[str, Any], at: str
+) -> None:
+    await plane.start_pool(start_timeout_s=600)
+    job_id = await plane.submit(learners=2)
+    plane.helpers.fate(job_id, **fate)
+    job = await plane.rested(job_id, within_s=700)
+    assert (job.status, job.state.reason, job.attempt.number) == (Status.FAILED, "StartTimeout", 1)
+    assert f"its learners are {at}" in job.state.message
+    assert await plane.leftovers() == []
