@@ -1,0 +1,166 @@
+"""What a job costs while it waits, and while it runs.
+
+    python -m bench.footprint [--waiting 6000] [--live 600] [--real 8] [--quick]
+
+* waiting: jobs that wait for hardware, put into the job store of a whole platform. The resident memory of the real LCM
+  (and of the others) after it has decided on all of them, at several numbers: the slope is what one costs. The first
+  jobs grow pools that later ones use, so the slope of the second half stands beside that of the whole.
+* live, memory: real Guardians (``services.guardian``) in this process over ports in memory, with simulated learners
+  that run. What Python's allocator has handed out (tracemalloc), less what is left once the guardian service is gone:
+  nothing of stores, learners or helpers is counted.
+* live, processor: the guardian process of a whole platform with a few real jobs that run quietly, against itself
+  without any, over the same number of seconds; and the same of its LCM and metrics service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import tempfile
+import time
+import tracemalloc
+from pathlib import Path
+
+import structlog
+
+from bench.own_platform import SMALL, own_platform
+from bench.report import Row, show
+from services.core.adapters.sqlite.jobs import SqliteJobStore
+from services.core.domain.spec import dump_spec, parse_spec
+from services.core.ports.cluster import Node
+from tests.documents import a_job
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.platform import Platform
+from weft import Client
+
+STEPS = 4
+SETTLE_S = 8.0
+QUIET_S = 30.0
+COUNTED = ("lcm", "guardian", "metrics")
+
+
+def resident_kib(platform: Platform, service: str) -> float:
+    """Of the service's process."""
+    status = Path(f"/proc/{platform.process(service).pid}/status").read_text()
+    return float(status.partition("VmRSS:")[2].split()[0])
+
+
+def cpu_seconds(platform: Platform, service: str) -> float:
+    """That its process has used so far."""
+    fields = Path(f"/proc/{platform.process(service).pid}/stat").read_text().rpartition(")")[2].split()
+    return float(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def enqueue(platform: Platform, count: int) -> None:
+    """So many jobs that this machine cannot hold now, as the api would have written them."""
+    spec = dump_spec(parse_spec({"name": "waits", "command": "true", "resources": {"cpus": 1, "memory": "64MiB"}}))
+    store = await SqliteJobStore.open(platform.home / "jobs.sqlite")
+    for _ in range(count):
+        await store.insert(a_job(at=time.time_ns() // 1_000_000, spec=dict(spec)))
+    await store.close()
+
+
+def waiting(count: int) -> list[Row]:
+    """Each slope in KiB per job."""
+    resident: dict[str, list[float]] = {service: [] for service in ("lcm", "guardian", "api")}
+    with own_platform({"WEFT_NODE_CPUS": "1"}) as (platform, client):
+        client.jobs.submit({"name": "holds", "command": "exec sleep 3600", "resources": {"cpus": 1, "memory": "64MiB"}})
+        time.sleep(SETTLE_S)
+        for step in range(STEPS + 1):
+            if step:
+                asyncio.run(enqueue(platform, count // STEPS))
+                time.sleep(SETTLE_S)
+            for service, seen in resident.items():
+                seen.append(resident_kib(platform, service))
+    half = STEPS // 2
+    rows = []
+    for service, seen in resident.items():
+        promised = "<= 4" if service == "lcm" else ""
+        rows.append(Row(f"{service}, per waiting job", [(seen[-1] - seen[0]) / count], "KiB", promised))
+        later = (seen[-1] - seen[half]) / (count * (STEPS - half) / STEPS)
+        rows.append(Row(f"{service}, of the second half", [later], "KiB"))
+    return rows
+
+
+async def live_memory(count: int) -> float:
+    """KiB per live job of real Guardians over ports in memory."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    nodes = (Node(name="local", cpus=4.0 * count, memory=10**15, gpus=0),)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as home:
+        plane = ControlPlane(Path(home), nodes=nodes)
+        await plane.start_lcm()
+        pool = await plane.start_pool()
+        jobs = [await plane.submit(learners=2) for _ in range(count)]
+        for job in jobs:
+            plane.helpers.fate(job, run_s=None)
+        for job in jobs:
+            await plane.running(job, within_s=600)
+        await asyncio.sleep(SETTLE_S)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        await plane.kill(pool)
+        del pool
+        gc.collect()
+        after = tracemalloc.get_traced_memory()[0]
+        await plane.close()
+    return (before - after) / 1024 / count
+
+
+def live_cpu(count: int, seconds: float) -> list[Row]:
+    """Cores per live job, of a whole platform."""
+    with own_platform({"WEFT_NODE_CPUS": str(max(4, count))}) as (platform, client):
+        time.sleep(SETTLE_S)
+        idle = _used(platform, seconds)
+        jobs = [
+            client.jobs.submit({"name": "quiet", "command": "exec sleep 3600", "resources": SMALL})
+            for _ in range(count)
+        ]
+        _until_running(client, {job.id for job in jobs})
+        time.sleep(SETTLE_S)
+        busy = _used(platform, seconds)
+    rows = []
+    for service in COUNTED:
+        promised = "<= 0.001" if service == "guardian" else ""
+        rows.append(Row(f"{service}, idle", [idle[service] / seconds], "cores"))
+        each = (busy[service] - idle[service]) / seconds / count
+        rows.append(Row(f"{service}, more per live job", [each], "cores", promised))
+    return rows
+
+
+def _used(platform: Platform, seconds: float) -> dict[str, float]:
+    before = {service: cpu_seconds(platform, service) for service in COUNTED}
+    time.sleep(seconds)
+    return {service: cpu_seconds(platform, service) - before[service] for service in COUNTED}
+
+
+def _until_running(client: Client, ids: set[str]) -> None:
+    deadline = time.monotonic() + 120
+    while {job.id for job in client.jobs.list() if job.status == "PROCESSING"} < ids:
+        if time.monotonic() > deadline:
+            raise RuntimeError("not all of the jobs run")
+        time.sleep(0.2)
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--waiting", type=int, default=6_000, help="waiting jobs (default: 6000)")
+    parser.add_argument("--live", type=int, default=600, help="live jobs with simulated learners (default: 600)")
+    parser.add_argument("--real", type=int, default=8, help="live jobs with real learners (default: 8)")
+    parser.add_argument("--quick", action="store_true", help="a sixth of everything")
+    args = parser.parse_args()
+    if args.quick:
+        args.waiting, args.live, args.real = 1_000, 100, 3
+    rows = waiting(args.waiting)
+    tracemalloc.start()
+    each = asyncio.run(live_memory(args.live))
+    tracemalloc.stop()
+    rows.append(Row("guardian, per live job (simulated learners)", [each], "KiB", "<= 200"))
+    rows += live_cpu(args.real, QUIET_S / 3 if args.quick else QUIET_S)
+    show(f"footprint: {args.waiting} jobs that wait, {args.live} and {args.real} that run", rows)
+
+
+if __name__ == "__main__":
+    main()
