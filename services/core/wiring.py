@@ -84,6 +84,14 @@ async def job_store(settings: Settings) -> JobStore:
     return await SqliteJobStore.open(settings.place / "jobs.sqlite")
 
 
+async def trusted_job_store(settings: Settings) -> None:
+    """Only whether it can be trusted, where it is a MongoDB: InvalidRequest or Unavailable where not. Makes nothing."""
+    if _on_mongo(settings):
+        from services.core.adapters.mongo import trusted
+
+        await (await trusted(settings.job_store)).client.close()
+
+
 async def record_store(settings: Settings) -> RecordStore:
     """Keys, users and the like."""
     if _on_mongo(settings):
@@ -151,6 +159,14 @@ def hints(settings: Settings) -> Hints:
     from services.core.adapters.celery.hints import CeleryHints, DropHints
 
     return DropHints() if settings.hints == "drop" else CeleryHints(settings)
+
+
+def broker(settings: Settings) -> str:
+    """What carries the hints, asked there now: InvalidRequest or Unavailable where it cannot."""
+    from services.core.adapters.celery.broker import Broker
+    from services.core.adapters.celery.check import check_broker
+
+    return check_broker(Broker.of(settings))
 
 
 def direct_hints(settings: Settings, secret: bytes) -> Hints:

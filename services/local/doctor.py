@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.adapters.etcd import launcher
-from services.core.domain.errors import WeftError
+from services.core.domain.errors import Unavailable, WeftError
 from services.core.failpoints import VARIABLE, under_failpoints
 from services.core.home import Home
 from services.core.processes import saved
 from services.core.settings import Settings
-from services.core.wiring import object_store
+from services.core.wiring import broker, object_store, trusted_job_store
 from services.local.layout import PROGRAMS
 from services.local.quarantine import examined
 
@@ -52,7 +52,9 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     secrets = home / "secrets"
     private = not secrets.exists() or stat.S_IMODE(secrets.stat().st_mode) & 0o077 == 0
     yield "secrets", private, "private" if private else "readable by others", f"chmod -R go= {secrets}"
+    yield _jobs(home)
     yield _objects(home)
+    yield _broker(home)
     yield "sandbox", True, _sandbox(), ""
     yield _failpoints(home)
     yield asyncio.run(examined(home))
@@ -66,6 +68,33 @@ def _failpoints(home: Home) -> tuple[str, bool, str, str]:
     if VARIABLE in os.environ:
         detail = f"{VARIABLE} is set here: what is started now may die on purpose"
     return "failpoints", detail == "off", detail, f"unset {VARIABLE}, then weft down and weft up"
+
+
+def _jobs(home: Home) -> tuple[str, bool, str, str]:
+    """Whether the job store can be trusted: the same races that each service runs when it starts."""
+    settings = Settings(home=home.root)
+    if settings.job_store == "sqlite":
+        return "job store", True, f"files ({home / 'jobs.sqlite'})", ""
+    try:
+        asyncio.run(trusted_job_store(settings))
+    except Unavailable as error:
+        return "job store", False, error.message, "start the MongoDB of WEFT_JOB_STORE, or mend that setting"
+    except WeftError as error:
+        return "job store", False, error.message, 'see docs/operator-guide.md, "Job store on MongoDB"'
+    return "job store", True, "MongoDB: one winner of each race, linearizable reads", ""
+
+
+def _broker(home: Home) -> tuple[str, bool, str, str]:
+    settings = Settings(home=home.root)
+    if settings.hints == "drop":
+        return "broker", True, "not used (WEFT_HINTS=drop)", ""
+    try:
+        return "broker", True, broker(settings), ""
+    except Unavailable as error:
+        fix = "start the broker of WEFT_BROKER_URL, or mend that setting; until then everything works, some of it later"
+        return "broker", False, error.message, fix
+    except WeftError as error:
+        return "broker", False, error.message, 'mend WEFT_BROKER_URL, see docs/operator-guide.md, "Brokers"'
 
 
 def _objects(home: Home) -> tuple[str, bool, str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -11,8 +10,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,11 +24,12 @@ from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.adapters.rpc.server import serve
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
 from services.core.home import Home
+from services.core.ports.hints import Hints
 from services.core.settings import Settings
 from services.core.wiring import SERVICE_SECRET
 from tests.testbed.etcd import free_port
 from tests.testbed.redis import Redis
-from tests.waiting import in_thread
+from tests.waiting import in_thread, until
 
 SECRET = b"0" * 32
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -60,9 +60,12 @@ class Carrier:
         self.home, self._server = home, server
         self.url = server.url if server else "filesystem://"
         self.settings = Settings(home=home, broker_url=self.url)
-        if isinstance(server, Redis):
-            server.empty()
-        with self._channel() as channel:
+        self.empty()
+
+    def empty(self) -> None:
+        if isinstance(self._server, Redis):
+            self._server.empty()
+        with self.channel() as channel:
             channel.queue_purge(QUEUE)
 
     @property
@@ -76,12 +79,12 @@ class Carrier:
 
     def waiting(self) -> int:
         """Messages that nobody has taken."""
-        with self._channel() as channel:
+        with self.channel() as channel:
             return int(channel.queue_declare(QUEUE, passive=self.kind == RABBITMQ).message_count)
 
     def publish(self, body: str | bytes, headers: Mapping[str, Any], content_type: str = "application/json") -> None:
         """Any message at all, by the broker's own library."""
-        with self._channel() as channel:
+        with self.channel() as channel:
             producer: Any = Producer
             producer(channel).publish(
                 body, routing_key=QUEUE, headers=headers, content_type=content_type, content_encoding="utf-8"
@@ -99,27 +102,29 @@ class Carrier:
             self.publish(text, {"task": TASK, "id": "1"})
 
     @contextmanager
-    def _channel(self) -> Generator[Any]:
+    def channel(self, *, declared: bool = True) -> Generator[Any]:
+        """kombu's; ``declared``: the queue is there, as Weft makes it."""
         app = make_app(Broker.of(self.settings))
         with app.connection_for_write() as connection, connection.channel() as channel:
-            app.amqp.queues[QUEUE].bind(channel).declare()
+            if declared:
+                app.amqp.queues[QUEUE].bind(channel).declare()
             yield channel
         app.close()
 
 
 class Nudged(control_pb2_grpc.ControlServicer):
-    """``held``: who nudges is kept waiting until it is set; a worker gives up after two seconds."""
+    """``on_nudge`` is called while who nudges still waits for the answer."""
 
     def __init__(self) -> None:
-        self.held: asyncio.Event | None = None
+        self.on_nudge: Callable[[], None] | None = None
         self.heard: list[tuple[str, str]] = []
         self.traces: list[str] = []
 
     async def Nudge(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.heard.append((request.topic, request.job_id))
         self.traces.append(dict(context.invocation_metadata()).get("traceparent", ""))
-        if self.held is not None:
-            await self.held.wait()
+        if self.on_nudge is not None:
+            self.on_nudge()
         return control_pb2.NudgeReply()
 
 
@@ -138,6 +143,19 @@ class Service:
     async def stop(self) -> None:
         assert self._server is not None
         await self._server.stop(None)
+
+
+async def arrives(hints: Hints, service: Service, topic: str, job_id: str) -> None:
+    """Returns when the service has heard of it. Sent until it has: a hint may be lost where a machine is busy."""
+
+    async def heard() -> bool:
+        await hints.send(topic, job_id)
+        before = len(service.nudged.heard)
+        with suppress(AssertionError):
+            await until(lambda: len(service.nudged.heard) > before, timeout=1)
+        return (topic, job_id) in service.nudged.heard
+
+    await until(heard, timeout=90)
 
 
 class Worker:

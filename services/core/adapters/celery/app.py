@@ -18,8 +18,8 @@ TASK: Final = "weft.hint"
 QUEUE: Final = "weft.hints"
 EXPIRES_S: Final = 30
 """Seconds after which a hint is worth nothing: the sweep was there long before."""
-_CONNECT_S: Final = 1.0
-_SENDER_S: Final = 1.0
+_CONNECT_S: Final = 2.0
+_SENDER_S: Final = 2.0
 """How long one step of a sender may wait for a broker that is there before the connection counts as broken."""
 _WORKER_S: Final = 5.0
 """The same for the worker. Longer than Redis keeps it waiting for a hint (1 s)."""
