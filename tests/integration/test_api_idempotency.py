@@ -15,10 +15,11 @@ from services.api.rest.app import create_routes
 from services.api.rest.permissions import routes_of
 from services.core.adapters.memory import MemoryRecordStore
 from services.core.adapters.system_clock import SystemClock
-from services.core.domain.errors import IdempotencyMismatch
+from services.core.domain.errors import IdempotencyMismatch, Unavailable
 from services.core.domain.job import KEPT_WISHES
 from tests.testbed.api import SPEC, Api, running_api
 from tests.testbed.proxy import proxied
+from tests.waiting import until
 from weft import AsyncClient
 
 
@@ -200,3 +201,26 @@ async def test_after_seven_days_a_key_may_be_used_anew_and_its_record_is_swept_a
     assert not await answers.done(f"{7:064}")
     assert [await answers.sweep(limit=10) for _ in range(3)] == [9, 10, 5]
     assert [one.id for one in await records.find(KIND, {})] == [f"{7:064}"]
+
+
+async def test_expired_keys_are_swept_again_and_again_also_after_the_store_was_away() -> None:
+    class Away(MemoryRecordStore):
+        asked = 0
+
+        async def find(self, kind: str, index: Any, *, after: str | None = None, limit: int = 1000) -> Any:
+            self.asked += 1
+            if self.asked == 2:
+                raise Unavailable("the store is away")
+            return await super().find(kind, index, after=after, limit=limit)
+
+    records, clock = Away(), Later()
+    answers = Answers(records, clock)
+    for number in range(25):
+        await answers.bind(f"{number:064}", "a halt")
+    clock.by_ms = KEPT_MS
+    sweeping = asyncio.create_task(answers.keep_swept(every_s=0.001, limit=10))
+    try:
+        await until(lambda: records.asked > 4)
+        assert await MemoryRecordStore.find(records, KIND, {}) == []
+    finally:
+        sweeping.cancel()
