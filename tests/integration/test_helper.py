@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import os
 import stat
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,10 @@ import pytest
 from services.core.domain.errors import NoSpace
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import Input
+from services.helper.folder import LearnerFolder
+from services.helper.intake import Intake as IntakeClient
+from services.helper.ship.shipper import Shipper
+from services.helper.spool import Spool
 from tests.testbed.etcd import free_port
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import TENANT, Learner
@@ -221,6 +228,33 @@ async def test_a_metrics_service_with_a_full_disk_holds_up_neither_end_nor_resul
     learner.intake.refuse = None
     await learner.ended()
     assert learner.intake.text() == ["x"]
+
+
+async def test_lines_refused_by_a_full_disk_are_not_given_up_because_the_service_then_died(learner: HelperTest) -> None:
+    # Seen as last lines of completed jobs that were only in their stored logs.
+    learner.reserve("true")
+    folder = LearnerFolder(learner.folder)
+    assignment = folder.assignment()
+    said = learner.folder / "runs" / "1" / "stdout"
+    said.parent.mkdir(parents=True, exist_ok=True)
+    said.write_text("x\n")
+    os.chown(said, assignment.learner_uid, -1)
+    intake = IntakeClient(Path(assignment.addresses_file), assignment.learner.token)
+    shipper = Shipper(folder, assignment, Spool(folder.root / "spool"), intake, 1)
+    learner.intake.refuse = NoSpace("the disk is full", retry_after_s=0.1)
+    shipping = asyncio.create_task(shipper.run())
+    try:
+        await until(lambda: shipper.refused_since is not None)
+        await learner.intake.stop()
+        await until(lambda: shipper.refused_since is None)
+        assert shipper.stuck_since is not None
+        learner.intake.refuse = None
+        await learner.intake.start()
+        await until(lambda: learner.intake.text() == ["x"])
+    finally:
+        shipping.cancel()
+        await asyncio.gather(shipping, return_exceptions=True)
+        await intake.close()
 
 
 async def test_a_batch_that_can_never_be_taken_does_not_hold_up_the_others(learner: HelperTest) -> None:

@@ -199,7 +199,9 @@ class Shipper:
             note("append.failed", kind=self._trouble, why=str(error))
         if self.stuck_since is None:
             self.stuck_since = time.monotonic()
-        if not isinstance(error, Unavailable) and self.refused_since is None:
+        if isinstance(error, Unavailable):
+            self.refused_since = None  # that it had refused before it went away says nothing about what it will do
+        elif self.refused_since is None:
             self.refused_since = time.monotonic()
         if isinstance(error, ResourceExhausted):
             return error.retry_after_s or _FULL_AGAIN_S
