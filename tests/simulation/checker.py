@@ -205,12 +205,12 @@ class Checker:
         for node, (cpus, gpus) in self.bodies.load().items():
             self._fits(node, cpus, gpus, f"after {what}, learners hold")
 
-    def stopped(self, job_id: str, attempt: int, term: int, cause: str, before: Sequence[Any]) -> None:
+    def stopped(self, job_id: str, attempt: int, term: int, cause: str, alive: Sequence[str]) -> None:
+        """``alive``: those of the attempt whose processes ran, or could have begun to."""
         what = f"stop ({cause}) of {job_id}/{attempt} under term {term}"
         self.told("cluster:", what)
         self.bodies.fenced(job_id, attempt, term, what)
         paper = self.papers.job(job_id)
-        alive = [one.name for one in before if one.attempt == attempt and one.state in {"running", "waiting"}]
         wanted = paper is not None and (paper.verdict is not None or (cause == "halt" and paper.desired != "run"))
         if alive and not wanted:
             self._breach("the decision is durable first", f"{job_id}/{attempt} was stopped ({cause}) without one")

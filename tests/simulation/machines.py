@@ -51,11 +51,13 @@ class Machines(MemoryCluster):
         self._checker.carried_out(step, plan, self.learners(plan.job))
 
     async def stop(self, job_id: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
-        before = self.learners(job_id)
+        alive = [
+            one.name for one in self.learners(job_id) if one.attempt == attempt and one.state in {"running", "waiting"}
+        ]
         await super().stop(
             job_id, attempt=attempt, term=term, generation=generation, cause=cause, grace_ms=grace_ms
         )  # fmt: skip
-        self._checker.stopped(job_id, attempt, term, cause, before)
+        self._checker.stopped(job_id, attempt, term, cause, alive)
 
     async def teardown(self, job_id: str, *, attempt: int, term: int) -> None:
         went = [one.name for one in self.learners(job_id) if one.attempt <= attempt]
