@@ -113,10 +113,10 @@ class Carrier:
 
 
 class Nudged(control_pb2_grpc.ControlServicer):
-    """``on_nudge`` is called while who nudges still waits for the answer."""
+    """``on_nudge(job_id)`` is called while who nudges still waits for the answer."""
 
     def __init__(self) -> None:
-        self.on_nudge: Callable[[], None] | None = None
+        self.on_nudge: Callable[[str], None] | None = None
         self.heard: list[tuple[str, str]] = []
         self.traces: list[str] = []
 
@@ -124,7 +124,7 @@ class Nudged(control_pb2_grpc.ControlServicer):
         self.heard.append((request.topic, request.job_id))
         self.traces.append(dict(context.invocation_metadata()).get("traceparent", ""))
         if self.on_nudge is not None:
-            self.on_nudge()
+            self.on_nudge(request.job_id)
         return control_pb2.NudgeReply()
 
 
