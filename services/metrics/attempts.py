@@ -84,6 +84,8 @@ class Attempts:
         self._jobs: dict[str, _Job] = {}
         self._running: dict[str, asyncio.Task[Attempt | None]] = {}
         self._queued: dict[str, asyncio.Task[Attempt | None]] = {}
+        self.age = 0
+        """Rises each time etcd lists anew: revisions of before and after cannot be compared."""
         self._told: dict[str, tuple[int, set[str]]] = {}
         """Job -> attempt and the names of its learners that were told to go."""
 
@@ -93,6 +95,7 @@ class Attempts:
             async for change in changes:
                 if change.kind == "reset":
                     self._jobs.clear()
+                    self.age += 1
                 elif change.entry is not None:
                     self._put(change.entry)
                 else:
@@ -109,12 +112,17 @@ class Attempts:
         elif rest.startswith("learners/"):
             status = read_status(entry.value)
             if status is not None:
-                self.note(job_id, status, entry.mod_revision)
+                self.note(job_id, status, entry.mod_revision, age=self.age)
             else:  # not what the learner wrote: its next report is to be written anew
                 self._jobs.setdefault(job_id, _Job()).learners.pop(rest.removeprefix("learners/"), None)
 
-    def note(self, job_id: str, status: LearnerStatus, revision: int) -> None:
-        """A learner's status is in etcd at this revision."""
+    def note(self, job_id: str, status: LearnerStatus, revision: int, *, age: int) -> None:
+        """A learner's status is in etcd at this revision; ``age``: ours when etcd was asked.
+
+        It may have forgotten since: what was there before would stand in front of all that comes.
+        """
+        if age != self.age:
+            return
         learners = self._jobs.setdefault(job_id, _Job()).learners
         known = learners.get(status.name)
         if known is None or known.revision < revision:

@@ -53,13 +53,14 @@ class Reports:
         key = learner_key(learner.job, learner.name)
         value = json.dumps(dump(status) | {"message": status.message[-_MESSAGE:]}, separators=(",", ":"))
         for _ in range(_TRIES):
+            age = self._attempts.age
             attempt = await self._attempts.current(learner)
             if attempt.number != learner.attempt:
                 return STALE
             entry = await self._status.get(key)
             there = read_status(entry.value) if entry is not None else None
             if entry is not None and there is not None and (there.attempt, there.seq) >= (status.attempt, status.seq):
-                self._attempts.note(learner.job, there, entry.mod_revision)
+                self._attempts.note(learner.job, there, entry.mod_revision, age=age)
                 return UNCHANGED
             revision = await self._status.put_while(
                 key,
@@ -69,6 +70,6 @@ class Reports:
                 mod_revision=entry.mod_revision if entry is not None else 0,
             )
             if revision is not None:
-                self._attempts.note(learner.job, status, revision)
+                self._attempts.note(learner.job, status, revision, age=age)
                 return WRITTEN
         raise Unavailable(f"the status of {learner.name} kept changing; try again", retry_after_s=0.1)

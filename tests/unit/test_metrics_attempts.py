@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -214,3 +215,32 @@ def test_a_report_is_of_the_learner_who_sends_it() -> None:
             status_of(me, json.dumps(dump(status(other))).encode())
     with pytest.raises(InvalidRequest):
         status_of(me, b"{}")
+
+
+async def test_a_report_that_etcd_took_just_before_it_forgot_everything_does_not_keep_its_gang_from_going(
+    store: CountedStore, attempts: Attempts
+) -> None:
+    """Its answer comes after the view was emptied; revisions begin anew, far below it."""
+    reports, asked, answered = Reports(store, attempts), asyncio.Event(), asyncio.Event()
+    take = store.put_while
+
+    async def taken_and_then_forgotten(*args: Any, **kwargs: Any) -> int | None:
+        revision = await take(*args, **kwargs)
+        asked.set()
+        await answered.wait()
+        return revision
+
+    for _ in range(50):
+        await store.announce(1)
+    store.put_while = taken_and_then_forgotten  # type: ignore[method-assign]
+    writing = asyncio.create_task(reports.write(learner(), status(learner(), Phase.DOWNLOADING, seq=1)))
+    await asked.wait()
+    store.forget()
+    await until(lambda: attempts.known(JOB) is None)
+    answered.set()
+    await writing
+    store.put_while = take  # type: ignore[method-assign]
+    await store.announce(1)
+    assert await reports.write(learner(), status(learner(), Phase.DOWNLOADING, seq=1)) == WRITTEN
+    assert await reports.write(learner(), status(learner(), Phase.READY, seq=2)) == WRITTEN
+    assert await attempts.may_go(learner()) == (True, True)
