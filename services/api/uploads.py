@@ -15,6 +15,7 @@ import os
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
@@ -94,8 +95,8 @@ class Upload:
 
     async def finish(self) -> Code:
         """Checks the archive. InvalidArchive where it is not a sound zip."""
-        await self._flush()
-        await _in_thread(lambda: archive.inspect(self._file))
+        block, self._block = self._block, bytearray()
+        await _in_thread(lambda: self._checked(block))  # in one go: each way to a thread and back costs
         return Code(f"sha256:{self._hash.hexdigest()}", self._size)
 
     async def store(self, objects: ObjectStore, key: str) -> None:
@@ -106,9 +107,12 @@ class Upload:
             await objects.put(key, self._chunks(), create_only=True)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        await _in_thread(lambda: self._file.seek(0))
-        while block := await _in_thread(lambda: self._file.read(_BLOCK)):
-            yield block
+        for start in range(0, self._size, _BLOCK):
+            yield await _in_thread(partial(os.pread, self._file.fileno(), _BLOCK, start))
+
+    def _checked(self, rest: bytearray) -> None:
+        self._append(rest)
+        archive.inspect(self._file)
 
     async def _flush(self) -> None:
         if self._block:
