@@ -152,7 +152,7 @@ async def list_jobs(uses: Gateway, who: Principal, asked: JobsAsked) -> JobsJson
 
 async def get_job(uses: Gateway, who: Principal, job_id: str) -> JobJson:
     """With its place in the queue while it waits."""
-    job = await uses.jobs.get(who, job_id)
+    job = await uses.jobs.look(who, job_id)
     waiting = await uses.platform.waiting([job.id]) if job.status is Status.QUEUED else {}
     return job_json(job, waiting.get(job.id))
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from services.api.access import Principal
 from services.api.idempotency import KEPT_MS, Answers, digest_of, origin_of
 from services.api.measures import Measures
+from services.api.remembered import Remembered
 from services.core import jobs
 from services.core.domain.errors import (
     Conflict,
@@ -33,6 +34,12 @@ from services.core.ports.job_store import JobQuery, JobStore
 
 _TRIES: Final = 100
 """As of ``services.core.jobs.update``."""
+
+
+_JOBS_SEEN: Final = 1_000
+_PAGES_SEEN: Final = 100
+_PAGE_SEEN: Final = 100
+"""Jobs, pages, and jobs on a page, that are remembered for a store that goes away: some ten megabytes at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +68,27 @@ class Jobs:
         self._measures = measures
         self._delete_wait_s = delete_wait_s
         self._poll_s = poll_s
+        self._jobs_seen: Remembered[Job | None] = Remembered(clock, most=_JOBS_SEEN)
+        self._pages_seen: Remembered[Sequence[Job]] = Remembered(clock, most=_PAGES_SEEN)
 
     def now(self) -> int:
         """Unix milliseconds, for answers that say how long something lasts."""
         return self._clock.now_ms()
 
+    async def look(self, who: Principal, job_id: str) -> Job:
+        """As ``get``, for who only shows it: while the store is away perhaps as it was a moment ago."""
+        return await self._of(who, job_id, self._jobs_seen.ask(job_id, lambda: self._store.get(job_id)))
+
     async def get(self, who: Principal, job_id: str) -> Job:
         """NotFound for what is not there, was deleted, or is another tenant's. Quarantined: it cannot be read."""
+        return await self._of(who, job_id, self._store.get(job_id))
+
+    async def _of(self, who: Principal, job_id: str, asked: Coroutine[Any, Any, Job | None]) -> Job:
+        if not is_id(job_id, "j"):
+            asked.close()
+            raise NotFound(f"there is no job {job_id}")
         try:
-            found = await self._store.get(job_id) if is_id(job_id, "j") else None
+            found = await asked
         except Quarantined as error:
             if not who.admin and error.tenant != who.tenant:
                 raise NotFound(f"there is no job {job_id}") from None
@@ -78,8 +97,14 @@ class Jobs:
         return who.own(found, job_id)
 
     async def find(self, query: JobQuery, *, limit: int) -> tuple[Sequence[Job], str | None]:
-        """A page, newest first, and the cursor of the next one (None: this was the last)."""
-        found = await self._store.find(query, limit=limit + 1)
+        """A page, newest first, and the cursor of the next one (None: this was the last).
+
+        While the store is away, perhaps as it was a moment ago.
+        """
+        if limit > _PAGE_SEEN:
+            found = await self._store.find(query, limit=limit + 1)
+        else:
+            found = await self._pages_seen.ask((query, limit), lambda: self._store.find(query, limit=limit + 1))
         return found[:limit], found[limit - 1].id if len(found) > limit else None
 
     async def waiting(self, query: JobQuery, *, limit: int) -> Sequence[Job]:

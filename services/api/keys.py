@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from services.api.access import PERMISSIONS, Principal, Scope, checked_name
+from services.api.remembered import STALE_S
 from services.core.domain import codec
 from services.core.domain.document import LATEST
 from services.core.domain.errors import (
@@ -31,6 +32,7 @@ from services.core.domain.errors import (
     Quarantined,
     StaleRevision,
     Unauthenticated,
+    Unavailable,
 )
 from services.core.domain.ids import RANDOM_BITS, is_id, make_id
 from services.core.ports.clock import Clock
@@ -203,7 +205,13 @@ class Keys:
         held = self._cache.get(key_id)
         if held is not None and now < held[0]:
             return held[1]
-        key = await self._read(key_id)
+        try:
+            key = await self._read(key_id)
+        except Unavailable:
+            # Nobody can have been told that it was revoked since: that would be written where we cannot read.
+            if held is None or now > held[0] + STALE_S:
+                raise
+            return held[1]
         self._cache[key_id] = (now + self._cache_s, key)
         self._cache.move_to_end(key_id)
         while len(self._cache) > _CACHED:

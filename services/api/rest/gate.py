@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.api.access import Principal
 from services.api.keys import Keys
 from services.api.measures import Measures
+from services.api.remembered import telling_age
 from services.api.rest.answers import refusal
 from services.core.domain.errors import Internal, Unauthenticated, WeftError
 
@@ -56,10 +57,12 @@ class Gate:
                 template = _template(scope)
                 self._measures.seconds.labels(scope["method"][:10], template).observe(time.monotonic() - begun)
                 self._measures.requests.labels(scope["method"][:10], template, str(status)).inc()
+                if age.seconds is not None:
+                    message["headers"] = [*message["headers"], (b"age", str(round(age.seconds)).encode())]
             await send(message)
 
         structlog.contextvars.bind_contextvars(trace_id=trace_id, traceparent=scope[TRACE])
-        with self._measures.running.track_inprogress():
+        with self._measures.running.track_inprogress(), telling_age() as age:
             try:
                 if scope["path"] not in self._public:
                     scope[PRINCIPAL] = await self._who(headers)
