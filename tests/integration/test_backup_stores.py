@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.testbed.stocked import ADMIN_KEY, SECRETS, contents, environment, sto
 
 WEFT = Path(sys.executable).with_name("weft")
 EMBEDDED: Mapping[str, str] = {}
+pytestmark = pytest.mark.timeout(300)  # much is synced to the disk, and a busy one takes its time
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ else:
 def killed(what: str, home: Path, file: Path, share: float) -> None:
     """Backup or restore, by a process that kills itself (-9) once it has done this share of its work."""
     words = [sys.executable, "-c", _KILLED, what, str(home), str(file), str(share)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -324,6 +326,21 @@ def test_a_file_that_is_there_is_never_overwritten(home: Path, tmp_path: Path) -
     made = Path(backup(home, tmp_path / "folder")["file"])
     assert made.parent == tmp_path / "folder"
     assert made.name.startswith("weft-")
+
+
+def test_two_backups_into_one_file_do_not_meet(home: Path, tmp_path: Path) -> None:
+    """The second begins while the first is half done: it is refused, and harms nothing."""
+    refused: list[str] = []
+
+    def once_more(_done: int, _whole: int) -> None:
+        if not refused:
+            with ThreadPoolExecutor() as threads, pytest.raises(Conflict) as caught:
+                threads.submit(backup, home, tmp_path / "b", key=str(tmp_path / "b.key")).result()
+            refused.append(caught.value.message)
+
+    backup(home, tmp_path / "b", progress=once_more)
+    assert "another backup is writing" in refused[0]
+    assert PLATFORM.verify_backup(str(tmp_path / "b"))["authentic"] is True
 
 
 def test_a_home_that_is_none_is_said_so(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ The file gets its name when it is whole and on the disk; until then it is called
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -45,6 +47,8 @@ RECORDS: Final = "records"
 """Where a secret was kept."""
 Progress = Callable[[int, int], None]
 Report = Callable[[str], None]
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EMLINK})
+"""What file systems without links answer: those of memory sticks, some of networks."""
 _PAGE: Final = 5_000
 _TRIES: Final = 3
 _README: Final = b"""\
@@ -73,20 +77,14 @@ def _new_file(target: Path) -> Generator[BinaryIO]:
         raise Conflict(f"{target} is there already; choose another name, or name a folder")
     part = target.with_name(target.name + ".part")
     try:
-        with contextlib.suppress(FileNotFoundError):
-            part.unlink()  # of a backup that was killed
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(_alone(part), "wb") as file:
+            try:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            try:
-                os.link(part, target)
-            except FileExistsError:
-                raise Conflict(f"{target} is there already; choose another name") from None
-        finally:
-            part.unlink()
+                _name(part, target)
+            finally:
+                part.unlink(missing_ok=True)
         folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
@@ -94,6 +92,37 @@ def _new_file(target: Path) -> Generator[BinaryIO]:
             os.close(folder)
     except OSError as error:
         raise files.translated(error, f"the backup {target}") from error
+
+
+def _alone(part: Path) -> int:
+    """A descriptor of the empty file, which is locked. Conflict where another backup is writing it."""
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # What we opened may have become somebody's backup before we had the lock.
+        if not os.path.samestat(os.fstat(descriptor), part.stat()) or os.fstat(descriptor).st_nlink > 1:
+            raise BlockingIOError
+        os.fchmod(descriptor, 0o600)
+        os.ftruncate(descriptor, 0)  # of a backup that was killed
+    except (BlockingIOError, FileNotFoundError):
+        os.close(descriptor)
+        raise Conflict(f"another backup is writing {part}; choose another name, or wait for its end") from None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _name(part: Path, target: Path) -> None:
+    """Never in place of a file that is there: by a link, where the file system has links."""
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        raise Conflict(f"{target} is there already; choose another name") from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS or target.exists():
+            raise
+        part.rename(target)
 
 
 class Saving:

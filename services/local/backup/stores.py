@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Final, cast
 
 from services.core import wiring
 from services.core.adapters.encrypted import EncryptedSecretStore
@@ -15,8 +16,10 @@ from services.core.ports.object_store import ObjectStore
 from services.core.ports.record_store import RecordStore
 from services.core.ports.secret_store import SecretStore
 from services.core.settings import Settings
+from services.local.backup.patience import Patient, patiently
 
-TENANTS = "tenants/"
+_OPENING_S: Final = 15.0
+TENANTS: Final = "tenants/"
 """What every object's key begins with."""
 
 
@@ -38,13 +41,20 @@ class Stores:
 async def opened(settings: Settings, *, writing: bool) -> AsyncGenerator[Stores]:
     """``writing``: alone, with the platform stopped; else beside it, reading."""
     async with contextlib.AsyncExitStack() as closing:
-        jobs = await wiring.job_store(settings)
+        jobs = await patiently(lambda: wiring.job_store(settings), patience_s=_OPENING_S)
         closing.push_async_callback(jobs.close)
-        records = await wiring.record_store(settings)
+        records = await patiently(lambda: wiring.record_store(settings), patience_s=_OPENING_S)
         closing.push_async_callback(records.close)
         metrics_root = settings.place / "metrics"
         metrics = await SqliteMetricStore.open(metrics_root) if writing else SqliteMetricStore.beside(metrics_root)
         closing.push_async_callback(metrics.close)
         objects = wiring.object_store(settings)
-        await objects.ping()
-        yield Stores(settings, jobs, records, objects, metrics, wiring.installation_secrets(settings))
+        await patiently(objects.ping, patience_s=_OPENING_S)
+        yield Stores(
+            settings,
+            cast(JobStore, Patient(jobs)),
+            cast(RecordStore, Patient(records)),
+            cast(ObjectStore, Patient(objects)),
+            metrics,
+            wiring.installation_secrets(settings),
+        )
