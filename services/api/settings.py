@@ -20,7 +20,7 @@ class ApiSettings(Settings):
         description="For so many seconds a key is not looked up again: how late a revocation may bite.",
     )
     follow_poll_s: float = Field(
-        default=0.25, gt=0, description="How often a job that somebody follows is looked at, in seconds."
+        default=0.1, gt=0, description="How often a job that somebody follows is looked at, in seconds."
     )
     keepalive_s: float = Field(
         default=15.0,
