@@ -143,6 +143,8 @@ def _settings(seed: int) -> dict[str, str]:
     return {
         "WEFT_NODE_CPUS": "8", "WEFT_PEER_GRACE_S": "1", "WEFT_HINTS": "drop" if seed % 5 == 0 else "celery",
         "WEFT_SILENCE_S": silence, "WEFT_NODE_HELPER_SILENCE_S": silence,
+        # On a busy machine metrics may be away for longer than a learner's end waits by default.
+        "WEFT_HELPER_DRAIN_S": "600",
     }  # fmt: skip
 
 
