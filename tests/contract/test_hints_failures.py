@@ -11,6 +11,8 @@ import pytest
 
 from services.core.adapters.celery.broker import QUEUE_AT_MOST
 from services.core.adapters.celery.hints import CeleryHints
+from services.core.processes import identify
+from services.core.pulse import silent
 from tests.testbed.hints import Carrier, Server, Service, Worker, arrives
 from tests.waiting import until
 
@@ -86,6 +88,18 @@ async def test_a_hint_that_a_killed_worker_had_taken_is_given_to_another_one(
     with working(carrier):
         # Redis learns of a death by nothing but time: 10 s, looked at every two.
         await until(lambda: ("submitted", "taken") in nudged.heard[before:], timeout=60)
+
+
+@servers_only
+async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(
+    carrier: Carrier, hints: CeleryHints, services: dict[str, Service]
+) -> None:
+    with working(carrier) as worker:
+        await arrives(hints, services["lcm"], "submitted", "before")
+        process = identify(worker.process.pid)
+        assert process is not None
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(silent(process, after_s=2), 3.5)
 
 
 # --- brokers -------------------------------------------------------------------
