@@ -66,7 +66,7 @@ class Faults:
             "helper crashes": self.helper_crashes, "node agent away": lambda: self.away("cluster"),
             "guardian paused": lambda: self.pause("guardian"), "lcm paused": lambda: self.pause("lcm"),
             "guardian stumbles": lambda: self.stumble("guardian"), "lcm stumbles": lambda: self.stumble("lcm"),
-            "two leaders": self.two_leaders, "two guardians": self.two_guardians,
+            "two leaders": self.two_leaders, "slow collector": self.slow_collector, "two guardians": self.two_guardians,
             "job store away": lambda: self.away("jobs"), "etcd away": self.etcd_away, "etcd wiped": self.etcd_wiped,
             "object store away": self.objects_away, "metrics away": self.metrics_away,
             "hints lost": lambda: self.hints("lost"), "hints doubled": lambda: self.hints("doubled"),
@@ -241,6 +241,13 @@ class Faults:
             leads = self._world.alive[name].of.term > 0
             call = "after jobs.dispatcher" if leads else "cluster.capacity"
             self._world.wire_of(name).stumbles = (call, self._chance.uniform(4.5, 7))
+
+    def slow_collector(self) -> None:
+        """Who collects is paused between two looks, and jobs begin meanwhile, under its successor."""
+        self._submit()
+        for name in PLACES:
+            if name[0] == "lcm" and name in self._world.alive and self._world.alive[name].of.term > 0:
+                self._world.wire_of(name).stumbles = ("cluster.jobs", self._chance.uniform(5, 8))
 
     def two_guardians(self) -> None:
         """One is paused in front of a write; who takes over from it, just after its claim."""

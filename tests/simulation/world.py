@@ -31,6 +31,8 @@ NODES: Final = (
     Node(name="north", cpus=8, memory=64 * 10**9, gpus=4), Node(name="south", cpus=8, memory=64 * 10**9, gpus=2)
 )  # fmt: skip
 _RETRY_S: Final = 0.3
+_COLLECT_S: Final = 3.0
+"""Leftovers are looked for more often than in an installation: there must be many looks in a story."""
 
 
 class WallClock:
@@ -87,7 +89,7 @@ class World(ControlPlane):
 
     def __init__(self, seed: int, home: Path) -> None:
         self._seed = seed
-        super().__init__(home, NODES)
+        super().__init__(home, NODES, lcm={"collect_s": _COLLECT_S})
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
