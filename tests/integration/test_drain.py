@@ -121,9 +121,13 @@ def _parsed(line: str) -> dict[str, Any]:
     return said
 
 
-def last_exit(one: Platform, service: str) -> int:
-    state = json.loads((one.home / "run" / "state.json").read_text())
-    return next(int(each["last_exit"]) for each in state["services"] if each["name"] == service)
+def how_it_ended(one: Platform, service: str, *, since: int) -> list[dict[str, Any]]:
+    """What the supervisor has said of the service beyond a byte of its log, up to its first end."""
+    with (one.home / "logs" / "supervisor.log").open() as file:
+        file.seek(since)
+        said = [each for each in map(_parsed, file) if each.get("service") == service and "event" in each]
+    ends = [at for at, each in enumerate(said) if each["event"] == "service.ended"]
+    return said[: ends[0] + 1] if ends else []
 
 
 async def keys_of(one: Platform, service: str) -> frozenset[str]:
@@ -148,6 +152,7 @@ def test_a_service_that_is_told_to_stop_under_load_ends_in_order_and_nobody_noti
         process = weft_up.process(service)
         held = asyncio.run(keys_of(weft_up, service))
         so_far = (weft_up.home / "logs" / f"{service}.log").stat().st_size
+        watched = (weft_up.home / "logs" / "supervisor.log").stat().st_size
         assert send(process, signal.SIGTERM)
         assert wait_gone(process, LIMIT_S), "it does not end"
         left = held & asyncio.run(keys_of(weft_up, service))
@@ -158,7 +163,8 @@ def test_a_service_that_is_told_to_stop_under_load_ends_in_order_and_nobody_noti
     assert load.lines == list(range(load.lines[0], load.lines[0] + len(load.lines))), "a follower lost or doubled lines"
     assert bool(held) == (service in MEMBERS)
     assert left == frozenset(), "its membership has to run out"
-    assert last_exit(weft_up, service) == 0
+    ended = how_it_ended(weft_up, service, since=watched)
+    assert [(each["event"], each.get("exit")) for each in ended] == [("service.ended", 0)], ended
     said = said_by(weft_up, process, service, since=so_far)
     # That a hint was dropped says that its receiver was busy, and is said by whoever runs.
     assert [one for one in said if one["level"] not in {"info", "debug"} and one["event"] != "hints.dropped"] == []
