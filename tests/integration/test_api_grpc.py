@@ -33,6 +33,7 @@ from services.core.gen.weft.v1 import platform_pb2 as pp
 from tests.testbed.api import Api, a_zip, running_api
 from tests.testbed.etcd import Etcd
 from tests.testbed.metrics import MetricsProcess, running
+from tests.testbed.mongo import Mongo
 from tests.testbed.telling import api_over, learning
 from tests.testbed.user_rpc import Rpc, refusal, speaking, stream_of
 from tests.waiting import until
@@ -458,3 +459,18 @@ async def test_the_example_of_the_documentation_works_as_it_stands(api: Api) -> 
     assert first.endswith(" QUEUED")
     assert f"{first.split()[0]} hello QUEUED" in listed
     assert refused == "INVALID_ARGUMENT limit: Input should be less than or equal to 500"
+
+
+async def test_what_is_shown_while_the_store_is_away_says_how_old_it_is(tmp_path: Path, own_mongo: Mongo) -> None:
+    async with (
+        running_api(tmp_path, job_store=f"{own_mongo.uri}weft") as api,
+        speaking(api.grpc, api.admin_key) as rpc,
+    ):
+        wanted = pb.GetJobRequest(job_id=(await api.submit())["id"])
+        fresh = rpc.jobs.GetJob(wanted, metadata=rpc.metadata)
+        assert (await fresh).status == "QUEUED"
+        assert "age" not in dict(await fresh.trailing_metadata())
+        await asyncio.to_thread(own_mongo.kill)
+        remembered = rpc.jobs.GetJob(wanted, metadata=rpc.metadata)
+        assert (await remembered).status == "QUEUED"
+        assert int(dict(await remembered.trailing_metadata())["age"]) >= 0

@@ -26,6 +26,7 @@ from services.api.access import Permission, Principal
 from services.api.gateway import Gateway
 from services.api.grpc.errors import status_of
 from services.api.idempotency import checked_key
+from services.api.remembered import telling_age
 from services.core.domain.errors import (
     Internal,
     InvalidRequest,
@@ -119,8 +120,12 @@ class Gate(grpc.aio.ServerInterceptor):
         async def call(raw: Any, context: Context) -> Any:
             async with self._guarded(method, permission_of(behaviour), context):
                 try:
-                    async with asyncio.timeout(limit_s):
-                        return await behaviour(read(raw), context)
+                    with telling_age() as age:
+                        async with asyncio.timeout(limit_s):
+                            reply = await behaviour(read(raw), context)
+                    if age.seconds is not None:  # only what is looked at can be old, and that has no other trailers
+                        context.set_trailing_metadata((("age", str(round(age.seconds))),))
+                    return reply
                 except TimeoutError:
                     raise Unavailable(f"no answer within {limit_s:.0f} s; try again", retry_after_s=1) from None
 
