@@ -26,12 +26,14 @@ FAILS: Final = 9
 """Exit code of a learner that fails on purpose."""
 _LOOK_S: Final = 0.25
 _SAYS: Final = """
+exec 2> /dev/null
 trap 'exit 143' TERM
 n=0
 while [ $n -lt {steps} ]{unless}; do
   n=$((n + 1)); echo "{{\\"step\\": $n, \\"loss\\": 1.5}}"; sleep {pause}
 done
 """
+"""Silent on stderr: there the shell itself says 'Terminated', or not, of a `sleep` that the same signal ended."""
 _ENDS: Final[dict[Life, str]] = {
     "complete": "",
     "halt": "",
