@@ -233,7 +233,11 @@ class Dispatcher:
                 return job
             return admitted(job, placement=placement, dispatcher_term=self.term, now=now)
 
-        job = await self._change(decision.job, change)
+        try:
+            job = await self._change(decision.job, change)
+        except Unavailable as error:
+            # It may be written yet, when its place is another's: under an older term it is judged before it counts.
+            raise StaleFence(f"an admission may come late; to lead anew, under a new term: {error}") from error
         if job is None or job.attempt.number != decision.job.attempt.number + 1 or job.dispatcher_term != self.term:
             return False
         log.info("job.admitted", job=job.id, attempt=job.attempt.number, trace=job.trace)

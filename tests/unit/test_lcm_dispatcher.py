@@ -165,6 +165,21 @@ async def test_who_was_deposed_without_knowing_takes_back_nothing_that_its_succe
     assert (job.status, job.verdict, job.dispatcher_term) == (Status.PENDING, None, 7)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_an_admission_of_unknown_outcome_is_of_an_older_term_when_it_comes_late(
+    plane: ControlPlane, when: str
+) -> None:
+    """Else it takes the place that the next round, which could not see it, has given to another job."""
+    wire = Tripwire()
+    process = await plane.start_lcm(wire)
+    await leading(plane, process)
+    job_id = await plane.submit()
+    await copy_history(plane.jobs, await plane.job(job_id))
+    wire.at, wire.when, wire.what = ("jobs.replace", wire.calls.count("jobs.replace") + 1), when, "cut"
+    await plane.until(lambda job: job.dispatcher_term == 2, job_id, within_s=5)
+    assert (process.of.term, (await plane.job(job_id)).attempt.number) == (2, 1)
+
+
 # --- admissions of an older dispatcher -----------------------------------------------
 
 
