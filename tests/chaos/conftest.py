@@ -1,4 +1,4 @@
-"""The running platform that the tests of promises share. (`make chaos` starts one of its own for each seed.)"""
+"""The running platform that the tests of promises in a file share. (`make chaos` starts one of its own for each seed.)"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.testbed.platform import Platform
 from weft import Client
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def weft_up() -> Iterator[Platform]:
     """Its learners mostly sleep: there is room for more of them than the machine has cores. As root, its stores have a
     small volume of their own.

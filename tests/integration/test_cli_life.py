@@ -276,8 +276,10 @@ def test_a_metric_that_nobody_reported_is_told_from_a_job_that_reported_nothing(
 def test_ctrl_c_ends_the_following_and_not_the_job(weft: Weft, weft_up: Platform, code: Path, what: str) -> None:
     (code / "weft.yaml").write_text(SPEC + "env: {SLEEP: '600'}\n")
     job = weft("train", code, "-o", "name").out.strip()
+    # A shell's background commands ignore Ctrl-C, and so do their children: this one is in the foreground.
+    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     follower = subprocess.Popen(
-        [sys.executable, "-c", "from weft._cli.main import main; main()", what, "-f", job],
+        [sys.executable, "-c", hears + "from weft._cli.main import main; main()", what, "-f", job],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1", "WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key},
     )  # fmt: skip
