@@ -1,4 +1,4 @@
-"""The running platform that the tests of promises in a file share. (`make chaos` starts one of its own for each seed.)"""
+"""The running platform that the tests of promises in a file share. (`make chaos` starts its own for each seed.)"""
 
 from __future__ import annotations
 
