@@ -111,7 +111,9 @@ def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable
         secrets = secret_names(platform.home.root)
         stack.callback(deaf)  # from here on everything is put away, however often Ctrl-C is pressed
         with Sampler(platform.home.root) as sampler, Load(client, seed) as load:
-            _until(lambda: load.all_stay and load.other_runs, load)
+            # A platform that cannot even come up ends, with its reason: faults are for one that has.
+            came_up = platform.home / "run" / "came-up"
+            _until(lambda: load.all_stay and load.other_runs and came_up.exists(), load)
             faults.spared = frozenset(one.job.id for one in load.staying)
             _play(plan, faults, load, progress)
             load.close()
