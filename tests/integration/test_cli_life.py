@@ -284,10 +284,14 @@ def test_ctrl_c_ends_the_following_and_not_the_job(weft: Weft, weft_up: Platform
         env={**os.environ, "PYTHONUNBUFFERED": "1", "WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key},
     )  # fmt: skip
     assert follower.stdout is not None
-    assert any("PROCESSING" in line or "hello" in line or "loss" in line for line in follower.stdout)
-    follower.send_signal(signal.SIGINT)
-    _, said = follower.communicate(timeout=30)
-    assert follower.returncode == 130
-    assert f"the job goes on. `weft {what} -f {job}` follows it again" in " ".join(said.split())
-    assert weft("show", job, "-o", "json").json["status"] in {"PENDING", "DOWNLOADING", "PROCESSING"}
-    assert weft("kill", job).code == 0
+    try:
+        assert any("PROCESSING" in line or "hello" in line or "loss" in line for line in follower.stdout)
+        follower.send_signal(signal.SIGINT)
+        _, said = follower.communicate(timeout=30)
+        assert follower.returncode == 130
+        assert f"the job goes on. `weft {what} -f {job}` follows it again" in " ".join(said.split())
+        assert weft("show", job, "-o", "json").json["status"] in {"PENDING", "DOWNLOADING", "PROCESSING"}
+    finally:
+        follower.kill()
+        follower.communicate()
+        assert weft("kill", job).code == 0
