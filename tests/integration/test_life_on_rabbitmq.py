@@ -21,9 +21,9 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @pytest.mark.timeout(300)
-def test_jobs_outlive_a_kill_of_rabbitmq_and_hints_flow_again_afterwards(rabbitmq: RabbitMQ) -> None:
+def test_jobs_outlive_a_kill_of_rabbitmq_and_hints_flow_again_afterwards(own_rabbitmq: RabbitMQ) -> None:
     with (
-        platform({"WEFT_BROKER_URL": rabbitmq.url, "WEFT_NODE_CPUS": "4"}) as weft,
+        platform({"WEFT_BROKER_URL": own_rabbitmq.url, "WEFT_NODE_CPUS": "4"}) as weft,
         Client(weft.url, weft.key) as client,
     ):
         eventually(lambda: why_not_ready(weft) == "", timeout=60)
@@ -33,7 +33,7 @@ def test_jobs_outlive_a_kill_of_rabbitmq_and_hints_flow_again_afterwards(rabbitm
         eventually(lambda: weft.counter("worker", "weft_hints_delivered_total") >= 2)
         assert list((weft.home / "broker").rglob("*.msg")) == [], "the folder carries nothing"
 
-        rabbitmq.kill()
+        own_rabbitmq.kill()
         try:
             eventually(lambda: "the broker of WEFT_BROKER_URL is away" in why_not_ready(weft), timeout=30)
             meanwhile = client.jobs.submit(spec("echo done")).wait(60)
@@ -41,8 +41,8 @@ def test_jobs_outlive_a_kill_of_rabbitmq_and_hints_flow_again_afterwards(rabbitm
             go_on(weft, running[0])
             assert path_of(running[0].wait(60)) == PATH
         finally:
-            rabbitmq.start()
-            in_thread(rabbitmq.ready)
+            own_rabbitmq.start()
+            in_thread(own_rabbitmq.ready)
 
         eventually(lambda: why_not_ready(weft) == "", timeout=60)
         before = weft.counter("worker", "weft_hints_delivered_total")

@@ -60,6 +60,7 @@ def test_while_objects_are_away_submits_are_told_when_to_come_again_and_what_run
     with platform(own_s3.settings("weft")) as weft, Client(weft.url, weft.key) as client:
         long = client.jobs.submit(LONG)
         eventually(lambda: long.refresh().status == "PROCESSING", timeout=60)
+        eventually(lambda: len(list(long.logs())) == 2, timeout=60)
         learners = weft.learner_pids(long.id)
         for number in range(rounds):
             storing = client.jobs.submit(STORES)

@@ -9,8 +9,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -126,21 +126,39 @@ class RabbitMQ:
         self._process.send_signal(signal.SIGCONT)
 
 
+@contextmanager
+def _serving(
+    folder: Path, aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]
+) -> Generator[RabbitMQ]:
+    server = RabbitMQ(folder)
+    try:
+        with untimed():
+            need_debian((str(_PROGRAM), "epmd"), ("rabbitmq-server",), aloud)
+            server.start()
+            in_thread(server.ready)
+        yield server
+    finally:
+        server.close()
+
+
 @pytest.fixture(scope="session")
 def rabbitmq(
     tmp_path_factory: pytest.TempPathFactory,
     aloud: Callable[[str], None],
     untimed: Callable[[], AbstractContextManager[None]],
 ) -> Iterator[RabbitMQ]:
-    """One for all tests; it serves. Who kills it starts it again, and who uses it empties it first."""
-    with untimed():
-        need_debian((str(_PROGRAM), "epmd"), ("rabbitmq-server",), aloud)
-        server = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
-        server.start()
-        try:
-            in_thread(server.ready)
-        except BaseException:
-            server.close()
-            raise
-    yield server
-    server.close()
+    """One for all tests; it serves. Who kills it starts it again, and who uses it empties it first.
+
+    The platforms of the session share it, and take each other's hints.
+    """
+    with _serving(tmp_path_factory.mktemp("rabbitmq"), aloud, untimed) as server:
+        yield server
+
+
+@pytest.fixture
+def own_rabbitmq(
+    tmp_path: Path, aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]
+) -> Iterator[RabbitMQ]:
+    """For a test that counts hints, or kills it."""
+    with _serving(tmp_path / "rabbitmq", aloud, untimed) as server:
+        yield server
