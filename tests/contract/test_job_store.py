@@ -331,6 +331,7 @@ async def test_a_document_that_was_mended_from_an_old_copy_can_be_changed_again(
     await durable.plant(old.id, "{")
     await durable.plant(old.id, json.dumps(dump(old)))
     mended = await store.get(old.id)
+    assert mended is not None
     assert mended == replace(old, rev=2)
     assert await store.find(JobQuery()) == [mended]
     assert (await store.replace(mended, replace(mended, summary={"lines": 2}))).rev == 3
