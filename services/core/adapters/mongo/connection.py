@@ -45,6 +45,9 @@ Database: TypeAlias = AsyncDatabase[Document]
 
 TIMEOUT_S: Final = 5.0
 """Of one call of ours, however many the driver makes of it. An election takes longer: callers come again."""
+_SELECTION_MS: Final = 4750
+"""Below that, and between two of the driver's looks for a server, each 500 ms: a client that is closed because none was
+found must not be connecting just then, for the driver forgets to close the socket of a look that is cancelled."""
 UNSURE: Final = (ConnectionFailure, ExecutionTimeout, WriteConcernError)
 """After these nobody knows whether a write took place, or whether it will last."""
 _RETRY_AFTER_S: Final = 1.0
@@ -77,7 +80,7 @@ def connect(uri: str) -> Database:
         with warnings.catch_warnings(action="error"):
             client: AsyncMongoClient[Document] = AsyncMongoClient(
                 uri, w="majority", journal=True, readConcernLevel="majority", readPreference="primary",
-                retryWrites=True, retryReads=True, serverSelectionTimeoutMS=round(TIMEOUT_S * 1000), appname=_NAME,
+                retryWrites=True, retryReads=True, serverSelectionTimeoutMS=_SELECTION_MS, appname=_NAME,
             )  # fmt: skip
     except (ConfigurationError, UserWarning, ValueError) as error:
         raise InvalidRequest(f"WEFT_JOB_STORE cannot be used: {error}") from error
