@@ -87,9 +87,9 @@ async def job_store(settings: Settings) -> JobStore:
 async def trusted_job_store(settings: Settings) -> None:
     """Only whether it can be trusted, where it is a MongoDB: InvalidRequest or Unavailable where not. Makes nothing."""
     if _on_mongo(settings):
-        from services.core.adapters.mongo import trusted
+        from services.core.adapters.mongo import close, trusted
 
-        await (await trusted(settings.job_store)).client.close()
+        await close(await trusted(settings.job_store))
 
 
 async def record_store(settings: Settings) -> RecordStore:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.core import wiring
-from services.core.adapters.mongo import MongoJobStore, MongoRecordStore, trusted
+from services.core.adapters.mongo import MongoJobStore, MongoRecordStore, close, trusted
 from services.core.domain.errors import Duplicate, InvalidRequest, NotFound, StaleRevision, TooLarge, Unavailable
 from services.core.domain.job import Job
 from services.core.ports.job_store import DispatcherDoc, JobQuery
@@ -152,13 +152,14 @@ async def test_a_line_that_breaks_under_many_writers_neither_loses_nor_doubles(
             try:
                 await store.replace(prior, replace(prior, summary={"count": prior.summary["count"] + 1}))
                 times -= 1
-            except StaleRevision:
+            except (StaleRevision, Unavailable):
                 pass
 
     await asyncio.gather(*map(add, range(4)))
     final = await near.get(job.id)
     assert final is not None
-    # A write that another built on before we looked is answered with StaleRevision, and made again.
+    # A write that another built on before we looked is answered with StaleRevision, and made again. So is one whose
+    # outcome was not known in time: after each break the driver waits for half a second, and there are many.
     assert final.summary["count"] == final.rev - 1 >= 17
 
 
@@ -260,7 +261,7 @@ async def test_ferretdb_is_refused_at_each_start(ferretdb: FerretDB, promise: Pr
 async def test_a_server_with_one_winner_is_taken_at_each_start(mongo_server: str, promise: Promise) -> None:
     n = promise.n(short=5, long=1_000)
     for _ in range(n):
-        await (await trusted(mongo_server)).client.close()
+        await close(await trusted(mongo_server))
     promise.kept(n, "starts on a server with one winner of each race, taken")
 
 

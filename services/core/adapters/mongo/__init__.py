@@ -1,7 +1,8 @@
 """MongoDB: where jobs and records live past one machine."""
 
 from services.core.adapters.mongo.check import trusted
+from services.core.adapters.mongo.connection import close
 from services.core.adapters.mongo.jobs import MongoJobStore
 from services.core.adapters.mongo.records import MongoRecordStore
 
-__all__ = ["MongoJobStore", "MongoRecordStore", "trusted"]
+__all__ = ["MongoJobStore", "MongoRecordStore", "close", "trusted"]

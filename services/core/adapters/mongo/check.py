@@ -15,7 +15,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 
-from services.core.adapters.mongo.connection import UNSURE, Database, Document, connect, translated
+from services.core.adapters.mongo.connection import UNSURE, Database, Document, close, connect, translated
 from services.core.domain.errors import InvalidRequest, WeftError
 
 RACERS: Final = 16
@@ -29,7 +29,7 @@ async def trusted(uri: str) -> Database:
     try:
         await check_store(database)
     except WeftError:
-        await database.client.close()
+        await close(database)
         raise
     return database
 

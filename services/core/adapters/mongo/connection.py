@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
 import pymongo
@@ -29,6 +29,12 @@ from pymongo.errors import (
     PyMongoError,
     WriteConcernError,
 )
+from pymongo.monitoring import (
+    ServerHeartbeatFailedEvent,
+    ServerHeartbeatListener,
+    ServerHeartbeatStartedEvent,
+    ServerHeartbeatSucceededEvent,
+)
 
 from services.core.domain.errors import (
     Duplicate,
@@ -45,9 +51,8 @@ Database: TypeAlias = AsyncDatabase[Document]
 
 TIMEOUT_S: Final = 5.0
 """Of one call of ours, however many the driver makes of it. An election takes longer: callers come again."""
-_SELECTION_MS: Final = 4750
-"""Below that, and between two of the driver's looks for a server, each 500 ms: a client that is closed because none was
-found must not be connecting just then, for the driver forgets to close the socket of a look that is cancelled."""
+_LOOK_S: Final = 1.0
+"""How long the end of a client waits for the driver's look for its server: where packets vanish it may last."""
 UNSURE: Final = (ConnectionFailure, ExecutionTimeout, WriteConcernError)
 """After these nobody knows whether a write took place, or whether it will last."""
 _RETRY_AFTER_S: Final = 1.0
@@ -73,6 +78,43 @@ class _PlainInt(TypeDecoder):
 _CODECS: Final = CodecOptions(document_class=dict, type_registry=TypeRegistry([_PlainInt()]))
 
 
+class _Looks(ServerHeartbeatListener):
+    """Which servers the driver is looking for just now. Each look may be making a connection."""
+
+    def __init__(self) -> None:
+        self._under_way: set[tuple[str, int | None]] = set()
+        self._over = asyncio.Event()
+
+    def started(self, event: ServerHeartbeatStartedEvent) -> None:
+        if not event.awaited:  # on the connection that is there
+            self._under_way.add(event.connection_id)
+
+    def succeeded(self, event: ServerHeartbeatSucceededEvent) -> None:
+        self._ended(event.connection_id)
+
+    def failed(self, event: ServerHeartbeatFailedEvent) -> None:
+        self._ended(event.connection_id)
+
+    def _ended(self, server: tuple[str, int | None]) -> None:
+        self._under_way.discard(server)
+        self._over.set()
+
+    async def over(self) -> None:
+        while self._under_way:
+            self._over.clear()
+            await self._over.wait()
+
+
+async def close(database: Database) -> None:
+    """Ends the client between two looks: of a look that it cancels the driver leaves the socket open."""
+    client = database.client
+    (looks,) = (one for one in client.options.event_listeners if isinstance(one, _Looks))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LOOK_S):
+            await looks.over()
+    await client.close()
+
+
 def connect(uri: str) -> Database:
     """The database that the URI names (``weft`` where it names none). Nothing is sent yet. One event loop only."""
     try:
@@ -80,7 +122,8 @@ def connect(uri: str) -> Database:
         with warnings.catch_warnings(action="error"):
             client: AsyncMongoClient[Document] = AsyncMongoClient(
                 uri, w="majority", journal=True, readConcernLevel="majority", readPreference="primary",
-                retryWrites=True, retryReads=True, serverSelectionTimeoutMS=_SELECTION_MS, appname=_NAME,
+                retryWrites=True, retryReads=True, serverSelectionTimeoutMS=round(TIMEOUT_S * 1000), appname=_NAME,
+                event_listeners=[_Looks()],
             )  # fmt: skip
     except (ConfigurationError, UserWarning, ValueError) as error:
         raise InvalidRequest(f"WEFT_JOB_STORE cannot be used: {error}") from error

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.errors import BulkWriteError
 
-from services.core.adapters.mongo.connection import Database, Document, connect, translated
+from services.core.adapters.mongo.connection import Database, Document, close, connect, translated
 from services.core.adapters.mongo.documents import Documents
 from services.core.domain.codec import dump, load
 from services.core.domain.document import read_job
@@ -184,7 +184,7 @@ class MongoJobStore:
             await self._database.command("ping")
 
     async def close(self) -> None:
-        await self._database.client.close()
+        await close(self._database)
 
 
 def _envelope(job: Job) -> Document:

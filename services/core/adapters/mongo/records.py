@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from pymongo import ASCENDING, IndexModel
 
-from services.core.adapters.mongo.connection import Database, Document, connect, translated
+from services.core.adapters.mongo.connection import Database, Document, close, connect, translated
 from services.core.adapters.mongo.documents import Documents
 from services.core.domain.errors import Quarantined, WeftError
 from services.core.ports.record_store import Record, check_record
@@ -101,7 +101,7 @@ class MongoRecordStore:
             await self._database.command("ping")
 
     async def close(self) -> None:
-        await self._database.client.close()
+        await close(self._database)
 
 
 def _key(kind: str, record_id: str) -> dict[str, str]:
