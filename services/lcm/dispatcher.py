@@ -13,16 +13,16 @@ still holds, and so does one whose document cannot be read (``unreadable``).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from services.core.domain.errors import InvalidSpec, StaleFence, Unavailable, WeftError
 from services.core.domain.job import Job, Verdict, admitted, moved
 from services.core.domain.sizes import SIZES, Size
-from services.core.domain.spec import JobSpec, parse_spec
+from services.core.domain.spec import parse_spec
 from services.core.domain.status import Status
 from services.core.domain.units import format_duration
 from services.core.jobs import every, update
@@ -35,11 +35,13 @@ from services.core.ports.status_store import Lease, StatusStore
 from services.core.quarantine import JOB, Quarantine
 from services.lcm.meters import Meters
 from services.lcm.scheduling import fifo
-from services.lcm.scheduling.placement import Free, Placed, fits_at, taken, whole, without
+from services.lcm.scheduling.placement import Free, Gang, Placed, fits_at, gang, taken, whole, without
 from services.lcm.settings import LcmSettings
 from services.lcm.unreadable import UnreadableJobs
 
 LEADER_KEY: Final = "/lcm/leader"
+_PAGE: Final = 250
+"""Of documents that are in memory at once."""
 _SPEC_ADVICE: Final = "`weft kill` it, and submit it anew"
 log = structlog.get_logger()
 
@@ -62,7 +64,10 @@ class Dispatcher:
     """The last round's decisions on those that wait, in order: what ``Explain`` answers."""
     term: int = 0
     """Of this dispatcher while it leads; else 0."""
-    _specs: dict[str, tuple[Mapping[str, Any], JobSpec | None]] = field(default_factory=dict)
+    _gangs: dict[str, tuple[int, Gang | None]] = field(default_factory=dict)
+    """Of each job that waits or holds: its spec's fingerprint, and what was made of it."""
+    _alike: dict[Gang, Gang] = field(default_factory=dict)
+    """Equal ones are kept once."""
     _beyond: str | None = None
     """Up to this id the jobs beyond the scanned part of the queue were asked for their ``max_pending``."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -150,47 +155,47 @@ class Dispatcher:
         left_out: list[Unreadable] = []
         query = JobQuery(holding=True, deleted=True)
         holding = [job async for job in every(self.jobs, query, left_out=left_out)]
-        gangs = {job.id: (spec, job.attempt.placement) if (spec := self._spec(job)) else None for job in holding}
+        gangs = {job.id: (its, job.attempt.placement) if (its := self._gang(job)) else None for job in holding}
         others = await self.unreadable.pieces(gangs, left_out)
         free = await self._free(without(capacity, others), holding)
-        queue, decisions = await self._decide(free, capacity)
+        decisions = await self._decide(free, capacity)
         self.waiting = [decision for decision in decisions if decision.placement is None]
-        specs = {job.id: spec for job, spec in queue}
-        self.meters.waiting(specs[decision.job.id] for decision in self.waiting)
+        self.meters.waiting(decision.job.gang for decision in self.waiting)
         self.meters.holding.set(len(holding))
         done = 0
         for decision in decisions:
-            spec, placement = specs[decision.job.id], decision.placement
-            if spec is not None and placement is not None and await self._admit(decision, placement):
-                self.meters.admitted(spec)
+            its, placement = decision.job.gang, decision.placement
+            if its is not None and placement is not None and await self._admit(decision, placement):
+                self.meters.admitted(its)
                 done += 1
-        for job, spec in [*queue, *await self._out_of_sight(queue)]:
-            await self._give_up(job, spec)
-        self._forget(holding, queue)
+        queue = [decision.job for decision in decisions]
+        for waiter in [*queue, *await self._out_of_sight(queue)]:
+            await self._give_up(waiter)
+        self._forget({job.id for job in holding} | {waiter.id for waiter in queue})
         return done
 
     async def _free(self, capacity: Sequence[Free], holding: Sequence[Job]) -> Sequence[Free]:
         """What nobody holds. Admissions of older dispatchers are judged here: they are counted last."""
         placed: list[Placed] = []
-        old: list[tuple[Job, JobSpec]] = []
+        old: list[tuple[Job, Gang]] = []
         for job in holding:
-            spec = self._spec(job)
-            if spec is None:
+            its = self._gang(job)
+            if its is None:
                 continue  # its Guardian ends it; until then what the cluster says is counted
             if job.dispatcher_term > self.term:
                 raise StaleFence("a newer dispatcher leads")
             if job.dispatcher_term < self.term and not job.attempt.committed and job.verdict is None:
-                old.append((job, spec))
+                old.append((job, its))
             else:
-                placed.append((spec, job.attempt.placement))
-        free = taken(capacity, placed, self.sizes)
-        for job, spec in old:
-            if fits_at(free, spec, job.attempt.placement, self.sizes):
-                await self._change(job, self._stamped)
+                placed.append((its, job.attempt.placement))
+        free = taken(capacity, placed)
+        for job, its in old:
+            if fits_at(free, its, job.attempt.placement):
+                await self._change(job.id, self._stamped)
             else:
-                await self._change(job, self._withdrawn)
+                await self._change(job.id, self._withdrawn)
                 self.meters.withdrawn.inc()
-            free = taken(free, [(spec, job.attempt.placement)], self.sizes)  # until it is released, in any case
+            free = taken(free, [(its, job.attempt.placement)])  # until it is released, in any case
         return free
 
     def _stamped(self, job: Job) -> Job:
@@ -204,23 +209,28 @@ class Dispatcher:
         verdict = Verdict(to=Status.QUEUED, reason="AdmissionWithdrawn", message=message, time=self.clock.now_ms())
         return replace(job, verdict=verdict, attempt=replace(job.attempt, direction="undo"))
 
-    async def _decide(
-        self, free: Sequence[Free], capacity: Sequence[Free]
-    ) -> tuple[list[tuple[Job, JobSpec | None]], list[fifo.Decision]]:
-        """Those that wait, up to one that waits for hardware, and what happens to each."""
-        queue: list[tuple[Job, JobSpec | None]] = []
+    async def _decide(self, free: Sequence[Free], capacity: Sequence[Free]) -> list[fifo.Decision]:
+        """What happens to each that waits, up to one that waits for hardware and a part of those behind it."""
+        queue: list[fifo.Waiter] = []
         while True:
-            after = queue[-1][0].id if queue else None
-            page = await self._queued(after)
-            queue += [(job, self._spec(job)) for job in page]
-            decisions = fifo.decide(queue, free=free, capacity=capacity, sizes=self.sizes, now=self.clock.now_ms())
+            scanned = await self._queued(queue[-1].id if queue else None)
+            queue += scanned
+            decisions = fifo.decide(queue, free=free, capacity=capacity, now=self.clock.now_ms())
             blocked = any(decision.pending_reason == fifo.BLOCKS for decision in decisions)
-            if len(page) < self.settings.queue_scan or blocked:
-                return queue, decisions
+            if len(scanned) < self.settings.queue_scan or blocked:
+                return decisions
 
-    async def _queued(self, after: str | None) -> Sequence[Job]:
-        query = JobQuery(statuses=(Status.QUEUED,), after=after)
-        return await self.jobs.find(query, newest_first=False, limit=self.settings.queue_scan)
+    async def _queued(self, after: str | None) -> list[fifo.Waiter]:
+        """The next ``queue_scan`` of those that wait. Their documents are read a page at a time, and let go."""
+        found: list[fifo.Waiter] = []
+        while limit := min(_PAGE, self.settings.queue_scan - len(found)):
+            query = JobQuery(statuses=(Status.QUEUED,), after=after)
+            page = await self.jobs.find(query, newest_first=False, limit=limit)
+            found += [fifo.Waiter.of(job, self._gang(job)) for job in page]
+            if len(page) < limit:
+                break
+            after = page[-1].id
+        return found
 
     async def _admit(self, decision: fifo.Decision, placement: Mapping[str, str]) -> bool:
         """Whether it is admitted now; not where it has changed since it was looked at."""
@@ -234,11 +244,11 @@ class Dispatcher:
             return admitted(job, placement=placement, dispatcher_term=self.term, now=now)
 
         try:
-            job = await self._change(decision.job, change)
+            job = await self._change(decision.job.id, change)
         except Unavailable as error:
             # It may be written yet, when its place is another's: under an older term it is judged before it counts.
             raise StaleFence(f"an admission may come late; to lead anew, under a new term: {error}") from error
-        if job is None or job.attempt.number != decision.job.attempt.number + 1 or job.dispatcher_term != self.term:
+        if job is None or job.attempt.number != decision.job.attempt + 1 or job.dispatcher_term != self.term:
             return False
         log.info("job.admitted", job=job.id, attempt=job.attempt.number, trace=job.trace)
         with structlog.contextvars.bound_contextvars(traceparent=job.trace):
@@ -247,62 +257,64 @@ class Dispatcher:
 
     # --- waiting too long ----------------------------------------------------------
 
-    async def _out_of_sight(self, queue: Sequence[tuple[Job, JobSpec | None]]) -> list[tuple[Job, JobSpec | None]]:
+    async def _out_of_sight(self, queue: Sequence[fifo.Waiter]) -> list[fifo.Waiter]:
         """Some of those beyond the scanned part of the queue, others each round: they, too, may wait too long."""
         if len(queue) < self.settings.queue_scan:
             self._beyond = None
             return []
-        last = queue[-1][0].id
-        page = await self._queued(max(last, self._beyond or last))
-        self._beyond = page[-1].id if page else None
-        return [(job, self._spec(job)) for job in page]
+        last = queue[-1].id
+        found = await self._queued(max(last, self._beyond or last))
+        self._beyond = found[-1].id if found else None
+        return found
 
-    async def _give_up(self, job: Job, spec: JobSpec | None) -> None:
+    async def _give_up(self, waiter: fifo.Waiter) -> None:
         """A job that waited longer than its ``max_pending`` fails, and says so."""
-        now = self.clock.now_ms()
-        if spec is None or spec.max_pending is None or now < job.state.since + spec.max_pending:
+        now, limit = self.clock.now_ms(), waiter.gang.max_pending if waiter.gang else None
+        if limit is None or now < waiter.since + limit:
             return
-        message = f"it waited longer than its max_pending ({format_duration(spec.max_pending)}) for hardware"
+        message = f"it waited longer than its max_pending ({format_duration(limit)}) for hardware"
 
         def change(current: Job) -> Job:
-            if current.status is not Status.QUEUED or current.holds or current.state.since != job.state.since:
+            if current.status is not Status.QUEUED or current.holds or current.state.since != waiter.since:
                 return current
             return moved(current, Status.FAILED, actor="lcm", now=now, reason="Unschedulable", message=message)
 
-        await self._change(job, change)
+        await self._change(waiter.id, change)
 
     # --- inside --------------------------------------------------------------------
 
-    async def _change(self, job: Job, change: Callable[[Job], Job]) -> Job | None:
+    async def _change(self, job_id: str, change: Callable[[Job], Job]) -> Job | None:
         """The job as it is now; None where this one cannot be changed, which harms no other."""
         try:
-            return await update(self.jobs, job.id, None, change)
+            return await update(self.jobs, job_id, None, change)
         except Unavailable:
             raise
         except WeftError as error:
-            log.warning("job.not_changed", job=job.id, why=str(error), trace=job.trace)
+            log.warning("job.not_changed", job=job_id, why=str(error))
             return None
 
-    def _spec(self, job: Job) -> JobSpec | None:
-        """The job's spec, parsed once; None, and quarantine, where it cannot be read."""
-        known = self._specs.get(job.id)
-        if known is None or known[0] != job.spec:
+    def _gang(self, job: Job) -> Gang | None:
+        """Of the job's spec, parsed once; None, and quarantine, where it cannot be read."""
+        fingerprint, known = hash(repr(job.spec)), self._gangs.get(job.id)
+        if known is None or known[0] != fingerprint:
             try:
-                known = (job.spec, parse_spec(job.spec))
+                its = gang(parse_spec(job.spec), self.sizes)
+                known = (fingerprint, self._alike.setdefault(its, its))
             except InvalidSpec as error:
-                known = (job.spec, None)
+                known = (fingerprint, None)
                 why = f"the spec of job {job.id} cannot be read: {error}"
                 self.quarantine.hold(JOB, _spec_place(job.id), why, job=job.id, advice=_SPEC_ADVICE)
             else:
                 self.quarantine.release(JOB, _spec_place(job.id))
-            self._specs[job.id] = known
+            self._gangs[job.id] = known
         return known[1]
 
-    def _forget(self, holding: Sequence[Job], queue: Sequence[tuple[Job, JobSpec | None]]) -> None:
-        there = {job.id for job in holding} | {job.id for job, _ in queue}
-        for job_id in self._specs.keys() - there:
+    def _forget(self, there: Collection[str]) -> None:
+        """All but these jobs."""
+        for job_id in self._gangs.keys() - there:
             self.quarantine.release(JOB, _spec_place(job_id))
-        self._specs = {job_id: known for job_id, known in self._specs.items() if job_id in there}
+        self._gangs = {job_id: known for job_id, known in self._gangs.items() if job_id in there}
+        self._alike = {its: its for _, its in self._gangs.values() if its is not None}
 
 
 def _spec_place(job_id: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.core.domain.spec import JobSpec
+from services.lcm.scheduling.placement import Gang
 
 _ROUND_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
@@ -33,12 +33,12 @@ class Meters:
             "weft_lcm_collected", "Jobs something was left behind of.", ("where",), registry=registry
         )
 
-    def admitted(self, spec: JobSpec) -> None:
+    def admitted(self, gang: Gang) -> None:
         """One more gang."""
-        self._admitted.labels(spec.framework.name if spec.framework else "").inc()
+        self._admitted.labels(gang.framework).inc()
 
-    def waiting(self, specs: Iterable[JobSpec | None]) -> None:
+    def waiting(self, gangs: Iterable[Gang | None]) -> None:
         """All that wait now."""
         self._waiting.clear()
-        for gpu_type, count in Tally((spec.resources.gpu_type or "") if spec else "" for spec in specs).items():
+        for gpu_type, count in Tally(gang.gpu_type if gang else "" for gang in gangs).items():
             self._waiting.labels(gpu_type).set(count)

@@ -52,7 +52,7 @@ class UnreadableJobs:
         placed = {job_id: has for job_id in self._known if (has := self._last_known(job_id)) is not None}
         there = await self._cluster.jobs()
         unknown = [one for one in there if holding.get(one) is None and one not in placed]
-        taken = [piece for has in placed.values() for piece in self._of_gang(has)]
+        taken = [piece for has in placed.values() for piece in _pieces(has)]
         for job_id in unknown:
             taken += [
                 (one.node, Size(gpus=one.gpus, cpus=one.cpus, memory=one.memory))
@@ -98,10 +98,11 @@ class UnreadableJobs:
         if seen is None:
             return None
         try:
-            return parse_spec(seen[0]), seen[1]
+            return gang(parse_spec(seen[0]), self._sizes), seen[1]
         except InvalidSpec:
             return None
 
-    def _of_gang(self, placed: Placed) -> list[tuple[str, Size]]:
-        spec, placement = placed
-        return [(placement.get(learner, ""), want) for learner, want, _ in gang(spec, self._sizes)]
+
+def _pieces(placed: Placed) -> list[tuple[str, Size]]:
+    of, placement = placed
+    return [(placement.get(learner, ""), want) for learner, want, _ in of.learners]

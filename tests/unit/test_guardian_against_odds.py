@@ -14,7 +14,7 @@ from services.core.domain.spec import parse_spec
 from services.core.domain.status import Desired, Status
 from services.core.ports.cluster import Node
 from services.lcm.scheduling import fifo
-from services.lcm.scheduling.placement import whole
+from services.lcm.scheduling.placement import gang, whole
 from tests.documents import NOW, a_job, at_status
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane, VirtualClock
 
@@ -64,8 +64,8 @@ def test_a_retry_does_not_wait_an_hour_because_a_clock_was_wrong_by_one() -> Non
         for begun in (far, near)
     ]
     machine = whole([Node(name="local", cpus=16, memory=64 * 10**9, gpus=4)])
-    queue = [(job, parse_spec(job.spec)) for job in jobs]
-    first, second = fifo.decide(queue, free=machine, capacity=machine, sizes=SIZES, now=NOW)
+    queue = [fifo.Waiter.of(job, gang(parse_spec(job.spec), SIZES)) for job in jobs]
+    first, second = fifo.decide(queue, free=machine, capacity=machine, now=NOW)
     assert first.placement is not None
     assert second.pending_reason == "BackOff"
 

@@ -8,30 +8,32 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.domain.job import Attempt, Job, new_job
 from services.core.domain.sizes import SIZES
-from services.core.domain.spec import JobSpec, parse_spec
+from services.core.domain.spec import parse_spec
 from services.core.ports.cluster import Node
-from services.lcm.scheduling.fifo import Decision, decide
-from services.lcm.scheduling.placement import Free, fits_at, place, taken, whole
+from services.lcm.scheduling.fifo import Decision, Waiter, decide
+from services.lcm.scheduling.placement import Free, Gang, fits_at, gang, place, taken, whole
 
 GB = 10**9
 
 
-def waiting(name: str, **fields: Any) -> tuple[Job, JobSpec]:
+def waiting(name: str, **fields: Any) -> Waiter:
     spec = parse_spec({"name": name, "command": "true", "resources": {"cpus": 1, "memory": "1GB"}, **fields})
-    job = new_job(
-        job_id=name, tenant="t", user="u", spec={}, code_digest="", idem=name, idem_digest="", trace="", now=0
-    )
-    return job, spec
+    return Waiter(name, attempt=0, since=0, not_before=0, holds=False, gang=gang(spec, SIZES))
+
+
+def asked(name: str, **fields: Any) -> Gang:
+    wanted = waiting(name, **fields).gang
+    assert wanted is not None
+    return wanted
 
 
 def nodes(count: int, *, cpus: float = 4, gpus: int = 0) -> list[Free]:
     return whole([Node(name=f"n{i}", cpus=cpus, memory=16 * GB, gpus=gpus, gpu_type="v100") for i in range(count)])
 
 
-def decisions(*queue: tuple[Job, JobSpec], free: list[Free], now: int = 0) -> dict[str, Decision]:
-    found = decide(queue, free=free, capacity=nodes(2, gpus=4), sizes=SIZES, now=now)
+def decisions(*queue: Waiter, free: list[Free], now: int = 0) -> dict[str, Decision]:
+    found = decide(queue, free=free, capacity=nodes(2, gpus=4), now=now)
     return {one.job.id: one for one in found}
 
 
@@ -61,10 +63,8 @@ def test_a_job_that_can_never_fit_blocks_nobody() -> None:
 
 
 def test_a_job_in_back_off_or_still_releasing_blocks_nobody() -> None:
-    late, spec = waiting("late")
-    held, _ = waiting("held")
-    held = replace(held, attempt=Attempt(number=1))
-    found = decisions((replace(late, not_before=2500), spec), (held, spec), waiting("small"), free=nodes(1), now=1000)
+    late, held = replace(waiting("late"), not_before=2500), replace(waiting("held"), attempt=1, holds=True)
+    found = decisions(late, held, waiting("small"), free=nodes(1), now=1000)
     assert (found["late"].pending_reason, found["held"].pending_reason) == ("BackOff", "Releasing")
     assert "2 s" in found["late"].message
     assert found["small"].placement is not None
@@ -78,35 +78,35 @@ def test_two_jobs_are_not_given_the_same_hardware() -> None:
 
 def test_pack_takes_the_tightest_node_and_spread_the_emptiest() -> None:
     free = [Free("roomy", 8, 16 * GB, 4), Free("tight", 2, 16 * GB, 1)]
-    _, packed = waiting("a", resources={"cpus": 1, "memory": "1GB", "gpus": 1})
-    _, spread = waiting("b", resources={"cpus": 1, "memory": "1GB", "gpus": 1}, placement="spread")
-    assert place(packed, free, SIZES) == {"worker-0": "tight"}
-    assert place(spread, free, SIZES) == {"worker-0": "roomy"}
+    packed = asked("a", resources={"cpus": 1, "memory": "1GB", "gpus": 1})
+    spread = asked("b", resources={"cpus": 1, "memory": "1GB", "gpus": 1}, placement="spread")
+    assert place(packed, free) == {"worker-0": "tight"}
+    assert place(spread, free) == {"worker-0": "roomy"}
 
 
 def test_gpus_of_another_type_do_not_count() -> None:
-    _, spec = waiting("a", resources={"gpus": 1, "cpus": 1, "memory": "1GB", "gpu_type": "h100"})
-    assert place(spec, nodes(1, gpus=4), SIZES) is None
+    spec = asked("a", resources={"gpus": 1, "cpus": 1, "memory": "1GB", "gpu_type": "h100"})
+    assert place(spec, nodes(1, gpus=4)) is None
 
 
 def test_tenths_of_a_gpu_add_up_to_a_whole_one() -> None:
-    _, spec = waiting("a", learners=10, resources={"gpus": 0.1, "cpus": 0.1, "memory": "1MiB"})
-    assert place(spec, [Free("n", 1, GB, 1)], SIZES) is not None
+    spec = asked("a", learners=10, resources={"gpus": 0.1, "cpus": 0.1, "memory": "1MiB"})
+    assert place(spec, [Free("n", 1, GB, 1)]) is not None
 
 
 def test_what_lies_on_a_node_that_is_gone_takes_nothing_from_the_others() -> None:
-    _, spec = waiting("a", learners=2)
+    spec = asked("a", learners=2)
     there = [Free("n0", 4, 16 * GB, 0)]
-    assert [one.cpus for one in taken(there, [(spec, {"worker-0": "n0", "worker-1": "gone"})], SIZES)] == [3]
+    assert [one.cpus for one in taken(there, [(spec, {"worker-0": "n0", "worker-1": "gone"})])] == [3]
 
 
 def test_an_admission_stands_only_where_every_learner_still_has_its_place() -> None:
-    _, spec = waiting("a", learners=2)
+    spec = asked("a", learners=2)
     placed = {"worker-0": "n0", "worker-1": "n0"}
-    assert fits_at([Free("n0", 2, 16 * GB, 0)], spec, placed, SIZES)
-    assert not fits_at([Free("n0", 1, 16 * GB, 0)], spec, placed, SIZES)
-    assert not fits_at([Free("n1", 9, 16 * GB, 0)], spec, placed, SIZES)
-    assert not fits_at([Free("n0", 2, 16 * GB, 0)], spec, {"worker-0": "n0"}, SIZES)
+    assert fits_at([Free("n0", 2, 16 * GB, 0)], spec, placed)
+    assert not fits_at([Free("n0", 1, 16 * GB, 0)], spec, placed)
+    assert not fits_at([Free("n1", 9, 16 * GB, 0)], spec, placed)
+    assert not fits_at([Free("n0", 2, 16 * GB, 0)], spec, {"worker-0": "n0"})
 
 
 def test_a_gang_that_would_fit_but_for_the_nodes_edges_is_told_so() -> None:
@@ -132,9 +132,8 @@ def test_no_node_is_ever_promised_more_than_it_has(gangs: list[tuple[int, int]],
         for i, (count, gpus) in enumerate(gangs)
     ]
     left = list(cluster)
-    for decision in decide(queue, free=cluster, capacity=cluster, sizes=SIZES, now=0):
-        if decision.placement is not None:
-            spec = {job.id: spec for job, spec in queue}[decision.job.id]
-            assert len(decision.placement) == spec.learners
-            left = taken(left, [(spec, decision.placement)], SIZES)
+    for decision in decide(queue, free=cluster, capacity=cluster, now=0):
+        if decision.placement is not None and decision.job.gang is not None:
+            assert len(decision.placement) == len(decision.job.gang.learners)
+            left = taken(left, [(decision.job.gang, decision.placement)])
     assert all(one.cpus >= 0 and one.gpus >= 0 and one.memory >= 0 for one in left)

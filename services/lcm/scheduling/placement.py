@@ -19,7 +19,20 @@ _EPSILON: Final = 1e-9
 """CPUs and GPU fractions are floats: 0.1 + 0.2 must still fit into 0.3."""
 
 
-Shape = tuple[tuple[tuple[int, Size, str | None], ...], str]
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """What of a job's spec its placement rests on, and what is counted of it: equal ones go to the same nodes.
+
+    A small part of the spec, and one for thousands of alike jobs: this is what is kept of each job that waits.
+    """
+
+    learners: tuple[tuple[str, Size, str | None], ...]
+    """(name, what it needs, GPU type), largest first."""
+    placement: str
+    gpu_type: str
+    framework: str
+    max_pending: int | None
+    """Milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +63,28 @@ def whole(nodes: Iterable[Node]) -> list[Free]:
     return [Free(node.name, node.cpus, node.memory, node.gpus, node.gpu_type) for node in nodes if node.ready]
 
 
-def gang(spec: JobSpec, sizes: Mapping[str, Size]) -> list[tuple[str, Size, str | None]]:
-    """Every learner of the job: (name, what it needs, GPU type), largest first."""
-    out = [
+def gang(spec: JobSpec, sizes: Mapping[str, Size]) -> Gang:
+    """Every learner of the job, sizes in numbers."""
+    learners = [
         (learner_name(name, index), spec.role_resources(name, sizes), role.gpu_type or spec.resources.gpu_type)
         for name, role in spec.roles.items()
         for index in range(role.count)
     ]
-    return sorted(out, key=lambda one: (-one[1].gpus, -one[1].cpus, -one[1].memory))
-
-
-def shape(spec: JobSpec, sizes: Mapping[str, Size]) -> Shape:
-    """Equal shapes fit, or do not, on the same nodes: asked once for thousands of alike jobs."""
-    roles = tuple(
-        (role.count, spec.role_resources(name, sizes), role.gpu_type or spec.resources.gpu_type)
-        for name, role in spec.roles.items()
+    return Gang(
+        learners=tuple(sorted(learners, key=lambda one: (-one[1].gpus, -one[1].cpus, -one[1].memory))),
+        placement=spec.placement,
+        gpu_type=spec.resources.gpu_type or "",
+        framework=spec.framework.name if spec.framework else "",
+        max_pending=spec.max_pending,
     )
-    return roles, spec.placement
 
 
-def place(spec: JobSpec, free: Sequence[Free], sizes: Mapping[str, Size]) -> dict[str, str] | None:
+def place(gang: Gang, free: Sequence[Free]) -> dict[str, str] | None:
     """Learner -> node for the whole gang, or None where it does not fit."""
     left = {one.node: one for one in free}
-    sign = -1 if spec.placement == "spread" else 1
+    sign = -1 if gang.placement == "spread" else 1
     placement: dict[str, str] = {}
-    for learner, want, gpu_type in gang(spec, sizes):
+    for learner, want, gpu_type in gang.learners:
         fitting = [one for one in left.values() if one.fits(want, gpu_type)]
         if not fitting:
             return None
@@ -84,15 +94,15 @@ def place(spec: JobSpec, free: Sequence[Free], sizes: Mapping[str, Size]) -> dic
     return placement
 
 
-Placed = tuple[JobSpec, Mapping[str, str]]
+Placed = tuple[Gang, Mapping[str, str]]
 """A gang, and where each of its learners lies."""
 
 
-def taken(free: Sequence[Free], gangs: Iterable[Placed], sizes: Mapping[str, Size]) -> list[Free]:
+def taken(free: Sequence[Free], gangs: Iterable[Placed]) -> list[Free]:
     """What is left once these gangs lie where they were placed."""
     left = {one.node: one for one in free}
-    for spec, placement in gangs:
-        for learner, want, _ in gang(spec, sizes):
+    for gang, placement in gangs:
+        for learner, want, _ in gang.learners:
             node = placement.get(learner, "")
             if node in left:
                 left[node] = left[node].less(want)
@@ -108,10 +118,10 @@ def without(free: Sequence[Free], pieces: Iterable[tuple[str, Size]]) -> list[Fr
     return list(left.values())
 
 
-def fits_at(free: Sequence[Free], spec: JobSpec, placement: Mapping[str, str], sizes: Mapping[str, Size]) -> bool:
+def fits_at(free: Sequence[Free], gang: Gang, placement: Mapping[str, str]) -> bool:
     """Whether the gang may lie where it was placed: every learner has a node, and no node is promised too much."""
     left = {one.node: one for one in free}
-    for learner, want, gpu_type in gang(spec, sizes):
+    for learner, want, gpu_type in gang.learners:
         node = left.get(placement.get(learner, ""))
         if node is None or not node.fits(want, gpu_type):
             return False
@@ -119,9 +129,9 @@ def fits_at(free: Sequence[Free], spec: JobSpec, placement: Mapping[str, str], s
     return True
 
 
-def shortage(spec: JobSpec, free: Sequence[Free], sizes: Mapping[str, Size]) -> str:
+def shortage(gang: Gang, free: Sequence[Free]) -> str:
     """In words, what the gang needs and what there is."""
-    need = [want for _, want, _ in gang(spec, sizes)]
+    need = [want for _, want, _ in gang.learners]
     wanted = [sum(want.gpus for want in need), sum(want.cpus for want in need), sum(want.memory for want in need) / 1e9]
     there = [sum(one.gpus for one in free), sum(one.cpus for one in free), sum(one.memory for one in free) / 1e9]
     parts = [
