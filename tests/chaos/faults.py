@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,7 @@ from tests.chaos.table import Seen, look
 from tests.testbed.clock_jumps import Clocks
 from tests.testbed.platform import Platform
 from tests.testbed.second import Second
+from tests.testbed.toxiproxy import Line
 
 STORES_BYTES: Final = 400 * 2**20
 HOUR_S: Final = 3600
@@ -41,7 +42,7 @@ class Faults:
         *,
         clocks: Clocks | None = None,
         seconds: Mapping[str, Second] | None = None,
-        cuts: Mapping[str, Callable[[], Undo]] | None = None,
+        lines: Mapping[str, Sequence[Line]] | None = None,
     ) -> None:
         self.spared: frozenset[str] = frozenset()
         self.counts: Counter[str] = Counter()
@@ -51,7 +52,7 @@ class Faults:
         self.down = False
         """The supervisor could not be started just now; `up` tries again."""
         self._platform, self._clocks, self._starting = platform, clocks, threading.Lock()
-        self._seconds, self._cuts = seconds or {}, cuts or {}
+        self._seconds, self._lines = seconds or {}, lines or {}
         self._doing: Mapping[str, Callable[[Fault], Undo | None]] = {
             "kill": self._kill,
             "kill one of": self._kill_one,
@@ -66,7 +67,8 @@ class Faults:
             "clock back": self._clock,
             "hints lost": self._hints,
             "hints doubled": self._hints,
-            "cut off": lambda fault: self._cuts[fault.victim](),
+            "cut off": self._broken,
+            "silent": self._broken,
         }
 
     def begin(self, fault: Fault) -> Undo | None:
@@ -207,6 +209,23 @@ class Faults:
                         shutil.copy2(message, again)
                         again.rename(message.with_name(f"{message.name}-again"))
             _go_on(worker)
+
+        return undo
+
+    # --- lines ----------------------------------------------------------------------------
+
+    def _broken(self, fault: Fault) -> Undo:
+        lines = self._lines[fault.victim]
+        for line in lines:
+            if fault.kind == "silent":
+                line.silence()
+            else:
+                line.cut()
+
+        def undo() -> None:
+            for line in lines:
+                line.cut()  # or connections of before would go on with bytes missing, as none does
+                line.mend()
 
         return undo
 

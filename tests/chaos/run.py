@@ -17,14 +17,18 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from services.core.adapters.mongo import MongoJobStore
 from services.core.adapters.sqlite.jobs import SqliteJobStore
+from services.core.ports.job_store import JobStore
 from tests.chaos.auditor import Verdict, judge_jobs, judge_processes, secret_names, until_clean
 from tests.chaos.faults import Faults, Undo, small_volume
 from tests.chaos.load import Load, wait_over
-from tests.chaos.schedule import Fault, schedule
+from tests.chaos.network import Servers, network, servers
+from tests.chaos.schedule import SECOND, Fault, schedule
 from tests.chaos.table import Sampler
 from tests.testbed.clock_jumps import Clocks, faketime_library
 from tests.testbed.platform import Platform
@@ -85,7 +89,9 @@ def available(say: Callable[[str], None]) -> set[str]:
 
 def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable[[str], None]) -> Outcome:
     """Plays the seed and judges it. KeyboardInterrupt leaves nothing running."""
-    has = available(say) | ({"seconds"} if _with_seconds(seed) else set())
+    has = available(say) | {"servers" if _on_servers(seed) else "files"}
+    if _with_seconds(seed):
+        has.add("seconds")
     plan = schedule(seed, count, has)
     for fault in plan:
         say(str(fault))
@@ -96,17 +102,22 @@ def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable
         clocks = Clocks(root / "clocks", faketime_library(say)) if "clocks" in has else None
         if "root" in has:
             stack.enter_context(small_volume(root / "home"))
-        settings = _settings(seed) | dict(clocks.environment if clocks else {})
+        net = stack.enter_context(network(root, say))
+        behind = stack.enter_context(servers(root / "servers", say)) if "servers" in has else None
+        own = _settings(seed) | dict(clocks.environment if clocks else {})
+        settings = own | dict(behind.settings(net.through) if behind else {})
         platform = Platform(root / "home", settings)
         stack.enter_context(_kept_logs(platform, outcome))
         stack.callback(platform.down)
         platform.up()
         seconds: dict[str, Second] = {}
+        reach = partial(net.through, SECOND)
         for service in ("lcm", "guardian") if "seconds" in has else ():
-            seconds[service] = Second(platform.home, service, root / f"second-{service}", settings)
+            its = own | dict(behind.settings(lambda _, address: reach(address)) if behind else {})
+            seconds[service] = Second(platform.home, service, root / f"second-{service}", its, through=reach)
             stack.callback(seconds[service].stop)
             seconds[service].start()
-        faults = Faults(platform, clocks=clocks, seconds=seconds)
+        faults = Faults(platform, clocks=clocks, seconds=seconds, lines=net.lines)
         client = stack.enter_context(Client(platform.url, platform.key))
         secrets = secret_names(platform.home.root)
         stack.callback(deaf)  # from here on everything is put away, however often Ctrl-C is pressed
@@ -124,7 +135,7 @@ def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable
             outcome.over_s = wait_over(
                 load, timeout_s=OVER_S, say=lambda: progress(f"{load.over}/{len(load.owned)} over")
             )
-            outcome.clean_s, left = asyncio.run(_clean(platform, secrets))
+            outcome.clean_s, left = asyncio.run(_clean(platform, secrets, behind))
         verdict = outcome.verdict
         verdict.wrong += [f"left behind: {what}" for what in left]
         judge_jobs(client, load.owned, faults.struck, verdict)
@@ -137,6 +148,11 @@ def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable
 def _with_seconds(seed: int) -> bool:
     """Whether this seed is played with a second lcm and a second guardian, which take over from what stands still."""
     return seed % 2 == 0
+
+
+def _on_servers(seed: int) -> bool:
+    """Whether this seed is played on MongoDB's protocol, S3 and RabbitMQ, over lines that can be cut."""
+    return seed % 3 == 1
 
 
 def _settings(seed: int) -> dict[str, str]:
@@ -211,9 +227,12 @@ def _until(condition: Callable[[], bool], load: Load) -> None:
         time.sleep(0.05)
 
 
-async def _clean(platform: Platform, secrets: frozenset[str]) -> tuple[float, list[str]]:
+async def _clean(platform: Platform, secrets: frozenset[str], behind: Servers | None) -> tuple[float, list[str]]:
     home = platform.home
-    jobs = await SqliteJobStore.open(home / "jobs.sqlite")
+    if behind is not None:
+        jobs: JobStore = await MongoJobStore.open(behind.job_store)
+    else:
+        jobs = await SqliteJobStore.open(home / "jobs.sqlite")
     try:
         return await until_clean(home.root, home.address("etcd"), jobs, secrets, timeout_s=CLEAN_S)
     finally:

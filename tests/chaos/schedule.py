@@ -14,6 +14,7 @@ from typing import Final
 SERVICES: Final = ("api", "lcm", "guardian", "metrics", "node", "etcd", "worker")
 TIMED: Final = ("api", "lcm", "guardian", "metrics", "node")
 """Those whose clock can be made to jump."""
+SECOND: Final = "second machine"
 GAP_S: Final = 0.8
 """Between two faults, on average."""
 
@@ -27,7 +28,7 @@ class Kind:
     lasts_s: tuple[float, float] = (0.0, 0.0)
     weight: int = 1
     needs: str = ""
-    """What a run needs to have for it: root (mounts), clocks, servers, second processes."""
+    """What a run needs to have for it: root (mounts), clocks, a second machine, its stores as servers or as files."""
 
 
 KINDS: Final = (
@@ -45,9 +46,13 @@ KINDS: Final = (
     Kind("disk full", ("stores",), (1.0, 3.0), needs="root"),
     Kind("clock forth", TIMED, (1.5, 4.0), needs="clocks"),
     Kind("clock back", TIMED, (1.5, 4.0), needs="clocks"),
-    Kind("hints lost", ("worker",), (0.3, 1.5)),
-    Kind("hints doubled", ("worker",), (0.3, 1.5)),
+    Kind("hints lost", ("worker",), (0.3, 1.5), needs="files"),
+    Kind("hints doubled", ("worker",), (0.3, 1.5), needs="files"),
     Kind("cut off", ("jobs", "objects", "broker"), (0.5, 4.0), needs="servers"),
+    Kind("silent", ("jobs", "objects", "broker"), (0.5, 4.0), needs="servers"),
+    # From everything of the first, for longer than the lease; what runs on it believes still to be in charge.
+    Kind("cut off", (SECOND,), (3.5, 6.0), weight=2, needs="seconds"),
+    Kind("silent", (SECOND,), (3.5, 6.0), weight=2, needs="seconds"),
 )
 
 

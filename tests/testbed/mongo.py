@@ -63,7 +63,9 @@ class Mongo:
             self._process = None
 
 
-def _build(say: Callable[[str], None]) -> Callable[[Path], None]:
+def mongo_build(say: Callable[[str], None]) -> Path:
+    """Where the stand-in is; built now if it is not there yet."""
+
     def build(folder: Path) -> None:
         say("building the MongoDB stand-in (once, about 15 s)")
         need_debian(("mvn", "javac", "java"), ("maven", "default-jdk-headless"), say)
@@ -76,14 +78,14 @@ def _build(say: Callable[[str], None]) -> Callable[[Path], None]:
             raise RuntimeError(f"these differ from jars.sha256: {sorted(dict(found.items() ^ pinned.items()))}")
         run("javac", "-d", folder / "classes", "-cp", f"{jars}/*", _PINS / "Main.java")
 
-    return build
+    return built("mongo", sorted(_PINS.iterdir()), build)
 
 
 @pytest.fixture(scope="session")
 def mongo_program(aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]) -> Path:
     """Where the stand-in is."""
     with untimed():
-        return built("mongo", sorted(_PINS.iterdir()), _build(aloud))
+        return mongo_build(aloud)
 
 
 @pytest.fixture(scope="session")

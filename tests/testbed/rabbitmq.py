@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +44,11 @@ class RabbitMQ:
 
     @property
     def url(self) -> str:
-        return f"amqp://guest:guest@{self.address}//"
+        return self.url_at(self.address)
+
+    def url_at(self, address: str) -> str:
+        """By another way to it."""
+        return f"amqp://guest:guest@{address}//"
 
     def start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -127,9 +131,10 @@ class RabbitMQ:
 
 
 @contextmanager
-def _serving(
-    folder: Path, aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]
+def serving(
+    folder: Path, aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Generator[RabbitMQ]:
+    """One of its own, that serves."""
     server = RabbitMQ(folder)
     try:
         with untimed():
@@ -151,7 +156,7 @@ def rabbitmq(
 
     The platforms of the session share it, and take each other's hints.
     """
-    with _serving(tmp_path_factory.mktemp("rabbitmq"), aloud, untimed) as server:
+    with serving(tmp_path_factory.mktemp("rabbitmq"), aloud, untimed) as server:
         yield server
 
 
@@ -160,5 +165,5 @@ def own_rabbitmq(
     tmp_path: Path, aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[RabbitMQ]:
     """For a test that counts hints, or kills it."""
-    with _serving(tmp_path / "rabbitmq", aloud, untimed) as server:
+    with serving(tmp_path / "rabbitmq", aloud, untimed) as server:
         yield server

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,16 @@ _OWN: Final = frozenset({"run", "logs", "lock"})
 class Second:
     """Keeps its folder and its addresses over all its lives. ``start`` again is harmless."""
 
-    def __init__(self, home: Home, service: str, view: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        home: Home,
+        service: str,
+        view: Path,
+        environment: Mapping[str, str],
+        *,
+        through: Callable[[str], str] = lambda address: address,
+    ) -> None:
+        """``through``: by which address it reaches that of another."""
         self._service, self._view = service, view
         self._environment = {**os.environ, **environment, "WEFT_HOME": str(view)}
         self._process: subprocess.Popen[bytes] | None = None
@@ -32,7 +41,7 @@ class Second:
         for entry in home.root.iterdir():
             if entry.name not in _OWN:
                 (view / entry.name).symlink_to(entry)
-        addresses = home.addresses()
+        addresses = {name: through(address) for name, address in home.addresses().items()}
         for name in (service, f"{service}-ops"):
             addresses[name] = f"127.0.0.1:{free_port()}"
         (view / "run" / "addresses.json").write_text(json.dumps(addresses))

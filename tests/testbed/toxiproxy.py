@@ -58,6 +58,7 @@ class Line:
         )
 
     def mend(self) -> None:
+        """Connections of before stay, and what was held back is lost to them; ``cut`` first where that must not be."""
         for toxic in self._toxiproxy.ask("GET", self._path)["toxics"]:
             self._toxiproxy.ask("DELETE", f"{self._path}/toxics/{toxic['name']}")
         self._toxiproxy.ask("POST", self._path, {"enabled": True})

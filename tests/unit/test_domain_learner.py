@@ -233,9 +233,13 @@ def test_retries_count_what_the_job_did_itself(retries: dict[str, Any], used: in
     assert verdict.message.endswith(again) == (to is W.QUEUED)
 
 
-def test_a_job_that_is_to_halt_is_not_retried() -> None:
+@pytest.mark.parametrize(("used", "to"), [(0, W.HALTED), (5, W.FAILED)])
+def test_a_learner_that_crashes_as_its_job_is_halted_costs_the_job_nothing_while_it_would_have_been_tried_again(
+    used: int, to: Status
+) -> None:
     spec = a_spec(retries={"max": 5})
-    assert verdict_of(a_job(desired=HALT), spec, worker_0=failed())[0] is W.FAILED
+    job = a_job(desired=HALT, counters=Counters(retries=used))
+    assert verdict_of(job, spec, worker_0=failed(), worker_1=stopped())[0] is to
 
 
 @pytest.mark.parametrize(

@@ -181,9 +181,9 @@ def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     reason, message = describe_failure(first)
     end = first.exit
     infrastructure = end is not None and end.lost
-    if infrastructure and job.desired is Desired.HALT:
-        return None  # no fault of the job's: its owner may resume it
-    retry = job.desired is Desired.RUN and (infrastructure or _in_budget(job, spec, end))
+    retry = infrastructure or _in_budget(job, spec, end)
+    if retry and job.desired is Desired.HALT:
+        return None  # it would have been tried again: halted instead, its owner may resume it
     if retry:
         left = "" if infrastructure else f" (retry {job.counters.retries + 1} of {spec.retries.max})"
         message = f"{message}; trying again{left}"

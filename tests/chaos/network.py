@@ -1,0 +1,78 @@
+"""What a run's platform reaches others through: lines that can be cut or fall silent, and the servers behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.testbed.go import SERVERS, go_build
+from tests.testbed.mongo import Mongo, at_database, mongo_build
+from tests.testbed.rabbitmq import RabbitMQ, serving
+from tests.testbed.s3 import S3
+from tests.testbed.toxiproxy import Line, Toxiproxy
+from tests.waiting import in_thread
+
+_NAME: Final = "weft-chaos"
+
+
+class Network:
+    """Lines by who is on one end of them; ``settings`` of a machine, and how it reaches an ``address``."""
+
+    def __init__(self, proxy: Toxiproxy) -> None:
+        self.lines: dict[str, list[Line]] = {}
+        self._proxy = proxy
+
+    def through(self, whose: str, address: str) -> str:
+        """By a line of its own."""
+        line = self._proxy.to(address)
+        self.lines.setdefault(whose, []).append(line)
+        return line.address
+
+
+class Servers:
+    """MongoDB's protocol, S3 and RabbitMQ."""
+
+    def __init__(self, mongo: Mongo, s3: S3, rabbitmq: RabbitMQ) -> None:
+        self.job_store = at_database(mongo.uri, _NAME)
+        self._mongo, self._s3, self._rabbitmq = mongo, s3, rabbitmq
+
+    def settings(self, reach: Callable[[str, str], str]) -> Mapping[str, str]:
+        """Of a machine that reaches (jobs, objects or broker, address) by the address that it is given."""
+        s3 = self._s3
+        return {
+            **s3.settings(_NAME),
+            "WEFT_S3_ENDPOINT": f"http://{reach('objects', f'127.0.0.1:{s3.port}')}",
+            "WEFT_JOB_STORE": self.job_store.replace(self._mongo.address, reach("jobs", self._mongo.address)),
+            "WEFT_BROKER_URL": self._rabbitmq.url_at(reach("broker", self._rabbitmq.address)),
+        }
+
+
+@contextmanager
+def network(root: Path, say: Callable[[str], None]) -> Generator[Network]:
+    """``root``: where logs are kept."""
+    proxy = Toxiproxy(go_build("toxiproxy", SERVERS / "toxiproxy", say), root)
+    try:
+        in_thread(proxy.ready)
+        yield Network(proxy)
+    finally:
+        proxy.kill()
+
+
+@contextmanager
+def servers(root: Path, say: Callable[[str], None]) -> Generator[Servers]:
+    """They serve; ended afterwards."""
+    with ExitStack() as stack:
+        mongo = Mongo(mongo_build(say), _folder(root / "mongo"))
+        stack.callback(mongo.kill)
+        mongo.start()
+        s3 = S3(go_build("versitygw", SERVERS / "versitygw", say), root / "s3")
+        stack.callback(s3.kill)
+        s3.start()
+        yield Servers(mongo, s3, stack.enter_context(serving(root / "rabbitmq", say)))
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
