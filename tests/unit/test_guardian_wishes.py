@@ -115,16 +115,20 @@ async def test_who_had_succeeded_only_in_part_is_halted(plane: ControlPlane) -> 
     assert (await plane.rested(job_id)).status is Status.HALTED
 
 
-async def test_who_had_failed_before_the_halt_has_failed_and_is_not_tried_again(plane: ControlPlane) -> None:
+@pytest.mark.parametrize(("retries", "becomes"), [(0, Status.FAILED), (3, Status.HALTED)])
+async def test_who_had_failed_before_the_halt_is_not_tried_again_and_may_be_resumed_where_he_would_have_been(
+    plane: ControlPlane, retries: int, becomes: Status
+) -> None:
     pool = await plane.start_pool()
-    job_id = await plane.submit(retries={"max": 3})
+    job_id = await plane.submit(retries={"max": retries})
     plane.helpers.fate(job_id, code=4)
     await plane.reached(job_id, Status.PROCESSING)
     await plane.kill(pool)
     await asyncio.sleep(3)
     await plane.wish(job_id, Desired.HALT)
     await plane.start_pool()
-    assert (await plane.rested(job_id)).status is Status.FAILED
+    job = await plane.rested(job_id)
+    assert (job.status, job.attempt.number) == (becomes, 1)
 
 
 async def test_who_lost_a_learner_while_it_was_halted_is_halted_and_may_resume(plane: ControlPlane) -> None:
