@@ -96,7 +96,7 @@ class Platform(Backups):
             if _supervisor(place) not in {None, process}:  # two started at once: the other one has it
                 self._wait_ready(place, report)
                 return {**_answer(place, place.addresses()), "started": False}
-            self.down(str(place.root), report=lambda _: None)
+            self._stop_services(place)  # and no learner: whoever ran before goes on, and waits for the next start
             raise
         return {**_answer(place, place.addresses()), "started": True}
 
@@ -157,14 +157,7 @@ class Platform(Backups):
         unfinished = _unfinished(place) if was_running is not None else None
         if was_running is not None:
             report("stopping the services")
-            send(was_running, signal.SIGTERM)
-            if not wait_gone(was_running, 60):
-                raise WeftError(f"the supervisor (pid {was_running.pid}) does not stop; see {place / 'logs'}")
-        for name in ("etcd", *(program.name for program in PROGRAMS)):
-            # Left over from a supervisor that was killed: nobody keeps them any more.
-            left = saved(place / "run" / f"{name}.json")
-            if left is not None and send(left, signal.SIGTERM) and not wait_gone(left, 10):
-                send(left, signal.SIGKILL)
+        self._stop_services(place)
         if (place / "node").is_dir():
             ended = subprocess.run(
                 [sys.executable, "-m", "services.node", "end-all"], env={**os.environ, "WEFT_HOME": str(place.root)},
@@ -185,6 +178,19 @@ class Platform(Backups):
             "purged": purge,
             "unfinished": unfinished,
         }
+
+    @staticmethod
+    def _stop_services(home: Home) -> None:
+        supervisor = _supervisor(home)
+        if supervisor is not None:
+            send(supervisor, signal.SIGTERM)
+            if not wait_gone(supervisor, 60):
+                raise WeftError(f"the supervisor (pid {supervisor.pid}) does not stop; see {home / 'logs'}")
+        for name in ("etcd", *(program.name for program in PROGRAMS)):
+            # Left over from a supervisor that was killed: nobody keeps them any more.
+            left = saved(home / "run" / f"{name}.json")
+            if left is not None and send(left, signal.SIGTERM) and not wait_gone(left, 10):
+                send(left, signal.SIGKILL)
 
     def status(self, home: str | None = None) -> dict[str, Any]:
         """``{running, home, url, grpc, tier, services: [{name, state, pid, restarts, address, why}], quarantine}``.

@@ -178,6 +178,7 @@ class Load:
                 one = Owned(order, job)
                 self.owned.append(one)
                 return one
+            self._leaving.wait(_LOOK_S)  # a full disk answers at once
         return None
 
     def _patiently(self, ask: Callable[[], T]) -> T | None:

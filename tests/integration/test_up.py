@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from services.core.processes import saved, send, wait_gone
+from services.core.processes import alive, identify, saved, send, wait_gone
 from services.local.layout import ETCD, PROGRAMS
 from tests.testbed import sets
 from tests.testbed.platform import Platform, platform
@@ -193,3 +193,25 @@ def test_everything_killed_at_once_carries_on_where_it_was(weft_up: Platform) ->
         again = client.jobs.get(job.id).wait(30)
     assert (again.status, again.attempt) == ("COMPLETED", 1)
     assert weft_up.learner_pids(job.id) in (pids, {})
+
+
+def test_a_start_that_fails_ends_no_training_that_went_on_without_the_platform() -> None:
+    with platform() as one:
+        with Client(one.url, one.key) as client:
+            command = 'until [ -e "$JOB_STATE_DIR/end" ]; do sleep 0.1; done'
+            job = client.jobs.submit({"name": "j", "command": command, "resources": {"cpus": 1, "memory": "64MiB"}})
+            eventually(lambda: job.refresh().status == "PROCESSING", 30)
+        (pid,) = one.learner_pids(job.id).values()
+        learner = identify(pid)
+        assert learner is not None
+        for name in ["supervisor", *SERVICES]:
+            one.kill(name)
+        assert "ETCD_BIN=/nowhere/etcd" in one_line(weft(one.home.root, "up", ETCD_BIN="/nowhere/etcd"))
+        assert nobody_runs(one.home.root)
+        assert alive(learner)
+        one.up()
+        (place,) = (one.home / "node" / job.id).glob("*/*/job")
+        (place / "end").touch()
+        with Client(one.url, one.key) as client:
+            again = client.jobs.get(job.id).wait(30)
+        assert (again.status, again.attempt) == ("COMPLETED", 1)
