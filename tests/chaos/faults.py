@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +53,8 @@ class Faults:
         """The supervisor could not be started just now; `up` tries again."""
         self._platform, self._clocks, self._starting = platform, clocks, threading.Lock()
         self._seconds, self._lines = seconds or {}, lines or {}
+        self._breaking: defaultdict[str, list[Fault]] = defaultdict(list)
+        self._lining = threading.Lock()
         self._doing: Mapping[str, Callable[[Fault], Undo | None]] = {
             "kill": self._kill,
             "kill one of": self._kill_one,
@@ -215,17 +217,23 @@ class Faults:
     # --- lines ----------------------------------------------------------------------------
 
     def _broken(self, fault: Fault) -> Undo:
-        lines = self._lines[fault.victim]
-        for line in lines:
-            if fault.kind == "silent":
-                line.silence()
-            else:
-                line.cut()
+        lines, faults = self._lines[fault.victim], self._breaking[fault.victim]
+        with self._lining:
+            faults.append(fault)
+            if faults == [fault]:  # else they are broken already, and stay so for longer
+                for line in lines:
+                    if fault.kind == "silent":
+                        line.silence()
+                    else:
+                        line.cut()
 
         def undo() -> None:
-            for line in lines:
-                line.cut()  # or connections of before would go on with bytes missing, as none does
-                line.mend()
+            with self._lining:
+                faults.remove(fault)
+                if not faults:
+                    for line in lines:
+                        line.cut()  # or connections of before would go on with bytes missing, as none does
+                        line.mend()
 
         return undo
 
