@@ -7,6 +7,7 @@ points, on a slow machine too.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 import threading
@@ -108,7 +109,8 @@ class Lives:
         """What there still is of a job that is over: processes, control groups, folders, keys in etcd."""
         return [
             *(f"process {pid}" for pid in self.weft.processes_of(job_id)),
-            *(f"group {path}" for path in _GROUPS.rglob(f"{job_id}*")),
+            # A walk and not a glob, which fails where a group goes while it is looked at.
+            *(f"group {at}/{name}" for at, names, _ in os.walk(_GROUPS) for name in names if name.startswith(job_id)),
             *(str(path) for path in (self.weft.home.root / "node").glob(f"{job_id}*")),
             *asyncio.run(_keys(self.weft.home.address("etcd"), f"/jobs/{job_id}/")),
         ]
