@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 from services.api.artifacts import Artifact
 from services.api.keys import ApiKey
@@ -39,9 +40,15 @@ from services.core.frameworks import Framework
 from services.core.ports.metric_store import StoredLine, StoredPoint
 
 
+_LAST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999, the last that can be written."""
+
+
 def rfc3339(ms: int) -> str:
-    """Unix milliseconds as ``2026-11-21T13:20:00.123Z``."""
-    seconds, rest = divmod(ms, 1000)
+    """Unix milliseconds as ``2026-11-21T13:20:00.123Z``. Of a time that no calendar has (of a ruined document) the
+    nearest that one has: it must not hide all others.
+    """
+    seconds, rest = divmod(min(max(ms, 0), _LAST_MS), 1000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
 
 

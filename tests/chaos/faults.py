@@ -209,7 +209,8 @@ class Faults:
                     else:
                         again = message.with_name(f".again-{message.name}")
                         shutil.copy2(message, again)
-                        again.rename(message.with_name(f"{message.name}-again"))
+                        stem, _, kind = message.name.partition(".")
+                        again.rename(message.with_name(f"{stem}-again.{kind}"))
             _go_on(worker)
 
         return undo

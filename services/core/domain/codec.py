@@ -79,6 +79,8 @@ def _value(hint: Any, item: Any) -> Any:
     _demand(item, (hint,), hint.__name__)
     if isinstance(item, bool) and hint is not bool:
         raise TypeError(f"expected {hint.__name__}, found bool")
+    if hint is int and not -(2**63) <= item < 2**63:
+        raise ValueError("a number without bounds")
     return item
 
 

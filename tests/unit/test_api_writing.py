@@ -1,0 +1,20 @@
+"""Values as they are written down for every door."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.api.writing import rfc3339
+
+
+@pytest.mark.parametrize(
+    ("ms", "written"),
+    [
+        (1_700_000_000_123, "2023-11-14T22:13:20.123Z"),
+        (0, "1970-01-01T00:00:00.000Z"),
+        (2**63 - 1, "9999-12-31T23:59:59.999Z"),
+        (-(2**63), "1970-01-01T00:00:00.000Z"),
+    ],
+)
+def test_a_time_that_no_calendar_has_does_not_keep_a_list_of_jobs_from_being_shown(ms: int, written: str) -> None:
+    assert rfc3339(ms) == written
