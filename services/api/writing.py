@@ -39,7 +39,6 @@ from services.core.domain.spec import dump_spec
 from services.core.frameworks import Framework
 from services.core.ports.metric_store import StoredLine, StoredPoint
 
-
 _LAST_MS: Final = 253_402_300_799_999
 """The end of the year 9999, the last that can be written."""
 

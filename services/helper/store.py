@@ -6,7 +6,8 @@
     <attempt>/checkpoints/<name>/...                   CHECKPOINT_DIR; they count once <name>.manifest.json is there
 
 May be killed at any point and done again: an object is whole or absent, and one of the right size is not sent twice.
-One file that cannot be stored (no space, a name that is no key) is told and does not keep the others from it.
+One file that cannot be stored (no space, a name that is no key) is told and does not keep the others from it. While
+room is missing, all is gone through again and again: somebody may make some.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _CHUNK: Final = 2**20
 _STREAMS: Final = ("stdout", "stderr")
 _MERGED: Final = "training-log.txt"
 _BEGUN: Final = "spool/storing"
+_ROOM_FIRST_S: Final = 1.0
+_ROOM_MOST_S: Final = 60.0
+"""Between two tries to store what a full store has refused: each reads anew whatever is stored already."""
 
 
 @dataclass(slots=True)
@@ -68,24 +72,34 @@ async def store(
     """All of it; in words what of it could not be stored ("": nothing). ``say``: what is waited for meanwhile."""
     plan = assignment.plan
     prefix = f"tenants/{plan.tenant}/jobs/{plan.job}/attempts/{plan.attempt}"
-    outcome, waiting = _Outcome(), _Waiting(say)
+    waiting = _Waiting(say)
     objects = objects_of(assignment, urls, waiting.wait, spool)
-    storing = _Storing(objects, folder.root, assignment.learner_uid, outcome, waiting, again=folder.has(_BEGUN))
+    storing = _Storing(objects, folder.root, assignment.learner_uid, waiting, again=folder.has(_BEGUN))
     with contextlib.suppress(OSError):  # without it, what is there already is sent again
         (folder.root / _BEGUN).touch()
     try:
         async with asyncio.timeout(plan.store_timeout / 1000):
-            await _logs(storing, f"{prefix}/logs/learner-{assignment.learner.rank + 1}", spool, run)
-            await storing.tree(("job", "results"), f"{prefix}/results/{assignment.learner.name}")
-            await _checkpoints(storing, f"{prefix}/checkpoints/{assignment.learner.name}")
+            wait_s = _ROOM_FIRST_S
+            while True:
+                await _logs(storing, f"{prefix}/logs/learner-{assignment.learner.rank + 1}", spool, run)
+                await storing.tree(("job", "results"), f"{prefix}/results/{assignment.learner.name}")
+                await _checkpoints(storing, f"{prefix}/checkpoints/{assignment.learner.name}")
+                if not storing.outcome.full:
+                    break
+                await waiting.wait(wait_s, storing.outcome.message())
+                wait_s = min(2 * wait_s, _ROOM_MOST_S)
+                storing.begin_again()
     except TimeoutError:
-        allowed = plan.store_timeout // 1000
-        why = f": {waiting.trouble}" if waiting.trouble else ""
-        outcome.failed.append(("...", f"storing took longer than the job's store_timeout ({allowed} s){why}"))
+        if not storing.outcome.full:  # else that is why
+            allowed = plan.store_timeout // 1000
+            why = f": {waiting.trouble}" if waiting.trouble else ""
+            storing.outcome.failed.append(
+                ("...", f"storing took longer than the job's store_timeout ({allowed} s){why}")
+            )
     await objects.close()
-    for name, why in (*outcome.failed, *outcome.skipped):
+    for name, why in (*storing.outcome.failed, *storing.outcome.skipped):
         note("store.left_out", file=name, why=why)
-    return outcome.message()
+    return storing.outcome.message()
 
 
 class _Waiting:
@@ -111,16 +125,18 @@ class _Waiting:
 class _Storing:
     """Files of one learner's folder on their way into the store."""
 
-    def __init__(
-        self, objects: Objects, root: Path, uid: int, outcome: _Outcome, waiting: _Waiting, *, again: bool
-    ) -> None:
+    def __init__(self, objects: Objects, root: Path, uid: int, waiting: _Waiting, *, again: bool) -> None:
         """``again``: a helper before us has begun, and some objects may be there."""
         self.root = root
         self._again = again
         self._waiting = waiting
-        self.outcome = outcome
+        self.outcome = _Outcome()
         self._objects = objects
         self.uid = uid
+
+    def begin_again(self) -> None:
+        """All of it once more; what is there already is only looked at."""
+        self.outcome, self._again = _Outcome(), True
 
     async def tree(
         self, parts: tuple[str, ...], to: str, *, taken: frozenset[str] = frozenset()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from services.core.adapters.s3.objects import S3ObjectStore
 from services.core.adapters.s3.signing import Signer
 from services.core.adapters.s3.transfer import PART_BYTES
 from services.core.adapters.s3.unfinished import sweep
@@ -23,6 +24,7 @@ from tests.testbed.s3 import BUCKET, S3
 from tests.waiting import until
 
 JOB = "j0"
+MIB = 2**20
 LARGE = 3 * PART_BYTES
 WRITE_LARGE = f"head -c {LARGE} /dev/urandom > $RESULT_DIR/large; sha256sum < $RESULT_DIR/large"
 
@@ -238,15 +240,40 @@ def full_s3(s3_binary: Path, tmp_path: Path) -> Iterator[S3]:
     server.kill()
 
 
-async def test_a_full_store_is_told_and_what_fits_is_kept(full_s3: S3) -> None:
+@pytest.fixture
+async def crowded(full_s3: S3) -> AsyncGenerator[HelperTest]:
     intake = Intake(f"127.0.0.1:{free_port()}")
     await intake.start()
     learner = HelperTest(intake, full_s3)
-    try:
-        last = await learner.ran(f"{WRITE_LARGE}; echo small > $RESULT_DIR/z")
-        assert last.message.startswith("NoSpace: one file could not be stored, the first is results/worker-0/large")
-        assert learner.signed("abort"), "what was sent of it is taken back"
-        assert learner.signed("put")[-1].key.endswith("results/worker-0/z")
-    finally:
-        learner.remove()
-        await intake.stop()
+    yield learner
+    learner.remove()
+    await intake.stop()
+
+
+async def test_a_full_store_is_told_and_what_fits_is_kept(crowded: HelperTest) -> None:
+    last = await crowded.ran(f"{WRITE_LARGE}; echo small > $RESULT_DIR/z", store_timeout=6_000)
+    assert last.message.startswith("NoSpace: one file could not be stored, the first is results/worker-0/large")
+    assert crowded.signed("abort"), "what was sent of it is taken back"
+    assert any(one.key.endswith("results/worker-0/z") for one in crowded.signed("put"))
+
+
+async def test_the_results_of_a_training_that_ended_while_the_store_was_full_are_stored_once_there_is_room(
+    crowded: HelperTest,
+) -> None:
+    store = S3ObjectStore(crowded.bucket)
+    for number in range(4):
+        await store.put(f"filler/{number}", _zeros(4 * MIB), size=4 * MIB)
+    crowded.reserve(f"head -c {6 * MIB} /dev/zero > $RESULT_DIR/weights; echo small > $RESULT_DIR/z")
+    crowded.start()
+    await until(lambda: crowded.intake.last and "storing waits: NoSpace" in crowded.intake.last.message, 60)
+    assert not (crowded.folder / "stored").exists()
+    await store.delete_prefix("filler/")
+    last = await crowded.ended()
+    assert (last.reason, last.message) == ("", "")
+    kept = await store.list(f"tenants/{TENANT}/jobs/{JOB}/attempts/1/results/")
+    assert {one.key.rpartition("/")[2]: one.size for one in kept} == {"weights": 6 * MIB, "z": 6}
+
+
+async def _zeros(count: int) -> AsyncGenerator[bytes]:
+    for _ in range(count // MIB):
+        yield bytes(MIB)
