@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from services.api.artifacts import Artifact
 from services.api.keys import ApiKey
@@ -39,8 +41,28 @@ from services.core.domain.spec import dump_spec
 from services.core.frameworks import Framework
 from services.core.ports.metric_store import StoredLine, StoredPoint
 
+_encoder: Final = msgspec.json.Encoder()
 _LAST_MS: Final = 253_402_300_799_999
 """The end of the year 9999, the last that can be written."""
+
+
+def encoded(value: object) -> bytes:
+    """JSON. Numbers that it has no word for become null; where they mean something they are made words by ``number``.
+
+    Half a surrogate pair, which nobody can write, becomes ``?``: one ruined document must not hide all others.
+    """
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return _encoder.encode(_writable(msgspec.to_builtins(value)))
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item) for key, item in value.items()}
+    return [_writable(item) for item in value] if isinstance(value, list) else value
 
 
 def rfc3339(ms: int) -> str:

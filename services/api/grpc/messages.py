@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from services.api.actions import Done
 from services.api.asked import refused, wrong
 from services.api.shapes import LineJson, PointJson, SeriesJson
+from services.api.writing import encoded
 from services.core.gen.weft.v1 import jobs_pb2
 
 M = TypeVar("M", bound=Message)
@@ -28,7 +29,7 @@ _LONE: Final = re.compile(r"[\ud800-\udfff]")
 
 def made(kind: type[M], shape: Mapping[str, Any]) -> M:
     """The shape as a message. Numbers that JSON has no word for become absent, as they become null there."""
-    return ParseDict(msgspec.json.decode(msgspec.json.encode(shape)), kind())
+    return ParseDict(msgspec.json.decode(encoded(shape)), kind())
 
 
 def replied(kind: type[M], done: Done, context: grpc.aio.ServicerContext[Any, Any]) -> M:

@@ -7,22 +7,16 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-import msgspec
 from starlette.responses import Response
 
+from services.api.writing import encoded
 from services.core.domain.errors import WeftError, row
 
 PROBLEM: Final = "application/problem+json"
-_encoder: Final = msgspec.json.Encoder()
-
-
-def encode(body: object) -> bytes:
-    """Numbers that JSON has no word for become null; where they mean something they are made words by ``number``."""
-    return _encoder.encode(body)
 
 
 def answer(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(encode(body), status_code=status, headers=headers, media_type="application/json")
+    return Response(encoded(body), status_code=status, headers=headers, media_type="application/json")
 
 
 def replayable(replayed: bool, headers: Mapping[str, str]) -> dict[str, str]:  # noqa: FBT001 - of one word's length
@@ -54,7 +48,7 @@ def refusal(error: WeftError, trace_id: str) -> Response:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or 1)))
     if body["status"] == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = 'Bearer realm="weft"'
-    return Response(_printable(body), status_code=body["status"], headers=headers, media_type=PROBLEM)
+    return Response(encoded(body), status_code=body["status"], headers=headers, media_type=PROBLEM)
 
 
 def http_refusal(status: int, trace_id: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -65,12 +59,4 @@ def http_refusal(status: int, trace_id: str, headers: Mapping[str, str] | None =
         "type": f"urn:weft:error:{code}", "title": phrase.capitalize(), "status": status, "code": code,
         "detail": phrase, "errors": [], "trace_id": trace_id,
     }  # fmt: skip
-    return Response(encode(body), status_code=status, headers=headers, media_type=PROBLEM)
-
-
-def _printable(body: dict[str, Any]) -> bytes:
-    """Messages may hold pieces of what was sent; half a surrogate pair in one must not fail the refusal."""
-    try:
-        return encode(body)
-    except UnicodeEncodeError:
-        return encode({**body, "detail": body["title"], "errors": []})
+    return Response(encoded(body), status_code=status, headers=headers, media_type=PROBLEM)

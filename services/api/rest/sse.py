@@ -17,8 +17,9 @@ from fastapi.sse import format_sse_event
 from starlette.responses import StreamingResponse
 
 from services.api.gateway import Gateway
-from services.api.rest.answers import encode, problem
+from services.api.rest.answers import problem
 from services.api.rest.gate import trace_id_of
+from services.api.writing import encoded
 from services.core.domain.errors import FieldError, Internal, InvalidRequest, WeftError
 
 KEEPALIVE: Final = b": \n\n"
@@ -45,7 +46,9 @@ def resumed_at(request: Request, after: int | None) -> int | None:
 
 
 def frame(event: str, data: object, event_id: int | None = None) -> bytes:
-    return format_sse_event(event=event, data_str=encode(data).decode(), id=None if event_id is None else str(event_id))
+    return format_sse_event(
+        event=event, data_str=encoded(data).decode(), id=None if event_id is None else str(event_id)
+    )
 
 
 def streamed(request: Request, uses: Gateway, frames: AsyncGenerator[bytes]) -> StreamingResponse:
