@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +18,9 @@ from services.core.home import Home
 
 VERSION: Final = 1
 """Schema of WEFT_HOME."""
+_PORTS: Final = range(10_240, 20_000)
+"""Below those of learners (WEFT_NODE_PORT_FIRST)."""
+_PORT_TRIES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,30 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
+def bind_lasting(holder: socket.socket, host: str) -> int:
+    """Binds to a free port that no outgoing connection of this machine will ever be given, and says which.
+
+    Addresses are kept for as long as the platform lives: while a service is started again, a port of the kernel's own
+    range could be somebody's connection, and the service could not come back.
+    """
+    low, high = _ephemeral()
+    ports = [port for port in _PORTS if not low <= port <= high]
+    for port in random.SystemRandom().sample(ports, min(_PORT_TRIES, len(ports))):
+        with suppress(OSError):
+            holder.bind((host, port))
+            return port
+    holder.bind((host, 0))
+    return int(holder.getsockname()[1])
+
+
+def _ephemeral() -> tuple[int, int]:
+    try:
+        low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    except (OSError, ValueError):
+        return 32_768, 60_999
+    return int(low), int(high)
+
+
 def choose_addresses(
     home: Home, *, host: str, port: int, grpc_host: str = "127.0.0.1", grpc_port: int = 0
 ) -> dict[str, str]:
@@ -84,9 +113,11 @@ def choose_addresses(
         holder = socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            if not wanted:
+                raise OSError
             holder.bind((at, wanted))
         except OSError:
-            holder.bind((at, 0))
+            bind_lasting(holder, at)
         held.append(holder)  # until all are chosen, so that none is chosen twice
         chosen[name] = f"{at}:{holder.getsockname()[1]}"
     for holder in held:

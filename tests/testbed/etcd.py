@@ -11,10 +11,12 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from services.core.adapters.etcd import launcher
+from services.local.layout import bind_lasting
 from tests.testbed.signals import pause
 
 # A member that restarts on its data waits for an election before it serves: a second or two by default.
@@ -22,10 +24,17 @@ _QUICK_RESTART = ("--heartbeat-interval=20", "--election-timeout=200")
 _prefixes = itertools.count(1)
 
 
+_given: Final[set[int]] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that no connection of anybody's takes until it is used, and that was not given before."""
+    while True:
+        with socket.socket() as probe:
+            port = bind_lasting(probe, "127.0.0.1")
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 class Etcd:
