@@ -61,6 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if any(set(mark.args) & names for mark in item.iter_markers("promise"))]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+    for item in kept:  # a limit of the short run's would cut the long one
+        item.add_marker(pytest.mark.timeout(0), append=False)
 
 
 def _in_order(name: str) -> tuple[str, int]:
