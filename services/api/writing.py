@@ -49,7 +49,7 @@ _LAST_MS: Final = 253_402_300_799_999
 def encoded(value: object) -> bytes:
     """JSON. Numbers that it has no word for become null; where they mean something they are made words by ``number``.
 
-    Half a surrogate pair, which nobody can write, becomes ``?``: one ruined document must not hide all others.
+    Half a surrogate pair: see ``printable``. One ruined document must not hide all others.
     """
     try:
         return _encoder.encode(value)
@@ -57,9 +57,16 @@ def encoded(value: object) -> bytes:
         return _encoder.encode(_writable(msgspec.to_builtins(value)))
 
 
+def printable(text: str) -> str:
+    """Half a surrogate pair, which nobody can write, becomes ``?``: documents may be ruined, and messages may hold
+    pieces of what was sent.
+    """
+    return text.encode("utf-8", "replace").decode()
+
+
 def _writable(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return printable(value)
     if isinstance(value, dict):
         return {_writable(key): _writable(item) for key, item in value.items()}
     return [_writable(item) for item in value] if isinstance(value, list) else value

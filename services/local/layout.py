@@ -68,15 +68,17 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def bind_lasting(holder: socket.socket, host: str) -> int:
-    """Binds to a free port that no outgoing connection of this machine will ever be given, and says which.
+def bind_lasting(holder: socket.socket, host: str, *, first: int = 0) -> int:
+    """Binds to ``first`` if that is free; else to a free port that no outgoing connection of this machine will ever be
+    given. Says which.
 
     Addresses are kept for as long as the platform lives: while a service is started again, a port of the kernel's own
     range could be somebody's connection, and the service could not come back.
     """
     low, high = _ephemeral()
     ports = [port for port in _PORTS if not low <= port <= high]
-    for port in random.SystemRandom().sample(ports, min(_PORT_TRIES, len(ports))):
+    drawn = random.SystemRandom().sample(ports, min(_PORT_TRIES, len(ports)))
+    for port in [first, *drawn] if first else drawn:
         with suppress(OSError):
             holder.bind((host, port))
             return port
@@ -112,14 +114,8 @@ def choose_addresses(
         wanted = port_given or int(str(last.get(name, ":0")).rpartition(":")[2])
         holder = socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            if not wanted:
-                raise OSError
-            holder.bind((at, wanted))
-        except OSError:
-            bind_lasting(holder, at)
+        chosen[name] = f"{at}:{bind_lasting(holder, at, first=wanted)}"
         held.append(holder)  # until all are chosen, so that none is chosen twice
-        chosen[name] = f"{at}:{holder.getsockname()[1]}"
     for holder in held:
         holder.close()
     return chosen

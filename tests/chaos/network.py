@@ -18,7 +18,7 @@ _NAME: Final = "weft-chaos"
 
 
 class Network:
-    """Lines by who is on one end of them; ``settings`` of a machine, and how it reaches an ``address``."""
+    """``lines``: by the victim of the faults that break them."""
 
     def __init__(self, proxy: Toxiproxy) -> None:
         self.lines: dict[str, list[Line]] = {}

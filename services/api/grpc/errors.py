@@ -13,6 +13,7 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from services.api.writing import printable
 from services.core.adapters.rpc.wire import ERROR_KEY, RETRY_KEY
 from services.core.domain.errors import FieldError, WeftError, row
 
@@ -40,11 +41,6 @@ def status_of(error: WeftError, trace_id: str) -> tuple[grpc.StatusCode, str, tu
     number: int = code.value[0]
     status = status_pb2.Status(code=number, message=message, details=[_packed(one) for one in details])
     return code, message, (*trailing, (DETAILS_KEY, status.SerializeToString()))
-
-
-def printable(text: str) -> str:
-    """Messages may hold pieces of what was sent; half a surrogate pair in one must not fail the refusal."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _violations(errors: tuple[FieldError, ...]) -> error_details_pb2.BadRequest:

@@ -184,7 +184,7 @@ class Gate(grpc.aio.ServerInterceptor):
         except asyncio.CancelledError:
             code = "CANCELLED"
             raise
-        except Exception as error:
+        except Exception as error:  # the outermost edge, as REST's: its text is for the log and not for strangers
             if not isinstance(error, WeftError):
                 log.exception("api.failed", method=method)
                 error = Internal("an internal error; the service's log has its trace")
