@@ -59,31 +59,32 @@ ADDRESSES: Final = (*ETCD.listens, *(name for program in PROGRAMS for name in pr
 
 def is_free(host: str, port: int) -> bool:
     """Whether the port could be listened on now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
+    try:
+        _listen(host, port).close()
+    except OSError:
+        return False
     return True
 
 
-def bind_lasting(holder: socket.socket, host: str, *, first: int = 0) -> int:
-    """Binds to ``first`` if that is free; else to a free port that no outgoing connection of this machine will ever be
-    given. Says which.
+def listen_lasting(host: str, *, first: int = 0) -> socket.socket:
+    """Listens at ``first`` if that is free; else at a free port that no outgoing connection of this machine will ever
+    be given.
 
     Addresses are kept for as long as the platform lives: while a service is started again, a port of the kernel's own
     range could be somebody's connection, and the service could not come back.
     """
     low, high = _ephemeral()
-    ports = [port for port in _PORTS if not low <= port <= high]
-    drawn = random.SystemRandom().sample(ports, min(_PORT_TRIES, len(ports)))
-    for port in [first, *drawn] if first else drawn:
-        with suppress(OSError):
-            holder.bind((host, port))
-            return port
-    holder.bind((host, 0))
-    return int(holder.getsockname()[1])
+    drawn = random.SystemRandom().choices(_PORTS, k=_PORT_TRIES)
+    for port in [first, *(port for port in drawn if not low <= port <= high)]:
+        if port:
+            with suppress(OSError):
+                return _listen(host, port)
+    return _listen(host, 0)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    # Bound alone, it would hold nothing: two sockets of SO_REUSEADDR may be bound to one port until one listens.
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def _ephemeral() -> tuple[int, int]:
@@ -112,10 +113,9 @@ def choose_addresses(
     for name in ADDRESSES:
         at, port_given = given.get(name, ("127.0.0.1", 0))
         wanted = port_given or int(str(last.get(name, ":0")).rpartition(":")[2])
-        holder = socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        chosen[name] = f"{at}:{bind_lasting(holder, at, first=wanted)}"
+        holder = listen_lasting(at, first=wanted)
         held.append(holder)  # until all are chosen, so that none is chosen twice
+        chosen[name] = f"{at}:{holder.getsockname()[1]}"
     for holder in held:
         holder.close()
     return chosen

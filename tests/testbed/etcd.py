@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Final
 import pytest
 
 from services.core.adapters.etcd import launcher
-from services.local.layout import bind_lasting
+from services.local.layout import listen_lasting
 from tests.testbed.signals import pause
 
 # A member that restarts on its data waits for an election before it serves: a second or two by default.
@@ -30,8 +29,8 @@ _given: Final[set[int]] = set()
 def free_port() -> int:
     """One that no connection of anybody's takes until it is used, and that was not given before."""
     while True:
-        with socket.socket() as probe:
-            port = bind_lasting(probe, "127.0.0.1")
+        with listen_lasting("127.0.0.1") as holder:
+            port = int(holder.getsockname()[1])
         if port not in _given:
             _given.add(port)
             return port

@@ -29,3 +29,10 @@ def test_addresses_stay_while_they_are_free(tmp_path: Path) -> None:
         second = choose_addresses(home, host="127.0.0.1", port=0)
     assert second["lcm"] != first["lcm"]
     assert {**second, "lcm": first["lcm"]} == first
+
+
+def test_two_services_are_never_given_one_port(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    first = choose_addresses(home, host="127.0.0.1", port=0)
+    write_json(home.addresses_file, {**first, "guardian": first["lcm"]})
+    assert len(set(ports_of(choose_addresses(home, host="127.0.0.1", port=0)))) == len(ADDRESSES)
