@@ -210,6 +210,7 @@ async def test_the_kinds_are_those_of_which_there_is_a_record(store: RecordStore
         await store.insert(record)
     await store.delete("gone", "x")
     assert await store.kinds() == ["key", "user"]
+    assert await store.unreadable() == []
 
 
 async def test_nobody_changes_what_is_stored_by_changing_what_was_read(store: RecordStore) -> None:
@@ -265,6 +266,7 @@ async def test_a_malformed_record_harms_only_itself(on_sqlite: OnSqlite, body: s
     assert await store.find("key", {}, limit=3) == sound
     with pytest.raises(Quarantined, match="key record b"):
         await store.get("key", "b")
+    assert [(bad.kind, bad.id) for bad in await store.unreadable()] == [("key", "b")]
 
 
 async def test_a_file_of_a_newer_weft_is_refused(on_sqlite: OnSqlite) -> None:
@@ -294,3 +296,13 @@ async def test_a_malformed_document_harms_only_itself(on_mongo: OnMongo, changes
         await store.get("key", "b")
     with pytest.raises(Duplicate):
         await store.insert(a_key("b"))
+    assert [(bad.kind, bad.id) for bad in await store.unreadable()] == [("key", "b")]
+
+
+async def test_a_document_that_nobody_can_find_is_told_nevertheless(on_mongo: OnMongo) -> None:
+    store = await on_mongo.another()
+    for name in "ab":
+        await store.insert(a_key(name))
+    await on_mongo.plant("b", {"id": 7})
+    assert ids(await store.find("key", {})) == ["a"]
+    assert [(bad.kind, bad.id) for bad in await store.unreadable()] == [("key", "7")]

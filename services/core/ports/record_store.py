@@ -23,6 +23,15 @@ class Record:
     rev: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadableRecord:
+    """What ``find`` leaves out."""
+
+    kind: str
+    id: str
+    why: str
+
+
 def check_record(record: Record) -> None:
     """What every store asks before it writes: InvalidRequest where the record is more than a store need take."""
     if not record.kind or not record.id:
@@ -45,7 +54,14 @@ class RecordStore(Protocol):
     async def find(
         self, kind: str, index: Mapping[str, str], *, after: str | None = None, limit: int = 1000
     ) -> Sequence[Record]:
-        """Records of the kind whose index has all the given values, in order of id, beyond ``after``."""
+        """Records of the kind whose index has all the given values, in order of id, beyond ``after``.
+
+        Those that cannot be read are left out (``get`` raises Quarantined for them), and fill no place.
+        """
+        ...
+
+    async def unreadable(self) -> Sequence[UnreadableRecord]:
+        """All that can be read by nobody. Looks at every record: for who must not miss one in silence."""
         ...
 
     async def kinds(self) -> Sequence[str]:

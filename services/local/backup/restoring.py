@@ -174,7 +174,7 @@ async def _refuse_used(stores: Stores) -> None:
     if await stores.objects.list(TENANTS, limit=1):
         found.append("files")
     kinds = set(await stores.records.kinds())
-    if kinds - _OWN or len(await stores.records.find("keys", {}, limit=2)) > 1:
+    if kinds - _OWN or len(await stores.records.find("keys", {}, limit=2)) > 1 or await stores.records.unreadable():
         found.append("records")
     if found:
         raise Conflict(
@@ -213,6 +213,8 @@ async def _empty(stores: Stores) -> None:
         while page_of := await stores.records.find(kind, {}):
             for record in page_of:
                 await stores.records.delete(kind, record.id)
+    for bad in await stores.records.unreadable():
+        await stores.records.delete(bad.kind, bad.id)
     await stores.objects.delete_prefix(TENANTS)
 
 

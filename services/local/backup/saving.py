@@ -173,6 +173,8 @@ class Saving:
                     self.counts["records"] += 1
                 after = page[-1].id
         lines.flush()
+        for bad in await self._stores.records.unreadable():
+            self._warn(f"a record is not in the backup: {bad.id} of {bad.kind} cannot be read: {bad.why}")
 
     async def _jobs(self) -> list[str]:
         lines, ids = Lines(self._writer, "jobs"), []

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from services.core.domain.errors import Duplicate, NotFound, StaleRevision
-from services.core.ports.record_store import Record, check_record
+from services.core.ports.record_store import Record, UnreadableRecord, check_record
 
 
 class MemoryRecordStore:
@@ -48,6 +48,9 @@ class MemoryRecordStore:
         )
         found = [await self.get(kind, record_id) for record_id in ids[:limit]]
         return [record for record in found if record is not None]
+
+    async def unreadable(self) -> Sequence[UnreadableRecord]:
+        return []  # what was kept is what was written
 
     async def kinds(self) -> Sequence[str]:
         return sorted({kind for kind, _ in self._records})

@@ -14,7 +14,7 @@ from pymongo import ASCENDING, IndexModel
 from services.core.adapters.mongo.connection import Database, Document, close, connect, translated
 from services.core.adapters.mongo.documents import Documents
 from services.core.domain.errors import Quarantined, WeftError
-from services.core.ports.record_store import Record, check_record
+from services.core.ports.record_store import Record, UnreadableRecord, check_record
 
 _PAGE: Final = 500
 _INDEXES: Final = (
@@ -86,6 +86,17 @@ class MongoRecordStore:
             after = str(page[-1]["id"])
         return found
 
+    async def unreadable(self) -> Sequence[UnreadableRecord]:
+        found: list[UnreadableRecord] = []
+        where: dict[str, Any] = {}
+        while True:
+            with translated():
+                page = await self._records.collection.find(where).sort("_id", ASCENDING).limit(_PAGE).to_list()
+            if not page:
+                return found
+            found.extend(bad for document in page if (bad := _unreadable(document)) is not None)
+            where = {"_id": {"$gt": page[-1]["_id"]}}
+
     async def kinds(self) -> Sequence[str]:
         with translated():
             cursor = await self._records.collection.aggregate([{"$group": {"_id": "$kind"}}])
@@ -121,9 +132,20 @@ def _document(record: Record) -> Document:
 def _record(document: Mapping[str, Any]) -> Record:
     """KeyError, TypeError or ValueError where it is not what was written."""
     body, index = document["body"], {pair["field"]: pair["value"] for pair in document["index"]}
+    kind, record_id = document["kind"], document["id"]
     if not isinstance(body, dict):
         raise TypeError("not a mapping")
-    return Record(kind=document["kind"], id=document["id"], body=body, index=index, rev=document["rev"])
+    if not isinstance(kind, str) or not isinstance(record_id, str):
+        raise TypeError("kind and id are text")
+    return Record(kind=kind, id=record_id, body=body, index=index, rev=document["rev"])
+
+
+def _unreadable(document: Mapping[str, Any]) -> UnreadableRecord | None:
+    try:
+        _record(document)
+    except (KeyError, TypeError, ValueError) as error:
+        return UnreadableRecord(str(document.get("kind")), str(document.get("id")), f"{type(error).__name__}: {error}")
+    return None
 
 
 def _sound(page: Sequence[Mapping[str, Any]]) -> list[Record]:

@@ -13,7 +13,7 @@ import apsw
 from services.core.adapters.sqlite.database import Database
 from services.core.adapters.sqlite.place import MOUNTS
 from services.core.domain.errors import NotFound, Quarantined, StaleRevision
-from services.core.ports.record_store import Record, check_record
+from services.core.ports.record_store import Record, UnreadableRecord, check_record
 
 _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS records(
@@ -105,6 +105,13 @@ class SqliteRecordStore:
 
         return await self._database.read(read)
 
+    async def unreadable(self) -> Sequence[UnreadableRecord]:
+        def read(connection: apsw.Connection) -> list[UnreadableRecord]:
+            rows = connection.execute(f"{_SELECT} ORDER BY kind, id")
+            return [bad for row in rows if (bad := _unreadable(row)) is not None]
+
+        return await self._database.read(read)
+
     async def kinds(self) -> Sequence[str]:
         def read(connection: apsw.Connection) -> list[str]:
             return [str(kind) for (kind,) in connection.execute("SELECT DISTINCT kind FROM records ORDER BY kind")]
@@ -139,6 +146,14 @@ def _record(row: Any) -> Record:
     if not isinstance(read, dict) or not isinstance(index, dict):
         raise ValueError("not a mapping")  # noqa: TRY004 - one kind of error for all that is malformed
     return Record(kind=kind, id=record_id, body=read, index=index, rev=rev)
+
+
+def _unreadable(row: Any) -> UnreadableRecord | None:
+    try:
+        _record(row)
+    except ValueError as error:
+        return UnreadableRecord(str(row[0]), str(row[1]), str(error))
+    return None
 
 
 def _write_index(connection: apsw.Connection, record: Record) -> None:
