@@ -32,7 +32,16 @@ from services.node.cgroups import Groups
 from services.node.fences import Fences
 from services.node.files import remove_tree, sync_folder
 from services.node.keeper import Keeper, end_tasks, helper_environment
-from services.node.learner import MALFORMED, RUN, JobFolder, Learner, LearnerDocument, read_learner
+from services.node.learner import (
+    MALFORMED,
+    RUN,
+    JobFolder,
+    Learner,
+    LearnerDocument,
+    owner,
+    read_gpus,
+    read_learner,
+)
 from services.node.meters import Meters
 from services.node.processes import Belonging, kill_all
 from services.node.settings import NodeSettings
@@ -336,13 +345,14 @@ class Agent:
         return sorted(found, key=lambda one: (one.attempt, one.document.learner.rank))
 
     def _taken(self) -> Taken:
-        gpus: dict[int, float] = {}
-        for one in self._learners.values():
-            for index in one.document.gpus:
-                gpus[index] = gpus.get(index, 0.0) + min(1.0, one.document.learner.gpus)
         documents = [one.document for one in self._learners.values()]
+        holders = [dict.fromkeys(one.gpus, one.share) for one in documents] + [read_gpus(one) for one in self._unread]
+        gpus: dict[int, float] = {}
+        for index, share in (held for one in holders for held in one.items()):
+            gpus[index] = gpus.get(index, 0.0) + share
+        users = {owner(folder): folder.parts[-3] for folder in self._unread}
         return Taken(
-            uids={one.uid: one.plan.job for one in documents},
+            uids={**users, **{one.uid: one.plan.job for one in documents}},
             gpus=gpus,
             ports={port for one in documents for port in one.ports.values()},
         )

@@ -56,6 +56,11 @@ class LearnerDocument:
     schema: int = SCHEMA
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def share(self) -> float:
+        """How much of each of its GPUs it holds."""
+        return min(1.0, self.learner.gpus)
+
 
 @dataclass(frozen=True, slots=True)
 class Learner:
@@ -237,6 +242,29 @@ def read_learner(folder: Path) -> Learner | None:
     if (learner.job, str(learner.attempt), learner.name) != folder.parts[-3:]:
         raise ValueError(f"it says that it is {learner.job}/{learner.attempt}/{learner.name}")
     return learner
+
+
+def write_gpus(folder: Path, document: LearnerDocument) -> None:
+    """Once more what it holds, for the day on which its document cannot be read: others must not be given the same."""
+    if document.gpus:
+        write_json(folder / "gpus.json", {"gpus": document.gpus, "share": document.share})
+
+
+def read_gpus(folder: Path) -> dict[int, float]:
+    """Index -> how much of it a learner holds that cannot be read. Empty where that is not known either."""
+    try:
+        document = read_json(folder / "gpus.json") or {"gpus": ()}
+        return {int(index): float(document["share"]) for index in document["gpus"]}
+    except MALFORMED:
+        return {}
+
+
+def owner(folder: Path) -> int:
+    """The uid that its learner runs under, whatever its document says; -1 where even that is gone."""
+    try:
+        return (folder / "job").stat().st_uid
+    except OSError:
+        return -1
 
 
 def _identity(document: Mapping[str, Any]) -> Identity:

@@ -19,7 +19,7 @@ from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.home import Home
 from services.node.environment import FOLDERS, render
 from services.node.files import no_space, remove_tree, reserve, sync_folder, write_json
-from services.node.learner import JobFolder, Learner, LearnerDocument
+from services.node.learner import JobFolder, Learner, LearnerDocument, write_gpus
 from services.node.sandbox import accounts
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -117,4 +117,5 @@ def _make_learner(folder: Path, document: LearnerDocument) -> None:
             (folder / name).write_text(content)
             (folder / name).chmod(0o644)
     reserve(folder / "stop.json")
+    write_gpus(folder, document)
     write_json(folder / "learner.json", dump(document))

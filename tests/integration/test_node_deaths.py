@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from services.core.adapters.local.cluster import LocalCluster
-from services.core.domain.errors import NoSpace, StaleFence
+from services.core.domain.errors import NoSpace, ResourceExhausted, StaleFence
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import LearnerProcess
 from services.node import shim
@@ -287,6 +287,31 @@ async def test_resources_of_adopted_learners_stay_taken(node: NodeProcess, clust
     assert mine["ports"]["master"] != other["ports"]["master"]
     if os.geteuid() == 0:
         assert mine["uid"] != other["uid"]
+    for one in (first, second):
+        await cluster.teardown(one.job, attempt=1, term=1)
+
+
+async def test_what_a_learner_holds_that_cannot_be_read_is_given_to_nobody(
+    node: NodeProcess, cluster: LocalCluster
+) -> None:
+    first = plan([FOREVER] * 3, gpus=1)
+    await start(cluster, first)
+    held = node.read(first, "learner.json")
+    node.end(signal.SIGKILL)
+    for rank in range(3):
+        (node.folder(first, rank) / "learner.json").write_text('{"schema": 1, "plan": 3}')
+    node.start()
+    second, third = plan([FOREVER], gpus=1), plan([FOREVER], gpus=1)
+    await cluster.do("reserve", second)
+    assert node.read(second, "learner.json")["gpus"] == [3]
+    if os.geteuid() == 0:
+        assert node.read(second, "learner.json")["uid"] != held["uid"]
+    with pytest.raises(ResourceExhausted):
+        await cluster.do("reserve", third)
+    await cluster.teardown(first.job, attempt=1, term=1)
+    await cluster.do("reserve", third)
+    for one in (second, third):
+        await cluster.teardown(one.job, attempt=1, term=1)
 
 
 async def test_a_second_agent_of_the_same_home_does_not_start(node: NodeProcess) -> None:
