@@ -134,14 +134,20 @@ async def serve_http(server: uvicorn.Server, stopping: asyncio.Event) -> None:
         await task
 
 
+def watch_failpoints(name: str) -> None:
+    """Where failpoints are on, each change of a file is one from now on. Said loudly."""
+    points = failpoints(name)
+    if points is not None:
+        why = "this process may die on purpose: never in production"
+        structlog.get_logger().warning("failpoints.on", folder=points.folder, why=why)
+        points.watch_files()
+
+
 def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]]) -> int:
     """Runs a service to its end; the exit code. One clear line on stderr where it cannot start."""
     configure_logging(name, settings.log_level)
     log = structlog.get_logger()
-    points = failpoints(name)
-    if points is not None:
-        log.warning("failpoints.on", folder=points.folder, why="this process may die on purpose: never in production")
-        points.watch_files()
+    watch_failpoints(name)
 
     async def body() -> None:
         service = Service(name, settings)

@@ -26,8 +26,17 @@ from services.core.adapters.celery.app import make_app, on_hint
 from services.core.adapters.celery.broker import FOLDER, Broker
 from services.core.adapters.celery.consumer import Presence, consumer_class
 from services.core.adapters.celery.nudge import Nudger
+from services.core.adapters.rpc.hints import Nudges
+from services.core.call_points import at_failpoint
 from services.core.domain.errors import WeftError
-from services.core.service import Service, configure_logging, http_server, operations_app, serve_http
+from services.core.service import (
+    Service,
+    configure_logging,
+    http_server,
+    operations_app,
+    serve_http,
+    watch_failpoints,
+)
 from services.core.settings import Settings
 
 _AT_ONCE: Final = 4
@@ -42,10 +51,12 @@ def main() -> int:
     """Runs until SIGTERM; the exit code."""
     settings = Settings()
     configure_logging("worker", settings.log_level)
+    watch_failpoints("worker")
     _bring_in_line(logging.getLogger())
     try:
         broker = Broker.of(settings)
-        nudger = Nudger(settings.place.address, asyncio.run(wiring.service_secret(settings)))
+        nudges = Nudges(settings.place.address, asyncio.run(wiring.service_secret(settings)))
+        nudger = Nudger(at_failpoint(nudges, "services", "worker"))
         operations = settings.place.address("worker-ops")
     except WeftError as error:
         log.error("service.cannot_run", why=[error.message])  # noqa: TRY400 - no trace for people

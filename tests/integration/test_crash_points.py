@@ -57,7 +57,7 @@ def test_whoever_asks_is_told_that_services_may_die_on_purpose(embedded: Bed) ->
     assert (check["ok"], check["detail"]) == (False, f"on in {len(services)} services: they may die on purpose")
     logs = {path.stem: path.read_text() for path in (home / "logs").glob("*.log")}
     said = {name for name, log in logs.items() if "failpoints.on" in log}
-    assert said >= {"api", "guardian", "lcm", "metrics", "node"}
+    assert said >= {"api", "guardian", "lcm", "metrics", "node", "worker"}
 
 
 @pytest.mark.timeout(_LIMIT_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -21,9 +21,8 @@ log = structlog.get_logger()
 class Nudger:
     """Callable from any thread; the calls run in a loop on a thread of its own."""
 
-    def __init__(self, address: Callable[[str], str], secret: bytes) -> None:
-        """``address``: see ``Nudges``."""
-        self._nudges = Nudges(address, secret)
+    def __init__(self, nudges: Nudges) -> None:
+        self._nudges = nudges
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="nudge", daemon=True)
         self._thread.start()
