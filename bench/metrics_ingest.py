@@ -32,8 +32,8 @@ from bench.report import Row, show
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.metrics.rpc.messages import batch_of
-from tests.testbed.etcd import free_port
 from tests.testbed.metrics import Helper, MetricsProcess, Reader, job_id, running
+from tests.testbed.server import free_port
 
 LINE = "epoch 3 step {at:>7} loss=0.{at:06d} accuracy=0.9312 lr=0.001 12.3 samples/s eta 0:01:02"
 NAMES = ("loss", "accuracy", "lr", "grad_norm", "samples_per_s")

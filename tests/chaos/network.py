@@ -11,8 +11,8 @@ from tests.testbed.go import SERVERS, go_build
 from tests.testbed.mongo import Mongo, at_database, mongo_build
 from tests.testbed.rabbitmq import RabbitMQ, serving
 from tests.testbed.s3 import S3
+from tests.testbed.server import running
 from tests.testbed.toxiproxy import Line, Toxiproxy
-from tests.waiting import in_thread
 
 _NAME: Final = "weft-chaos"
 
@@ -52,12 +52,8 @@ class Servers:
 @contextmanager
 def network(root: Path, say: Callable[[str], None]) -> Generator[Network]:
     """``root``: where logs are kept."""
-    proxy = Toxiproxy(go_build("toxiproxy", SERVERS / "toxiproxy", say), root)
-    try:
-        in_thread(proxy.ready)
+    with running(Toxiproxy(go_build("toxiproxy", SERVERS / "toxiproxy", say), root)) as proxy:
         yield Network(proxy)
-    finally:
-        proxy.kill()
 
 
 @contextmanager
@@ -67,9 +63,7 @@ def servers(root: Path, say: Callable[[str], None]) -> Generator[Servers]:
         mongo = Mongo(mongo_build(say), _folder(root / "mongo"))
         stack.callback(mongo.kill)
         mongo.start()
-        s3 = S3(go_build("versitygw", SERVERS / "versitygw", say), root / "s3")
-        stack.callback(s3.kill)
-        s3.start()
+        s3 = stack.enter_context(running(S3(go_build("versitygw", SERVERS / "versitygw", say), root / "s3")))
         yield Servers(mongo, s3, stack.enter_context(serving(root / "rabbitmq", say)))
 
 

@@ -10,9 +10,9 @@ import pytest
 from services.core.adapters.celery.app import QUEUE
 from services.core.home import Home
 from services.local.doctor import examine
-from tests.testbed.etcd import free_port
 from tests.testbed.ferretdb import FerretDB
 from tests.testbed.hints import Carrier
+from tests.testbed.server import free_port
 
 
 def said(check: str, home: Path) -> tuple[bool, str]:

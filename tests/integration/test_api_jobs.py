@@ -18,7 +18,7 @@ from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
 from services.core.settings import Settings
 from services.core.wiring import SERVICE_SECRET, installation_secrets
 from tests.testbed.api import SPEC, Api, a_zip, running_api
-from tests.testbed.etcd import free_port
+from tests.testbed.server import free_port
 from tests.waiting import until
 
 ZIP = a_zip()

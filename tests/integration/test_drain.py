@@ -23,8 +23,8 @@ from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain import errors
 from services.core.members import members
 from services.core.processes import Identity, send, wait_gone
-from tests.testbed.etcd import free_port
 from tests.testbed.platform import Platform, platform
+from tests.testbed.server import free_port
 from tests.waiting import eventually
 from weft import Client, Job, Unavailable
 

@@ -11,7 +11,7 @@ import pytest
 from services.core.adapters.etcd import launcher
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain.errors import Unavailable
-from tests.testbed.etcd import free_port
+from tests.testbed.server import free_port
 from tests.waiting import until
 
 

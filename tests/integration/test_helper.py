@@ -20,9 +20,9 @@ from services.helper.folder import LearnerFolder
 from services.helper.intake import Intake as IntakeClient
 from services.helper.ship.shipper import Shipper
 from services.helper.spool import Spool
-from tests.testbed.etcd import free_port
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import TENANT, Learner
+from tests.testbed.server import free_port
 from tests.waiting import until
 
 JOB = "j0"

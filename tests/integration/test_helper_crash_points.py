@@ -19,11 +19,11 @@ import pytest
 
 from services.core.domain.plan import Input
 from tests.promises import Promise
-from tests.testbed.etcd import free_port
 from tests.testbed.failpoints import FailpointFolder, ways
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import TENANT, Learner
 from tests.testbed.scripted_http import Asked, Say, scripted
+from tests.testbed.server import free_port
 from tests.waiting import until
 
 JOB = "j0"

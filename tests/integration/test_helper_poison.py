@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.etcd import free_port
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import Learner
+from tests.testbed.server import free_port
 from tests.waiting import until
 
 DRAIN_S = 1

@@ -17,10 +17,10 @@ from services.core.adapters.s3.transfer import PART_BYTES
 from services.core.adapters.s3.unfinished import sweep
 from services.core.domain.learner import LearnerStatus
 from services.core.ports.object_urls import ObjectRequest
-from tests.testbed.etcd import free_port
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import TENANT, Learner
 from tests.testbed.s3 import BUCKET, S3
+from tests.testbed.server import free_port
 from tests.waiting import until
 
 JOB = "j0"

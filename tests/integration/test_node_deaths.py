@@ -20,8 +20,8 @@ from services.core.domain.errors import NoSpace, ResourceExhausted, StaleFence
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import LearnerProcess
 from services.node import shim
-from tests.testbed.etcd import free_port
 from tests.testbed.node import NodeProcess, living_with, node_process, plan
+from tests.testbed.server import free_port
 from tests.testbed.signals import kill_all
 from tests.waiting import until
 

@@ -24,7 +24,7 @@ from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.job import Job
 from services.core.ports.job_store import JobStore
 from services.core.service import http_server, serve_http
-from tests.testbed.etcd import free_port
+from tests.testbed.server import free_port
 from tests.waiting import until
 
 SPEC: dict[str, Any] = {"name": "digits", "command": "python train.py"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 
 from services.core.adapters.folder.secrets import FolderSecretStore
-from tests.testbed.etcd import free_port
+from tests.testbed.server import free_port
 from tests.waiting import until
 
 _STARTS = 10

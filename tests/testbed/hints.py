@@ -27,8 +27,8 @@ from services.core.home import Home
 from services.core.ports.hints import Hints
 from services.core.settings import Settings
 from services.core.wiring import SERVICE_SECRET
-from tests.testbed.etcd import free_port
 from tests.testbed.redis import Redis
+from tests.testbed.server import free_port
 from tests.waiting import in_thread, until
 
 SECRET = b"0" * 32

@@ -27,7 +27,7 @@ from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.home import Home
 from services.core.settings import Settings
 from services.core.wiring import SERVICE_SECRET, installation_secrets
-from tests.testbed.etcd import free_port
+from tests.testbed.server import free_port
 
 ROOT = Path(__file__).parents[2]
 SECRET = b"metrics tests' own service secret"

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.testbed.built import built, need_debian, run
+from tests.testbed.server import free_port
 
 _PINS = Path(__file__).with_name("mongo-server")
 _RESOLVE = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
@@ -29,7 +30,7 @@ class Mongo:
 
     def __init__(self, program: Path, folder: Path, *, fault: str = "") -> None:
         """``fault``: one of Main.java's."""
-        self.port = 0
+        self.port = free_port()
         self._fault = fault
         self._classpath = f"{program / 'classes'}:{program / 'jars' / '*'}"
         self._folder = folder

@@ -26,7 +26,7 @@ from services.core.settings import Settings
 from services.core.wiring import service_secret
 from services.node.cgroups import Groups
 from services.node.tier import TIER_FILE
-from tests.testbed.etcd import free_port
+from tests.testbed.server import free_port
 from tests.testbed.signals import kill_all
 
 _QUICKLY = (("grpc.min_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20))

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+_TURNS: Final = 3
+"""Of the loop: a connection that was accepted at the last moment is made in the next, and gone two later."""
 
 
 class Proxy:
@@ -61,30 +65,37 @@ class Proxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Not a coroutine: one that is cancelled before it began would leave the connection to nobody."""
         self.connections += 1
         if self._cut:
             writer.transport.abort()
             return
+        self._writers.add(writer)
+        task = asyncio.create_task(self._carry(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(lambda _: self._forget(writer))
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             there, back = await asyncio.open_connection(self._host, self._port)
         except OSError:
-            writer.transport.abort()
             return
-        self._writers |= {writer, back}
+        self._writers.add(back)
         try:
-            await asyncio.gather(self._pump(reader, back, asker=writer), self._pump(there, writer))
+            if not writer.is_closing():  # cut meanwhile
+                await asyncio.gather(self._pump(reader, back, asker=writer), self._pump(there, writer))
         finally:
-            self._writers -= {writer, back}
-            self._frozen -= {writer, back}
-            self._unanswered.discard(writer)
-            for end in (writer, back):
-                end.transport.abort()
+            self._forget(back)
+
+    def _forget(self, writer: asyncio.StreamWriter) -> None:
+        for kept in (self._writers, self._frozen, self._unanswered):
+            kept.discard(writer)
+        writer.transport.abort()
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asker: asyncio.StreamWriter | None = None

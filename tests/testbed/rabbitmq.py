@@ -6,7 +6,6 @@ It has its own folder, cookie, ports and port mapper (epmd), so that it meets no
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Callable, Generator, Iterator
@@ -17,30 +16,25 @@ from typing import Final
 import pytest
 
 from tests.testbed.built import need_debian
-from tests.testbed.etcd import free_port
-from tests.testbed.signals import pause
-from tests.waiting import in_thread, until
+from tests.testbed.server import Server, free_port
+from tests.waiting import in_thread
 
 _PROGRAM: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """Not the one on PATH: that changes to a user of the package's and reads the service's settings."""
-_START_S: Final = 180
-"""Four seconds of processor time; much longer on a busy machine."""
 _GREETING: Final = b"AMQP\x00\x00\x09\x01"
 
 
-class RabbitMQ:
-    """Keeps its ports and its folder over all its lives."""
+class RabbitMQ(Server):
+    """Keeps its ports and its folder over all its lives. What is durable is there again after the next start."""
+
+    starts_within_s = 180.0
+    """Four seconds of processor time; much longer on a busy machine."""
 
     def __init__(self, folder: Path) -> None:
-        self.port = free_port()
+        super().__init__(folder / "rabbitmq.out")
         self._folder = folder
         self._mapper_port, self._node_port = free_port(), free_port()
         self._mapper: subprocess.Popen[bytes] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
@@ -54,14 +48,9 @@ class RabbitMQ:
         self._folder.mkdir(parents=True, exist_ok=True)
         for name, text in (("rabbitmq.conf", "disk_free_limit.absolute = 1MB\n"), ("plugins", "[].\n"), ("none", "")):
             (self._folder / name).write_text(text)
-        with (self._folder / "rabbitmq.out").open("ab") as output:
-            if self._mapper is None:
-                self._mapper = subprocess.Popen(
-                    ["epmd"], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment()
-                )
-            self._process = subprocess.Popen(
-                [_PROGRAM], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment(), cwd="/"
-            )
+        if self._mapper is None:
+            self._mapper = self._spawn(["epmd"], env=self._environment())
+        self._process = self._spawn([_PROGRAM], env=self._environment(), cwd="/")
 
     def _environment(self) -> dict[str, str]:
         folder = self._folder
@@ -93,26 +82,10 @@ class RabbitMQ:
             **{f"RABBITMQ_{name}": value for name, value in settings.items()},
         }
 
-    async def ready(self) -> None:
-        """Returns when it serves."""
-        await until(self._serves, timeout=_START_S)
-
-    def _serves(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, (self._folder / "rabbitmq.out").read_text()[-2000:]
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
-                connection.sendall(_GREETING)
-                return connection.recv(1) == b"\x01"  # its first frame; what refuses us says "AMQP"
-        except OSError:
-            return False
-
-    def kill(self) -> None:
-        """Kill -9. What is durable is there again after the next start; hints are not."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+    def serves(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            connection.sendall(_GREETING)
+            return connection.recv(1) == b"\x01"  # its first frame; what refuses us says "AMQP"
 
     def close(self) -> None:
         self.kill()
@@ -120,14 +93,6 @@ class RabbitMQ:
             self._mapper.kill()
             self._mapper.wait()
             self._mapper = None
-
-    def pause(self) -> None:
-        assert self._process is not None
-        pause(self._process.pid)
-
-    def go_on(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
 
 
 @contextmanager

@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.testbed.built import need_debian
-from tests.testbed.etcd import free_port
-from tests.testbed.signals import pause
-from tests.waiting import in_thread, until
+from tests.testbed.server import Server, running
 
 
-class Redis:
+class Redis(Server):
     """Keeps its port over all its lives, and nothing else: what it held is lost with each."""
 
     def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        super().__init__(folder / "redis.log")
 
     @property
     def url(self) -> str:
         return f"redis://{self.address}/0"
 
     def start(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
         options = {"port": str(self.port), "bind": "127.0.0.1", "save": "", "appendonly": "no"}
-        with (self._folder / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                ["redis-server", *(word for name, value in options.items() for word in (f"--{name}", value))],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder,
-            )  # fmt: skip
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        self._process = self._spawn(["redis-server", *words], cwd=self.log.parent)
 
-    async def ready(self) -> None:
-        """Returns when it serves."""
-        await until(self._serves, timeout=30)
-
-    def _serves(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, (self._folder / "redis.log").read_text()
-        try:
-            return self._ask(b"PING") == b"+PONG"
-        except OSError:
-            return False
+    def serves(self) -> bool:
+        return self._ask(b"PING") == b"+PONG"
 
     def empty(self) -> None:
         """Forgets everything."""
@@ -70,21 +47,6 @@ class Redis:
         assert answer[:1] in {b"+", b":"}, answer
         return answer
 
-    def kill(self) -> None:
-        """Kill -9."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def pause(self) -> None:
-        assert self._process is not None
-        pause(self._process.pid)
-
-    def go_on(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
 
 @pytest.fixture(scope="session")
 def redis(
@@ -93,14 +55,8 @@ def redis(
     untimed: Callable[[], AbstractContextManager[None]],
 ) -> Iterator[Redis]:
     """One for all tests; it serves. Who kills it starts it again, and who uses it empties it first."""
-    with untimed():
-        need_debian(("redis-server",), ("redis-server",), aloud)
-        server = Redis(tmp_path_factory.mktemp("redis"))
-        server.start()
-        try:
-            in_thread(server.ready)
-        except BaseException:
-            server.kill()
-            raise
-    yield server
-    server.kill()
+    with ExitStack() as stack:
+        with untimed():
+            need_debian(("redis-server",), ("redis-server",), aloud)
+            server = stack.enter_context(running(Redis(tmp_path_factory.mktemp("redis"))))
+        yield server

@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-import signal
-import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from services.core.adapters.s3.bucket import Bucket, Credentials, bucket
-from tests.testbed.etcd import free_port
 from tests.testbed.go import SERVERS, GoBuilt
-from tests.testbed.signals import pause
+from tests.testbed.server import Server, running
+from tests.waiting import in_thread
 
 REGION = "eu-north-1"
 BUCKET = "weft"
@@ -25,18 +22,17 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _names = itertools.count(1)
 
 
-class S3:
+class S3(Server):
     """Keeps its port, its credentials and its folder over all its lives."""
 
     def __init__(self, binary: Path, folder: Path, *, volume_mib: int = 0) -> None:
         """``volume_mib``: on a volume of its own, which is of that size, and gone with the process."""
-        self.port = free_port()
+        super().__init__(folder / "s3.log")
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self.credentials = Credentials(secrets.token_hex(8), secrets.token_hex(20))
-        self.data, self._binary, self._log = folder / "data", binary, folder / "s3.log"
+        self.data, self._binary = folder / "data", binary
         self.data.mkdir(parents=True, exist_ok=True)
         self._volume_mib = volume_mib
-        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """On the data that is there; returns when it serves."""
@@ -53,35 +49,12 @@ class S3:
             mount = f'mount -t tmpfs -o size={self._volume_mib}m tmpfs "{self.data}" && mkdir "{self.data}/{BUCKET}"'
             alone = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
             command = [*alone, "sh", "-c", f'{mount} && exec "$@"', "sh", *command]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        deadline = time.monotonic() + 30
-        while not self._serves():
-            assert self._process.poll() is None, self._log.read_text()
-            assert time.monotonic() < deadline, self._log.read_text()
-            time.sleep(0.01)
+        self._process = self._spawn(command, env=environment)
+        in_thread(self.ready)
 
-    def _serves(self) -> bool:
-        try:
-            with _direct.open(f"{self.endpoint}/health", timeout=2):
-                return True
-        except OSError:
-            return False
-
-    def kill(self) -> None:
-        """Kill -9."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def pause(self) -> None:
-        assert self._process is not None
-        pause(self._process.pid)
-
-    def go_on(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+    def serves(self) -> bool:
+        with _direct.open(f"{self.endpoint}/health", timeout=2):
+            return True
 
     def bucket(self, name: str = BUCKET, prefix: str = "") -> Bucket:
         """A bucket, made if it is not there: the server takes every folder for one."""
@@ -108,12 +81,8 @@ def s3_binary(go_built: GoBuilt) -> Path:
 @pytest.fixture(scope="session")
 def s3(s3_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     """One for all tests: take a bucket of your own from ``s3_bucket``."""
-    server = S3(s3_binary, tmp_path_factory.mktemp("s3"))
-    server.start()
-    try:
+    with running(S3(s3_binary, tmp_path_factory.mktemp("s3"))) as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture
@@ -125,7 +94,5 @@ def s3_bucket(s3: S3) -> Bucket:
 @pytest.fixture
 def own_s3(s3_binary: Path, tmp_path: Path) -> Iterator[S3]:
     """One that the test may kill; it serves."""
-    server = S3(s3_binary, tmp_path / "s3")
-    server.start()
-    yield server
-    server.kill()
+    with running(S3(s3_binary, tmp_path / "s3")) as server:
+        yield server

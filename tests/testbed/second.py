@@ -16,7 +16,7 @@ from typing import Final
 
 from services.core.home import Home
 from services.core.processes import Identity, identify, send, wait_gone
-from tests.testbed.etcd import free_port
+from tests.testbed.server import free_port
 
 _OWN: Final = frozenset({"run", "logs", "lock"})
 

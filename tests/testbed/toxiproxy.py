@@ -14,7 +14,6 @@ Unlike proxy.py it needs no event loop of the test's: real services are led thro
 from __future__ import annotations
 
 import json
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +21,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.testbed.etcd import free_port
 from tests.testbed.go import SERVERS, GoBuilt
-from tests.waiting import in_thread, until
+from tests.testbed.server import Server, running
 
 _direct: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -64,26 +62,18 @@ class Line:
         self._toxiproxy.ask("POST", self._path, {"enabled": True})
 
 
-class Toxiproxy:
+class Toxiproxy(Server):
+    """``kill``: all its lines break, and are forgotten."""
+
     def __init__(self, program: Path, folder: Path) -> None:
-        self.port = free_port()
-        self._log, self._made = folder / "toxiproxy.log", 0
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [program, "-host", "127.0.0.1", "-port", str(self.port)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+        super().__init__(folder / "toxiproxy.log")
+        self._program, self._made = program, 0
 
-    async def ready(self) -> None:
-        """Returns when it serves."""
-        await until(self._serves, timeout=30)
+    def start(self) -> None:
+        self._process = self._spawn([self._program, "-host", "127.0.0.1", "-port", str(self.port)])
 
-    def _serves(self) -> bool:
-        assert self._process.poll() is None, self._log.read_text()
-        try:
-            self.ask("GET", "/version")
-        except OSError:
-            return False
+    def serves(self) -> bool:
+        self.ask("GET", "/version")
         return True
 
     def to(self, upstream: str, *, port: int = 0) -> Line:
@@ -104,18 +94,10 @@ class Toxiproxy:
             text = answer.read()
         return json.loads(text) if text else None
 
-    def kill(self) -> None:
-        """All its lines break."""
-        self._process.kill()
-        self._process.wait()
-
 
 @pytest.fixture(scope="session")
 def toxiproxy(go_built: GoBuilt, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toxiproxy]:
     """One for all tests: make lines of your own."""
-    server = Toxiproxy(go_built("toxiproxy", SERVERS / "toxiproxy"), tmp_path_factory.mktemp("toxiproxy"))
-    try:
-        in_thread(server.ready)
+    program = go_built("toxiproxy", SERVERS / "toxiproxy")
+    with running(Toxiproxy(program, tmp_path_factory.mktemp("toxiproxy"))) as server:
         yield server
-    finally:
-        server.kill()

@@ -1,0 +1,98 @@
+"""A server of the test bed: a process on loopback that keeps its port over all its lives, ended by its own pid."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+from services.local.layout import listen_lasting
+from tests.testbed.signals import pause
+from tests.waiting import in_thread, until
+
+_given: Final[set[int]] = set()
+
+
+def free_port() -> int:
+    """One that no connection of anybody's takes until it is used, and that was not given before."""
+    while True:
+        with listen_lasting("127.0.0.1") as holder:
+            port = int(holder.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port
+
+
+class Server:
+    """Its subclass says how it is started, and when it serves."""
+
+    starts_within_s = 30.0
+
+    def __init__(self, log: Path) -> None:
+        self.port = free_port()
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """On what its last life has left; it serves a moment later (``ready``)."""
+        raise NotImplementedError
+
+    def serves(self) -> bool:
+        """Whether it answers now. OSError: not yet."""
+        raise NotImplementedError
+
+    async def ready(self) -> None:
+        """Returns when it serves. AssertionError with its log where it ended instead."""
+        await until(self._serves, timeout=self.starts_within_s)
+
+    def kill(self) -> None:
+        """Kill -9; harmless where it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """Stands still when this returns: a signal is on its way for a while, and it answers until that is there."""
+        assert self._process is not None
+        pause(self._process.pid)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _spawn(
+        self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd)
+
+    def _serves(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text()[-5000:]
+        try:
+            return self.serves()
+        except OSError:
+            return False
+
+
+One = TypeVar("One", bound=Server)
+
+
+@contextmanager
+def running(server: One) -> Generator[One]:
+    """It serves, and is gone afterwards."""
+    try:
+        server.start()
+        in_thread(server.ready)  # an asynchronous fixture may be what asks for this one, and its loop runs already
+        yield server
+    finally:
+        server.kill()
