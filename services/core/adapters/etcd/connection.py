@@ -32,6 +32,8 @@ from services.core.domain.errors import (
 _MAX_MESSAGE: Final = 256 * 2**20
 """etcd's answers may pass gRPC's 4 MB: a page of a list (1000 values of up to 64 KiB), a watcher that catches up."""
 _OPTIONS: Final = (
+    # No ping after each message to find out how wide the line is: it wakes both sides, and near by the line is wide.
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.keepalive_time_ms", 6_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),

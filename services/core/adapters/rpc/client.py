@@ -20,6 +20,8 @@ OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # No ping after each message to find out how wide the line is: it wakes both sides, and near by the line is wide.
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE),

@@ -23,6 +23,8 @@ from services.core.domain.tokens import LearnerIdentity, verify
 LEARNER_SERVICES: Final = frozenset({"weft.v1.Intake"})
 OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
+    # No ping after each message to find out how wide the line is: it wakes both sides, and near by the line is wide.
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     # Clients ask every five seconds whether we live, on quiet streams too; by default that is taken for an attack.
     ("grpc.keepalive_permit_without_calls", 1),
