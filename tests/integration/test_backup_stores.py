@@ -379,9 +379,10 @@ def test_documents_that_cannot_be_read_are_kept_and_told(home: Path, tmp_path: P
 def test_a_record_that_cannot_be_read_is_told_and_mended_by_a_restore(home: Path, tmp_path: Path) -> None:
     before = seen(home)
     backup(home, tmp_path / "sound")
-    with apsw.Connection(str(home / "records.sqlite")) as database:
-        ruined = database.execute("SELECT min(id) FROM records WHERE kind = 'keys'").get
-        database.execute("UPDATE records SET body = '{' WHERE kind = 'keys' AND id = ?", (ruined,))
+    database = apsw.Connection(str(home / "records.sqlite"))
+    ruined = database.execute("SELECT min(id) FROM records WHERE kind = 'keys'").get
+    database.execute("UPDATE records SET body = '{' WHERE kind = 'keys' AND id = ?", (ruined,))
+    database.close()
     made = backup(home, tmp_path / "b")
     assert [text for text in made["warnings"] if f"{ruined} of keys" in text] == made["warnings"] != []
     restore(home, tmp_path / "sound", replace=True)
