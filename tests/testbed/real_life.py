@@ -86,8 +86,8 @@ class Lives:
             if job.status == "DOWNLOADING" or hurry():
                 self._gate.set()
             if job.status == "PROCESSING" or hurry():
-                for folder in (self.weft.home.root / "node" / job.id).glob("[0-9]*/*/job"):
-                    with suppress(FileNotFoundError):  # torn down meanwhile
+                with suppress(FileNotFoundError):  # torn down meanwhile; looked for again, if anything is left
+                    for folder in (self.weft.home.root / "node" / job.id).glob("[0-9]*/*/job"):
                         (folder / "go-on").touch()
             time.sleep(_LOOK_S)
 
