@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from services.api.settings import ApiSettings
-from services.core.settings import Settings
+from services.core.runtime.settings import Settings
 from services.guardian.settings import GuardianSettings
 from services.lcm.settings import LcmSettings
 from services.local.settings import LocalSettings

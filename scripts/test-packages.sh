@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What the tests need of the system beside .venv: bubblewrap, allowed to make user
 # namespaces, and the brokers RabbitMQ and Redis. The platform itself runs without them
-# (tier process, a folder as broker); its tests show them too, and fail rather than skip
+# (isolation process, a folder as broker); its tests show them too, and fail rather than skip
 # where they cannot.
 #
 # Run by `make test`. Says nothing when nothing is missing; installs with apt, aloud,
@@ -57,5 +57,5 @@ restricted=/proc/sys/kernel/apparmor_restrict_unprivileged_userns
 if [ "$(cat "$restricted" 2> /dev/null)" = 1 ]; then
     say "allowing user namespaces until the next boot (kernel.apparmor_restrict_unprivileged_userns=0) ${as_root[0]:+(with sudo)}"
     { can_be_root && "${as_root[@]}" sysctl -q -w kernel.apparmor_restrict_unprivileged_userns=0; } \
-        || say "that FAILED: the tests of the tier sandbox will fail"
+        || say "that FAILED: the tests of the isolation sandbox will fail"
 fi

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from weft._aside import aside
 from weft._choosing import KINDS, choose, inside
 from weft._errors import ConnectionFailed, InvalidRequest, NotFound
 from weft._http import Http
 from weft._records import Artifact
+from weft._to_thread import to_thread
 
 # How often one file is gone on with after a cut that brought nothing new.
 _FRUITLESS: Final = 5
@@ -92,7 +92,7 @@ def _go_on(http: Http, url: str, artifact: Artifact, part: Path, count: Callable
                     have += len(chunk)
                     count(have)
         file.flush()
-        aside(os.fsync, file.fileno())
+        to_thread(os.fsync, file.fileno())
     if have != artifact.size:
         part.unlink(missing_ok=True)
         raise ConnectionFailed(f"{artifact.path} came with {have} bytes instead of {artifact.size}; try again")

@@ -14,12 +14,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from weft._aside import aside
 from weft._errors import InvalidRequest, InvalidSpec, NotFinished, NotFound, WeftError
 from weft._follow import Follow
 from weft._http import Http
 from weft._job import Job
 from weft._records import Artifact, HistoryEvent, LogLine, Point, Series
+from weft._to_thread import to_thread
 from weft._upload import CountedFile
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ class Jobs:
         """
         from weft._archive import Archive, make_archive  # noqa: PLC0415 - most commands only look
 
-        document, named = aside(_read, spec)
+        document, named = to_thread(_read, spec)
         key = idempotency_key or uuid.uuid4().hex
         if isinstance(code, Archive):
             return self.submit_document(document, archive=code, idempotency_key=key, on_upload=on_upload)
         place = Path(code) if code is not None else named
         with ExitStack() as stack:
-            archive = aside(stack.enter_context, make_archive(place)) if place is not None else None
+            archive = to_thread(stack.enter_context, make_archive(place)) if place is not None else None
             return self.submit_document(document, archive=archive, idempotency_key=key, on_upload=on_upload)
 
     def submit_document(

@@ -1,8 +1,8 @@
 """Reads a job spec from YAML or JSON, and remembers where each field stands.
 
 The platform judges the spec; here only the text is read, by the same rules as the platform's own reader
-(services.core.manifest; a test keeps them equal): the words of YAML 1.2, since by those of YAML 1.1, which PyYAML
-follows, the spec's field ``on`` is the boolean true and ``1:30`` is the number 90; and a key that is there twice is an
+(services.core.formats.spec_text; a test keeps them equal): the words of YAML 1.2, since by those of YAML 1.1, which
+PyYAML follows, the spec's field ``on`` is the boolean true and ``1:30`` is the number 90; a key given twice is an
 error. Every field's line is known, so that an error that names a field can name its line, too.
 """
 

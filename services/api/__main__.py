@@ -11,7 +11,7 @@ from services.api.grpc.server import serve as serve_grpc
 from services.api.rest.app import create_app
 from services.api.settings import ApiSettings
 from services.api.wiring import gateway
-from services.core.service import Service, http_server, run, serve_http
+from services.core.bootstrap.service import Service, http_server, run, serve_http
 
 
 def main() -> int:
@@ -19,12 +19,12 @@ def main() -> int:
     settings = ApiSettings()
 
     async def serve(service: Service) -> None:
-        async with gateway(settings, stopping=service.stopping, registry=prometheus_client.REGISTRY) as (uses, _):
-            server = http_server(create_app(uses), settings.place.address("api"))
-            service.checks.update(uses.checks)
+        async with gateway(settings, stopping=service.stopping, registry=prometheus_client.REGISTRY) as (services, _):
+            server = http_server(create_app(services), settings.place.address("api"))
+            service.checks.update(services.checks)
             async with asyncio.TaskGroup() as group:
                 group.create_task(serve_http(server, service.stopping))
-                group.create_task(serve_grpc(settings.place.address("api-grpc"), uses))
+                group.create_task(serve_grpc(settings.place.address("api-grpc"), services))
                 while not server.started and not service.stopping.is_set():  # noqa: ASYNC110 - uvicorn has no event
                     await asyncio.sleep(0.01)
                 service.started = True

@@ -36,23 +36,23 @@ class Principal:
     def allows(self, permission: Permission) -> bool:
         return permission in PERMISSIONS[self.scope]
 
-    def acting_tenant(self, asked: str | None) -> str:
+    def acting_tenant(self, params: str | None) -> str:
         """The one tenant that a change is made in. PermissionDenied for another's, unless an admin asks."""
-        if asked is None or asked == self.tenant:
+        if params is None or params == self.tenant:
             return self.tenant
-        self._only_admins(asked)
-        return checked_name(asked, "/query/tenant")
+        self._only_admins(params)
+        return checked_name(params, "/query/tenant")
 
-    def listed_tenant(self, asked: str | None) -> str | None:
+    def listed_tenant(self, params: str | None) -> str | None:
         """The tenant whose things are listed; None: all tenants'."""
-        if asked == ALL_TENANTS:
-            self._only_admins(asked)
+        if params == ALL_TENANTS:
+            self._only_admins(params)
             return None
-        return self.acting_tenant(asked)
+        return self.acting_tenant(params)
 
-    def _only_admins(self, asked: str) -> None:
+    def _only_admins(self, params: str) -> None:
         if not self.admin:
-            what = "all tenants" if asked == ALL_TENANTS else "another tenant"
+            what = "all tenants" if params == ALL_TENANTS else "another tenant"
             raise PermissionDenied(f"only an admin's key may ask for {what}")
 
     def own(self, job: Job | None, job_id: str) -> Job:

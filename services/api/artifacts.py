@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.api.measures import Measures
+from services.api.instrumentation import Instrumentation
 from services.api.uploads import code_key
 from services.core.domain.errors import NotFound
 from services.core.domain.job import Job
@@ -24,9 +24,9 @@ class Artifact:
 
 
 class Artifacts:
-    def __init__(self, objects: ObjectStore, measures: Measures) -> None:
+    def __init__(self, objects: ObjectStore, instrumentation: Instrumentation) -> None:
         self._objects = objects
-        self._measures = measures
+        self._instrumentation = instrumentation
 
     async def list(
         self, job: Job, *, prefix: str, after: str | None, limit: int
@@ -59,7 +59,7 @@ class Artifacts:
 
     def read(self, artifact: Artifact, *, start: int, end: int) -> AsyncIterator[bytes]:
         """Its bytes [start, end)."""
-        self._measures.downloads.inc()
+        self._instrumentation.downloads.inc()
         return self._objects.get(artifact.meta.key, start=start, end=end)
 
 

@@ -13,13 +13,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
-from services.api.peers import TelemetryPeer
-from services.api.watching import Watched, Watcher
-from services.core import jobs
+from services.api.clients import TelemetryClient
+from services.api.job_watcher import Watched, Watcher
 from services.core.domain.errors import Unavailable
 from services.core.domain.job import Event, Job
 from services.core.ports.job_store import JobStore
 from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
+from services.core.use_cases import jobs
 
 _AGAIN_S: Final = 0.5
 _PAGE: Final = 1000
@@ -49,7 +49,7 @@ class End:
 
 
 class Following:
-    def __init__(self, store: JobStore, telemetry: TelemetryPeer, watcher: Watcher) -> None:
+    def __init__(self, store: JobStore, telemetry: TelemetryClient, watcher: Watcher) -> None:
         self._store = store
         self._telemetry = telemetry
         self._watcher = watcher

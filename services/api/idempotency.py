@@ -48,9 +48,9 @@ def checked_key(key: str | None) -> str | None:
     return key
 
 
-def origin_of(who: Principal, key: str) -> str:
+def origin_of(principal: Principal, key: str) -> str:
     """What the key is kept as: each user has keys of their own."""
-    return hashlib.sha256(f"{who.tenant}/{who.user}/{key}".encode()).hexdigest()
+    return hashlib.sha256(f"{principal.tenant}/{principal.user}/{key}".encode()).hexdigest()
 
 
 def digest_of(request: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from services.api.access import PERMISSIONS, Principal, Scope, checked_name
-from services.api.remembered import STALE_S
+from services.api.stale_cache import STALE_S
 from services.core.domain import codec
 from services.core.domain.document import LATEST
 from services.core.domain.errors import (
@@ -38,7 +38,7 @@ from services.core.domain.ids import RANDOM_BITS, is_id, make_id
 from services.core.ports.clock import Clock
 from services.core.ports.record_store import Record, RecordStore
 from services.core.ports.secret_store import SecretStore
-from services.core.quarantine import RECORD, Quarantine
+from services.core.runtime.quarantine import RECORD, Quarantine
 
 KIND: Final = "keys"
 ADMIN_KEY: Final = "admin-key"
@@ -98,7 +98,7 @@ class Keys:
 
     async def create(
         self,
-        who: Principal,
+        principal: Principal,
         *,
         name: str,
         user: str | None = None,
@@ -111,13 +111,13 @@ class Keys:
         Under an idempotency key the text is made from it and the pepper, so that a retry gets the same answer without
         the text being kept anywhere.
         """
-        wanted = self._wanted(who, name=name, user=user, tenant=tenant, scope=scope)
+        wanted = self._wanted(principal, name=name, user=user, tenant=tenant, scope=scope)
         if idempotency_key is None:
             bits = self._clock.random_bits(RANDOM_BITS)
             key_id = make_id("k", now_ms=self._clock.now_ms(), random_bits=bits)
             key, text = await self._insert(key_id, f"{self._clock.random_bits(256):064x}", wanted)
             return NewKey(key, text, replayed=False)
-        origin = f"{who.tenant}/{who.user}/{idempotency_key}"
+        origin = f"{principal.tenant}/{principal.user}/{idempotency_key}"
         bits = int(self._derived("id", origin), 16) % 2**RANDOM_BITS
         key_id = make_id("k", now_ms=int(self._derived("time", origin)[:10], 16), random_bits=bits)
         made_from = hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()
@@ -131,9 +131,9 @@ class Keys:
             raise IdempotencyMismatch("this Idempotency-Key came before, with another body")
         return NewKey(there, f"weft_{key_id}_{self._derived('secret', origin)}", replayed=True)
 
-    async def list(self, who: Principal) -> list[ApiKey]:
+    async def list(self, principal: Principal) -> list[ApiKey]:
         """One's own keys, revoked ones too; an admin sees everybody's."""
-        index = {} if who.admin else {"tenant": who.tenant, "user": who.user}
+        index = {} if principal.admin else {"tenant": principal.tenant, "user": principal.user}
         found: list[ApiKey] = []
         after: str | None = None
         while page := await self._records.find(KIND, index, after=after):
@@ -141,12 +141,16 @@ class Keys:
             after = page[-1].id
         return found
 
-    async def revoke(self, who: Principal, key_id: str) -> None:
+    async def revoke(self, principal: Principal, key_id: str) -> None:
         """It stops working within the cache's time. NotFound where there is none of that id within reach."""
         for _ in range(10):
             record = await self._records.get(KIND, key_id) if is_id(key_id, "k") else None
             key = self._key(record) if record is not None else None
-            if record is None or key is None or not (who.admin or (key.tenant, key.user) == (who.tenant, who.user)):
+            if (
+                record is None
+                or key is None
+                or not (principal.admin or (key.tenant, key.user) == (principal.tenant, principal.user))
+            ):
                 raise NotFound(f"there is no key {key_id}")
             if key.revoked is not None:
                 return
@@ -170,12 +174,12 @@ class Keys:
             return
 
     def _wanted(
-        self, who: Principal, *, name: str, user: str | None, tenant: str | None, scope: str | None
+        self, principal: Principal, *, name: str, user: str | None, tenant: str | None, scope: str | None
     ) -> dict[str, Any]:
         wanted: dict[str, Any] = {
             "name": name,
-            "user": who.user if user is None else user,
-            "tenant": who.tenant if tenant is None else tenant,
+            "user": principal.user if user is None else user,
+            "tenant": principal.tenant if tenant is None else tenant,
             "scope": "user" if scope is None else scope,
         }
         if wanted["scope"] not in {"admin", "user"}:
@@ -184,8 +188,8 @@ class Keys:
             raise _wrong("/name", "a key's name has at most 100 characters, none of them a control character")
         checked_name(wanted["user"], "/user")
         checked_name(wanted["tenant"], "/tenant")
-        others = (wanted["user"], wanted["tenant"]) != (who.user, who.tenant) or wanted["scope"] == "admin"
-        if others and not who.admin:
+        others = (wanted["user"], wanted["tenant"]) != (principal.user, principal.tenant) or wanted["scope"] == "admin"
+        if others and not principal.admin:
             raise PermissionDenied("only an admin may make keys for others, or keys of an admin")
         return wanted
 

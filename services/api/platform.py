@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from services.api.peers import DispatcherPeer, NodePeer, Waiting
+from services.api.clients import DispatcherClient, NodeClient, Waiting
 from services.core.domain.errors import InvalidSpec, WeftError
 from services.core.domain.job import Job
 from services.core.domain.sizes import Size
@@ -20,7 +20,7 @@ from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import Status
 from services.core.ports.cluster import Node
 from services.core.ports.job_store import JobQuery, JobStore
-from services.core.quarantine import Held, Quarantine
+from services.core.runtime.quarantine import Held, Quarantine
 
 log = structlog.get_logger()
 _HINT_S: Final = 2.0
@@ -38,10 +38,10 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """``nodes`` and ``tier`` are None where the cluster cannot be asked."""
+    """``nodes`` and ``isolation`` are None where the cluster cannot be asked."""
 
     nodes: Sequence[Node] | None
-    tier: str | None
+    isolation: str | None
     used: Size
     jobs: Mapping[Status, int]
 
@@ -58,8 +58,8 @@ class Platform:
     def __init__(
         self,
         store: JobStore,
-        dispatcher: DispatcherPeer,
-        node: NodePeer,
+        dispatcher: DispatcherClient,
+        node: NodeClient,
         *,
         quarantine: Quarantine,
         others: Mapping[str, Callable[[], Awaitable[Sequence[Held]]]],
@@ -96,12 +96,12 @@ class Platform:
             return {}
 
     async def cluster(self, tenant: str | None) -> ClusterState:
-        nodes, tier = await self._nodes()
+        nodes, isolation = await self._nodes()
         holding = await self._holding()
         used = [learner for job in holding for learner in learners_of(job)]
         return ClusterState(
             nodes,
-            tier,
+            isolation,
             Size(sum(one.gpus for one in used), sum(one.cpus for one in used), sum(one.memory for one in used)),
             await self._store.count(JobQuery(tenant=tenant)),
         )

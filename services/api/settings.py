@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import Field
 
-from services.core.settings import Settings
+from services.core.runtime.settings import Settings
 
 MIB: Final = 2**20
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from services.api.access import Principal
 from services.api.idempotency import digest_of
-from services.api.measures import Measures
+from services.api.instrumentation import Instrumentation
 from services.api.platform import Fit, Platform
 from services.api.uploads import Upload, code_key
 from services.core import frameworks
@@ -31,8 +31,8 @@ from services.core.domain.ids import RANDOM_BITS, make_id
 from services.core.domain.job import Job, new_job
 from services.core.domain.sizes import Size
 from services.core.domain.spec import JobSpec, dump_spec, nearest, parse_spec, unsupported
+from services.core.formats.spec_text import parse_spec_text
 from services.core.frameworks import Framework
-from services.core.manifest import parse_manifest
 from services.core.ports.clock import Clock
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobStore
@@ -67,7 +67,7 @@ class Submitted:
 
 def read_spec(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
     """The spec in normal form. InvalidSpec with every error that can be found, places included."""
-    spec = parse_spec(parse_manifest(text, kind=kind))
+    spec = parse_spec(parse_spec_text(text, kind=kind))
     errors = (*unsupported(spec), *_unknown_framework(spec))
     if errors:
         first = errors[0]
@@ -110,14 +110,14 @@ class Submissions:
         hints: Hints,
         clock: Clock,
         platform: Platform,
-        measures: Measures,
+        instrumentation: Instrumentation,
     ) -> None:
         self._store = store
         self._objects = objects
         self._hints = hints
         self._clock = clock
         self._platform = platform
-        self._measures = measures
+        self._instrumentation = instrumentation
 
     async def plan(self, tenant: str, spec: JobSpec, code_digest: str) -> Plan:
         """Changes nothing."""
@@ -137,7 +137,7 @@ class Submissions:
         await upload.store(self._objects, key)
 
     async def submit(
-        self, who: Principal, tenant: str, spec: JobSpec, *, code_digest: str, key: str | None, trace: str
+        self, principal: Principal, tenant: str, spec: JobSpec, *, code_digest: str, key: str | None, trace: str
     ) -> Submitted:
         """The job, durably; ``replayed``: it was there already, under this key and with this very request.
 
@@ -151,16 +151,16 @@ class Submissions:
         stored_spec = dump_spec(spec)
         idem_digest = digest_of({"spec": stored_spec, "code": code_digest})
         job, replayed = await self._insert(
-            who, tenant, spec=stored_spec, code=code_digest, key=key, digest=idem_digest, trace=trace
+            principal, tenant, spec=stored_spec, code=code_digest, key=key, digest=idem_digest, trace=trace
         )
         if not replayed:
             await self._hints.send("submitted", job.id)
-            self._measures.accepted(spec)
+            self._instrumentation.accepted(spec)
         return Submitted(job, replayed, _warnings(await self._platform.fit(spec, now=False)))
 
     async def _insert(
         self,
-        who: Principal,
+        principal: Principal,
         tenant: str,
         *,
         spec: Mapping[str, Any],
@@ -173,9 +173,9 @@ class Submissions:
         for _ in range(5):
             now = self._clock.now_ms()
             job_id = make_id("j", now_ms=now, random_bits=self._clock.random_bits(RANDOM_BITS))
-            idem = f"{tenant}/{who.user}/{key}" if key is not None else job_id
+            idem = f"{tenant}/{principal.user}/{key}" if key is not None else job_id
             job = new_job(
-                job_id=job_id, tenant=tenant, user=who.user, spec=spec, code_digest=code, idem=idem,
+                job_id=job_id, tenant=tenant, user=principal.user, spec=spec, code_digest=code, idem=idem,
                 idem_digest=digest, trace=trace, now=now,
             )  # fmt: skip
             try:

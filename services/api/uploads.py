@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
-from services.core import archive
 from services.core.domain.errors import Duplicate, NoSpace, TooLarge
+from services.core.formats import archive
 from services.core.ports.object_store import ObjectStore
 
 _BLOCK: Final = 2**20

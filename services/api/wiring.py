@@ -12,23 +12,23 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from services.api.artifacts import Artifacts
+from services.api.clients import DispatcherClient, NodeClient, ServiceClient, TelemetryClient, quarantined_of
 from services.api.following import Following
-from services.api.gateway import Gateway
 from services.api.idempotency import Answers
+from services.api.instrumentation import Instrumentation
+from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
 from services.api.keys import ensure_admin_key, move_pepper, open_keys
-from services.api.measures import Measures
-from services.api.peers import DispatcherPeer, NodePeer, Peer, TelemetryPeer, held_by
 from services.api.platform import Platform
+from services.api.services import ApiServices
 from services.api.settings import ApiSettings
 from services.api.submit import Submissions
 from services.api.uploads import Uploads
-from services.api.watching import Watcher
-from services.core import wiring
-from services.core.call_points import at_failpoint
+from services.core.bootstrap import wiring
 from services.core.domain.errors import Unavailable
+from services.core.failpoints.ports import at_failpoint
 from services.core.ports.job_store import JobStore
-from services.core.quarantine import Quarantine
+from services.core.runtime.quarantine import Quarantine
 
 _SWEEP_S: Final = 60.0
 _SWEPT: Final = 500
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 @contextlib.asynccontextmanager
 async def gateway(
     settings: ApiSettings, *, stopping: asyncio.Event, registry: CollectorRegistry
-) -> AsyncGenerator[tuple[Gateway, JobStore]]:
+) -> AsyncGenerator[tuple[ApiServices, JobStore]]:
     """The use cases over the profile's adapters, the first administrator's key made; all closed at the end."""
     async with contextlib.AsyncExitStack() as closing:
         installation, clock = wiring.installation_secrets(settings), wiring.clock()
@@ -55,9 +55,9 @@ async def gateway(
             await objects.ping()  # InvalidRequest where it can never be used: found here, and not by the first job
         except Unavailable as away:  # it may come back, and most of what users ask does not need it
             log.warning("objects.away", why=str(away))
-        peers = {name: Peer(settings.place, name, secret) for name in ("metrics", "lcm", "node", "guardian")}
-        for peer in peers.values():
-            closing.push_async_callback(peer.close)
+        clients = {name: ServiceClient(settings.place, name, secret) for name in ("metrics", "lcm", "node", "guardian")}
+        for client in clients.values():
+            closing.push_async_callback(client.close)
         secrets = await wiring.secret_store(settings, records)
         await move_pepper(installation, secrets)
         quarantine = Quarantine(clock.now_ms, registry)
@@ -68,16 +68,16 @@ async def gateway(
         answers = Answers(records, clock)
         sweeping = asyncio.create_task(answers.keep_swept(every_s=_SWEEP_S, limit=_SWEPT))
         closing.callback(sweeping.cancel)
-        measures, telemetry = Measures(registry), TelemetryPeer(peers["metrics"])
+        instrumentation, telemetry = Instrumentation(registry), TelemetryClient(clients["metrics"])
         platform = Platform(
             store,
-            DispatcherPeer(peers["lcm"]),
-            NodePeer(peers["node"]),
+            DispatcherClient(clients["lcm"]),
+            NodeClient(clients["node"]),
             quarantine=quarantine,
-            others={name: partial(held_by, peer) for name, peer in peers.items()},
+            others={name: partial(quarantined_of, client) for name, client in clients.items()},
         )
         yield (
-            Gateway(
+            ApiServices(
                 settings=settings,
                 keys=keys,
                 jobs=Jobs(
@@ -85,19 +85,24 @@ async def gateway(
                     answers,
                     hints,
                     clock,
-                    measures,
+                    instrumentation,
                     delete_wait_s=settings.delete_wait_s,
                     poll_s=settings.follow_poll_s,
                 ),
                 submissions=Submissions(
-                    store=store, objects=objects, hints=hints, clock=clock, platform=platform, measures=measures
+                    store=store,
+                    objects=objects,
+                    hints=hints,
+                    clock=clock,
+                    platform=platform,
+                    instrumentation=instrumentation,
                 ),
                 uploads=uploads,
-                artifacts=Artifacts(objects, measures),
+                artifacts=Artifacts(objects, instrumentation),
                 telemetry=telemetry,
                 following=Following(store, telemetry, Watcher(store, every_s=settings.follow_poll_s)),
                 platform=platform,
-                measures=measures,
+                instrumentation=instrumentation,
                 checks={"jobs": store.ping, "records": records.ping, "objects": objects.ping},
                 stopping=stopping,
             ),

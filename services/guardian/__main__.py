@@ -9,11 +9,11 @@ import prometheus_client
 
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
+from services.core.bootstrap.service import Service, run
 from services.core.gen.weft.v1 import control_pb2_grpc
-from services.core.members import Membership
-from services.core.quarantine import Quarantine
-from services.core.service import Service, run
-from services.guardian.meters import Meters
+from services.core.runtime.membership import Membership
+from services.core.runtime.quarantine import Quarantine
+from services.guardian.instrumentation import Instrumentation
 from services.guardian.pool import SERVICE, Pool
 from services.guardian.rpc import Control
 from services.guardian.settings import GuardianSettings
@@ -28,7 +28,7 @@ async def main(service: Service) -> None:
     membership = Membership(SERVICE, ports.status, ports.clock, settings)
     await membership.start()
     quarantine = Quarantine(ports.clock.now_ms, prometheus_client.REGISTRY)
-    pool = Pool(ports, settings, membership, Meters(prometheus_client.REGISTRY), quarantine)
+    pool = Pool(ports, settings, membership, Instrumentation(prometheus_client.REGISTRY), quarantine)
 
     def register(server: grpc.aio.Server) -> None:
         control_pb2_grpc.add_ControlServicer_to_server(Control(pool), server)

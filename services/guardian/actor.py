@@ -22,15 +22,15 @@ from services.core.domain.job import Claim, Job, Verdict, moved
 from services.core.domain.learner import LearnerStatus, judge, step_times
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
-from services.core.jobs import copy_history, update
 from services.core.ports.cluster import Observation
-from services.guardian import facts
+from services.core.use_cases.jobs import copy_history, update
+from services.guardian import observed_state
 from services.guardian.ending import Ending, Limits
-from services.guardian.meters import Meters
+from services.guardian.instrumentation import Instrumentation
+from services.guardian.learner_view import LearnerView
 from services.guardian.ports import GuardianPorts
 from services.guardian.provisioning import Provisioning, announce, current
 from services.guardian.settings import GuardianSettings
-from services.guardian.view import LearnerView
 
 _RETRY_S: Final = 0.2
 _RETRY_MOST_S: Final = 5.0
@@ -41,7 +41,12 @@ class Guardian:
     """``run()`` returns when the job is released; it raises StaleFence when another Guardian has taken it."""
 
     def __init__(
-        self, job: Job, ports: GuardianPorts, settings: GuardianSettings, view: LearnerView, meters: Meters
+        self,
+        job: Job,
+        ports: GuardianPorts,
+        settings: GuardianSettings,
+        view: LearnerView,
+        instrumentation: Instrumentation,
     ) -> None:
         self.job_id = job.id
         self.trace = job.trace
@@ -51,11 +56,11 @@ class Guardian:
         self._ports, self._settings, self._view = ports, settings, view
         self._poked = asyncio.Event()
         self._look = True
-        self._seen: Observation = facts.NOTHING
+        self._seen: Observation = observed_state.NOTHING
         self._parsed: tuple[Mapping[str, Any], JobSpec | None] | None = None
         self._log = structlog.get_logger().bind(job=job.id, term=self.claim.term, trace=job.trace)
         self._provisioning = Provisioning(self.claim, ports, settings, self._log)
-        self._ending = Ending(self.claim, ports, settings, meters, self._log)
+        self._ending = Ending(self.claim, ports, settings, instrumentation, self._log)
 
     def poke(self, *, look: bool = False) -> None:
         """Something happened; ``look``: on the cluster."""
@@ -104,8 +109,8 @@ class Guardian:
             self._seen = await self._ports.cluster.observe(job.id)
             self._look = False
         spec = self._spec(job)
-        ranks, number = facts.roster(spec, job.attempt), job.attempt.number
-        known = facts.learners(ranks, number, self._view.of(job.id, number), self._seen)
+        ranks, number = observed_state.roster(spec, job.attempt), job.attempt.number
+        known = observed_state.learners(ranks, number, self._view.of(job.id, number), self._seen)
         if spec is not None and job.status in ADMITTED:
             await self._announce(job, spec)  # while stopping, too: helpers store only under a current attempt
         if job.verdict is not None:
@@ -140,31 +145,31 @@ class Guardian:
         return Verdict(to=Status.FAILED, reason="Misconfigured", message=message, time=self._now)
 
     async def _forward(self, job: Job, spec: JobSpec, known: Mapping[str, LearnerStatus]) -> float:
-        ranks, number = facts.roster(spec, job.attempt), job.attempt.number
-        going = job.attempt.committed or facts.provisioned(ranks, number, known, self._seen)
+        ranks, number = observed_state.roster(spec, job.attempt), job.attempt.number
+        going = job.attempt.committed or observed_state.provisioned(ranks, number, known, self._seen)
         if job.attempt.committed:
-            known = facts.with_vanished(ranks, number, known, self._seen, now=self._now)
+            known = observed_state.with_vanished(ranks, number, known, self._seen, now=self._now)
         verdict = judge(job, spec, known, now=self._now)
         if job.desired is Desired.HALT and (verdict is None or verdict.to is Status.HALTED):
-            return await self._halt(job, spec, self._noting(spec, known, going=going))
+            return await self._halt(job, spec, self._with_observed(spec, known, going=going))
         if verdict is None:
             verdict = self._expired(job, spec, known) or (None if going else self._provisioning.late(job))
         if verdict is None and not going:
             verdict = await self._provisioning.go_on(job, spec)
             if verdict is None:
                 self._seen = await self._ports.cluster.observe(job.id)
-                going = facts.provisioned(ranks, number, known, self._seen)
+                going = observed_state.provisioned(ranks, number, known, self._seen)
                 verdict = None if going else self._provisioning.lost(job, self._seen)
-        noting = self._noting(spec, known, going=going)
+        noting = self._with_observed(spec, known, going=going)
         if verdict is not None:
             return await self._decide(job, verdict, noting)
         await self._announce(job, spec)
         return self._patience(await self._update(job, noting), spec)
 
-    def _noting(self, spec: JobSpec, known: Mapping[str, LearnerStatus], *, going: bool) -> Callable[[Job], Job]:
+    def _with_observed(self, spec: JobSpec, known: Mapping[str, LearnerStatus], *, going: bool) -> Callable[[Job], Job]:
         """What puts into the document what is known now; whatever else is written goes with it in one replace."""
         now = self._now
-        return lambda job: facts.noted(job, known, expected=spec.learners, going=going, now=now)
+        return lambda job: observed_state.with_observed(job, known, expected=spec.learners, going=going, now=now)
 
     def _patience(self, job: Job, spec: JobSpec) -> float:
         """Until the next deadline, and never longer than a quiet job may go unobserved."""
@@ -186,7 +191,7 @@ class Guardian:
         waited_s = (self._now - (job.attempt.admitted or self._now)) / 1000
         if not job.attempt.committed or waited_s <= self._settings.start_timeout_s:
             return None
-        ranks = facts.roster(spec, job.attempt)
+        ranks = observed_state.roster(spec, job.attempt)
         phases = sorted({known[name].phase.value if name in known else "silent" for name in ranks})
         at = ", ".join(phases)
         message = f"no process of it ran within {waited_s:.0f} s of its admission; its learners are {at}"
@@ -221,7 +226,7 @@ class Guardian:
                 return replace(halting, observed_generation=halting.generation)
 
             job = await self._update(job, change)
-        if not facts.unended(job.attempt.number, self._seen):
+        if not observed_state.unended(job.attempt.number, self._seen):
             ran = any(one.attempt == job.attempt.number and one.started is not None for one in self._seen.learners)
             message = "halted by its owner" if ran else "halted by its owner before it had started"
             verdict = Verdict(to=Status.HALTED, reason="Halted", message=message, time=self._now)

@@ -15,8 +15,8 @@ from typing import Final
 from services.core.domain.errors import StaleRevision, Unavailable
 from services.core.domain.job import Claim, Job
 from services.core.ports.status_store import Lease
+from services.guardian.learner_view import MALFORMED
 from services.guardian.ports import GuardianPorts
-from services.guardian.view import MALFORMED
 
 NONCE_BITS: Final = 64
 

@@ -20,10 +20,10 @@ from services.core.domain.job import Claim, Job, Verdict, advanced, moved, relea
 from services.core.domain.learner import LearnerStatus, step_times
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
-from services.core.jobs import update
 from services.core.ports.cluster import Observation
-from services.guardian import facts
-from services.guardian.meters import Meters
+from services.core.use_cases.jobs import update
+from services.guardian import observed_state
+from services.guardian.instrumentation import Instrumentation
 from services.guardian.ports import GuardianPorts
 from services.guardian.settings import GuardianSettings
 
@@ -54,9 +54,20 @@ class Ending:
     """One per Guardian; ``step`` is called until the job is released."""
 
     def __init__(
-        self, claim: Claim, ports: GuardianPorts, settings: GuardianSettings, meters: Meters, bound: _Log
+        self,
+        claim: Claim,
+        ports: GuardianPorts,
+        settings: GuardianSettings,
+        instrumentation: Instrumentation,
+        bound: _Log,
     ) -> None:
-        self._claim, self._ports, self._settings, self._meters, self._log = claim, ports, settings, meters, bound
+        self._claim, self._ports, self._settings, self._instrumentation, self._log = (
+            claim,
+            ports,
+            settings,
+            instrumentation,
+            bound,
+        )
         self._stopped: tuple[str, int] | None = None
         self._since: float | None = None
         """When we first stopped it, by the clock that never jumps: a wall clock put wrong must not cost results."""
@@ -73,9 +84,9 @@ class Ending:
             if verdict.to is not Status.KILLED:
                 job = await self._storing(job, known)
                 left_ms = limits.grace + limits.store_timeout - self._stopping_ms()
-                if facts.unstored(job.attempt.number, known, seen) and left_ms > 0:
+                if observed_state.unstored(job.attempt.number, known, seen) and left_ms > 0:
                     return min(self._settings.observe_s, left_ms / 1000)
-            unkept = "" if verdict.to is Status.KILLED else facts.unkept(job.attempt.number, known, seen)
+            unkept = "" if verdict.to is Status.KILLED else observed_state.unkept(job.attempt.number, known, seen)
             job = await self._finish(job, limits, verdict, unkept)
         await self._release(job)
         return 0.0
@@ -139,7 +150,7 @@ class Ending:
             return replace(ended, observed_generation=current.generation)
 
         ended = await self._update(job, change)
-        self._meters.ended(job, verdict)
+        self._instrumentation.ended(job, verdict)
         self._log.info("job.ended", to=verdict.to, reason=verdict.reason, attempt=job.attempt.number)
         return ended
 

@@ -17,17 +17,17 @@ import structlog
 
 from services.core.domain.errors import StaleFence, Unavailable, WeftError
 from services.core.domain.job import Job
-from services.core.jobs import every
-from services.core.members import Membership, member_key, members
 from services.core.ports.job_store import JobQuery
 from services.core.ports.status_store import Lease
-from services.core.quarantine import Quarantine
+from services.core.runtime.membership import Membership, member_key, members
+from services.core.runtime.quarantine import Quarantine
+from services.core.use_cases.jobs import every
 from services.guardian.actor import Guardian
 from services.guardian.claim import claim
-from services.guardian.meters import Meters
+from services.guardian.instrumentation import Instrumentation
+from services.guardian.learner_view import EVERYONE, LearnerView
 from services.guardian.ports import GuardianPorts
 from services.guardian.settings import GuardianSettings
-from services.guardian.view import EVERYONE, LearnerView
 
 SERVICE: Final = "guardian"
 _RESTART_S: Final = 1.0
@@ -54,10 +54,15 @@ class Pool:
         ports: GuardianPorts,
         settings: GuardianSettings,
         membership: Membership,
-        meters: Meters,
+        instrumentation: Instrumentation,
         quarantine: Quarantine,
     ) -> None:
-        self._ports, self._settings, self._membership, self._meters = ports, settings, membership, meters
+        self._ports, self._settings, self._membership, self._instrumentation = (
+            ports,
+            settings,
+            membership,
+            instrumentation,
+        )
         self._guardians: dict[str, Guardian] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._troubles: dict[str, _Trouble] = {}
@@ -205,15 +210,15 @@ class Pool:
             log.warning("job.not_claimed", job=job.id, why=str(error), trace=job.trace)
             return
         if taken is not None:
-            self._meters.claims.labels("take-over" if job.guardian.holder else "new").inc()
+            self._instrumentation.claims.labels("take-over" if job.guardian.holder else "new").inc()
             log.info("job.claimed", job=job.id, term=taken.guardian.term, previous=job.guardian.holder, trace=job.trace)
             self._start(taken)
 
     def _start(self, job: Job) -> None:
-        guardian = Guardian(job, self._ports, self._settings, self.view, self._meters)
+        guardian = Guardian(job, self._ports, self._settings, self.view, self._instrumentation)
         self._guardians[job.id] = guardian
         self._tasks[job.id] = asyncio.create_task(self._host(guardian))
-        self._meters.running.set(len(self._guardians))
+        self._instrumentation.running.set(len(self._guardians))
 
     async def _host(self, guardian: Guardian) -> None:
         began = self._ports.clock.boottime()
@@ -224,12 +229,12 @@ class Pool:
             log.info("guardian.superseded", **_named(guardian), why=str(error))
             self._trouble(guardian.job_id, began)
         except Exception:  # a fault of ours in one job's Guardian: it is started again, others go on
-            self._meters.crashes.inc()
+            self._instrumentation.crashes.inc()
             log.exception("guardian.crashed", **_named(guardian))
             self._trouble(guardian.job_id, began)
         finally:
             del self._guardians[guardian.job_id], self._tasks[guardian.job_id]
-            self._meters.running.set(len(self._guardians))
+            self._instrumentation.running.set(len(self._guardians))
             self.nudge(guardian.job_id)  # it may have been admitted anew meanwhile
 
     def _trouble(self, job_id: str, began: float | None = None) -> None:

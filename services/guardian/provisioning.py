@@ -16,14 +16,14 @@ from services.core.domain.errors import InvalidRequest, ResourceExhausted, Stale
 from services.core.domain.job import Claim, Job, Verdict
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import Status
-from services.core.jobs import update
 from services.core.ports.cluster import Observation
 from services.core.ports.job_store import JobStore
 from services.core.ports.status_store import StatusStore
+from services.core.use_cases.jobs import update
+from services.guardian.learner_view import announced_attempt
 from services.guardian.ports import GuardianPorts
 from services.guardian.render import digest, render
 from services.guardian.settings import GuardianSettings
-from services.guardian.view import announced_attempt
 
 _Log = structlog.typing.FilteringBoundLogger
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from services.core.settings import Settings
+from services.core.runtime.settings import Settings
 
 
 class GuardianSettings(Settings):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.core import wiring as core
-from services.core.call_points import at_failpoints
+from services.core.bootstrap import wiring as core
 from services.core.domain.sizes import SIZES
+from services.core.failpoints.ports import at_failpoints
 from services.guardian.ports import GuardianPorts
 from services.guardian.settings import GuardianSettings
 

@@ -8,7 +8,7 @@ from services.helper.main import main
 
 if __name__ == "__main__":
     if "WEFT_FAILPOINTS" in os.environ:  # never in production
-        from services.core.call_points import failpoints
+        from services.core.failpoints.ports import failpoints
 
         if (points := failpoints("helper")) is not None:
             points.watch_files()

@@ -18,7 +18,7 @@ from services.core.domain.codec import load
 from services.core.domain.document import LATEST
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan, LearnerPlan
-from services.core.processes import Identity
+from services.core.runtime.processes import Identity
 
 SCHEMA: Final = 1
 _MALFORMED: Final = (ValueError, TypeError, KeyError, OverflowError)

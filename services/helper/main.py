@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.status import Phase
-from services.core.processes import identify
-from services.helper.alarm import Alarm
+from services.core.runtime.processes import identify
 from services.helper.fetch.thread import Fetch
 from services.helper.fetch.watched import Cancelled, Cannot
 from services.helper.folder import Assignment, LearnerFolder
@@ -30,9 +29,10 @@ from services.helper.objects import Urls
 from services.helper.settings import read as read_settings
 from services.helper.shim import ShimWatch
 from services.helper.spool import Spool
+from services.helper.wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from services.helper.intake import Intake
+    from services.helper.metrics_client import Intake
     from services.helper.reporter import Reporter
     from services.helper.ship.shipper import Shipper
 
@@ -105,7 +105,7 @@ class Helper:
 
     def _connect(self) -> tuple[Reporter, Intake]:
         # Imported only now: see the module's docstring.
-        from services.helper.intake import Intake  # noqa: PLC0415
+        from services.helper.metrics_client import Intake  # noqa: PLC0415
         from services.helper.reporter import Reporter  # noqa: PLC0415
 
         learner, plan = self._assignment.learner, self._assignment.plan
@@ -118,7 +118,7 @@ class Helper:
         intake = Intake(Path(self._assignment.addresses_file), learner.token)
         self._urls.asked_of(intake)
         if "WEFT_FAILPOINTS" in os.environ:  # never in production
-            from services.core.call_points import at_failpoint  # noqa: PLC0415 - as above
+            from services.core.failpoints.ports import at_failpoint  # noqa: PLC0415 - as above
 
             intake = at_failpoint(intake, "intake", "helper")
         reporter = Reporter(
@@ -181,13 +181,13 @@ class Helper:
                 reporter.say(fetch.message)
         self._folder.write("prepared.json", asdict(fetch.result()))
 
-    async def _look_for(self, sign: Callable[[], bool], alarm: Alarm | None = None) -> bool:
+    async def _look_for(self, sign: Callable[[], bool], wakeup: Wakeup | None = None) -> bool:
         """Waits for it (an alarm tells at once); False where the learner was ended before, or its folder is gone."""
         wait = QUICK_S
         while not sign():
             if self._exit() is not None or self._folder.gone:
                 return False
-            await (alarm.wait(wait) if alarm is not None else asyncio.sleep(wait))
+            await (wakeup.wait(wait) if wakeup is not None else asyncio.sleep(wait))
             wait = min(LOOK_S, wait * 1.1)
         return True
 

@@ -24,7 +24,7 @@ from services.core.ports.object_urls import ObjectRequest
 if TYPE_CHECKING:
     from services.core.adapters.s3.transfer import Patience, Upload
     from services.helper.folder import Assignment
-    from services.helper.intake import Intake
+    from services.helper.metrics_client import Intake
     from services.helper.spool import Spool
 
 _WAIT_MOST_S: Final = 2.0
@@ -80,7 +80,7 @@ def objects_of(
     objects: Objects = FolderObjects(Path(here)) if here else SignedObjects(urls, wait, spool)
     if "WEFT_FAILPOINTS" not in os.environ:
         return objects
-    from services.core.call_points import at_failpoint  # never in production
+    from services.core.failpoints.ports import at_failpoint  # never in production
 
     return at_failpoint(objects, "objects", "helper")
 

@@ -17,10 +17,10 @@ from services.core.domain.codec import dump
 from services.core.domain.errors import WeftError
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status import PHASE_ORDER, Phase
-from services.helper.alarm import Alarm
-from services.helper.intake import Backoff, Intake
 from services.helper.journal import note
+from services.helper.metrics_client import Backoff, Intake
 from services.helper.spool import Spool
+from services.helper.wakeup import Wakeup
 
 AGAIN_S: Final = 5.0
 """The full state is sent again so often."""
@@ -51,15 +51,15 @@ class Reporter:
         self, intake: Intake, spool: Spool, status: LearnerStatus, progress: Callable[[], tuple[float, int]]
     ) -> None:
         self.status = replace(status, seq=status.seq + TAKE_OVER) if status.seq else status
-        self.go = Alarm()
+        self.go = Wakeup()
         self._intake = intake
         self._spool = spool
         self._progress = progress
         self._trouble = ""
-        self._changed = Alarm()
+        self._changed = Wakeup()
         self._changed.ring()
         self._acknowledged = 0
-        self._heard = Alarm()
+        self._heard = Wakeup()
         self._not_current_since: float | None = None
         self._told_progress: tuple[float, int] = (-1.0, -1)
 

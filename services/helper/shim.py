@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from services.core.domain.learner import Exit
-from services.core.processes import Identity, alive, send
-from services.helper.alarm import Alarm
+from services.core.runtime.processes import Identity, alive, send
 from services.helper.folder import LearnerFolder
 from services.helper.journal import note
+from services.helper.wakeup import Wakeup
 
 LOST_S: Final = 5.0
 """Normally the agent writes the exit of a learner whose shim has died; where nobody does for so long, it is lost."""
@@ -30,7 +30,7 @@ class ShimWatch:
     def __init__(self, folder: LearnerFolder) -> None:
         self._folder = folder
         self._fd: int | None = None
-        self._ended = Alarm()
+        self._ended = Wakeup()
         self._missed_since: float | None = None
 
     def __enter__(self) -> Self:

@@ -10,14 +10,14 @@ import prometheus_client
 
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
+from services.core.bootstrap.service import Service, run
 from services.core.gen.weft.v1 import control_pb2_grpc
-from services.core.members import Membership
-from services.core.quarantine import Quarantine
-from services.core.service import Service, run
-from services.lcm.chores import Chores
+from services.core.runtime.membership import Membership
+from services.core.runtime.quarantine import Quarantine
+from services.lcm.background import BackgroundTasks
 from services.lcm.collector import Collector
 from services.lcm.dispatcher import Dispatcher
-from services.lcm.meters import Meters
+from services.lcm.instrumentation import Instrumentation
 from services.lcm.rpc import Control, Queue
 from services.lcm.settings import LcmSettings
 from services.lcm.wiring import connect
@@ -30,10 +30,18 @@ async def main(service: Service) -> None:
     service.checks |= {"jobs": ports.jobs.ping, "status": ports.status.ping, "cluster": ports.cluster.ping}
     membership = Membership("lcm", ports.status, ports.clock, settings)
     await membership.start()
-    meters = Meters(prometheus_client.REGISTRY)
+    instrumentation = Instrumentation(prometheus_client.REGISTRY)
     quarantine = Quarantine(ports.clock.now_ms, prometheus_client.REGISTRY)
     dispatcher = Dispatcher(
-        ports.jobs, ports.status, ports.cluster, ports.hints, ports.clock, settings, membership, meters, quarantine
+        ports.jobs,
+        ports.status,
+        ports.cluster,
+        ports.hints,
+        ports.clock,
+        settings,
+        membership,
+        instrumentation,
+        quarantine,
     )
 
     def register(server: grpc.aio.Server) -> None:
@@ -43,7 +51,9 @@ async def main(service: Service) -> None:
 
     server = await serve(settings.place.address("lcm"), ports.secret, register)
     service.started = True
-    chores = Chores(ports, settings, dispatcher, Collector(ports.jobs, ports.status, ports.cluster, meters))
+    chores = BackgroundTasks(
+        ports, settings, dispatcher, Collector(ports.jobs, ports.status, ports.cluster, instrumentation)
+    )
     background = [
         asyncio.create_task(chore())
         for chore in (chores.copy_histories, chores.collect, chores.watch_cluster, chores.look_for_unreadable)

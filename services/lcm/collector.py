@@ -14,11 +14,11 @@ import structlog
 
 from services.core.domain.errors import StaleFence, Unavailable, WeftError
 from services.core.domain.job import Job
-from services.core.jobs import every
 from services.core.ports.cluster import Cluster
 from services.core.ports.job_store import JobQuery, JobStore
 from services.core.ports.status_store import StatusStore
-from services.lcm.meters import Meters
+from services.core.use_cases.jobs import every
+from services.lcm.instrumentation import Instrumentation
 
 JOBS: Final = "/jobs/"
 _BEYOND: Final = 2**53
@@ -27,8 +27,8 @@ log = structlog.get_logger()
 
 
 class Collector:
-    def __init__(self, jobs: JobStore, status: StatusStore, cluster: Cluster, meters: Meters) -> None:
-        self._jobs, self._status, self._cluster, self._meters = jobs, status, cluster, meters
+    def __init__(self, jobs: JobStore, status: StatusStore, cluster: Cluster, instrumentation: Instrumentation) -> None:
+        self._jobs, self._status, self._cluster, self._instrumentation = jobs, status, cluster, instrumentation
         self._suspects: dict[str, frozenset[str]] = {}
 
     async def collect(self, term: int) -> int:
@@ -65,7 +65,7 @@ class Collector:
         except WeftError as error:  # one job's trouble is not its neighbours'
             log.warning("leftover.not_removed", where=where, job=job_id, why=str(error))
             return False
-        self._meters.collected.labels(where).inc()
+        self._instrumentation.collected.labels(where).inc()
         log.warning("leftover.removed", where=where, job=job_id, known=job is not None)
         return True
 

@@ -25,15 +25,15 @@ from services.core.domain.sizes import SIZES, Size
 from services.core.domain.spec import parse_spec
 from services.core.domain.status import Status
 from services.core.domain.units import format_duration
-from services.core.jobs import every, update
-from services.core.members import Membership, members
 from services.core.ports.clock import Clock
 from services.core.ports.cluster import Cluster
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore, Unreadable
 from services.core.ports.status_store import Lease, StatusStore
-from services.core.quarantine import JOB, Quarantine
-from services.lcm.meters import Meters
+from services.core.runtime.membership import Membership, members
+from services.core.runtime.quarantine import JOB, Quarantine
+from services.core.use_cases.jobs import every, update
+from services.lcm.instrumentation import Instrumentation
 from services.lcm.scheduling import fifo
 from services.lcm.scheduling.placement import Free, Gang, Placed, fits_at, gang, taken, whole, without
 from services.lcm.settings import LcmSettings
@@ -57,7 +57,7 @@ class Dispatcher:
     clock: Clock
     settings: LcmSettings
     membership: Membership
-    meters: Meters
+    instrumentation: Instrumentation
     quarantine: Quarantine
     sizes: Mapping[str, Size] = field(default_factory=lambda: dict(SIZES))
     waiting: Sequence[fifo.Decision] = ()
@@ -126,7 +126,7 @@ class Dispatcher:
         while not stopping.is_set() and lease.alive:
             self._wake.clear()
             try:
-                with self.meters.round_s.time():
+                with self.instrumentation.round_s.time():
                     await self.round()
             except StaleFence:
                 raise
@@ -145,7 +145,7 @@ class Dispatcher:
 
     def _set_term(self, term: int) -> None:
         self.term = term
-        self.meters.term.set(term)
+        self.instrumentation.term.set(term)
 
     # --- one round -----------------------------------------------------------------
 
@@ -160,13 +160,13 @@ class Dispatcher:
         free = await self._free(without(capacity, others), holding)
         decisions = await self._decide(free, capacity)
         self.waiting = [decision for decision in decisions if decision.placement is None]
-        self.meters.waiting(decision.job.gang for decision in self.waiting)
-        self.meters.holding.set(len(holding))
+        self.instrumentation.waiting(decision.job.gang for decision in self.waiting)
+        self.instrumentation.holding.set(len(holding))
         done = 0
         for decision in decisions:
             its, placement = decision.job.gang, decision.placement
             if its is not None and placement is not None and await self._admit(decision, placement):
-                self.meters.admitted(its)
+                self.instrumentation.admitted(its)
                 done += 1
         queue = [decision.job for decision in decisions]
         for waiter in [*queue, *await self._out_of_sight(queue)]:
@@ -194,7 +194,7 @@ class Dispatcher:
                 await self._change(job.id, self._stamped)
             else:
                 await self._change(job.id, self._withdrawn)
-                self.meters.withdrawn.inc()
+                self.instrumentation.withdrawn.inc()
             free = taken(free, [(its, job.attempt.placement)])  # until it is released, in any case
         return free
 

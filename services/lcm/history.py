@@ -5,8 +5,8 @@ from __future__ import annotations
 import structlog
 
 from services.core.domain.errors import Unavailable, WeftError
-from services.core.jobs import copy_history
 from services.core.ports.job_store import JobQuery, JobStore
+from services.core.use_cases.jobs import copy_history
 
 log = structlog.get_logger()
 

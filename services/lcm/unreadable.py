@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from services.core.domain.document import held_by
+from services.core.domain.document import held_placement
 from services.core.domain.errors import Conflict, InvalidSpec, Quarantined
 from services.core.domain.sizes import Size
 from services.core.domain.spec import parse_spec
 from services.core.ports.cluster import Cluster
 from services.core.ports.job_store import JobStore, Unreadable
-from services.core.quarantine import JOB, Quarantine
+from services.core.runtime.quarantine import JOB, Quarantine
 from services.lcm.scheduling.placement import Placed, gang
 
 _RECHECKED: Final = 100
@@ -94,7 +94,7 @@ class UnreadableJobs:
         known = self._held.get(job_id)
         if known is not None:
             return known
-        seen = held_by(self._known[job_id].document)
+        seen = held_placement(self._known[job_id].document)
         if seen is None:
             return None
         try:

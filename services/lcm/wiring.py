@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.core import wiring as core
-from services.core.call_points import at_failpoints
+from services.core.bootstrap import wiring as core
+from services.core.failpoints.ports import at_failpoints
 from services.core.ports.clock import Clock
 from services.core.ports.cluster import Cluster
 from services.core.ports.hints import Hints

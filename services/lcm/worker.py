@@ -20,16 +20,14 @@ import structlog
 from celery.exceptions import CPendingDeprecationWarning
 from celery.worker import WorkController, state
 
-from services.core import wiring
 from services.core.adapters.celery import filesystem
 from services.core.adapters.celery.app import make_app, on_hint
 from services.core.adapters.celery.broker import FOLDER, Broker
-from services.core.adapters.celery.consumer import Presence, consumer_class
+from services.core.adapters.celery.consumer import BrokerConnection, consumer_class
 from services.core.adapters.celery.nudge import Nudger
 from services.core.adapters.rpc.hints import Nudges
-from services.core.call_points import at_failpoint
-from services.core.domain.errors import WeftError
-from services.core.service import (
+from services.core.bootstrap import wiring
+from services.core.bootstrap.service import (
     Service,
     configure_logging,
     http_server,
@@ -37,7 +35,9 @@ from services.core.service import (
     serve_http,
     watch_failpoints,
 )
-from services.core.settings import Settings
+from services.core.domain.errors import WeftError
+from services.core.failpoints.ports import at_failpoint
+from services.core.runtime.settings import Settings
 
 _AT_ONCE: Final = 4
 """Hints under way at once; each waits for a service for at most two seconds."""
@@ -61,8 +61,8 @@ def main() -> int:
     except WeftError as error:
         log.error("service.cannot_run", why=[error.message])  # noqa: TRY400 - no trace for people
         return 1
-    presence = Presence()
-    service = Service("worker", settings, checks={"broker": presence.ping}, started=True)
+    connection = BrokerConnection()
+    service = Service("worker", settings, checks={"broker": connection.ping}, started=True)
     serving = nudger.run(serve_http(http_server(operations_app(service), operations), service.stopping))
     app = make_app(broker, works=True)
     on_hint(app, nudger)
@@ -71,7 +71,7 @@ def main() -> int:
         pool_cls="threads",
         concurrency=_AT_ONCE,
         hostname="weft@localhost",
-        consumer_cls=consumer_class(presence),
+        consumer_cls=consumer_class(connection),
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
@@ -94,7 +94,7 @@ def _run(worker: Any) -> bool:
     """Until SIGTERM; then what is under way is finished. False: it was not, within its time.
 
     On a thread of its own: a broker that hangs keeps it for seconds, and the main thread of a process that lives is
-    never silent for so long (services.core.pulse).
+    never silent for so long (services.core.runtime.liveness).
     """
     stopping = threading.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):

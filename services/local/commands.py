@@ -24,13 +24,13 @@ from typing import Any, Final
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.status import RESTING
-from services.core.failpoints import under_failpoints
-from services.core.home import Home, default_home
-from services.core.processes import Identity, alive, identify, saved, send, wait_gone
+from services.core.failpoints.points import under_failpoints
+from services.core.runtime.home import Home, default_home
+from services.core.runtime.processes import Identity, alive, identify, saved, send, wait_gone
 from services.local.backup.commands import Backups
-from services.local.backup.mark import refuse_half_restored
+from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, is_free, prepare
-from services.local.quarantine import told_quarantine
+from services.local.quarantine_report import told_quarantine
 
 UP_TIMEOUT_S: Final = 60.0
 HOPELESS: Final = 4
@@ -193,9 +193,10 @@ class Platform(Backups):
                 send(left, signal.SIGKILL)
 
     def status(self, home: str | None = None) -> dict[str, Any]:
-        """``{running, home, url, grpc, tier, services: [{name, state, pid, restarts, address, why}], quarantine}``.
+        """``{running, home, url, grpc, isolation, services, quarantine}``; a service: ``{name, state, pid, restarts,
+        address, why}``.
 
-        ``tier`` is how learners are kept apart: ``{name, why, enforced}``, empty where no agent has told yet.
+        ``isolation`` is how learners are kept apart: ``{name, why, enforced}``, empty where no agent has told yet.
         """
         place = _home(home)
         supervisor = _supervisor(place)
@@ -222,7 +223,7 @@ class Platform(Backups):
             "home": str(place.root),
             "url": f"http://{addresses['api']}" if supervisor is not None and "api" in addresses else "",
             "grpc": addresses.get("api-grpc", "") if supervisor is not None else "",
-            "tier": told_tier(place) if supervisor is not None else {},
+            "isolation": reported_isolation(place) if supervisor is not None else {},
             "quarantine": asyncio.run(told_quarantine(place)) if supervisor is not None else None,
             "services": services,
         }
@@ -235,7 +236,7 @@ class Platform(Backups):
 
     def check_spec(self, document: object) -> dict[str, Any]:
         """Validates a job spec without any server: ``{spec, errors: [{pointer, message, hint}]}``."""
-        from services.local.offline import check
+        from services.local.spec_check import check
 
         return check(document)
 
@@ -253,11 +254,11 @@ def _unfinished(home: Home) -> int | None:
     return sum(count for status, count in jobs.items() if status not in RESTING)
 
 
-def told_tier(home: Home) -> dict[str, Any]:
-    """What the node agent has said at its start: the tier of isolation, why no better one, what the kernel enforces."""
+def reported_isolation(home: Home) -> dict[str, Any]:
+    """What the node agent reported at its start: the isolation, why no stronger one, what the kernel enforces."""
     try:
-        told = json.loads((home / "run" / "node-tier.json").read_text())
-        return {"name": str(told["tier"]), "why": str(told["why"]), "enforced": list(told["enforced"])}
+        told = json.loads((home / "run" / "node-isolation.json").read_text())
+        return {"name": str(told["isolation"]), "why": str(told["why"]), "enforced": list(told["enforced"])}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.adapters.etcd import launcher
+from services.core.bootstrap.wiring import broker, object_store, trusted_job_store
 from services.core.domain.errors import Unavailable, WeftError
-from services.core.failpoints import VARIABLE, under_failpoints
-from services.core.home import Home
-from services.core.processes import saved
-from services.core.settings import Settings
-from services.core.wiring import broker, object_store, trusted_job_store
+from services.core.failpoints.points import VARIABLE, under_failpoints
+from services.core.runtime.home import Home
+from services.core.runtime.processes import saved
+from services.core.runtime.settings import Settings
 from services.local.layout import PROGRAMS
-from services.local.quarantine import examined
+from services.local.quarantine_report import examined
 
 _NOBODY: Final = 65_534
 _LOW_DISK: Final = 5 * 10**9
@@ -110,8 +110,8 @@ def _objects(home: Home) -> tuple[str, bool, str, str]:
 
 
 def _sandbox() -> str:
-    """Whether learners can have the tier ``sandbox``: a short try of what it rests on. Weft works without it, too."""
-    plain = "learners are plain processes (tier process)"
+    """Checks by a short trial that the isolation ``sandbox`` can be had. Weft works without it."""
+    plain = "learners are plain processes (isolation process)"
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         return f"no bubblewrap: {plain}; to keep them apart: apt-get install bubblewrap, then weft down and up"
@@ -125,7 +125,7 @@ def _sandbox() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         return f"bubblewrap cannot be tried: {error}"
     if said.returncode == 0:
-        return "bubblewrap works (tier sandbox)"
+        return "bubblewrap works (isolation sandbox)"
     why = (said.stderr.strip().splitlines() or [f"it ends with code {said.returncode}"])[-1]
     return (
         f"bubblewrap does not work: {why}; {plain}; to keep them apart, allow user namespaces: "

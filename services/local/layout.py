@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from services.core.domain.errors import WeftError
-from services.core.home import Home
+from services.core.runtime.home import Home
 
 VERSION: Final = 1
 """Schema of WEFT_HOME."""

@@ -22,11 +22,11 @@ from typing import Final
 import structlog
 
 from services.core.adapters.etcd import launcher
+from services.core.bootstrap.service import configure_logging
 from services.core.domain.errors import WeftError
-from services.core.processes import Identity, alive, identify, save, saved, send
-from services.core.pulse import silent
-from services.core.service import configure_logging
-from services.local.backup.mark import refuse_half_restored
+from services.core.runtime.liveness import silent
+from services.core.runtime.processes import Identity, alive, identify, save, saved, send
+from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import ETCD, PROGRAMS, Program, choose_addresses, prepare, write_json
 from services.local.settings import LocalSettings
 

@@ -10,16 +10,16 @@ import prometheus_client
 
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
+from services.core.bootstrap.service import Service, run
+from services.core.bootstrap.wiring import object_urls
 from services.core.gen.weft.v1 import metrics_pb2_grpc
-from services.core.members import Membership
-from services.core.quarantine import Quarantine
-from services.core.service import Service, run
-from services.core.wiring import object_urls
+from services.core.runtime.membership import Membership
+from services.core.runtime.quarantine import Quarantine
 from services.metrics.attempts import Attempts
-from services.metrics.damage import watch_damage
-from services.metrics.following import Bells, Follower
-from services.metrics.instruments import Instruments
-from services.metrics.presence import Presence
+from services.metrics.damaged_files import watch_damage
+from services.metrics.following import Follower, Notifier
+from services.metrics.heartbeats import Heartbeats
+from services.metrics.instrumentation import Instrumentation
 from services.metrics.reports import Reports
 from services.metrics.rpc.intake import Intake
 from services.metrics.rpc.telemetry import Telemetry
@@ -33,14 +33,16 @@ async def main(service: Service) -> None:
     settings = MetricsSettings()
     ports = await connect(settings)
     service.checks |= {"metric store": ports.store.ping, "status store": ports.status.ping}
-    instruments, bells, attempts = Instruments(), Bells(), Attempts(ports.status)
-    presence = Presence(ports.clock, remember_s=settings.metrics_remember_s)
-    instruments.learners.set_function(lambda: len(presence))
+    instrumentation, notifier, attempts = Instrumentation(), Notifier(), Attempts(ports.status)
+    heartbeats = Heartbeats(ports.clock, remember_s=settings.metrics_remember_s)
+    instrumentation.learners.set_function(lambda: len(heartbeats))
     reports = Reports(ports.status, attempts)
     signing = Signing(attempts, object_urls(settings))
-    intake = Intake(ports.store, attempts, reports, presence, bells, instruments, settings.metrics_gather_s, signing)
-    pace = (bells, service.stopping, settings.metrics_keep_alive_s, settings.metrics_follow_pause_s)
-    telemetry = Telemetry(ports.store, attempts, presence, Follower(*pace), Follower(*pace), instruments)
+    intake = Intake(
+        ports.store, attempts, reports, heartbeats, notifier, instrumentation, settings.metrics_gather_s, signing
+    )
+    pace = (notifier, service.stopping, settings.metrics_keep_alive_s, settings.metrics_follow_pause_s)
+    telemetry = Telemetry(ports.store, attempts, heartbeats, Follower(*pace), Follower(*pace), instrumentation)
 
     def register(server: grpc.aio.Server) -> None:
         metrics_pb2_grpc.add_IntakeServicer_to_server(intake, server)
@@ -54,7 +56,7 @@ async def main(service: Service) -> None:
         async with asyncio.TaskGroup() as group:
             # Joining is not waited for either: etcd may be away, and logs do not depend on it.
             damage = watch_damage(ports.store, quarantine, ports.clock)
-            endless = (membership.start(), attempts.follow(), presence.listen(), damage)
+            endless = (membership.start(), attempts.follow(), heartbeats.listen(), damage)
             tasks = [group.create_task(one) for one in endless]
             service.started = True
             await service.stopping.wait()

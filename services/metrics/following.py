@@ -30,22 +30,22 @@ class Page(Generic[T]):
     """There may be more at once."""
 
 
-class Bells:
+class Notifier:
     """One for each job that somebody follows."""
 
     def __init__(self) -> None:
-        self._bells: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
+        self._notifier: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._followers: Counter[str] = Counter()
 
     def listen(self, job_id: str) -> asyncio.Event:
         """Set at the next ``ring``."""
-        bell = self._bells.get(job_id)
+        bell = self._notifier.get(job_id)
         if bell is None:
-            bell = self._bells[job_id] = asyncio.Event()
+            bell = self._notifier[job_id] = asyncio.Event()
         return bell
 
     def ring(self, job_id: str) -> None:
-        bell = self._bells.pop(job_id, None)
+        bell = self._notifier.pop(job_id, None)
         if bell is not None:
             bell.set()
 
@@ -68,7 +68,7 @@ class Bells:
 class Follower(Generic[T]):
     """How followers are served: ``pause_s`` between pages, a sign of life each ``keep_alive_s``."""
 
-    bells: Bells
+    notifier: Notifier
     stopping: asyncio.Event
     keep_alive_s: float
     pause_s: float
@@ -82,9 +82,9 @@ class Follower(Generic[T]):
         """
         now = asyncio.get_running_loop().time
         due = now()
-        with self.bells.followed(job_id):
+        with self.notifier.followed(job_id):
             while not self.stopping.is_set():
-                bell = self.bells.listen(job_id)
+                bell = self.notifier.listen(job_id)
                 page = await read(after)
                 after = page.through
                 if page.entries or now() >= due:

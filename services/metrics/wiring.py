@@ -7,9 +7,9 @@ import resource
 from dataclasses import dataclass
 from typing import Final
 
-from services.core import wiring as core
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
-from services.core.call_points import at_failpoints
+from services.core.bootstrap import wiring as core
+from services.core.failpoints.ports import at_failpoints
 from services.core.ports.clock import Clock
 from services.core.ports.metric_store import MetricStore
 from services.core.ports.status_store import StatusStore

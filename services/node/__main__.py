@@ -11,12 +11,12 @@ import structlog
 
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
+from services.core.bootstrap.service import Service, run
+from services.core.bootstrap.wiring import clock, service_secret
 from services.core.gen.weft.v1 import node_pb2_grpc
-from services.core.quarantine import LEARNER, Quarantine
-from services.core.service import Service, run
-from services.core.wiring import clock, service_secret
+from services.core.runtime.quarantine import LEARNER, Quarantine
 from services.node.agent import Agent
-from services.node.meters import Meters
+from services.node.instrumentation import Instrumentation
 from services.node.rpc import NodeServicer
 from services.node.settings import NodeSettings
 from services.node.shutdown import end_all
@@ -29,7 +29,7 @@ log = structlog.get_logger()
 async def serve_node(service: Service, settings: NodeSettings) -> None:
     """Until the service is asked to stop; learners live on."""
     secret = await service_secret(settings)
-    agent = await Agent.start(settings, Meters(prometheus_client.REGISTRY))
+    agent = await Agent.start(settings, Instrumentation(prometheus_client.REGISTRY))
     quarantine = Quarantine(clock().now_ms, prometheus_client.REGISTRY)
     looking = asyncio.create_task(_look_at_files(agent, quarantine))
     try:

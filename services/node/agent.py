@@ -31,7 +31,8 @@ from services.node.allocation import Pool, Taken, pick_gpus, pick_ports, pick_ui
 from services.node.cgroups import Groups
 from services.node.fences import Fences
 from services.node.files import remove_tree, sync_folder
-from services.node.keeper import Keeper, end_tasks, helper_environment
+from services.node.instrumentation import Instrumentation
+from services.node.isolation import Isolation, choose
 from services.node.learner import (
     MALFORMED,
     RUN,
@@ -42,10 +43,9 @@ from services.node.learner import (
     read_gpus,
     read_learner,
 )
-from services.node.meters import Meters
+from services.node.learner_supervisor import LearnerSupervisor, end_tasks, helper_environment
 from services.node.processes import Belonging, kill_all
 from services.node.settings import NodeSettings
-from services.node.tier import Tier, choose
 
 STEPS: Final = ("reserve", "learners", "activate")
 _POLITELY_S: Final = 2.0
@@ -57,17 +57,19 @@ log = structlog.get_logger()
 class Agent:
     """Made by ``start``."""
 
-    def __init__(self, settings: NodeSettings, meters: Meters) -> None:
+    def __init__(self, settings: NodeSettings, instrumentation: Instrumentation) -> None:
         self._home = settings.place
         self._settings = settings
-        self._meters = meters
+        self._instrumentation = instrumentation
         self.node: Node = capacity.detect(settings)
         self._root = self._home / "node"
         self._own = self._root / ".agent"
         self._fences = Fences(self._own / "fences")
         self._uids = Pool(settings.node_uid_first, settings.node_uid_count) if os.geteuid() == 0 else None
         self._ports = Pool(settings.node_port_first, settings.node_port_count)
-        self.tier: Tier = choose(settings.node_tier, user=settings.node_uid_first if self._uids else None)
+        self.isolation: Isolation = choose(
+            settings.node_isolation, user=settings.node_uid_first if self._uids else None
+        )
         self._groups: Groups
         self._unread: dict[Path, str] = {}
         """Folders of learners that nobody can make out, and why."""
@@ -75,19 +77,19 @@ class Agent:
         """All that are reserved: what is taken of the machine."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._watchers: set[asyncio.Queue[str | None]] = set()
-        self._keeper = Keeper(
+        self._supervisor = LearnerSupervisor(
             helper_command=shlex.split(settings.node_helper_command), helper_env=helper_environment(os.environ),
             helper_backoff_s=settings.node_helper_backoff_s, helper_silence_s=settings.node_helper_silence_s,
-            meters=meters, on_change=self._changed,
+            instrumentation=instrumentation, on_change=self._changed,
         )  # fmt: skip
         self._lock_fd = -1
 
     @classmethod
-    async def start(cls, settings: NodeSettings, meters: Meters) -> Self:
+    async def start(cls, settings: NodeSettings, instrumentation: Instrumentation) -> Self:
         """Takes up everything that is there. WeftError where another agent has this WEFT_HOME, or learners could not
         reach their folders.
         """
-        agent = cls(settings, meters)
+        agent = cls(settings, instrumentation)
         agent._open_places()
         agent._enclose()
         await asyncio.to_thread(sdk.install, agent._home / "sdk")
@@ -96,7 +98,7 @@ class Agent:
         return agent
 
     async def close(self) -> None:
-        await self._keeper.close()
+        await self._supervisor.close()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -126,9 +128,9 @@ class Agent:
                 await asyncio.to_thread(
                     learner.mark_stop, generation=generation, cause=cause, grace_ms=grace_ms, now_ms=_now_ms()
                 )
-                self._keeper.hint(learner)
+                self._supervisor.hint(learner)
                 if not learner.spawned:
-                    await self._keeper.settle(learner)
+                    await self._supervisor.settle(learner)
 
             await _all(one(learner) for learner in learners)
         log.info("attempt.stopping", job=job, attempt=attempt, cause=cause, grace_ms=grace_ms, learners=len(learners))
@@ -185,7 +187,11 @@ class Agent:
             ports=pick_ports(plan, taken, self._ports, reservation.port_is_free),
         )
         documents = reservation.documents(
-            plan, allotment, home=self._home, tier=self.tier.name, objects_here=self._settings.object_store == "folder"
+            plan,
+            allotment,
+            home=self._home,
+            isolation=self.isolation.name,
+            objects_here=self._settings.object_store == "folder",
         )
         made = [self._enclosed(one, folder.attempt(plan.attempt) / one.learner.name) for one in documents]
         # Counted as taken before the first await: another job's reserve may come in between.
@@ -202,7 +208,7 @@ class Agent:
 
     def _enclosed(self, document: LearnerDocument, folder: Path) -> LearnerDocument:
         """With what keeps it apart from others on this machine."""
-        wrap = self.tier.sandbox.wrap(document, folder) if self.tier.sandbox else ()
+        wrap = self.isolation.sandbox.wrap(document, folder) if self.isolation.sandbox else ()
         return replace(document, wrap=wrap, groups=self._groups.paths(document))
 
     def _make(self, folder: JobFolder, attempt: int, made: list[LearnerDocument]) -> None:
@@ -217,8 +223,8 @@ class Agent:
     async def _spawn(self, plan: AttemptPlan) -> None:
         learners = self._reserved(plan)
         for learner in learners:
-            self._keeper.keep(learner)
-        await _all(self._keeper.ready(learner) for learner in learners)
+            self._supervisor.keep(learner)
+        await _all(self._supervisor.ready(learner) for learner in learners)
 
     async def _activate(self, plan: AttemptPlan) -> None:
         await _all(asyncio.to_thread(learner.activate) for learner in self._reserved(plan))
@@ -238,8 +244,8 @@ class Agent:
         for learner in learners:
             with suppress(NoSpace):  # killed below without a mark; what fills the disk is about to be removed
                 await asyncio.to_thread(learner.mark_stop, generation=0, cause="kill", grace_ms=0, now_ms=_now_ms())
-            self._keeper.hint(learner)
-        released = [self._keeper.release(learner) for learner in learners]
+            self._supervisor.hint(learner)
+        released = [self._supervisor.release(learner) for learner in learners]
         tasks = [task for pair in released for task in pair]
         if tasks:  # a shim does it best: it is its learner's subreaper
             await asyncio.wait([pair[0] for pair in released if pair], timeout=_POLITELY_S)
@@ -253,7 +259,7 @@ class Agent:
         await end_tasks(tasks)
         if not gone:
             for learner in learners:
-                self._keeper.keep(learner)
+                self._supervisor.keep(learner)
             raise Unavailable("processes of the attempt survive SIGKILL: they hang in the kernel", retry_after_s=5)
         await asyncio.to_thread(cgroups.remove, list(everything.groups))
 
@@ -310,7 +316,7 @@ class Agent:
         if not learner.ended:
             self._groups.make(learner.document)  # a reboot takes them away
         if learner.spawned:
-            self._keeper.keep(learner)
+            self._supervisor.keep(learner)
             log.info("learner.adopted", job=learner.job, learner=learner.name, state=learner.observe().state)
 
     def _enclose(self) -> None:
@@ -318,8 +324,13 @@ class Agent:
         self._groups, unenforced = Groups.find(
             self._own, pids=self._settings.node_pids, wanted=self._settings.node_cgroups
         )
-        self.tier.note(self._home / "run", self._groups.enforced, unenforced)
-        log.info("node.tier", tier=self.tier.name, enforced=self._groups.enforced, why=[self.tier.why, unenforced])
+        self.isolation.note(self._home / "run", self._groups.enforced, unenforced)
+        log.info(
+            "node.isolation",
+            isolation=self.isolation.name,
+            enforced=self._groups.enforced,
+            why=[self.isolation.why, unenforced],
+        )
 
     def _open_places(self) -> None:
         """The folders, passable for learners of other users; the lock that makes this agent the only one."""
@@ -358,7 +369,7 @@ class Agent:
         )
 
     def _count(self) -> None:
-        self._meters.count_gpus(self.node.gpus, sum(self._taken().gpus.values()))
+        self._instrumentation.count_gpus(self.node.gpus, sum(self._taken().gpus.values()))
 
     def _lock(self, job: str) -> asyncio.Lock:
         lock = self._locks.get(job)

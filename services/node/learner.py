@@ -21,7 +21,7 @@ from services.core.domain.document import LATEST
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.ports.cluster import LearnerProcess
-from services.core.processes import Identity
+from services.core.runtime.processes import Identity
 from services.node.files import read_json, sync_folder, write_json, write_reserved
 
 SCHEMA: Final = 1
@@ -43,14 +43,14 @@ class LearnerDocument:
     gpus: tuple[int, ...]
     ports: Mapping[str, int]
     env: Mapping[str, str]
-    tier: str
+    isolation: str
     home: str
     addresses_file: str
     objects: str
     cache: str
     sdk: str
     wrap: tuple[str, ...] = ()
-    """The sandbox's command, which the learner's is added to; none in tier ``process``."""
+    """The sandbox's command, which the learner's is added to; none in isolation ``process``."""
     groups: tuple[str, ...] = ()
     """The folders of its control groups; none where there are none."""
     schema: int = SCHEMA

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from services.core.processes import Identity, alive
+from services.core.runtime.processes import Identity, alive
 from services.node import cgroups
 
 _PROC: Final = Path("/proc")

@@ -16,7 +16,7 @@ from pathlib import Path
 from services.core.domain.codec import dump
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.plan import AttemptPlan, LearnerPlan
-from services.core.home import Home
+from services.core.runtime.home import Home
 from services.node.environment import FOLDERS, render
 from services.node.files import no_space, remove_tree, reserve, sync_folder, write_json
 from services.node.learner import JobFolder, Learner, LearnerDocument, write_gpus
@@ -55,15 +55,18 @@ def check_names(plan: AttemptPlan) -> None:
 
 
 def documents(
-    plan: AttemptPlan, allotment: Allotment, *, home: Home, tier: str, objects_here: bool = True
+    plan: AttemptPlan, allotment: Allotment, *, home: Home, isolation: str, objects_here: bool = True
 ) -> list[LearnerDocument]:
     """One ``learner.json`` per learner, in the plan's order: pure. ``objects_here``: the object store is a folder."""
     objects = str(home / "objects") if objects_here else ""
-    return [_document(plan, learner, allotment, home=home, tier=tier, objects=objects) for learner in plan.learners]
+    return [
+        _document(plan, learner, allotment, home=home, isolation=isolation, objects=objects)
+        for learner in plan.learners
+    ]
 
 
 def _document(
-    plan: AttemptPlan, learner: LearnerPlan, allotment: Allotment, *, home: Home, tier: str, objects: str
+    plan: AttemptPlan, learner: LearnerPlan, allotment: Allotment, *, home: Home, isolation: str, objects: str
 ) -> LearnerDocument:
     folder = home / "node" / plan.job / str(plan.attempt) / learner.name
     gpus, sdk = allotment.gpus[learner.name], str(home / "sdk")
@@ -71,7 +74,8 @@ def _document(
     others = tuple(one if one is learner else replace(one, token="", env={}, command="") for one in plan.learners)
     return LearnerDocument(
         plan=replace(plan, learners=others), learner=learner, uid=allotment.uid, gid=allotment.gid, gpus=gpus,
-        ports=allotment.ports, env=env, tier=tier, home=str(home.root), addresses_file=str(home.addresses_file),
+        ports=allotment.ports, env=env, isolation=isolation, home=str(home.root),
+        addresses_file=str(home.addresses_file),
         objects=objects, cache=str(home / "cache"), sdk=sdk,
     )  # fmt: skip
 

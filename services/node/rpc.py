@@ -34,7 +34,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         shown = node_pb2.NodeCapacity(
             name=node.name, cpus=node.cpus, memory=node.memory, gpus=node.gpus, gpu_type=node.gpu_type, ready=node.ready
         )
-        return node_pb2.CapacityReply(nodes=[shown], tier=self._agent.tier.name)
+        return node_pb2.CapacityReply(nodes=[shown], isolation=self._agent.isolation.name)
 
     async def Do(self, request: node_pb2.DoRequest, context: _Context) -> node_pb2.DoReply:
         try:

@@ -1,4 +1,4 @@
-"""The tier ``sandbox``: a learner sees the system, read-only, its own folder, and nothing of others (bubblewrap).
+"""The isolation ``sandbox``: a learner sees the system, read-only, its own folder, and nothing of others (bubblewrap).
 
 bubblewrap runs as the learner's own user, in a user namespace: it needs no root, and a flaw in it gains a learner
 nothing. The learner has its own /tmp (its TMPDIR), /dev with /dev/shm, /proc and process table; the network is shared,
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.core.home import Home
+from services.core.runtime.home import Home
 from services.node.environment import FOLDERS
 from services.node.learner import LearnerDocument
 

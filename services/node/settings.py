@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from services.core.domain.units import parse_bytes
-from services.core.settings import Settings
+from services.core.runtime.settings import Settings
 
 
 class NodeSettings(Settings):
@@ -29,7 +29,7 @@ class NodeSettings(Settings):
         description="GPU slots. Declaring more than there are gives fake ones, for trying gangs and quotas. Default: "
         "those the NVIDIA driver shows.",
     )
-    node_tier: Literal["auto", "process", "sandbox"] = Field(
+    node_isolation: Literal["auto", "process", "sandbox"] = Field(
         default="auto",
         description="How learners are kept apart. sandbox: bubblewrap; process: users of their own, as root; auto: the "
         "better one that works on this machine.",

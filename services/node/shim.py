@@ -184,7 +184,7 @@ def write_word(path: str, word: str) -> None:
 
 
 def command(learner: dict[str, Any], env: dict[str, str]) -> list[str]:
-    """What is executed: the shell, in the tier ``sandbox`` inside bubblewrap."""
+    """What is executed: the shell, in the isolation ``sandbox`` inside bubblewrap."""
     shell = ["/bin/sh", "-c", learner["learner"]["command"]]
     if not learner.get("wrap"):
         return shell

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from services.core.domain.errors import WeftError
-from services.core.processes import Identity, saved, send, wait_gone
+from services.core.runtime.processes import Identity, saved, send, wait_gone
 from tests.chaos.schedule import SERVICES, Fault
 from tests.chaos.table import Seen, look
 from tests.testbed.clock_jumps import Clocks

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.core.processes import Identity, identify, saved, send, wait_gone
+from services.core.runtime.processes import Identity, identify, saved, send, wait_gone
 from services.local.layout import ETCD, PROGRAMS
 from tests.testbed.platform import Platform
 from tests.waiting import eventually

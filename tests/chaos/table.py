@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from services.core.processes import Identity, alive, identify
+from services.core.runtime.processes import Identity, alive, identify
 
 _PROC: Final = Path("/proc")
 _EVERY_S: Final = 0.3

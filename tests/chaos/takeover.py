@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from services.core.processes import Identity, saved, send
+from services.core.runtime.processes import Identity, saved, send
 from tests.testbed.platform import Platform
 from tests.testbed.signals import pause
 from weft import Client

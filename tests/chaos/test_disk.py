@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from services.core.processes import alive, send, wait_gone
+from services.core.runtime.processes import alive, send, wait_gone
 from tests.chaos.faults import Faults
 from tests.chaos.gangs import DONE_S, SERVICES
 from tests.chaos.schedule import Fault

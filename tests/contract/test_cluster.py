@@ -24,8 +24,8 @@ FOREVER = "exec sleep 1000"
 
 @pytest.fixture(scope="module", params=["process", "sandbox"])
 def node(request: pytest.FixtureRequest) -> Generator[NodeProcess]:
-    """Of either tier. Where bubblewrap cannot be had the second fails and says so: it is part of what we promise."""
-    with node_process({"WEFT_NODE_TIER": request.param}) as one:
+    """With either isolation. Without bubblewrap the second fails and says so: it is part of what we promise."""
+    with node_process({"WEFT_NODE_ISOLATION": request.param}) as one:
         yield one
 
 
@@ -64,7 +64,7 @@ async def away(cluster: Cluster, of: AttemptPlan) -> None:
 
 async def test_the_tier_is_told(cluster: Cluster, node: NodeProcess) -> None:
     (machine,) = await cluster.capacity()
-    assert machine.labels == {"weft.dev/tier": node.tier}
+    assert machine.labels == {"weft.dev/isolation": node.isolation}
 
 
 async def test_capacity_is_what_was_declared_and_detected(cluster: Cluster) -> None:
@@ -352,7 +352,7 @@ async def test_learners_cannot_read_what_is_not_theirs(cluster: Cluster, node: N
         assert int(uid) != node.read(victim, "learner.json")["uid"]
     else:
         assert int(uid) == os.getuid()
-    if node.tier == "sandbox":
+    if node.isolation == "sandbox":
         assert read == []
         assert node.output(spy, stream="stderr").count("No such file or directory") == 4
     elif os.geteuid() == 0:

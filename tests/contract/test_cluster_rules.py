@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import pytest
 
-from services.core.adapters.memory.cluster import MemoryCluster
 from services.core.domain.errors import InvalidRequest, StaleFence
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import Cluster, Node
+from tests.testbed.memory.cluster import MemoryCluster
 from tests.testbed.node import NodeProcess, node_process, plan
 from tests.waiting import until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.core.adapters.celery.app import QUEUE
-from services.core.home import Home
+from services.core.runtime.home import Home
 from services.local.doctor import examine
 from tests.testbed.ferretdb import FerretDB
 from tests.testbed.hints import Carrier

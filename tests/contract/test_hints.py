@@ -20,7 +20,7 @@ from services.core.adapters.celery.hints import CeleryHints, DropHints
 from services.core.adapters.rpc.hints import RpcHints
 from services.core.domain.errors import InvalidRequest
 from services.core.ports.hints import Hints
-from services.core.settings import Settings
+from services.core.runtime.settings import Settings
 from tests.testbed.hints import SECRET, Carrier, Service, Worker, arrives
 from tests.waiting import until
 

@@ -11,8 +11,8 @@ import pytest
 
 from services.core.adapters.celery.broker import QUEUE_AT_MOST
 from services.core.adapters.celery.hints import CeleryHints
-from services.core.processes import identify
-from services.core.pulse import silent
+from services.core.runtime.liveness import silent
+from services.core.runtime.processes import identify
 from tests.testbed.hints import Carrier, Server, Service, Worker, arrives
 from tests.waiting import until
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from services.core import wiring
 from services.core.adapters.mongo import MongoJobStore, MongoRecordStore, close, trusted
+from services.core.bootstrap import wiring
 from services.core.domain.errors import Duplicate, InvalidRequest, NotFound, StaleRevision, TooLarge, Unavailable
 from services.core.domain.job import Job
 from services.core.ports.job_store import DispatcherDoc, JobQuery
-from services.core.settings import Settings
+from services.core.runtime.settings import Settings
 from tests.documents import NOW, a_job
 from tests.promises import Promise
 from tests.testbed.ferretdb import FerretDB

@@ -13,11 +13,11 @@ import apsw
 import pytest
 from pymongo import AsyncMongoClient
 
-from services.core.adapters.memory import MemoryRecordStore
 from services.core.adapters.mongo import MongoRecordStore
 from services.core.adapters.sqlite import SqliteRecordStore
 from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NotFound, Quarantined, StaleRevision
 from services.core.ports.record_store import Record, RecordStore
+from tests.testbed.memory import MemoryRecordStore
 
 
 class World(Protocol):

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from services.core.adapters.encrypted import EncryptedSecretStore, MasterKeyFile
 from services.core.adapters.encrypted.store import KIND
-from services.core.adapters.memory import MemoryRecordStore
 from services.core.adapters.sqlite import SqliteRecordStore
 from services.core.domain.errors import Conflict, Internal, PermissionDenied, Unavailable, WeftError
 from services.core.ports.record_store import Record
+from tests.testbed.memory import MemoryRecordStore
 
 CANARY = b"canary-6f1c0a4e-never-seen"
 

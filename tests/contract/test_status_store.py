@@ -12,10 +12,10 @@ import pytest
 
 from services.core.adapters.etcd.lease import EtcdLease
 from services.core.adapters.etcd.store import EtcdStatusStore
-from services.core.adapters.memory.status_store import MemoryStatusStore
 from services.core.domain.errors import Conflict, InvalidRequest, TooLarge
 from services.core.ports.status_store import MAX_VALUE, Change, Entry, Lease, StatusStore
 from tests.testbed.etcd import Etcd
+from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.waiting import until
 
 TTL_S = 2.0  # etcd's minimum

@@ -14,7 +14,7 @@ import pytest_asyncio
 import structlog.testing
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-from services.api import shapes
+from services.api import schemas
 from tests.testbed.api import SPEC, Api, running_api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -211,21 +211,21 @@ async def test_answers_are_what_the_document_says(api: Api) -> None:
     job = await api.submit({**SPEC, "framework": "jax", "tags": ["x"]})
     url = f"/v1/jobs/{job['id']}"
     for kind, answer in (
-        (shapes.JobJson, job),
-        (shapes.JobJson, (await api.admin.get(url)).json()),
-        (shapes.JobsJson, (await api.admin.get("/v1/jobs")).json()),
-        (shapes.PlanJson, (await api.admin.post("/v1/jobs?dry_run=true", json=SPEC)).json()),
-        (shapes.HistoryJson, (await api.admin.get(f"{url}/history")).json()),
-        (shapes.ExplainJson, (await api.admin.get(f"{url}/explain")).json()),
-        (shapes.ArtifactsJson, (await api.admin.get(f"{url}/artifacts")).json()),
-        (shapes.QueueJson, (await api.admin.get("/v1/queue")).json()),
-        (shapes.ClusterJson, (await api.admin.get("/v1/cluster")).json()),
-        (shapes.FrameworksJson, (await api.admin.get("/v1/frameworks")).json()),
-        (shapes.SizesJson, (await api.admin.get("/v1/sizes")).json()),
-        (shapes.VersionJson, (await api.admin.get("/v1/version")).json()),
-        (shapes.WhoJson, (await api.admin.get("/v1/whoami")).json()),
-        (shapes.KeysJson, (await api.admin.get("/v1/keys")).json()),
-        (shapes.KeyJson, (await api.admin.post("/v1/keys", json={"name": "x"})).json()),
+        (schemas.JobJson, job),
+        (schemas.JobJson, (await api.admin.get(url)).json()),
+        (schemas.JobsJson, (await api.admin.get("/v1/jobs")).json()),
+        (schemas.PlanJson, (await api.admin.post("/v1/jobs?dry_run=true", json=SPEC)).json()),
+        (schemas.HistoryJson, (await api.admin.get(f"{url}/history")).json()),
+        (schemas.ExplainJson, (await api.admin.get(f"{url}/explain")).json()),
+        (schemas.ArtifactsJson, (await api.admin.get(f"{url}/artifacts")).json()),
+        (schemas.QueueJson, (await api.admin.get("/v1/queue")).json()),
+        (schemas.ClusterJson, (await api.admin.get("/v1/cluster")).json()),
+        (schemas.FrameworksJson, (await api.admin.get("/v1/frameworks")).json()),
+        (schemas.SizesJson, (await api.admin.get("/v1/sizes")).json()),
+        (schemas.VersionJson, (await api.admin.get("/v1/version")).json()),
+        (schemas.WhoJson, (await api.admin.get("/v1/whoami")).json()),
+        (schemas.KeysJson, (await api.admin.get("/v1/keys")).json()),
+        (schemas.KeyJson, (await api.admin.post("/v1/keys", json={"name": "x"})).json()),
     ):
         strict: Any = with_config(ConfigDict(extra="forbid"))(kind)
         TypeAdapter(strict).validate_python(answer)

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.api.grpc.gate import OPEN_SERVICES, PUBLIC, permission_of
+from services.api.grpc.auth_interceptor import OPEN_SERVICES, PUBLIC, permission_of
 from services.api.grpc.jobs import Jobs
 from services.api.grpc.platform import Keys, Platform
 from services.api.grpc.server import serve
@@ -113,9 +113,9 @@ class Careless(Jobs):
 
 
 async def test_an_rpc_that_declares_nothing_is_closed(api: Api) -> None:
-    from services.api.grpc.gate import Gate  # noqa: PLC0415 - needed here alone
+    from services.api.grpc.auth_interceptor import AuthInterceptor  # noqa: PLC0415 - needed here alone
 
-    server = grpc.aio.server(interceptors=(Gate(api.gateway),))
+    server = grpc.aio.server(interceptors=(AuthInterceptor(api.gateway),))
     jobs_pb2_grpc.add_JobsServicer_to_server(Careless(api.gateway), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

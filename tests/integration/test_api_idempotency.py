@@ -13,11 +13,11 @@ import pytest
 from services.api.idempotency import KEPT_MS, KIND, Answers
 from services.api.rest.app import create_routes
 from services.api.rest.permissions import routes_of
-from services.core.adapters.memory import MemoryRecordStore
 from services.core.adapters.system_clock import SystemClock
 from services.core.domain.errors import IdempotencyMismatch, Unavailable
-from services.core.domain.job import KEPT_WISHES
+from services.core.domain.job import KEPT_APPLIED_KEYS
 from tests.testbed.api import SPEC, Api, running_api
+from tests.testbed.memory import MemoryRecordStore
 from tests.testbed.proxy import proxied
 from tests.waiting import until
 from weft import AsyncClient
@@ -97,17 +97,17 @@ async def test_a_wish_that_changed_nothing_is_remembered_too(api: Api) -> None:
 
 async def test_a_key_is_known_after_any_number_of_later_wishes_and_the_document_stays_small(api: Api) -> None:
     job = (await api.submit())["id"]
-    wishes = [("halt", "resume")[number % 2] for number in range(3 * KEPT_WISHES)]
-    for number, verb in enumerate(wishes):
+    applied_keys = [("halt", "resume")[number % 2] for number in range(3 * KEPT_APPLIED_KEYS)]
+    for number, verb in enumerate(applied_keys):
         answer = await api.admin.post(f"/v1/jobs/{job}/{verb}", headers={"Idempotency-Key": f"k{number}"})
         assert answer.status_code == 202, answer.text
     stored = await api.store.get(job)
     assert stored is not None
-    assert len(stored.wishes) == KEPT_WISHES
-    for number, verb in enumerate(wishes):
+    assert len(stored.applied_keys) == KEPT_APPLIED_KEYS
+    for number, verb in enumerate(applied_keys):
         again = await api.admin.post(f"/v1/jobs/{job}/{verb}", headers={"Idempotency-Key": f"k{number}"})
         assert (again.status_code, again.headers.get("idempotency-replayed")) == (202, "true")
-        assert again.json()["generation"] == len(wishes) + 1
+        assert again.json()["generation"] == len(applied_keys) + 1
 
 
 async def test_sixteen_racing_wishes_under_one_key_over_two_processes_are_one_wish(tmp_path: Path) -> None:

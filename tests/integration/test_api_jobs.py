@@ -12,11 +12,11 @@ import grpc.aio
 import pytest
 
 from services.core.adapters.rpc.server import serve
+from services.core.bootstrap.wiring import SERVICE_SECRET, installation_secrets
 from services.core.domain.job import Job, admitted, moved, released
 from services.core.domain.status import Status
 from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
-from services.core.settings import Settings
-from services.core.wiring import SERVICE_SECRET, installation_secrets
+from services.core.runtime.settings import Settings
 from tests.testbed.api import SPEC, Api, a_zip, running_api
 from tests.testbed.server import free_port
 from tests.waiting import until
@@ -422,7 +422,7 @@ async def test_submissions_in_a_row_do_not_each_ask_the_cluster_whether_they_fit
             nonlocal asked
             asked += 1
             node = node_pb2.NodeCapacity(name="here", cpus=2, memory=2**31, ready=True)
-            return node_pb2.CapacityReply(nodes=[node], tier="process")
+            return node_pb2.CapacityReply(nodes=[node], isolation="process")
 
     async def keep() -> None:
         await installation_secrets(Settings(home=tmp_path)).put(SERVICE_SECRET, b"s" * 32)

@@ -53,7 +53,7 @@ def test_the_cluster_is_shown_with_what_is_in_use(api: httpx2.Client) -> None:
     [node] = cluster["nodes"]
     assert (node["cpus"], node["ready"]) == (4, True)
     assert cluster["total"] == {"cpus": 4, "memory": node["memory"], "gpus": node["gpus"]}
-    assert cluster["tier"] in {"process", "sandbox"}
+    assert cluster["isolation"] in {"process", "sandbox"}
     assert cluster["used"]["cpus"] <= 4
 
 

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from services.core.domain.errors import InvalidRequest
-from services.core.home import Home
+from services.core.runtime.home import Home
 from services.local.doctor import examine
 from tests.testbed.api import SPEC, Api, a_zip, running_api
 from tests.testbed.s3 import S3

@@ -122,7 +122,7 @@ async def test_a_wrong_question_is_refused_with_a_status(api: Api, learner: Lear
 
 
 async def test_points_come_in_pages_and_curves(api: Api, learner: Learner) -> None:
-    await learner.measures(0.9, math.nan, math.inf, -math.inf, 0.1)
+    await learner.instrumentation(0.9, math.nan, math.inf, -math.inf, 0.1)
     url = f"/v1/jobs/{learner.job}/metrics"
     page = (await api.admin.get(url)).json()
     assert [point["value"] for point in page["points"]] == [0.9, "NaN", "Infinity", "-Infinity", 0.1]
@@ -215,7 +215,7 @@ async def test_a_follower_with_a_filter_ends_too(api: Api, learner: Learner) -> 
 
 async def test_points_are_followed_like_lines(api: Api, learner: Learner) -> None:
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/metrics", params={"name": "loss"})
-    await learner.measures(0.5, math.nan)
+    await learner.instrumentation(0.5, math.nan)
     await reading.has(lambda one: [event.data["value"] for event in one.seen] == [0.5, "NaN"])
     await learner.ends()
     await asyncio.wait_for(reading.task, 10)
@@ -268,7 +268,7 @@ async def test_a_reader_that_goes_away_is_forgotten(api: Api, learner: Learner) 
     with structlog.testing.capture_logs() as logs:
         for path in ("events", "logs?follow=true", "metrics?follow=true"):
             await learner.says("something")
-            await learner.measures(1.0)
+            await learner.instrumentation(1.0)
             async with aclosing(events(api.admin, f"/v1/jobs/{learner.job}/{path}")) as stream:
                 await anext(stream)
                 await until(lambda: "weft_followers 1.0" in api.measured())

@@ -19,11 +19,11 @@ import apsw
 import pytest
 
 from services.core.domain.errors import Conflict, InvalidRequest, NoSpace, WeftError
-from services.core.home import Home
 from services.core.ports.job_store import JobQuery
-from services.core.processes import identify
+from services.core.runtime.home import Home
+from services.core.runtime.processes import identify
 from services.local.backup.archive import Entry, Reader, Writer
-from services.local.backup.mark import is_half_restored
+from services.local.backup.restore_marker import is_half_restored
 from services.local.backup.stores import Stores
 from services.local.commands import PLATFORM
 from tests.testbed.s3 import S3
@@ -62,8 +62,8 @@ def restore(home: Path, file: Path, more: Mapping[str, str] = EMBEDDED, **option
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from services.core.home import Home
-from services.local.backup.mark import is_half_restored
+from services.core.runtime.home import Home
+from services.local.backup.restore_marker import is_half_restored
 from services.local.commands import PLATFORM
 
 what, home, file, share = sys.argv[1:]

@@ -1,7 +1,7 @@
 """The running platform under kill -9 at its own side effects: whatever dies where, the job ends as it should (R4, R5).
 
 A life is recorded: each call of a port and each change of a file, of every process but etcd
-(``services.core.failpoints``). Then a process is killed at one of these points, in a life of its own for each.
+(``services.core.failpoints.points``). Then a process is killed at one of these points, in a life of its own for each.
 """
 
 from __future__ import annotations

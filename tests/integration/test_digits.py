@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.core.processes import identify
+from services.core.runtime.processes import identify
 from tests.testbed.platform import Platform, platform
 from tests.waiting import eventually
 from weft import Client

@@ -21,8 +21,8 @@ import pytest
 
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain import errors
-from services.core.members import members
-from services.core.processes import Identity, send, wait_gone
+from services.core.runtime.membership import members
+from services.core.runtime.processes import Identity, send, wait_gone
 from tests.testbed.platform import Platform, platform
 from tests.testbed.server import free_port
 from tests.waiting import eventually
@@ -204,8 +204,8 @@ def test_a_submit_that_is_under_way_when_the_api_is_told_to_stop_is_answered(wef
 DRAINS_FOR_EVER = """
 import asyncio, sys
 from pathlib import Path
-from services.core.service import run
-from services.core.settings import Settings
+from services.core.bootstrap.service import run
+from services.core.runtime.settings import Settings
 
 async def main(service):
     service.started = True

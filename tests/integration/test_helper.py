@@ -17,7 +17,7 @@ from services.core.domain.errors import NoSpace
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import Input
 from services.helper.folder import LearnerFolder
-from services.helper.intake import Intake as IntakeClient
+from services.helper.metrics_client import Intake as IntakeClient
 from services.helper.ship.shipper import Shipper
 from services.helper.spool import Spool
 from tests.testbed.intake import SECRET, Intake

@@ -22,7 +22,7 @@ from tests.promises import Promise
 from tests.testbed.failpoints import FailpointFolder, ways
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import TENANT, Learner
-from tests.testbed.scripted_http import Asked, Say, scripted
+from tests.testbed.scripted_http import Params, Say, scripted
 from tests.testbed.server import free_port
 from tests.waiting import until
 
@@ -105,7 +105,7 @@ def entry(path: str) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def fed(failpoints: FailpointFolder, answer: Callable[[Asked, int], Say]) -> AsyncGenerator[Fed]:
+async def fed(failpoints: FailpointFolder, answer: Callable[[Params, int], Say]) -> AsyncGenerator[Fed]:
     intake = Intake(f"127.0.0.1:{free_port()}")
     await intake.start()
     with scripted(answer) as site:
@@ -117,7 +117,7 @@ async def fed(failpoints: FailpointFolder, answer: Callable[[Asked, int], Say]) 
             await intake.stop()
 
 
-def whole(asked: Asked, before: int) -> Say:
+def whole(asked: Params, before: int) -> Say:
     return Say(200, REMOTE, {"ETag": '"1"'})
 
 
@@ -167,7 +167,7 @@ async def test_a_helper_killed_in_the_middle_of_a_download_is_followed_by_one_th
 ) -> None:
     stuck, killed = Event(), Event()
 
-    def answer(asked: Asked, before: int) -> Say:
+    def answer(asked: Params, before: int) -> Say:
         if before == 0:
             return Say(200, REMOTE, {"ETag": '"1"'}, cut_after=2 * CHUNK)
         if before == 1:  # the helper tries again by itself; this one never hears of it

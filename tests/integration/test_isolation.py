@@ -31,13 +31,13 @@ HOG = "python3 -c 'x = b\"x\" * (1 << 29)'"
 
 @pytest.fixture(scope="module", params=["process", "sandbox"])
 def either(request: pytest.FixtureRequest) -> Generator[NodeProcess]:
-    with node_process({"WEFT_NODE_TIER": request.param, "WEFT_NODE_PIDS": str(PIDS)}) as one:
+    with node_process({"WEFT_NODE_ISOLATION": request.param, "WEFT_NODE_PIDS": str(PIDS)}) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
 def sandbox() -> Generator[NodeProcess]:
-    with node_process({"WEFT_NODE_TIER": "sandbox"}) as one:
+    with node_process({"WEFT_NODE_ISOLATION": "sandbox"}) as one:
         yield one
 
 
@@ -87,7 +87,7 @@ async def said(node: NodeProcess, cluster: LocalCluster, command: str) -> list[s
 
 def enforced(node: NodeProcess, what: str) -> bool:
     """Whether the kernel sees to it here; if not, the agent must have told why."""
-    told = node.tier_told
+    told = node.reported_isolation
     if what not in told["enforced"]:
         assert "not enforced" in told["why"]
         return False
@@ -249,15 +249,15 @@ def programs() -> Generator[Path]:
 
 def test_without_bubblewrap_learners_are_processes_and_the_reason_is_told(programs: Path) -> None:
     with node_process({"PATH": str(programs)}) as node:
-        assert node.tier == "process"
-        assert "apt-get install bubblewrap" in node.tier_told["why"]
+        assert node.isolation == "process"
+        assert "apt-get install bubblewrap" in node.reported_isolation["why"]
 
 
 def test_a_sandbox_that_is_asked_for_and_cannot_be_had_is_refused(programs: Path) -> None:
-    said = "WEFT_NODE_TIER=sandbox cannot be had: bubblewrap is not installed: apt-get install bubblewrap"
+    said = "WEFT_NODE_ISOLATION=sandbox cannot be had: bubblewrap is not installed: apt-get install bubblewrap"
     with (
         pytest.raises(AssertionError, match=said),
-        node_process({"PATH": str(programs), "WEFT_NODE_TIER": "sandbox"}),
+        node_process({"PATH": str(programs), "WEFT_NODE_ISOLATION": "sandbox"}),
     ):
         pass
 
@@ -266,5 +266,5 @@ def test_a_bubblewrap_that_does_not_work_here_is_found_out_at_the_start(programs
     (programs / "bwrap").write_text("#!/bin/sh\necho bwrap: No permissions to create new namespace >&2\nexit 1\n")
     (programs / "bwrap").chmod(0o755)
     with node_process({"PATH": str(programs)}) as node:
-        assert node.tier == "process"
-        assert "No permissions to create new namespace" in node.tier_told["why"]
+        assert node.isolation == "process"
+        assert "No permissions to create new namespace" in node.reported_isolation["why"]

@@ -60,7 +60,7 @@ def test_the_learner_that_failed_first_is_named_and_its_peers_are_ended(client: 
 
 
 def test_a_learner_that_runs_out_of_memory_is_told_so(client: Client, weft_up: Platform) -> None:
-    told = PLATFORM.status(str(weft_up.home.root))["tier"]
+    told = PLATFORM.status(str(weft_up.home.root))["isolation"]
     if "memory" not in told["enforced"]:
         assert "not enforced" in told["why"]
         return
@@ -173,7 +173,7 @@ def test_learners_see_nothing_of_the_machine_or_of_each_other(client: Client, we
     text = "\n".join(line.text for line in job.logs())
     assert weft_up.key not in text
     assert "WEFT_HOME" not in text
-    assert text.count("Permission denied") + text.count("No such file or directory") == 2  # as the tier has it
+    assert text.count("Permission denied") + text.count("No such file or directory") == 2  # as the isolation has it
 
 
 def test_deleted_means_gone_for_its_owner_and_only_once_nothing_runs(client: Client) -> None:

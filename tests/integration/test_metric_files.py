@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
 from services.core.domain.errors import Conflict, Quarantined, Unavailable
 from services.core.ports.metric_store import Batch, LineQuery, LogLine, Point, SourceId
-from services.core.quarantine import METRICS, Quarantine
-from services.metrics.damage import look_at_damage
+from services.core.runtime.quarantine import METRICS, Quarantine
+from services.metrics.damaged_files import look_at_damage
 
 ROOT = Path(__file__).parents[2]
 JOB, OTHER = "j0000000001", "j0000000002"

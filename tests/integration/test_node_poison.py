@@ -13,13 +13,13 @@ import pytest
 from services.core.adapters.local.cluster import STEPS, LocalCluster
 from services.core.adapters.rpc.client import connect
 from services.core.adapters.rpc.operations import ask_quarantine
+from services.core.bootstrap.wiring import service_secret
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import LearnerProcess
-from services.core.processes import identify
-from services.core.quarantine import LEARNER, Held
-from services.core.settings import Settings
-from services.core.wiring import service_secret
+from services.core.runtime.processes import identify
+from services.core.runtime.quarantine import LEARNER, Held
+from services.core.runtime.settings import Settings
 from tests.testbed.node import NodeProcess, living_with, node_process, plan
 from tests.waiting import until
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.core.home import Home
-from services.core.processes import identify, saved
+from services.core.runtime.home import Home
+from services.core.runtime.processes import identify, saved
 from services.local.layout import ETCD, PROGRAMS, VERSION, prepare
 from tests.testbed.platform import Platform, platform
 from tests.waiting import eventually

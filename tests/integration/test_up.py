@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from services.core.processes import alive, identify, saved, send, wait_gone
+from services.core.runtime.processes import alive, identify, saved, send, wait_gone
 from services.local.layout import ETCD, PROGRAMS
 from tests.testbed import sets
 from tests.testbed.platform import Platform, platform

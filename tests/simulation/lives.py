@@ -134,8 +134,8 @@ async def _tell(story: Story, shape: Shape, home: Path, fault: Fault | None) -> 
     plane = ControlPlane(home)
     wire = Tripwire() if fault is None else Tripwire(at=fault.at, what=fault.what, when=fault.when)
     life = Life(plane, wire, shape)
-    wished = fault is not None and fault.what in {"halt", "kill"}
-    if fault is not None and wished:
+    with_applied_key = fault is not None and fault.what in {"halt", "kill"}
+    if fault is not None and with_applied_key:
         wire.act = lambda: _wish(life, Desired(fault.what))
     recovering = asyncio.create_task(_recover(story, life, fault))
     leading = asyncio.ensure_future(story.lead(life))
@@ -147,7 +147,7 @@ async def _tell(story: Story, shape: Shape, home: Path, fault: Fault | None) -> 
         life.mark("rest")
         for job in jobs:
             path = await plane.path(job.id)
-            if wished:
+            if with_applied_key:
                 _judge_wished(job, path)
             else:
                 _judge(story, life, job, path)
@@ -156,7 +156,7 @@ async def _tell(story: Story, shape: Shape, home: Path, fault: Fault | None) -> 
         if fault is not None:
             assert wire.tripped.is_set(), "the call was never made: a point that is not there shows nothing"
             assert wire.points[fault.at] == fault.point
-            if not wished:
+            if not with_applied_key:
                 await asyncio.wait_for(recovering, PAUSE_S + 1)
                 await asyncio.sleep(_LATE_S)
         for job in jobs:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from services.core.adapters.memory.cluster import MemoryCluster, MemoryLearner
 from services.core.domain.errors import WeftError
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import AttemptPlan
@@ -23,6 +22,7 @@ from services.core.ports.cluster import Node, Observation
 from tests.simulation.checker import Checker
 from tests.simulation.metrics_service import MetricsService
 from tests.testbed.helpers_in_memory import AGAIN_S, Fate
+from tests.testbed.memory.cluster import MemoryCluster, MemoryLearner
 
 _BEAT_S: Final = 0.1
 _RETRY_S: Final = 0.5

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from services.core.adapters.memory.cluster import MemoryLearner
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.tokens import LearnerIdentity
@@ -18,6 +17,7 @@ from services.metrics.attempts import Attempts
 from services.metrics.reports import Reports
 from tests.simulation.stores import Etcd
 from tests.simulation.wire import Wire
+from tests.testbed.memory.cluster import MemoryLearner
 
 _TIMEOUT_S: Final = 1.0
 _RESTART_S: Final = 0.5

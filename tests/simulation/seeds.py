@@ -42,7 +42,7 @@ def tell(seed: int, home: Path, *, whole: bool = False) -> tuple[Told, list[str]
 
 def many(seeds: range, home: Path, *, until_breach: bool) -> dict[str, Any]:
     """The sums."""
-    faults, wishes, jobs, least, slowest = Counter[str](), Counter[str](), 0, 10**9, 0.0
+    faults, applied_keys, jobs, least, slowest = Counter[str](), Counter[str](), 0, 10**9, 0.0
     failures: list[dict[str, Any]] = []
     told, digest = 0, hashlib.blake2b(digest_size=16)
     for seed in seeds:
@@ -50,7 +50,7 @@ def many(seeds: range, home: Path, *, until_breach: bool) -> dict[str, Any]:
         told += 1
         digest.update(one.digest.encode())
         faults += one.faults
-        wishes += one.wishes
+        applied_keys += one.applied_keys
         jobs += one.jobs
         least, slowest = min(least, sum(one.faults.values())), max(slowest, one.settled_s)
         if one.breaches:
@@ -58,7 +58,7 @@ def many(seeds: range, home: Path, *, until_breach: bool) -> dict[str, Any]:
             if until_breach:
                 break
     return {
-        "told": told, "jobs": jobs, "faults": faults, "wishes": wishes, "least": least, "slowest_s": slowest,
+        "told": told, "jobs": jobs, "faults": faults, "wishes": applied_keys, "least": least, "slowest_s": slowest,
         "failures": failures, "digest": digest.hexdigest(),
         "services": services.__path__[0],
     }  # fmt: skip

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from services.core.adapters.etcd._stubs import messages
 from services.core.adapters.etcd.lease import EtcdLease
-from services.core.adapters.memory.jobs import MemoryJobStore
-from services.core.adapters.memory.status_store import MemoryLease, MemoryStatusStore
 from services.core.domain.job import Event, Job
 from services.core.ports.job_store import DispatcherDoc, JobQuery
 from tests.simulation.checker import Checker
+from tests.testbed.memory.jobs import MemoryJobStore
+from tests.testbed.memory.status_store import MemoryLease, MemoryStatusStore
 
 if TYPE_CHECKING:
     from tests.simulation.wire import Wire

@@ -40,7 +40,7 @@ class Told:
     seed: int
     digest: str
     faults: Counter[str]
-    wishes: Counter[str]
+    applied_keys: Counter[str]
     jobs: int
     breaches: list[Breach]
     last: list[str]
@@ -82,7 +82,7 @@ class Story:
         self.world.network.told = self.trace.note
         self.world.checker.told = self.trace.note
         self.jobs: list[str] = []
-        self.wishes: Counter[str] = Counter()
+        self.applied_keys: Counter[str] = Counter()
         self._loop = loop
         self._requests: list[asyncio.Task[Any]] = []
         self._faults = Faults(self.world, self.chance, self.trace.note, self.submit)
@@ -114,7 +114,7 @@ class Story:
             await self._do(self._faults.any)
         settled = await self.settle()
         told = Told(
-            self.seed, self.trace.digest, self.struck, self.wishes, len(self.jobs), self.world.checker.breaches,
+            self.seed, self.trace.digest, self.struck, self.applied_keys, len(self.jobs), self.world.checker.breaches,
             list(self.trace.last), settled,
         )  # fmt: skip
         await self.world.close()
@@ -175,7 +175,7 @@ class Story:
     async def _wish(self, job_id: str, wish: str) -> None:
         world = self.world
         taken = await (world.delete(job_id) if wish == "delete" else world.wish_for(job_id, Desired(wish)))
-        self.wishes[wish] += taken
+        self.applied_keys[wish] += taken
         self.trace.note("wish", wish, job_id, "taken" if taken else "refused")
         if wish == "halt" and taken and self.chance.random() < 0.5:
             await self._change_of_mind(job_id)
@@ -188,7 +188,7 @@ class Story:
             await asyncio.sleep(0.02)
         for _ in range(20):
             if await self.world.wish_for(job_id, Desired.RUN):
-                self.wishes["run"] += 1
+                self.applied_keys["run"] += 1
                 self.trace.note("wish run", job_id, "taken, after a halt")
                 return
             await asyncio.sleep(0.2)

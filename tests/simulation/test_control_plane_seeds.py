@@ -71,7 +71,7 @@ async def test_once_the_faults_stop_every_job_becomes_what_its_owner_wants_and_n
     failures = [failure for part in parts for failure in part["failures"]]
     assert not failures, f"{len(failures)} of {count} seeds; the first: {how(failures[0])}"
     faults = sum((Counter(part["faults"]) for part in parts), Counter[str]())
-    wishes = sum((Counter(part["wishes"]) for part in parts), Counter[str]())
+    applied_keys = sum((Counter(part["wishes"]) for part in parts), Counter[str]())
     assert sum(part["told"] for part in parts) == count
     assert min(part["least"] for part in parts) >= FAULTS_EACH
     assert set(faults) <= set(KINDS)
@@ -84,7 +84,7 @@ async def test_once_the_faults_stop_every_job_becomes_what_its_owner_wants_and_n
         f" wanted at most {slowest:.1f} s after the last fault",
     )
     promise.saw("faults: " + ", ".join(f"{faults[kind]} {kind}" for kind in sorted(faults)))
-    promise.saw("wishes: " + ", ".join(f"{wishes[kind]} {kind}" for kind in sorted(wishes)))
+    promise.saw("wishes: " + ", ".join(f"{applied_keys[kind]} {kind}" for kind in sorted(applied_keys)))
 
 
 @pytest.mark.timeout(300)

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from services.core.domain.codec import dump
 from services.core.domain.job import Job
 from services.core.domain.status import Desired, Status
-from services.core.quarantine import JOB
+from services.core.runtime.quarantine import JOB
 from tests.promises import Promise
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane, Process
 from tests.testbed.mutations import Mutator

@@ -16,10 +16,10 @@ from typing import Any, Final, cast
 
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.domain.ids import RANDOM_BITS, make_id
-from services.core.domain.job import Job, desire, new_job, removed
+from services.core.domain.job import Job, new_job, removed, set_desired
 from services.core.domain.status import Desired
-from services.core.jobs import update
 from services.core.ports.cluster import Node
+from services.core.use_cases.jobs import update
 from tests.simulation.checker import Checker, Declared
 from tests.simulation.machines import Crew, Machines
 from tests.simulation.metrics_service import MetricsService
@@ -196,7 +196,7 @@ class World(ControlPlane):
         jobs, now = self.api.wrap(self.ledger, "jobs"), self._true_clock.now_ms()
         while True:
             try:
-                await update(jobs, job_id, None, lambda one: desire(one, wish, actor="user:ada", now=now))
+                await update(jobs, job_id, None, lambda one: set_desired(one, wish, actor="user:ada", now=now))
             except Unavailable:
                 await asyncio.sleep(_RETRY_S)
             except WeftError:

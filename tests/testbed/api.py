@@ -15,15 +15,15 @@ from typing import Any
 import httpx2
 from prometheus_client import CollectorRegistry, generate_latest
 
-from services.api.gateway import Gateway
 from services.api.grpc.server import serve as serve_grpc
 from services.api.rest.app import create_app
+from services.api.services import ApiServices
 from services.api.settings import ApiSettings
 from services.api.wiring import gateway
 from services.core.adapters.folder.secrets import FolderSecretStore
+from services.core.bootstrap.service import http_server, serve_http
 from services.core.domain.job import Job
 from services.core.ports.job_store import JobStore
-from services.core.service import http_server, serve_http
 from tests.testbed.server import free_port
 from tests.waiting import until
 
@@ -34,7 +34,7 @@ SPEC: dict[str, Any] = {"name": "digits", "command": "python train.py"}
 class Api:
     url: str
     settings: ApiSettings
-    gateway: Gateway
+    gateway: ApiServices
     store: JobStore
     registry: CollectorRegistry
     admin_key: str

@@ -16,30 +16,30 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from services.core.adapters.memory.cluster import MemoryCluster, MemoryLearner
-from services.core.adapters.memory.jobs import MemoryJobStore
-from services.core.adapters.memory.status_store import MemoryStatusStore
 from services.core.domain.errors import Unavailable
-from services.core.domain.job import Job, desire
+from services.core.domain.job import Job, set_desired
 from services.core.domain.sizes import SIZES
 from services.core.domain.status import Desired, Status
-from services.core.jobs import history, update
-from services.core.members import Membership
 from services.core.ports.cluster import Node
 from services.core.ports.status_store import Lease
-from services.core.quarantine import Quarantine
-from services.guardian.meters import Meters as GuardianMeters
+from services.core.runtime.membership import Membership
+from services.core.runtime.quarantine import Quarantine
+from services.core.use_cases.jobs import history, update
+from services.guardian.instrumentation import Instrumentation as GuardianMeters
 from services.guardian.pool import Pool
 from services.guardian.ports import GuardianPorts
 from services.guardian.settings import GuardianSettings
-from services.lcm.chores import Chores
+from services.lcm.background import BackgroundTasks
 from services.lcm.collector import Collector
 from services.lcm.dispatcher import Dispatcher
-from services.lcm.meters import Meters as LcmMeters
+from services.lcm.instrumentation import Instrumentation as LcmMeters
 from services.lcm.settings import LcmSettings
 from services.lcm.wiring import LcmPorts
 from tests.documents import a_job
 from tests.testbed.helpers_in_memory import Helpers, Metrics
+from tests.testbed.memory.cluster import MemoryCluster, MemoryLearner
+from tests.testbed.memory.jobs import MemoryJobStore
+from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.testbed.tripwire import Tripwire
 
 EPOCH_MS = 1_700_000_000_000
@@ -175,11 +175,21 @@ class ControlPlane:
             secret=SECRET,
         )  # fmt: skip
         membership = Membership("lcm", ports.status, self.clock, chosen)
-        meters, quarantine = LcmMeters(CollectorRegistry()), Quarantine(self.clock.now_ms, CollectorRegistry())
+        instrumentation, quarantine = LcmMeters(CollectorRegistry()), Quarantine(self.clock.now_ms, CollectorRegistry())
         dispatcher = Dispatcher(
-            ports.jobs, ports.status, ports.cluster, ports.hints, self.clock, chosen, membership, meters, quarantine
+            ports.jobs,
+            ports.status,
+            ports.cluster,
+            ports.hints,
+            self.clock,
+            chosen,
+            membership,
+            instrumentation,
+            quarantine,
         )
-        chores = Chores(ports, chosen, dispatcher, Collector(ports.jobs, ports.status, ports.cluster, meters))
+        chores = BackgroundTasks(
+            ports, chosen, dispatcher, Collector(ports.jobs, ports.status, ports.cluster, instrumentation)
+        )
 
         def hear(topic: str, _: str) -> None:
             if topic in {"submitted", "released"}:
@@ -259,7 +269,7 @@ class ControlPlane:
 
     async def wish(self, job_id: str, wish: Desired) -> Job:
         now = self.clock.now_ms()
-        job = await update(self.jobs, job_id, None, lambda one: desire(one, wish, actor="user:ada", now=now))
+        job = await update(self.jobs, job_id, None, lambda one: set_desired(one, wish, actor="user:ada", now=now))
         await self.hints.send("desired", job_id)
         return job
 

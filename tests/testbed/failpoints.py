@@ -1,4 +1,4 @@
-"""The folder through which a test arms the failpoints of running processes (``services.core.failpoints``)."""
+"""The folder through which a test arms the failpoints of running processes (``services.core.failpoints.points``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.core.failpoints import VARIABLE
+from services.core.failpoints.points import VARIABLE
 
 _CALL = re.compile(r"[a-z]+\.[a-z]+\.[a-z_]+(\(.*\))?")
 

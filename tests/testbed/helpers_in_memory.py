@@ -14,12 +14,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from services.core.adapters.memory.cluster import MemoryCluster, MemoryLearner
 from services.core.domain.codec import dump
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status import PHASE_ORDER, Phase
 from services.core.ports.status_store import StatusStore
+from tests.testbed.memory.cluster import MemoryCluster, MemoryLearner
 
 AGAIN_S = 5.0
 _BEAT_S = 0.1

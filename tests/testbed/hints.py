@@ -22,11 +22,11 @@ from services.core.adapters.celery.app import QUEUE, TASK, make_app
 from services.core.adapters.celery.broker import RABBITMQ, Broker
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.adapters.rpc.server import serve
+from services.core.bootstrap.wiring import SERVICE_SECRET
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
-from services.core.home import Home
 from services.core.ports.hints import Hints
-from services.core.settings import Settings
-from services.core.wiring import SERVICE_SECRET
+from services.core.runtime.home import Home
+from services.core.runtime.settings import Settings
 from tests.testbed.redis import Redis
 from tests.testbed.server import free_port
 from tests.waiting import in_thread, until

@@ -12,10 +12,10 @@ from bson.errors import BSONError
 from pymongo import AsyncMongoClient
 from pymongo.errors import PyMongoError
 
-from services.core.adapters.memory import MemoryJobStore
 from services.core.adapters.mongo import MongoJobStore
 from services.core.adapters.sqlite import SqliteJobStore
 from services.core.ports.job_store import JobStore
+from tests.testbed.memory import MemoryJobStore
 
 
 async def open_store(place: str) -> JobStore:

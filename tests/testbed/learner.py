@@ -19,7 +19,7 @@ from typing import Any
 
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.tokens import LearnerIdentity, mint
-from services.core.home import Home
+from services.core.runtime.home import Home
 from services.node import reservation
 from services.node.learner import JobFolder
 from tests.waiting import until
@@ -74,7 +74,9 @@ class Learner:
         )  # fmt: skip
         plan = replace(plan, **changes)
         allotment = reservation.Allotment(uid=70_001, gid=70_001, gpus={"worker-0": ()}, ports={})
-        made = reservation.documents(plan, allotment, home=self.home, tier="process", objects_here=self._objects_here)
+        made = reservation.documents(
+            plan, allotment, home=self.home, isolation="process", objects_here=self._objects_here
+        )
         job = JobFolder(self.home / "node" / self.job)
         job.path.parent.mkdir(mode=0o711, exist_ok=True)
         self.folder = reservation.make(job, plan.attempt, made)[0].folder

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from services.core.adapters.rpc.client import connect, translating
+from services.core.bootstrap.wiring import SERVICE_SECRET, installation_secrets
 from services.core.domain.codec import dump
 from services.core.domain.errors import Unavailable
 from services.core.domain.ids import RANDOM_BITS, make_id
@@ -24,9 +25,8 @@ from services.core.domain.status import Phase
 from services.core.domain.tokens import LearnerIdentity, mint
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
-from services.core.home import Home
-from services.core.settings import Settings
-from services.core.wiring import SERVICE_SECRET, installation_secrets
+from services.core.runtime.home import Home
+from services.core.runtime.settings import Settings
 from tests.testbed.server import free_port
 
 ROOT = Path(__file__).parents[2]

@@ -19,13 +19,13 @@ from typing import Any
 import grpc
 
 from services.core.adapters.local.cluster import LocalCluster
+from services.core.bootstrap.wiring import service_secret
 from services.core.domain.ids import RANDOM_BITS, make_id
 from services.core.domain.plan import AttemptPlan, LearnerPlan
-from services.core.home import Home
-from services.core.settings import Settings
-from services.core.wiring import service_secret
+from services.core.runtime.home import Home
+from services.core.runtime.settings import Settings
 from services.node.cgroups import Groups
-from services.node.tier import TIER_FILE
+from services.node.isolation import ISOLATION_FILE
 from tests.testbed.server import free_port
 from tests.testbed.signals import kill_all
 
@@ -118,12 +118,12 @@ class NodeProcess:
         return path.read_text() if path.exists() else ""
 
     @property
-    def tier_told(self) -> dict[str, Any]:
-        return dict(json.loads((self.home / "run" / TIER_FILE).read_text()))
+    def reported_isolation(self) -> dict[str, Any]:
+        return dict(json.loads((self.home / "run" / ISOLATION_FILE).read_text()))
 
     @property
-    def tier(self) -> str:
-        return str(self.tier_told["tier"])
+    def isolation(self) -> str:
+        return str(self.reported_isolation["isolation"])
 
     @property
     def log(self) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from services.core.home import Home
-from services.core.processes import Identity, saved, send, wait_gone
+from services.core.runtime.home import Home
+from services.core.runtime.processes import Identity, saved, send, wait_gone
 from services.local.commands import PLATFORM
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -21,7 +21,7 @@ from typing import TypeVar
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain import errors
 from tests.testbed.platform import Platform, platform
-from tests.testbed.scripted_http import Asked, Say, scripted
+from tests.testbed.scripted_http import Params, Say, scripted
 from weft import Client, ConnectionFailed, Unavailable
 from weft._job import Job
 
@@ -144,7 +144,7 @@ def lives(environment: Mapping[str, str]) -> Generator[Lives]:
     data.chmod(0o755)  # for learners' own users
     (data / "part").write_text("local\n")
 
-    def answer(asked: Asked, before: int) -> Say:
+    def answer(asked: Params, before: int) -> Say:
         assert gate.wait(_REST_S)
         return Say(200, b"remote\n", {"ETag": '"1"'})
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Params:
     """A request as it came."""
 
     method: str
@@ -48,13 +48,13 @@ def say_events(*events: tuple[str, str, Any], end: bool = False) -> Say:
 @dataclass(slots=True)
 class Scripted:
     url: str
-    asked: list[Asked]
+    asked: list[Params]
 
 
 @contextmanager
-def scripted(answer: Callable[[Asked, int], Say]) -> Generator[Scripted, None, None]:
+def scripted(answer: Callable[[Params, int], Say]) -> Generator[Scripted, None, None]:
     """``answer`` is given each request and how many there were before it."""
-    asked: list[Asked] = []
+    asked: list[Params] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -63,7 +63,7 @@ def scripted(answer: Callable[[Asked, int], Say]) -> Generator[Scripted, None, N
         def _answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             headers = {name.lower(): value for name, value in self.headers.items()}
-            request = Asked(self.command, self.path, headers, self.rfile.read(length))
+            request = Params(self.command, self.path, headers, self.rfile.read(length))
             asked.append(request)
             said = answer(request, len(asked) - 1)
             self.send_response(said.status)

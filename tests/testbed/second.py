@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from services.core.home import Home
-from services.core.processes import Identity, identify, send, wait_gone
+from services.core.runtime.home import Home
+from services.core.runtime.processes import Identity, identify, send, wait_gone
 from tests.testbed.server import free_port
 
 _OWN: Final = frozenset({"run", "logs", "lock"})

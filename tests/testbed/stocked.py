@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from services.core.domain.codec import dump
 from services.core.domain.job import Claim, Job, admitted, advanced, moved
 from services.core.domain.status import Status
-from services.core.jobs import copy_history, every, history
 from services.core.ports.job_store import DispatcherDoc, JobQuery
 from services.core.ports.metric_store import Batch, LineQuery, LogLine, Point, PointQuery, SourceId
 from services.core.ports.record_store import Record
-from services.core.settings import Settings
+from services.core.runtime.settings import Settings
+from services.core.use_cases.jobs import copy_history, every, history
 from services.local.backup.stores import TENANTS, Stores, opened
 from services.local.layout import prepare
 from tests.documents import NOW, a_job

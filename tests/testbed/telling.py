@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.bootstrap.wiring import SERVICE_SECRET, installation_secrets
 from services.core.domain.job import Job, admitted, moved, released
 from services.core.domain.status import Status
 from services.core.gen.weft.v1 import metrics_pb2 as pb
-from services.core.settings import Settings
-from services.core.wiring import SERVICE_SECRET, installation_secrets
+from services.core.runtime.settings import Settings
 from tests.testbed.api import Api, running_api
 from tests.testbed.etcd import Etcd
 from tests.testbed.metrics import SECRET, Helper, MetricsProcess
@@ -37,7 +37,7 @@ class Learner:
         await self.helper.append(self.helper.lines(self.lines, texts))
         self.lines += len(texts)
 
-    async def measures(self, *values: float, name: str = "loss") -> None:
+    async def instrumentation(self, *values: float, name: str = "loss") -> None:
         await self.helper.append(self.helper.points(self.points, values, name))
         self.points += len(values)
 

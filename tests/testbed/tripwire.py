@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from services.core.calls import Call, watched
 from services.core.domain.errors import Unavailable
+from services.core.failpoints.calls import Call, watched
 
 Port = TypeVar("Port")
 

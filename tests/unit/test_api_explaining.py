@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.api.explaining import explain_json
+from services.api.explain import explain_json
 from services.core.domain.job import Attempt, Job, State, Verdict
 from services.core.domain.status import Desired, Status
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from services.api.clients import ServiceClient, TelemetryClient
 from services.api.following import Following
-from services.api.peers import Peer, TelemetryPeer
-from services.api.watching import Watcher
-from services.core.adapters.memory import MemoryJobStore
-from services.core.home import Home
+from services.api.job_watcher import Watcher
 from services.core.ports.metric_store import LineQuery
+from services.core.runtime.home import Home
 from tests.documents import a_job
+from tests.testbed.memory import MemoryJobStore
 from tests.waiting import until
 
 
@@ -36,8 +36,8 @@ async def test_an_api_that_stopped_while_logs_were_followed_said_that_a_task_was
     job = await store.insert(a_job())
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         home.addresses_file.write_text(json.dumps({"metrics": f"127.0.0.1:{hanging.getsockname()[1]}"}))
-        peer = Peer(home, "metrics", b"secret")
-        stream = Following(store, TelemetryPeer(peer), Watcher(store, every_s=60)).lines(job, LineQuery())
+        peer = ServiceClient(home, "metrics", b"secret")
+        stream = Following(store, TelemetryClient(peer), Watcher(store, every_s=60)).lines(job, LineQuery())
         reading = asyncio.ensure_future(anext(stream))
         await until(waiting)
         reading.cancel()

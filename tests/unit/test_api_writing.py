@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.api.writing import encoded, rfc3339
+from services.api.serializers import encoded, rfc3339
 
 
 @pytest.mark.parametrize(

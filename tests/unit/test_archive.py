@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.core.archive import Limits, inspect, unpack
 from services.core.domain.errors import InvalidArchive
+from services.core.formats.archive import Limits, inspect, unpack
 
 SMALL = Limits(entries=20, bytes=2**20, ratio=50, ratio_from=2**16)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.core.domain.job import Claim, Job, Verdict, admitted, advanced, check_replace, desire, moved, new_job
+from services.core.domain.job import Claim, Job, Verdict, admitted, advanced, check_replace, moved, new_job, set_desired
 from services.core.domain.status import ADMITTED, RESTING, Desired, Status
 from services.local.backup.jobs import as_restored
 
@@ -24,7 +24,9 @@ def running(status: Status = Status.PROCESSING) -> Job:
     job = admitted(queued(), placement={"worker-0": "here"}, dispatcher_term=3, now=2_000)
     job = replace(job, guardian=Claim(term=2, nonce="n", holder="m1"))
     if status is Status.HALTING:
-        job = advanced(desire(job, Desired.HALT, actor="user:u", now=2_500), Status.PROCESSING, actor="g", now=2_500)
+        job = advanced(
+            set_desired(job, Desired.HALT, actor="user:u", now=2_500), Status.PROCESSING, actor="g", now=2_500
+        )
         return moved(job, Status.HALTING, actor="guardian", now=2_600)
     return advanced(job, status, actor="guardian", now=2_500)
 
@@ -75,9 +77,9 @@ def test_a_success_whose_results_may_not_be_stored_yet_runs_again() -> None:
 
 
 def test_what_its_owner_wanted_killed_or_halted_does_not_run_again() -> None:
-    killed = desire(running(), Desired.KILL, actor="user:u", now=3_000)
+    killed = set_desired(running(), Desired.KILL, actor="user:u", now=3_000)
     assert restored(killed).status is Status.KILLED
-    halted = desire(running(), Desired.HALT, actor="user:u", now=3_000)
+    halted = set_desired(running(), Desired.HALT, actor="user:u", now=3_000)
     assert restored(halted).status is Status.HALTED
     assert restored(running(Status.HALTING)).status is Status.HALTED
 
@@ -87,7 +89,7 @@ def test_a_copy_for_trial_trains_nothing_until_somebody_resumes_it(before: Job) 
     job = restored(before, halted=True)
     assert (job.status, job.desired, job.at_rest) == (Status.HALTED, Desired.HALT, True)
     assert "resume" in job.history_tail[-1].message
-    assert desire(job, Desired.RUN, actor="user:u", now=NOW).status is Status.QUEUED
+    assert set_desired(job, Desired.RUN, actor="user:u", now=NOW).status is Status.QUEUED
 
 
 @pytest.mark.parametrize("halt", ["", "halted"])

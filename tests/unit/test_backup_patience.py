@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.core.adapters.memory import MemoryRecordStore
 from services.core.domain.errors import Duplicate, Unavailable
 from services.core.ports.record_store import Record
-from services.local.backup.patience import Patient
+from services.local.backup.retry_policy import Retrying
+from tests.testbed.memory import MemoryRecordStore
 
 ONE = Record(kind="k", id="1", body={"a": 1}, index={})
 
@@ -33,7 +33,7 @@ class Faltering(MemoryRecordStore):
 @pytest.mark.parametrize("after", [False, True])
 async def test_what_was_not_answered_is_written_once(after: bool) -> None:  # noqa: FBT001 - a parameter of the test
     store = Faltering(after=after)
-    patient = Patient(store)
+    patient = Retrying(store)
     await patient.insert(ONE)
     assert store.calls == 2
     assert await patient.get("k", "1") == ONE
@@ -44,5 +44,5 @@ async def test_what_was_not_answered_is_written_once(after: bool) -> None:  # no
 async def test_a_store_that_stays_away_is_told_at_last() -> None:
     store = Faltering(after=False)
     with pytest.raises(Unavailable, match="gone for a moment"):
-        await Patient(store, patience_s=-1).insert(ONE)
+        await Retrying(store, patience_s=-1).insert(ONE)
     assert store.calls == 1

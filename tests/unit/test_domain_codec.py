@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from services.core.domain.codec import dump, load
 from services.core.domain.document import read_job
 from services.core.domain.errors import Conflict, Quarantined
-from services.core.domain.job import SCHEMA, Job
+from services.core.domain.job import SCHEMA, AppliedKey, Job
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
 from services.core.domain.status import Phase, Status
@@ -109,6 +109,13 @@ def test_a_document_says_why_it_cannot_be_read() -> None:
         read_job(job.id, {**whole, "tenant": 1})
     with pytest.raises(Quarantined, match="says that it is"):
         read_job("jother", whole)
+
+
+def test_a_document_written_before_applied_keys_were_renamed_keeps_them() -> None:
+    job = replace(a_job(), applied_keys=(AppliedKey(key="t/u/k", time=5),))
+    older = dump(job)
+    older["wishes"] = older.pop("applied_keys")
+    assert read_job(job.id, older) == job
 
 
 def test_a_plan_and_a_learner_s_status_come_back() -> None:

@@ -18,12 +18,12 @@ from services.core.domain.job import (
     State,
     admitted,
     advanced,
+    apply_desired,
     check_replace,
-    desire,
     moved,
-    obeyed,
     released,
     removed,
+    set_desired,
     trimmed,
 )
 from services.core.domain.status import RESTING, TERMINAL, Desired, Status, allowed
@@ -103,31 +103,31 @@ def test_advancing_never_goes_back_and_never_leaves_the_path(to: Status) -> None
 
 def test_a_waiting_job_obeys_at_once() -> None:
     for wish, status in ((D.HALT, S.HALTED), (D.KILL, S.KILLED)):
-        job = desire(a_job(), wish, actor="user:ada", now=NOW + 1)
+        job = set_desired(a_job(), wish, actor="user:ada", now=NOW + 1)
         assert (job.status, job.desired, job.generation, job.observed_generation) == (status, wish, 2, 2)
         assert job.history_tail[-1].actor == "user:ada"
 
 
 def test_a_running_job_is_left_to_its_guardian() -> None:
     for wish in (D.HALT, D.KILL):
-        job = desire(running(), wish, actor="user:ada", now=NOW + 1)
+        job = set_desired(running(), wish, actor="user:ada", now=NOW + 1)
         assert (job.status, job.desired, job.generation, job.observed_generation) == (S.PROCESSING, wish, 2, 0)
 
 
 def test_a_wish_repeated_changes_nothing() -> None:
-    halting = desire(running(), D.HALT, actor="a", now=NOW)
-    assert desire(halting, D.HALT, actor="a", now=NOW + 9) is halting
-    killed = desire(a_job(), D.KILL, actor="a", now=NOW)
-    assert desire(killed, D.KILL, actor="a", now=NOW + 9) is killed
+    halting = set_desired(running(), D.HALT, actor="a", now=NOW)
+    assert set_desired(halting, D.HALT, actor="a", now=NOW + 9) is halting
+    killed = set_desired(a_job(), D.KILL, actor="a", now=NOW)
+    assert set_desired(killed, D.KILL, actor="a", now=NOW + 9) is killed
     halted = replace(at_status(a_job(), S.HALTED), desired=D.RUN)
-    assert desire(halted, D.HALT, actor="a", now=NOW) is halted
+    assert set_desired(halted, D.HALT, actor="a", now=NOW) is halted
 
 
 def test_a_kill_is_not_softened_into_a_halt() -> None:
-    killing = desire(running(), D.KILL, actor="a", now=NOW)
-    assert desire(killing, D.HALT, actor="a", now=NOW) is killing
-    halting = desire(running(), D.HALT, actor="a", now=NOW)
-    assert desire(halting, D.KILL, actor="a", now=NOW).desired is D.KILL
+    killing = set_desired(running(), D.KILL, actor="a", now=NOW)
+    assert set_desired(killing, D.HALT, actor="a", now=NOW) is killing
+    halting = set_desired(running(), D.HALT, actor="a", now=NOW)
+    assert set_desired(halting, D.KILL, actor="a", now=NOW).desired is D.KILL
 
 
 def test_what_has_ended_takes_no_wish() -> None:
@@ -137,18 +137,18 @@ def test_what_has_ended_takes_no_wish() -> None:
             if (wish, status) == (D.KILL, S.KILLED):
                 continue
             with pytest.raises(IllegalTransition, match="has ended"):
-                desire(ended, wish, actor="a", now=NOW)
+                set_desired(ended, wish, actor="a", now=NOW)
 
 
 def test_only_a_halted_job_that_gave_everything_back_is_resumed() -> None:
     for job in (a_job(), running()):
         with pytest.raises(IllegalTransition, match="only a HALTED job"):
-            desire(job, D.RUN, actor="a", now=NOW)
-    halted = at_status(desire(running(), D.HALT, actor="a", now=NOW), S.HALTING, S.HALTED)
+            set_desired(job, D.RUN, actor="a", now=NOW)
+    halted = at_status(set_desired(running(), D.HALT, actor="a", now=NOW), S.HALTING, S.HALTED)
     with pytest.raises(IllegalTransition, match="resume it again in a moment"):
-        desire(halted, D.RUN, actor="a", now=NOW)
+        set_desired(halted, D.RUN, actor="a", now=NOW)
     free = released(replace(halted, not_before=NOW + 999), now=NOW)
-    resumed = desire(free, D.RUN, actor="a", now=NOW + 1)
+    resumed = set_desired(free, D.RUN, actor="a", now=NOW + 1)
     assert (resumed.status, resumed.desired, resumed.not_before) == (S.QUEUED, D.RUN, 0)
     assert path(resumed)[-2:] == ["RESUMED", "QUEUED"]
     assert resumed.observed_generation == resumed.generation == 3
@@ -156,14 +156,14 @@ def test_only_a_halted_job_that_gave_everything_back_is_resumed() -> None:
 
 
 def test_a_halted_job_can_be_killed() -> None:
-    halted = desire(a_job(), D.HALT, actor="a", now=NOW)
-    assert desire(halted, D.KILL, actor="a", now=NOW).status is S.KILLED
+    halted = set_desired(a_job(), D.HALT, actor="a", now=NOW)
+    assert set_desired(halted, D.KILL, actor="a", now=NOW).status is S.KILLED
 
 
 def test_what_was_wished_while_a_job_held_hardware_is_obeyed_at_its_release() -> None:
     rolled_back = moved(running(), S.QUEUED, actor="guardian", now=NOW)
     for wish, status in ((D.HALT, S.HALTED), (D.KILL, S.KILLED)):
-        waiting = desire(rolled_back, wish, actor="a", now=NOW)
+        waiting = set_desired(rolled_back, wish, actor="a", now=NOW)
         assert waiting.status is S.QUEUED
         done = released(waiting, now=NOW + 1)
         assert (done.status, done.observed_generation, done.released) == (status, 2, NOW + 1)
@@ -172,10 +172,10 @@ def test_what_was_wished_while_a_job_held_hardware_is_obeyed_at_its_release() ->
 
 
 def test_obeying_twice_is_obeying_once() -> None:
-    halted = desire(a_job(), D.HALT, actor="a", now=NOW)
-    assert obeyed(halted, actor="lcm", now=NOW) is halted
+    halted = set_desired(a_job(), D.HALT, actor="a", now=NOW)
+    assert apply_desired(halted, actor="lcm", now=NOW) is halted
     ended = at_status(running(), S.FAILED)
-    assert obeyed(replace(ended, released=NOW, desired=D.KILL), actor="lcm", now=NOW).status is S.FAILED
+    assert apply_desired(replace(ended, released=NOW, desired=D.KILL), actor="lcm", now=NOW).status is S.FAILED
 
 
 def test_only_what_is_at_rest_and_holds_nothing_is_removed() -> None:
@@ -249,7 +249,7 @@ def test_a_store_refuses(change: dict[str, Any], says: str) -> None:
 
 
 def test_resumed_is_an_event_and_never_a_stored_status() -> None:
-    halted = desire(a_job(), D.HALT, actor="a", now=NOW)
+    halted = set_desired(a_job(), D.HALT, actor="a", now=NOW)
     with pytest.raises(IllegalTransition):
         check_replace(halted, moved(halted, S.RESUMED, actor="a", now=NOW))
 
@@ -279,7 +279,7 @@ class LifeOfAJob(RuleBasedStateMachine):
     @rule(wish=st.sampled_from(Desired))
     def wish(self, wish: Desired) -> None:
         try:
-            wanted = desire(self.job, wish, actor="user:ada", now=self.now)
+            wanted = set_desired(self.job, wish, actor="user:ada", now=self.now)
         except IllegalTransition:
             return
         self.store(wanted)

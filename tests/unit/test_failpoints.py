@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from services.core import failpoints
-from services.core.adapters.memory.jobs import MemoryJobStore
-from services.core.call_points import at_failpoints
 from services.core.domain.errors import Unavailable
 from services.core.domain.job import admitted
-from services.core.failpoints import VARIABLE, Failpoints, read_line
+from services.core.failpoints import points as failpoints
+from services.core.failpoints.points import VARIABLE, Failpoints, read_line
+from services.core.failpoints.ports import at_failpoints
 from services.core.ports.job_store import JobQuery, JobStore
 from services.core.ports.object_urls import ObjectUrls
 from tests.documents import a_job
 from tests.testbed.failpoints import FailpointFolder
+from tests.testbed.memory.jobs import MemoryJobStore
 
 WRITES = """
 import os, pathlib, sys
@@ -131,7 +131,7 @@ async def test_answered_means_that_the_caller_had_the_answer_until_it_waited(
 
 ANSWERED = """
 import asyncio, os
-from services.core.call_points import at_failpoint
+from services.core.failpoints.ports import at_failpoint
 
 class Store:
     async def put(self): return "answer"

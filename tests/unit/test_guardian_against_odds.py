@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from services.core.domain.errors import NotFound
-from services.core.domain.job import desire, removed
+from services.core.domain.job import removed, set_desired
 from services.core.domain.sizes import SIZES
 from services.core.domain.spec import parse_spec
 from services.core.domain.status import Desired, Status
@@ -100,4 +100,4 @@ async def test_a_deleted_job_cannot_be_brought_back_by_a_resume_that_comes_too_l
     job = removed(at_status(a_job(), Status.HALTED), now=NOW)
     for wish in Desired:
         with pytest.raises(NotFound):
-            desire(job, wish, actor="user:ada", now=NOW)
+            set_desired(job, wish, actor="user:ada", now=NOW)

@@ -16,7 +16,7 @@ from services.core.domain.errors import Conflict, NoSpace, StaleFence
 from services.core.domain.job import Verdict
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status import Desired, Phase, Status
-from services.core.jobs import history
+from services.core.use_cases.jobs import history
 from services.guardian.claim import claim, claim_key
 from services.guardian.pool import Pool
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane

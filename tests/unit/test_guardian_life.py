@@ -8,7 +8,7 @@ import pytest
 
 from services.core.domain.errors import InvalidRequest, NoSpace
 from services.core.domain.status import Desired, Status
-from services.core.jobs import history
+from services.core.use_cases.jobs import history
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)

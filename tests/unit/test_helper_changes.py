@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.helper.alarm import Alarm
 from services.helper.ship.changes import Changes
+from services.helper.wakeup import Wakeup
 
 LONG_S = 20.0
 """Far beyond what a wake takes: whoever is not woken fails."""
@@ -37,16 +37,16 @@ async def test_a_change_of_the_file_wakes_also_if_it_came_before_the_wait(
 ) -> None:
     path = tmp_path / "out"
     path.write_text("some")
-    alarm = Alarm()
+    wakeup = Wakeup()
     with path.open() as file:
         assert changes.file(file.fileno())
         change(path)
-        changes.arm(alarm.ring)
-        assert await alarm.wait(LONG_S)
+        changes.arm(wakeup.ring)
+        assert await wakeup.wait(LONG_S)
         changes.disarm()
-    alarm.clear()
-    changes.arm(alarm.ring)
-    assert not await alarm.wait(0.01), "what was noticed is forgotten"
+    wakeup.clear()
+    changes.arm(wakeup.ring)
+    assert not await wakeup.wait(0.01), "what was noticed is forgotten"
     changes.disarm()
 
 
@@ -56,10 +56,10 @@ async def test_a_file_that_comes_into_being_wakes(changes: Changes, tmp_path: Pa
         assert changes.folder(folder)
     finally:
         os.close(folder)
-    alarm = Alarm()
-    changes.arm(alarm.ring)
+    wakeup = Wakeup()
+    changes.arm(wakeup.ring)
     (tmp_path / "metrics.jsonl").write_text("")
-    assert await alarm.wait(LONG_S)
+    assert await wakeup.wait(LONG_S)
     changes.disarm()
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from services.core.adapters.memory import MemoryJobStore
 from services.core.domain.errors import NotFound, StaleFence, StaleRevision
 from services.core.domain.job import Claim, Event, Job
 from services.core.domain.status import Status
-from services.core.jobs import copy_history, history, update
+from services.core.use_cases.jobs import copy_history, history, update
 from tests.documents import NOW, a_job, at_status
+from tests.testbed.memory import MemoryJobStore
 
 
 class Contested(MemoryJobStore):

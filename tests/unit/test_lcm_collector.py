@@ -13,7 +13,7 @@ from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.status import Status
 from services.core.ports.job_store import DispatcherDoc
 from services.lcm.collector import Collector
-from services.lcm.meters import Meters
+from services.lcm.instrumentation import Instrumentation
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.tripwire import Tripwire
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.looptime(noop_cycles=0)
 
 @pytest.fixture
 def collector(plane: ControlPlane) -> Collector:
-    return Collector(plane.jobs, plane.status, plane.cluster, Meters(CollectorRegistry()))
+    return Collector(plane.jobs, plane.status, plane.cluster, Instrumentation(CollectorRegistry()))
 
 
 async def learner_of(plane: ControlPlane, job_id: str, *, attempt: int = 1, term: int = 1) -> None:

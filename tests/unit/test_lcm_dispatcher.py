@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from services.core.domain.ids import make_id
 from services.core.domain.job import admitted, released
 from services.core.domain.status import Desired, Status
-from services.core.jobs import copy_history, history
 from services.core.ports.cluster import Node
 from services.core.ports.job_store import DispatcherDoc
+from services.core.use_cases.jobs import copy_history, history
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane, Process
 from tests.testbed.tripwire import Tripwire
 

@@ -14,7 +14,7 @@ import pytest
 from services.core.domain.codec import dump
 from services.core.domain.job import SCHEMA, Job
 from services.core.domain.status import Desired, Status
-from services.core.quarantine import JOB
+from services.core.runtime.quarantine import JOB
 from tests.testbed.control_plane import ControlPlane, Process
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)

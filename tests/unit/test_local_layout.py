@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from services.core.home import Home
+from services.core.runtime.home import Home
 from services.local.layout import ADDRESSES, choose_addresses, write_json
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.core.processes import identify, save
+from services.core.runtime.processes import identify, save
 from services.local.commands import PLATFORM
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from services.core.adapters.memory.status_store import MemoryStatusStore
 from services.core.domain.codec import dump
 from services.core.domain.errors import InvalidRequest, PermissionDenied, Unavailable
 from services.core.domain.learner import LearnerStatus
@@ -20,6 +19,7 @@ from services.core.domain.tokens import LearnerIdentity
 from services.core.ports.status_store import Entry
 from services.metrics.attempts import Attempts
 from services.metrics.reports import STALE, UNCHANGED, WRITTEN, Reports, status_of
+from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.waiting import until
 
 JOB = "j0"

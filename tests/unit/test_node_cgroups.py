@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.core.domain.codec import dump
-from services.core.home import Home
+from services.core.runtime.home import Home
 from services.node import cgroups
 from services.node.cgroups import Groups, Mounted, mounted
 from services.node.learner import LearnerDocument
@@ -60,7 +60,7 @@ def tree(tmp_path: Path) -> Path:
 def document(home: Path, groups: Groups) -> LearnerDocument:
     one = plan(["true"], memory=2**28)
     allotment = Allotment(uid=70_000, gid=70_000, gpus={"worker-0": ()}, ports={})
-    made = documents(one, allotment, home=Home(home), tier="process")[0]
+    made = documents(one, allotment, home=Home(home), isolation="process")[0]
     return replace(made, groups=groups.paths(made))
 
 

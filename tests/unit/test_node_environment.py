@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.spec import RESERVED_ENV, RESERVED_PREFIXES
 from services.node.environment import BASE_PATH, FOLDERS, render
-from services.node.keeper import helper_environment
+from services.node.learner_supervisor import helper_environment
 
 
 def learner(rank: int = 0, *, cpus: float = 2.5, gpus: float = 0, env: Mapping[str, str] | None = None) -> LearnerPlan:

@@ -10,7 +10,7 @@ import pytest
 from services.core.domain.codec import dump, load
 from services.core.domain.errors import StaleFence
 from services.core.domain.plan import AttemptPlan, LearnerPlan
-from services.core.home import Home
+from services.core.runtime.home import Home
 from services.node import sdk
 from services.node.capacity import detect
 from services.node.fences import Fences
@@ -35,7 +35,7 @@ def one(tmp_path: Path) -> Learner:
     )  # fmt: skip
     allotment = Allotment(os.getuid(), os.getgid(), {"worker-0": (), "worker-1": ()}, {})
     (tmp_path / "node").mkdir()
-    made = documents(plan, allotment, home=Home(tmp_path), tier="process")
+    made = documents(plan, allotment, home=Home(tmp_path), isolation="process")
     return make(JobFolder(tmp_path / "node" / "j1"), 1, made)[0]
 
 

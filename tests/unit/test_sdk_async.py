@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import weft
-from tests.testbed.scripted_http import Asked, Say, say_events, say_json, scripted
+from tests.testbed.scripted_http import Params, Say, say_events, say_json, scripted
 from weft._aio._follow import AsyncFollow
 from weft._aio._jobs import AsyncJobs
 from weft._follow import Follow
@@ -74,7 +74,7 @@ def test_the_asynchronous_half_is_loaded_only_by_who_uses_it() -> None:
 async def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n" * 100)
 
-    def answer(asked: Asked, n: int) -> Say:
+    def answer(asked: Params, n: int) -> Say:
         if "dry_run" in asked.path:
             return say_json({"code": {"stored": False}})
         return Say(200, b"x" * 50, cut_after=10) if n < 3 else say_json(JOB, 201)
@@ -92,7 +92,7 @@ async def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path
 async def test_a_stream_goes_on_after_a_cut_with_the_last_id(tmp_path: Path) -> None:
     line = {"time": JOB["created"], "attempt": 1, "role": "worker", "rank": 0, "run": 1, "stream": "stdout"}
 
-    def answer(asked: Asked, n: int) -> Say:
+    def answer(asked: Params, n: int) -> Say:
         if n == 0:
             return say_json(JOB)
         if n == 1:
@@ -111,7 +111,7 @@ async def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     body = bytes(range(256)) * 40
     listed = {"path": "attempts/1/results/worker-0/m.bin", "size": len(body), "etag": '"e"', "modified": JOB["created"]}
 
-    def answer(asked: Asked, _n: int) -> Say:
+    def answer(asked: Params, _n: int) -> Say:
         if asked.path.partition("?")[0].endswith("/artifacts"):
             return say_json({"artifacts": [listed], "next": None})
         if "range" not in asked.headers:

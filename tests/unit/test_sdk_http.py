@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.testbed.scripted_http import Asked, Say, say_events, say_json, scripted
+from tests.testbed.scripted_http import Params, Say, say_events, say_json, scripted
 from weft import Client, ConnectionFailed, Internal, InvalidRequest, NotFinished, NotFound, Unavailable, WeftError
 from weft._choosing import choose
 from weft._client import Client as TheClient
@@ -124,7 +124,7 @@ def test_a_change_that_may_have_happened_is_not_sent_twice(http: Sessions) -> No
 
 
 def test_every_post_is_sent_again_under_one_key_of_its_own(http: Sessions) -> None:
-    def answer(_asked: Asked, n: int) -> Say:
+    def answer(_asked: Params, n: int) -> Say:
         return Say(200, b"x" * 50, cut_after=10) if n % 3 < 2 else say_json(JOB, 202)
 
     with scripted(answer) as server:
@@ -138,7 +138,7 @@ def test_every_post_is_sent_again_under_one_key_of_its_own(http: Sessions) -> No
 def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n" * 100)
 
-    def answer(asked: Asked, n: int) -> Say:
+    def answer(asked: Params, n: int) -> Say:
         if "dry_run" in asked.path:
             return say_json({"code": {"stored": False}})
         return Say(200, b"x" * 50, cut_after=10) if n < 3 else say_json(JOB, 201)
@@ -162,7 +162,7 @@ def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path
 def test_code_that_the_platform_has_is_not_sent_again(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x")
 
-    def answer(asked: Asked, _n: int) -> Say:
+    def answer(asked: Params, _n: int) -> Say:
         return say_json({"code": {"stored": True}} if "dry_run" in asked.path else JOB)
 
     with scripted(answer) as server, client(server.url) as one:
@@ -204,7 +204,7 @@ def test_an_impossible_address_or_key_is_one_clear_error(url: str, key: str) -> 
 
 
 def test_pages_are_fetched_as_they_are_asked_for() -> None:
-    def answer(asked: Asked, _n: int) -> Say:
+    def answer(asked: Params, _n: int) -> Say:
         start = int(asked.path.partition("after=")[2].partition("&")[0] or 0)
         return say_json({"jobs": [{"id": f"j{start + n}"} for n in range(100)], "next": str(start + 100)})
 
@@ -316,7 +316,7 @@ def serve(listed: list[dict[str, Any]], cut: dict[int, int], *, etag: str = '"v1
     """Ranged answers; the n-th fetch is cut after ``cut[n]`` bytes."""
     fetched = itertools.count()
 
-    def answer(asked: Asked, _n: int) -> Say:
+    def answer(asked: Params, _n: int) -> Say:
         if asked.path.partition("?")[0].endswith("/artifacts"):
             return say_json({"artifacts": listed, "next": None})
         wanted = asked.headers.get("range", "")

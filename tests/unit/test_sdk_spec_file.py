@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.domain.errors import InvalidSpec as PlatformInvalidSpec
-from services.core.manifest import parse_manifest
+from services.core.formats.spec_text import parse_spec_text
 from weft import FieldError, InvalidSpec, NotFound
 from weft._cli.fields import located
 from weft._spec_file import find_spec, read_spec, set_field
@@ -56,7 +56,7 @@ def test_a_value_is_read_as_the_platform_reads_it(tmp_path_factory: pytest.TempP
     text = "".join(f"k{place}: {word}\n" for place, word in enumerate(words))
     path = written(tmp_path_factory.mktemp("spec"), text)
     try:
-        expected: Any = parse_manifest(text.encode())
+        expected: Any = parse_spec_text(text.encode())
     except PlatformInvalidSpec:
         expected = None
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 SPEAKS = """
 import structlog
-from services.core.service import configure_logging
+from services.core.bootstrap.service import configure_logging
 configure_logging("api", "info")
 structlog.get_logger().info("it.speaks", what="\\udcff \\u00e4")
 print("it goes on")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from weft._aio._aside import aside
 from weft._aio._http import AsyncHttp
+from weft._aio._to_thread import to_thread
 from weft._choosing import KINDS, choose, inside
 from weft._errors import ConnectionFailed, InvalidRequest, NotFound
 from weft._records import Artifact
@@ -91,7 +91,7 @@ async def _go_on(http: AsyncHttp, url: str, artifact: Artifact, part: Path, coun
                     have += len(chunk)
                     count(have)
         file.flush()
-        await aside(os.fsync, file.fileno())
+        await to_thread(os.fsync, file.fileno())
     if have != artifact.size:
         part.unlink(missing_ok=True)
         raise ConnectionFailed(f"{artifact.path} came with {have} bytes instead of {artifact.size}; try again")

@@ -14,10 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from weft._aio._aside import aside
 from weft._aio._follow import AsyncFollow
 from weft._aio._http import AsyncHttp
 from weft._aio._job import AsyncJob
+from weft._aio._to_thread import to_thread
 from weft._errors import InvalidRequest, InvalidSpec, NotFinished, NotFound, WeftError
 from weft._records import Artifact, HistoryEvent, LogLine, Point, Series
 from weft._upload import CountedFile
@@ -73,13 +73,13 @@ class AsyncJobs:
         """
         from weft._archive import Archive, make_archive  # noqa: PLC0415 - most commands only look
 
-        document, named = await aside(_read, spec)
+        document, named = await to_thread(_read, spec)
         key = idempotency_key or uuid.uuid4().hex
         if isinstance(code, Archive):
             return await self.submit_document(document, archive=code, idempotency_key=key, on_upload=on_upload)
         place = Path(code) if code is not None else named
         with ExitStack() as stack:
-            archive = await aside(stack.enter_context, make_archive(place)) if place is not None else None
+            archive = await to_thread(stack.enter_context, make_archive(place)) if place is not None else None
             return await self.submit_document(document, archive=archive, idempotency_key=key, on_upload=on_upload)
 
     async def submit_document(

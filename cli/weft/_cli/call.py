@@ -53,7 +53,7 @@ class Call:
         """Say, once, why nothing happens for a while."""
         import time
 
-        from weft._cli.asides import note
+        from weft._cli.notices import note
 
         now = time.monotonic()
         self._waits_since = self._waits_since or now

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from weft._cli.asides import note
 from weft._cli.call import Call
 from weft._cli.chart import chart
 from weft._cli.curves import Curves, label
 from weft._cli.ends import exit_code, said
 from weft._cli.lines import LineWriter
+from weft._cli.notices import note
 from weft._cli.output import STATUS_STYLES
 from weft._cli.text import one_line, span
 from weft._errors import WeftError

@@ -13,7 +13,7 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from services.api.writing import printable
+from services.api.serializers import printable
 from services.core.adapters.rpc.wire import ERROR_KEY, RETRY_KEY
 from services.core.domain.errors import FieldError, WeftError, row
 

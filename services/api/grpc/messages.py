@@ -16,10 +16,10 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import BaseModel, ValidationError
 
-from services.api.actions import Done
-from services.api.asked import refused, wrong
-from services.api.shapes import LineJson, PointJson, SeriesJson
-from services.api.writing import encoded
+from services.api.params import refused, wrong
+from services.api.schemas import LineJson, PointJson, SeriesJson
+from services.api.serializers import encoded
+from services.api.use_cases import Done
 from services.core.gen.weft.v1 import jobs_pb2
 
 M = TypeVar("M", bound=Message)
@@ -39,7 +39,7 @@ def replied(kind: type[M], done: Done, context: grpc.aio.ServicerContext[Any, An
     return made(kind, cast(Mapping[str, Any], done.answer))
 
 
-def asked(kind: type[A], request: Message, *, at: str = "/query") -> A:
+def params(kind: type[A], request: Message, *, at: str = "/query") -> A:
     """What the message asks for. InvalidRequest with every field that is out of its bounds."""
     given: dict[str, Any] = {}
     for field, value in request.ListFields():

@@ -11,10 +11,10 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
-from services.api.gateway import Gateway
-from services.api.grpc.gate import Gate
+from services.api.grpc.auth_interceptor import AuthInterceptor
 from services.api.grpc.jobs import Jobs
 from services.api.grpc.platform import Keys, Platform
+from services.api.services import ApiServices
 from services.core.domain.errors import WeftError
 from services.core.gen.weft.v1 import jobs_pb2, jobs_pb2_grpc, platform_pb2, platform_pb2_grpc
 
@@ -38,13 +38,15 @@ SERVICES: Final = tuple(
 )
 
 
-async def serve(address: str, uses: Gateway) -> None:
+async def serve(address: str, services: ApiServices) -> None:
     """Serves at ``host:port`` until the gateway stops. WeftError where the port is taken."""
-    most = max(_PIECE, uses.settings.max_spec_bytes + _OVERHEAD)
-    server = grpc.aio.server(interceptors=(Gate(uses),), options=(*OPTIONS, ("grpc.max_receive_message_length", most)))
-    jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(uses), server)
-    platform_pb2_grpc.add_PlatformServicer_to_server(Platform(uses), server)
-    platform_pb2_grpc.add_KeysServicer_to_server(Keys(uses), server)
+    most = max(_PIECE, services.settings.max_spec_bytes + _OVERHEAD)
+    server = grpc.aio.server(
+        interceptors=(AuthInterceptor(services),), options=(*OPTIONS, ("grpc.max_receive_message_length", most))
+    )
+    jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(services), server)
+    platform_pb2_grpc.add_PlatformServicer_to_server(Platform(services), server)
+    platform_pb2_grpc.add_KeysServicer_to_server(Keys(services), server)
     well = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(well, server)
     for service in SERVICES:
@@ -56,7 +58,7 @@ async def serve(address: str, uses: Gateway) -> None:
         raise WeftError(f"cannot listen on {address}: the port is taken") from None
     await server.start()
     try:
-        await uses.stopping.wait()
+        await services.stopping.wait()
         await well.enter_graceful_shutdown()
     finally:
         await asyncio.shield(server.stop(_GOODBYE_S))

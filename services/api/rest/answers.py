@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from services.api.writing import encoded
+from services.api.serializers import encoded
 from services.core.domain.errors import WeftError, row
 
 PROBLEM: Final = "application/problem+json"

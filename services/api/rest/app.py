@@ -12,25 +12,25 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
-from services.api.actions import VERSION
-from services.api.gateway import Gateway
 from services.api.rest import artifacts, jobs, keys, platform, submission, telemetry
 from services.api.rest.answers import answer, http_refusal, refusal
-from services.api.rest.gate import HANDLED, Gate, trace_id_of
+from services.api.rest.auth_middleware import HANDLED, AuthMiddleware, trace_id_of
 from services.api.rest.openapi import document
 from services.api.rest.permissions import PUBLIC, public_paths, routes_of
+from services.api.services import ApiServices
+from services.api.use_cases import VERSION
 from services.core.domain.errors import FieldError, Internal, InvalidRequest, NotFound, WeftError
 
 log = structlog.get_logger()
 
 
-def create_app(gateway: Gateway) -> ASGIApp:
+def create_app(gateway: ApiServices) -> ASGIApp:
     """What a server runs."""
     app = create_routes(gateway)
-    return Gate(app, keys=gateway.keys, measures=gateway.measures, public=public_paths(app))
+    return AuthMiddleware(app, keys=gateway.keys, instrumentation=gateway.instrumentation, public=public_paths(app))
 
 
-def create_routes(gateway: Gateway) -> FastAPI:
+def create_routes(gateway: ApiServices) -> FastAPI:
     """The routes without the gate; nobody is let in here without it."""
     app = FastAPI(
         title="Weft",

@@ -12,15 +12,15 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import StreamingResponse
 
-from services.api import actions
+from services.api import use_cases
 from services.api.artifacts import Artifact
-from services.api.asked import ArtifactsAsked
-from services.api.gateway import Gateway
+from services.api.params import ArtifactsParams
 from services.api.rest.answers import answer, http_refusal
-from services.api.rest.gate import trace_id_of
+from services.api.rest.auth_middleware import trace_id_of
 from services.api.rest.openapi import ok
-from services.api.rest.permissions import Reader, Uses
-from services.api.shapes import ArtifactsJson
+from services.api.rest.permissions import Reader, Services
+from services.api.schemas import ArtifactsJson
+from services.api.services import ApiServices
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
@@ -28,25 +28,27 @@ _BYTES: Final = {"application/octet-stream": {"schema": {"type": "string", "form
 
 
 @router.get("", **ok(ArtifactsJson, "Files by path"))
-async def list_artifacts(uses: Uses, who: Reader, job_id: str, asked: Annotated[ArtifactsAsked, Query()]) -> Response:
-    return answer(await actions.list_artifacts(uses, who, job_id, asked))
+async def list_artifacts(
+    services: Services, principal: Reader, job_id: str, params: Annotated[ArtifactsParams, Query()]
+) -> Response:
+    return answer(await use_cases.list_artifacts(services, principal, job_id, params))
 
 
 @router.get(
     "/{path:path}",
     responses={200: {"description": "The bytes", "content": _BYTES}, 206: {"description": "A range of them"}},
 )
-async def get_artifact(uses: Uses, who: Reader, request: Request, job_id: str, path: str) -> Response:
-    return _bytes(request, uses, await actions.get_artifact(uses, who, job_id, path))
+async def get_artifact(services: Services, principal: Reader, request: Request, job_id: str, path: str) -> Response:
+    return _bytes(request, services, await use_cases.get_artifact(services, principal, job_id, path))
 
 
 @router.head("/{path:path}", include_in_schema=False)
-async def head_artifact(uses: Uses, who: Reader, request: Request, job_id: str, path: str) -> Response:
-    response = await get_artifact(uses, who, request, job_id, path)
+async def head_artifact(services: Services, principal: Reader, request: Request, job_id: str, path: str) -> Response:
+    response = await get_artifact(services, principal, request, job_id, path)
     return Response(status_code=response.status_code, headers=response.headers)
 
 
-def _bytes(request: Request, uses: Gateway, artifact: Artifact) -> Response:
+def _bytes(request: Request, services: ApiServices, artifact: Artifact) -> Response:
     size = artifact.meta.size
     etag = f'"{artifact.meta.etag.strip(chr(34))}"'
     headers = {
@@ -65,7 +67,7 @@ def _bytes(request: Request, uses: Gateway, artifact: Artifact) -> Response:
     if status == 206:
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     headers["Content-Length"] = str(end - start)
-    chunks = uses.artifacts.read(artifact, start=start, end=end) if end > start else _nothing()
+    chunks = services.artifacts.read(artifact, start=start, end=end) if end > start else _nothing()
     return StreamingResponse(chunks, status_code=status, headers=headers, media_type="application/octet-stream")
 
 

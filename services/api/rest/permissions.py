@@ -12,8 +12,8 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from services.api.access import Permission, Principal
-from services.api.gateway import Gateway
-from services.api.rest.gate import PRINCIPAL
+from services.api.rest.auth_middleware import PRINCIPAL
+from services.api.services import ApiServices
 from services.core.domain.errors import Internal, PermissionDenied, Unauthenticated
 
 _MARK: Final = "weft_permission"
@@ -24,12 +24,12 @@ def requires(permission: Permission) -> Any:
     """A dependency: the principal, who has this permission. PermissionDenied for others."""
 
     async def check(request: Request) -> Principal:
-        who = request.scope.get(PRINCIPAL)
-        if not isinstance(who, Principal):
+        principal = request.scope.get(PRINCIPAL)
+        if not isinstance(principal, Principal):
             raise Unauthenticated("this needs a key: send `Authorization: Bearer weft_...`")
-        if not who.allows(permission):
+        if not principal.allows(permission):
             raise PermissionDenied(f"this key may not do this (it needs {permission})")
-        return who
+        return principal
 
     setattr(check, _MARK, permission)
     return Depends(check)
@@ -68,10 +68,10 @@ def public_paths(app: FastAPI) -> frozenset[str]:
     return frozenset(route.path for route in routes_of(app) if permission_of(route) == _PUBLIC)
 
 
-def _gateway(request: Request) -> Gateway:
-    uses = request.app.state.gateway
-    assert isinstance(uses, Gateway)  # noqa: S101 - set by create_app
-    return uses
+def _gateway(request: Request) -> ApiServices:
+    services = request.app.state.gateway
+    assert isinstance(services, ApiServices)  # noqa: S101 - set by create_app
+    return services
 
 
-Uses = Annotated[Gateway, Depends(_gateway)]
+Services = Annotated[ApiServices, Depends(_gateway)]

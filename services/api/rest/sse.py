@@ -16,10 +16,10 @@ from fastapi import Request
 from fastapi.sse import format_sse_event
 from starlette.responses import StreamingResponse
 
-from services.api.gateway import Gateway
 from services.api.rest.answers import problem
-from services.api.rest.gate import trace_id_of
-from services.api.writing import encoded
+from services.api.rest.auth_middleware import trace_id_of
+from services.api.serializers import encoded
+from services.api.services import ApiServices
 from services.core.domain.errors import FieldError, Internal, InvalidRequest, WeftError
 
 KEEPALIVE: Final = b": \n\n"
@@ -51,16 +51,16 @@ def frame(event: str, data: object, event_id: int | None = None) -> bytes:
     )
 
 
-def streamed(request: Request, uses: Gateway, frames: AsyncGenerator[bytes]) -> StreamingResponse:
+def streamed(request: Request, services: ApiServices, frames: AsyncGenerator[bytes]) -> StreamingResponse:
     """The frames as a response that outlives silence and ends with the service."""
     return StreamingResponse(
-        _kept_alive(request, uses, frames),
+        _kept_alive(request, services, frames),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
 
 
-async def _kept_alive(request: Request, uses: Gateway, frames: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+async def _kept_alive(request: Request, services: ApiServices, frames: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
     """The frames, and a comment where there is none for a while.
 
     They are read by a task of their own, because a reader that leaves cancels us at each await, again and again: what
@@ -68,14 +68,14 @@ async def _kept_alive(request: Request, uses: Gateway, frames: AsyncGenerator[by
     """
     ready: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=_AHEAD)
     reading = asyncio.create_task(_read(request, frames, ready))
-    stopping = asyncio.create_task(uses.stopping.wait())
+    stopping = asyncio.create_task(services.stopping.wait())
     getting = asyncio.create_task(ready.get())
-    uses.measures.followers.inc()
+    services.instrumentation.followers.inc()
     try:
         yield KEEPALIVE  # the head goes out at once, and with it the news that this works
         while not stopping.done():
             await asyncio.wait(
-                {getting, stopping}, timeout=uses.settings.keepalive_s, return_when=asyncio.FIRST_COMPLETED
+                {getting, stopping}, timeout=services.settings.keepalive_s, return_when=asyncio.FIRST_COMPLETED
             )
             if stopping.done():
                 return
@@ -89,7 +89,7 @@ async def _kept_alive(request: Request, uses: Gateway, frames: AsyncGenerator[by
     finally:
         for task in (reading, stopping, getting):
             task.cancel()
-        uses.measures.followers.dec()
+        services.instrumentation.followers.dec()
 
 
 async def _read(request: Request, frames: AsyncGenerator[bytes], ready: asyncio.Queue[bytes | None]) -> None:

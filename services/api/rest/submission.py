@@ -15,19 +15,19 @@ from fastapi import APIRouter, Query, Request, Response
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from services.api import actions
-from services.api.actions import Incoming
-from services.api.asked import checked_digest
-from services.api.gateway import Gateway
+from services.api import use_cases
 from services.api.idempotency import checked_key
+from services.api.params import checked_digest
 from services.api.rest.answers import answer, replayable
+from services.api.rest.auth_middleware import TRACE
 from services.api.rest.bodies import read_body
-from services.api.rest.gate import TRACE
 from services.api.rest.openapi import ok
-from services.api.rest.permissions import Uses, Writer
-from services.api.shapes import JobJson, PlanJson
+from services.api.rest.permissions import Services, Writer
+from services.api.schemas import JobJson, PlanJson
+from services.api.services import ApiServices
 from services.api.submit import read_spec_aside
 from services.api.uploads import Upload
+from services.api.use_cases import Incoming
 from services.core.domain.errors import FieldError, InvalidRequest, TooLarge
 from services.core.domain.spec import JobSpec
 
@@ -63,8 +63,8 @@ _BODY: Final[dict[str, Any]] = {
     openapi_extra=_BODY,
 )
 async def submit_job(
-    uses: Uses,
-    who: Writer,
+    services: Services,
+    principal: Writer,
     request: Request,
     tenant: str | None = None,
     code_digest: str | None = None,
@@ -72,28 +72,28 @@ async def submit_job(
     dry_run: Annotated[bool, Query(description="Only say what would become of it")] = False,
 ) -> Response:
     key = checked_key(request.headers.get("idempotency-key"))
-    into = who.acting_tenant(tenant)
+    into = principal.acting_tenant(tenant)
     async with contextlib.AsyncExitStack() as closing:
-        with uses.measures.counting_refused_code():
-            incoming = await _receive(request, uses, closing, code_digest)
+        with services.instrumentation.counting_refused_code():
+            incoming = await _receive(request, services, closing, code_digest)
         if dry_run:
-            return answer(await actions.plan_job(uses, into, incoming))
-        done = await actions.submit_job(uses, who, into, incoming, key=key, trace=request.scope[TRACE])
+            return answer(await use_cases.plan_job(services, into, incoming))
+        done = await use_cases.submit_job(services, principal, into, incoming, key=key, trace=request.scope[TRACE])
     headers = {"Location": f"/v1/jobs/{done.answer['id']}", "ETag": f'"{done.answer["generation"]}"'}
     return answer(done.answer, status=201, headers=replayable(done.replayed, headers))
 
 
 async def _receive(
-    request: Request, uses: Gateway, closing: contextlib.AsyncExitStack, code_digest: str | None
+    request: Request, services: ApiServices, closing: contextlib.AsyncExitStack, code_digest: str | None
 ) -> Incoming:
-    limits = uses.settings
+    limits = services.settings
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     media = kind.decode("latin-1")
     if media == "multipart/form-data":
         if code_digest is not None:
             raise _wrong("/query/code_digest", "give either code or its digest, not both")
         _check_length(request, limits.max_code_bytes + limits.max_spec_bytes + _OVERHEAD)
-        upload = await closing.enter_async_context(uses.uploads.receive())
+        upload = await closing.enter_async_context(services.uploads.receive())
         return await _Parts(options.get(b"boundary", b""), upload, limits.max_spec_bytes).read(request.stream())
     if media != "application/json" and media not in _YAML:
         raise InvalidRequest(

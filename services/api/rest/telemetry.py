@@ -9,15 +9,15 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from services.api import actions
-from services.api.asked import EventsAsked, LinesAsked, PointsAsked
+from services.api import use_cases
 from services.api.following import End
+from services.api.params import EventsParams, LinesParams, PointsParams
 from services.api.rest import sse
 from services.api.rest.answers import answer
 from services.api.rest.openapi import ok
-from services.api.rest.permissions import Reader, Uses
-from services.api.shapes import JobJson, LinesJson, MetricsJson, ProgressJson
-from services.api.writing import end_json, event_json, line_json, point_json
+from services.api.rest.permissions import Reader, Services
+from services.api.schemas import JobJson, LinesJson, MetricsJson, ProgressJson
+from services.api.serializers import end_json, event_json, line_json, point_json
 from services.core.domain.job import Event
 from services.core.ports.metric_store import StoredLine, StoredPoint
 
@@ -27,52 +27,58 @@ Follow = Annotated[bool | None, Field(description="Stream (SSE), as with Accept:
 _SSE: Final = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
-class LinesQuery(LinesAsked):
+class LinesQuery(LinesParams):
     follow: Follow = None
 
 
-class PointsQuery(PointsAsked):
+class PointsQuery(PointsParams):
     follow: Follow = None
     series: bool = False
 
 
 @router.get("/logs", **ok(LinesJson, "Lines, oldest first; or a stream of them"))
 async def get_logs(
-    uses: Uses, who: Reader, request: Request, job_id: str, asked: Annotated[LinesQuery, Query()]
+    services: Services, principal: Reader, request: Request, job_id: str, params: Annotated[LinesQuery, Query()]
 ) -> Response:
-    if not sse.wanted(request, follow=asked.follow):
-        return answer(await actions.get_logs(uses, who, job_id, asked))
-    resumed = sse.resumed_at(request, asked.after)
+    if not sse.wanted(request, follow=params.follow):
+        return answer(await use_cases.get_logs(services, principal, job_id, params))
+    resumed = sse.resumed_at(request, params.after)
     return sse.streamed(
-        request, uses, _line_frames(await actions.follow_logs(uses, who, job_id, asked, resumed=resumed))
+        request,
+        services,
+        _line_frames(await use_cases.follow_logs(services, principal, job_id, params, resumed=resumed)),
     )
 
 
 @router.get("/metrics", **ok(MetricsJson, "Points in order, or curves; or a stream of points"))
 async def get_metrics(
-    uses: Uses, who: Reader, request: Request, job_id: str, asked: Annotated[PointsQuery, Query()]
+    services: Services, principal: Reader, request: Request, job_id: str, params: Annotated[PointsQuery, Query()]
 ) -> Response:
-    if asked.series:
-        return answer(await actions.get_series(uses, who, job_id, asked))
-    if not sse.wanted(request, follow=asked.follow):
-        return answer(await actions.get_metrics(uses, who, job_id, asked))
-    resumed = sse.resumed_at(request, asked.after)
+    if params.series:
+        return answer(await use_cases.get_series(services, principal, job_id, params))
+    if not sse.wanted(request, follow=params.follow):
+        return answer(await use_cases.get_metrics(services, principal, job_id, params))
+    resumed = sse.resumed_at(request, params.after)
     return sse.streamed(
-        request, uses, _point_frames(await actions.follow_metrics(uses, who, job_id, asked, resumed=resumed))
+        request,
+        services,
+        _point_frames(await use_cases.follow_metrics(services, principal, job_id, params, resumed=resumed)),
     )
 
 
 @router.get("/progress", **ok(ProgressJson, "How far it is"))
-async def get_progress(uses: Uses, who: Reader, job_id: str) -> Response:
-    return answer(await actions.get_progress(uses, who, job_id))
+async def get_progress(services: Services, principal: Reader, job_id: str) -> Response:
+    return answer(await use_cases.get_progress(services, principal, job_id))
 
 
 @router.get("/events", responses={200: {"description": "A stream of history and of changes", "content": _SSE}})
 async def get_events(
-    uses: Uses, who: Reader, request: Request, job_id: str, asked: Annotated[EventsAsked, Query()]
+    services: Services, principal: Reader, request: Request, job_id: str, params: Annotated[EventsParams, Query()]
 ) -> Response:
-    resumed = EventsAsked(after=sse.resumed_at(request, asked.after))
-    return sse.streamed(request, uses, _event_frames(await actions.follow_events(uses, who, job_id, resumed)))
+    resumed = EventsParams(after=sse.resumed_at(request, params.after))
+    return sse.streamed(
+        request, services, _event_frames(await use_cases.follow_events(services, principal, job_id, resumed))
+    )
 
 
 async def _line_frames(batches: AsyncGenerator[Sequence[StoredLine] | End]) -> AsyncGenerator[bytes]:

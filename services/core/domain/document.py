@@ -32,7 +32,7 @@ def read_job(job_id: str, document: object) -> Job:
             f"job {job_id} was written by a newer Weft (schema {schema}, this one reads {SCHEMA}); finish the upgrade"
         )
     try:
-        job = load(Job, seen)
+        job = load(Job, _current_names(seen))
         if job.id != job_id:
             raise ValueError(f"it says that it is {job.id}")
         _check_numbers(job)
@@ -43,6 +43,14 @@ def read_job(job_id: str, document: object) -> Job:
             f"the document of job {job_id} cannot be read: {error}", tenant=tenant if isinstance(tenant, str) else ""
         ) from error
     return job
+
+
+def _current_names(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The document with the field names of this version. Older documents say ``wishes`` for ``applied_keys``."""
+    if "wishes" not in document:
+        return document
+    renamed = {name: value for name, value in document.items() if name != "wishes"}
+    return {"applied_keys": document["wishes"], **renamed}
 
 
 def _check_numbers(job: Job) -> None:
@@ -66,7 +74,7 @@ def _check_times(job: Job) -> None:
         raise ValueError("it has a time before 1970 or after 9999")
 
 
-def held_by(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, str]] | None:
+def held_placement(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, str]] | None:
     """(spec, placement) of the attempt that a document holds hardware for, though as a whole it cannot be read.
 
     None where it says that it holds nothing, or where as much as that cannot be made out.

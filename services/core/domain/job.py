@@ -18,7 +18,7 @@ from services.core.domain.errors import Conflict, IllegalTransition, NotFound
 from services.core.domain.status import ADMITTED, RESTING, TERMINAL, Desired, Status, allowed
 
 SCHEMA: Final = 1
-KEPT_WISHES: Final = 16
+KEPT_APPLIED_KEYS: Final = 16
 """Of the keys of wishes; each is some 100 bytes in the document."""
 _PATH: Final = (Status.PENDING, Status.DOWNLOADING, Status.PROCESSING, Status.STORING)
 
@@ -115,7 +115,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wished:
+class AppliedKey:
     """A wish that came under an idempotency key, so that it is carried out once."""
 
     key: str
@@ -145,7 +145,7 @@ class Job:
     desired: Desired = Desired.RUN
     generation: int = 1
     observed_generation: int = 0
-    wishes: tuple[Wished, ...] = ()
+    applied_keys: tuple[AppliedKey, ...] = ()
     """The latest that came under a key, oldest first; at most ``KEPT_WISHES``."""
     attempt: Attempt = Attempt()
     dispatcher_term: int = 0
@@ -179,9 +179,9 @@ class Job:
         """Nothing of it runs, is held or will come: what follows a job may end, and it may be deleted."""
         return self.status in RESTING and not self.holds
 
-    def asked(self, key: str, *, since: int) -> bool:
+    def was_applied(self, key: str, *, since: int) -> bool:
         """Whether the latest wishes carry this key."""
-        return any(one.key == key and one.time > since for one in self.wishes)
+        return any(one.key == key and one.time > since for one in self.applied_keys)
 
 
 def new_job(
@@ -238,7 +238,7 @@ def admitted(job: Job, *, placement: Mapping[str, str], dispatcher_term: int, no
     return moved(job, Status.PENDING, actor="lcm", now=now)
 
 
-def desire(job: Job, wish: Desired, *, actor: str, now: int) -> Job:
+def set_desired(job: Job, desired: Desired, *, actor: str, now: int) -> Job:
     """What the owner asked for. Raises IllegalTransition where it can no longer be had.
 
     A job that holds nothing obeys at once; one that runs is obeyed by its Guardian. NotFound for a deleted one.
@@ -246,32 +246,32 @@ def desire(job: Job, wish: Desired, *, actor: str, now: int) -> Job:
     if job.deleted is not None:
         raise NotFound(f"there is no job {job.id}")
     if job.status in TERMINAL:
-        if wish is Desired.KILL and job.status is Status.KILLED:
+        if desired is Desired.KILL and job.status is Status.KILLED:
             return job
         raise IllegalTransition(f"job {job.id} has ended ({job.status}); nothing can be changed any more")
-    if wish is Desired.RUN:
+    if desired is Desired.RUN:
         if job.status is not Status.HALTED:
             raise IllegalTransition(f"only a HALTED job can be resumed; job {job.id} is {job.status}")
         if job.holds:
             raise IllegalTransition(f"job {job.id} is still giving back its hardware; resume it again in a moment")
-    elif job.desired is wish or (job.desired is Desired.KILL and wish is Desired.HALT):
+    elif job.desired is desired or (job.desired is Desired.KILL and desired is Desired.HALT):
         return job
-    elif wish is Desired.HALT and job.status is Status.HALTED:
+    elif desired is Desired.HALT and job.status is Status.HALTED:
         return job
-    job = replace(job, desired=wish, generation=job.generation + 1, updated=now)
-    if wish is Desired.RUN:
+    job = replace(job, desired=desired, generation=job.generation + 1, updated=now)
+    if desired is Desired.RUN:
         job = moved(moved(job, Status.RESUMED, actor=actor, now=now), Status.QUEUED, actor=actor, now=now)
         return replace(job, observed_generation=job.generation, not_before=0)
-    return obeyed(job, actor=actor, now=now)
+    return apply_desired(job, actor=actor, now=now)
 
 
-def wished(job: Job, key: str, *, now: int) -> tuple[Job, tuple[Wished, ...]]:
+def with_applied_key(job: Job, key: str, *, now: int) -> tuple[Job, tuple[AppliedKey, ...]]:
     """The job that remembers this key as its latest wish's, and the wishes that it forgets for it."""
-    cut = max(0, len(job.wishes) + 1 - KEPT_WISHES)
-    return replace(job, wishes=(*job.wishes[cut:], Wished(key=key, time=now))), job.wishes[:cut]
+    cut = max(0, len(job.applied_keys) + 1 - KEPT_APPLIED_KEYS)
+    return replace(job, applied_keys=(*job.applied_keys[cut:], AppliedKey(key=key, time=now))), job.applied_keys[:cut]
 
 
-def obeyed(job: Job, *, actor: str, now: int) -> Job:
+def apply_desired(job: Job, *, actor: str, now: int) -> Job:
     """A job that holds nothing, brought to what its owner wants; any other is unchanged."""
     if job.holds or job.status not in {Status.QUEUED, Status.HALTED}:
         return job
@@ -284,7 +284,7 @@ def obeyed(job: Job, *, actor: str, now: int) -> Job:
 def released(job: Job, *, now: int) -> Job:
     """Everything the attempt held is gone: the last write of a Guardian."""
     job = replace(job, released=now, guardian=replace(job.guardian, holder="", nonce=""), updated=now)
-    return obeyed(job, actor="guardian", now=now)
+    return apply_desired(job, actor="guardian", now=now)
 
 
 def removed(job: Job, *, now: int) -> Job:
@@ -327,4 +327,4 @@ def check_replace(prior: Job, new: Job) -> None:
         raise IllegalTransition(f"job {prior.id}: attempt {prior.attempt.number} still holds hardware")
 
 
-__all__ = ["ADMITTED", "RESTING", "Attempt", "Claim", "Counters", "Event", "Job", "State", "Verdict", "Wished"]
+__all__ = ["ADMITTED", "RESTING", "AppliedKey", "Attempt", "Claim", "Counters", "Event", "Job", "State", "Verdict"]

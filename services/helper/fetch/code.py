@@ -13,8 +13,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Final
 
-from services.core.archive import unpack
 from services.core.domain.errors import InvalidArchive, NotFound
+from services.core.formats.archive import unpack
 from services.helper.fetch.watched import Cannot, Watched
 from services.helper.folder import Assignment
 from services.helper.objects import Urls, objects_of

@@ -8,11 +8,11 @@ import threading
 import traceback
 from concurrent.futures import Future
 
-from services.helper.alarm import Alarm
 from services.helper.fetch.watched import Cancelled, Cannot, Fetched, Watched
 from services.helper.folder import Assignment, LearnerFolder
 from services.helper.journal import note
 from services.helper.objects import Urls
+from services.helper.wakeup import Wakeup
 
 
 class Fetch:
@@ -21,7 +21,7 @@ class Fetch:
     def __init__(self, folder: LearnerFolder, assignment: Assignment, urls: Urls) -> None:
         self._watched = Watched()
         self._outcome: Future[Fetched] = Future()
-        self._over = Alarm()
+        self._over = Wakeup()
         self._loop = asyncio.get_running_loop()
         # Not the loop's executor: at the end that would wait for a thread that nobody waits for.
         threading.Thread(target=self._run, args=(folder, assignment, urls), name="fetch", daemon=True).start()

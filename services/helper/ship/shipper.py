@@ -14,15 +14,15 @@ from typing import Final
 
 from services.core.domain.errors import InvalidRequest, ResourceExhausted, Unavailable, WeftError
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
-from services.helper.alarm import Alarm
 from services.helper.folder import Assignment, LearnerFolder
-from services.helper.intake import Backoff, Intake
 from services.helper.journal import note
+from services.helper.metrics_client import Backoff, Intake
 from services.helper.reporter import now_ms
 from services.helper.ship.changes import Changes
 from services.helper.ship.points import Reported
 from services.helper.ship.source import Place, TailedSource
 from services.helper.spool import Spool
+from services.helper.wakeup import Wakeup
 
 BATCH_BYTES: Final = 2**20
 BATCH_LINES: Final = 1_000
@@ -67,7 +67,7 @@ class Shipper:
         self._gather_s = IDLE_S
         self._trouble = ""
         self._changes = Changes()
-        self._wake = Alarm()
+        self._wake = Wakeup()
         learner = assignment.learner
         identity = Source(attempt=assignment.plan.attempt, role=learner.role, rank=learner.rank, run=run)
         self.sources = [

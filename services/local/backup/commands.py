@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from services.core.domain.errors import Conflict, InvalidRequest
-from services.core.home import Home, default_home
-from services.core.processes import saved
+from services.core.runtime.home import Home, default_home
+from services.core.runtime.processes import saved
 
 if TYPE_CHECKING:
-    from services.core.settings import Settings
+    from services.core.runtime.settings import Settings
     from services.local.backup.restoring import FindKey
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class Backups:
         progress: Progress = _quiet,
     ) -> dict[str, Any]:
         """Brings a platform back: ``{home, counts, head, again, halted}``; ids of jobs that go on, or are halted."""
-        from services.core.settings import Settings
+        from services.core.runtime.settings import Settings
         from services.local.backup import restoring
 
         path, place = Path(source).absolute(), _home(home)
@@ -150,7 +150,7 @@ def _finding(path: Path, key: str | None, passphrase: str | None) -> FindKey:
 @contextlib.contextmanager
 def _as_it_runs(home: Home) -> Generator[Settings]:
     """The settings that the platform runs with, where it runs: who backs it up must not look into other stores."""
-    from services.core.settings import Settings
+    from services.core.runtime.settings import Settings
 
     theirs: dict[str, str] = {}
     process = saved(home / "run" / "api.json") or saved(home / "run" / "supervisor.json")
@@ -188,7 +188,7 @@ def _run(work: Awaitable[T]) -> T:
 
 
 async def _master_key(settings: Settings, *, rotate: bool, retire: bool) -> dict[str, Any]:
-    from services.core import wiring
+    from services.core.bootstrap import wiring
 
     records = await wiring.record_store(settings)
     try:

@@ -22,20 +22,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from services.core import wiring
+from services.core.bootstrap import wiring
 from services.core.domain.codec import load
 from services.core.domain.document import read_job
 from services.core.domain.errors import Conflict, InvalidRequest, WeftError
 from services.core.domain.job import SCHEMA, Event
 from services.core.domain.status import Status
-from services.core.home import Home
-from services.core.jobs import every
 from services.core.ports.job_store import DispatcherDoc, JobQuery
 from services.core.ports.metric_store import SourceState, Stored
 from services.core.ports.record_store import Record
-from services.core.processes import saved
-from services.core.settings import Settings
-from services.local.backup import mark
+from services.core.runtime.home import Home
+from services.core.runtime.processes import saved
+from services.core.runtime.settings import Settings
+from services.core.use_cases.jobs import every
+from services.local.backup import restore_marker
 from services.local.backup.archive import HEAD, Entry, Reader, Refused, Void
 from services.local.backup.documents import documents, read_sources, read_stored
 from services.local.backup.jobs import as_restored
@@ -154,15 +154,15 @@ async def restore(
             await asyncio.to_thread(wiring.master_keys(settings).keys)
         with _standing_still(home):
             async with opened(settings, writing=True) as stores:
-                if not over and not mark.is_half_restored(home):
+                if not over and not restore_marker.is_half_restored(home):
                     await _refuse_used(stores)
-                mark.begin(home, {"backup": str(path), "time": time.time_ns() // 1_000_000})
+                restore_marker.begin(home, {"backup": str(path), "time": time.time_ns() // 1_000_000})
                 _end_learners(home)
                 await _empty(stores)
                 file.seek(0)
                 restoring = Restoring(stores, checked.key, checked.head, halted=halted)
                 await restoring.run(Reader(file), lambda place: progress(place, size))
-            mark.end(home)
+            restore_marker.end(home)
     return {"counts": checked.counts, "head": checked.head, "again": restoring.again, "halted": restoring.halted}
 
 

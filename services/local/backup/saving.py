@@ -27,12 +27,12 @@ from services.core.adapters.folder import files
 from services.core.domain.codec import dump
 from services.core.domain.errors import Conflict, Internal, NotFound
 from services.core.domain.job import SCHEMA, Job
-from services.core.jobs import every, history
 from services.core.ports.job_store import JobQuery
 from services.core.ports.metric_store import LineQuery, PointQuery
 from services.core.ports.object_store import ObjectMeta
 from services.core.ports.secret_store import SecretStore
-from services.core.settings import Settings
+from services.core.runtime.settings import Settings
+from services.core.use_cases.jobs import every, history
 from services.local.backup.archive import HEAD, Writer
 from services.local.backup.documents import Lines, lines_document, points_document, sources_document
 from services.local.backup.keys import BackupKey

@@ -7,16 +7,16 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final, cast
 
-from services.core import wiring
 from services.core.adapters.encrypted import EncryptedSecretStore
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
+from services.core.bootstrap import wiring
 from services.core.ports.job_store import JobStore
 from services.core.ports.metric_store import MetricStore
 from services.core.ports.object_store import ObjectStore
 from services.core.ports.record_store import RecordStore
 from services.core.ports.secret_store import SecretStore
-from services.core.settings import Settings
-from services.local.backup.patience import Patient, patiently
+from services.core.runtime.settings import Settings
+from services.local.backup.retry_policy import Retrying, with_retries
 
 _OPENING_S: Final = 15.0
 TENANTS: Final = "tenants/"
@@ -41,20 +41,20 @@ class Stores:
 async def opened(settings: Settings, *, writing: bool) -> AsyncGenerator[Stores]:
     """``writing``: alone, with the platform stopped; else beside it, reading."""
     async with contextlib.AsyncExitStack() as closing:
-        jobs = await patiently(lambda: wiring.job_store(settings), patience_s=_OPENING_S)
+        jobs = await with_retries(lambda: wiring.job_store(settings), patience_s=_OPENING_S)
         closing.push_async_callback(jobs.close)
-        records = await patiently(lambda: wiring.record_store(settings), patience_s=_OPENING_S)
+        records = await with_retries(lambda: wiring.record_store(settings), patience_s=_OPENING_S)
         closing.push_async_callback(records.close)
         metrics_root = settings.place / "metrics"
         metrics = await SqliteMetricStore.open(metrics_root) if writing else SqliteMetricStore.beside(metrics_root)
         closing.push_async_callback(metrics.close)
         objects = wiring.object_store(settings)
-        await patiently(objects.ping, patience_s=_OPENING_S)
+        await with_retries(objects.ping, patience_s=_OPENING_S)
         yield Stores(
             settings,
-            cast(JobStore, Patient(jobs)),
-            cast(RecordStore, Patient(records)),
-            cast(ObjectStore, Patient(objects)),
+            cast(JobStore, Retrying(jobs)),
+            cast(RecordStore, Retrying(records)),
+            cast(ObjectStore, Retrying(objects)),
             metrics,
             wiring.installation_secrets(settings),
         )

@@ -20,9 +20,9 @@ from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.ports.metric_store import Batch, MetricStore
 from services.core.ports.object_urls import ObjectRequest, Verb
 from services.metrics.attempts import Attempts
-from services.metrics.following import Bells
-from services.metrics.instruments import Instruments
-from services.metrics.presence import Presence
+from services.metrics.following import Notifier
+from services.metrics.heartbeats import Heartbeats
+from services.metrics.instrumentation import Instrumentation
 from services.metrics.reports import STALE, UNCHANGED, Reports, status_of
 from services.metrics.rpc.messages import batch_of, source_message
 from services.metrics.signing import Signing
@@ -44,15 +44,15 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
     store: MetricStore
     attempts: Attempts
     reports: Reports
-    presence: Presence
-    bells: Bells
-    instruments: Instruments
+    heartbeats: Heartbeats
+    notifier: Notifier
+    instrumentation: Instrumentation
     gather_s: float
     signing: Signing
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
         learner = me()
-        self.presence.seen(learner)
+        self.heartbeats.seen(learner)
         sources = await self.store.committed(learner.job, learner.attempt, learner.rank)
         log.info("learner.hello", job=learner.job, attempt=learner.attempt, learner=learner.name)
         return pb.HelloReply(
@@ -72,31 +72,31 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
 
     async def Append(self, request: pb.AppendRequest, context: Any) -> pb.AppendReply:
         learner, began = me(), time.perf_counter()
-        self.presence.seen(learner)
+        self.heartbeats.seen(learner)
         batches = [batch_of(one) for one in request.batches]
         for batch in batches:
             source = batch.source
             if (source.attempt, source.role, source.rank) != (learner.attempt, learner.role, learner.rank):
                 raise PermissionDenied(f"{learner.name} of attempt {learner.attempt} writes for itself only")
         committed = await self.store.append(learner.job, batches)
-        self.bells.ring(learner.job)
+        self.notifier.ring(learner.job)
         self._count(batches, committed, time.perf_counter() - began)
-        gather_ms = 0 if self.bells.is_followed(learner.job) else round(self.gather_s * 1000)
+        gather_ms = 0 if self.notifier.is_followed(learner.job) else round(self.gather_s * 1000)
         return pb.AppendReply(committed=committed, gather_ms=gather_ms)
 
     def _count(self, batches: list[Batch], committed: Any, seconds: float) -> None:
         taken = [batch for batch, end in zip(batches, committed, strict=True) if batch.end == end]
-        self.instruments.lines.inc(sum(len(batch.lines) for batch in taken))
-        self.instruments.points.inc(sum(len(batch.points) for batch in taken))
-        self.instruments.refused.inc(len(batches) - len(taken))
-        self.instruments.append_seconds.observe(seconds)
+        self.instrumentation.lines.inc(sum(len(batch.lines) for batch in taken))
+        self.instrumentation.points.inc(sum(len(batch.points) for batch in taken))
+        self.instrumentation.refused.inc(len(batches) - len(taken))
+        self.instrumentation.append_seconds.observe(seconds)
 
     async def Report(self, request: pb.ReportRequest, context: Any) -> pb.ReportReply:
         learner = me()
-        self.presence.seen(learner)
+        self.heartbeats.seen(learner)
         status = status_of(learner, request.status)
         result = await self.reports.write(learner, status)
-        self.instruments.reports.labels(result).inc()
+        self.instrumentation.reports.labels(result).inc()
         if result != UNCHANGED:
             log.info(
                 "learner.report", result=result, job=learner.job, attempt=learner.attempt, learner=learner.name,
@@ -106,14 +106,14 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
 
     async def Beat(self, request: pb.BeatRequest, context: Any) -> pb.BeatReply:
         learner = me()
-        self.presence.seen(learner)
-        self.presence.tell_progress(learner, request.progress, request.eta_ms)
+        self.heartbeats.seen(learner)
+        self.heartbeats.tell_progress(learner, request.progress, request.eta_ms)
         current, go = await self.attempts.may_go(learner)
         return pb.BeatReply(current=current, go=go)
 
     async def Sign(self, request: pb.SignRequest, context: Any) -> pb.SignReply:
         learner = me()
-        self.presence.seen(learner)
+        self.heartbeats.seen(learner)
         # What is no verb is refused by the check that follows.
         asked = [ObjectRequest(cast("Verb", one.verb), one.key, one.upload, one.part) for one in request.requests]
         return pb.SignReply(urls=await self.signing.urls(learner, asked))

@@ -14,8 +14,8 @@ from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.ports.metric_store import MetricStore, StoredLine, StoredPoint
 from services.metrics.attempts import Attempts
 from services.metrics.following import Follower, Page
-from services.metrics.instruments import Instruments
-from services.metrics.presence import Presence
+from services.metrics.heartbeats import Heartbeats
+from services.metrics.instrumentation import Instrumentation
 from services.metrics.rpc.messages import (
     PAGE_BYTES,
     Stored,
@@ -44,10 +44,10 @@ log = structlog.get_logger()
 class Telemetry(metrics_pb2_grpc.TelemetryServicer):
     store: MetricStore
     attempts: Attempts
-    presence: Presence
+    heartbeats: Heartbeats
     line_follower: Follower[StoredLine]
     point_follower: Follower[StoredPoint]
-    instruments: Instruments
+    instrumentation: Instrumentation
 
     async def Lines(self, request: pb.LinesRequest, context: Any) -> pb.LinesReply:
         page = await self._lines(request, request.after_seq)
@@ -59,7 +59,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
             request.ClearField("tail")  # it said where to begin
             return page
 
-        with self.instruments.followers.labels("lines").track_inprogress():
+        with self.instrumentation.followers.labels("lines").track_inprogress():
             async with aclosing(self.line_follower.follow(request.job_id, request.after_seq, read)) as pages:
                 async for page in pages:
                     yield pb.LinesReply(lines=line_messages(page.entries), through_seq=page.through)
@@ -81,7 +81,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         async def read(after: int) -> Page[StoredPoint]:
             return await self._points(request, after)
 
-        with self.instruments.followers.labels("points").track_inprogress():
+        with self.instrumentation.followers.labels("points").track_inprogress():
             async with aclosing(self.point_follower.follow(request.job_id, request.after_seq, read)) as pages:
                 async for page in pages:
                     yield pb.PointsReply(points=point_messages(page.entries), through_seq=page.through)
@@ -106,7 +106,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
     async def Summary(self, request: pb.SummaryRequest, context: Any) -> pb.SummaryReply:
         lines, points = await self.store.counts(request.job_id)
         latest = list((await self.store.latest(request.job_id)).values())[:_MOST_NAMES]
-        progress, eta_ms = self.presence.progress(request.job_id)
+        progress, eta_ms = self.heartbeats.progress(request.job_id)
         return pb.SummaryReply(
             lines=lines, points=points, latest=point_messages(_cut(latest, point_size)), progress=progress,
             eta_ms=eta_ms,
@@ -114,12 +114,12 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
 
     async def LastSeen(self, request: pb.LastSeenRequest, context: Any) -> pb.LastSeenReply:
         return pb.LastSeenReply(
-            listening_since_ms=self.presence.listening_since_ms, seen_ms=self.presence.last_seen(request.job_id)
+            listening_since_ms=self.heartbeats.listening_since_ms, seen_ms=self.heartbeats.last_seen(request.job_id)
         )
 
     async def Forget(self, request: pb.ForgetRequest, context: Any) -> pb.ForgetReply:
         await self.store.delete(request.job_id)
-        self.presence.forget(request.job_id)
+        self.heartbeats.forget(request.job_id)
         self.attempts.forget(request.job_id)
         log.info("job.forgotten", job=request.job_id)
         return pb.ForgetReply()

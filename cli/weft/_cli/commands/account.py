@@ -91,7 +91,7 @@ def profile_command(call: Call, name: str | None) -> None:
 
     With NAME: commands go to that platform from now on. WEFT_PROFILE, and WEFT_URL with WEFT_KEY, win over it.
     """
-    from weft._cli.asides import note
+    from weft._cli.notices import note
     from weft._cli.output import Column, emit, table
     from weft._profile import read_config, write_config
 

@@ -58,8 +58,8 @@ def backup_command(call: Call, target: str, home: str | None, key: str | None, p
     Jobs, histories, records, metrics, logs and files lie in it as they are. Secrets are sealed under a key of the
     backup's own: keep that elsewhere.
     """
-    from weft._cli.asides import note, warn
     from weft._cli.local import platform, translated
+    from weft._cli.notices import note, warn
     from weft._cli.output import emit, facts
     from weft._cli.progress import transfer_bar
     from weft._cli.text import size
@@ -120,8 +120,8 @@ def restore_command(
     What ran when the backup was made is queued again and goes on from its checkpoints with the next `weft up`. For a
     copy beside a platform that still runs, say --halted.
     """
-    from weft._cli.asides import note
     from weft._cli.local import platform, translated
+    from weft._cli.notices import note
     from weft._cli.output import emit, facts
     from weft._cli.progress import transfer_bar
 
@@ -158,8 +158,8 @@ def master_key_command(call: Call, home: str | None, rotate: bool, retire: bool)
 
     The platform may run meanwhile. Copy the file again after each change.
     """
-    from weft._cli.asides import warn
     from weft._cli.local import platform, translated
+    from weft._cli.notices import warn
     from weft._cli.output import emit, facts
 
     with translated():

@@ -28,7 +28,7 @@ def list_command(
     everything: bool,
 ) -> None:
     """List jobs, newest first."""
-    from weft._cli.asides import note
+    from weft._cli.notices import note
     from weft._cli.output import emit
 
     wanted = [part.strip().upper() for one in status for part in one.split(",") if part.strip()]
@@ -219,8 +219,8 @@ def _event_document(event: Any) -> dict[str, Any]:
 
 
 def _follow_events(call: Call, id_: str) -> None:
-    from weft._cli.asides import following, reconnecting
     from weft._cli.ends import exit_code
+    from weft._cli.notices import following, reconnecting
     from weft._cli.output import emit_line
     from weft._cli.text import local_time, one_line
     from weft._records import HistoryEvent

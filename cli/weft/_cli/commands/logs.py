@@ -53,10 +53,10 @@ def logs_command(
     Lines of jobs with several learners begin with the learner. A cut connection is taken up where it stopped: no line
     is lost or comes twice. With -o json, one JSON object per line.
     """
-    from weft._cli.asides import following, note, reconnecting
     from weft._cli.ends import exit_code, said
     from weft._cli.find import job_id
     from weft._cli.lines import LineWriter
+    from weft._cli.notices import following, note, reconnecting
     from weft._errors import InvalidRequest
 
     jobs = call.client.jobs

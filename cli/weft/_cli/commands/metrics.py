@@ -25,8 +25,8 @@ def metrics_command(
     call: Call, job: str, names: tuple[str, ...], rank: int | None, attempt: int | None, max_points: int, follow: bool
 ) -> None:
     """Show a job's metrics and their curves."""
-    from weft._cli.asides import note
     from weft._cli.find import job_id
+    from weft._cli.notices import note
     from weft._cli.output import emit
 
     id_ = job_id(call.client, job)
@@ -90,9 +90,9 @@ def _people(series: list[Any], *, wide: bool, large: bool) -> str:
 
 
 def _follow(call: Call, id_: str, names: tuple[str, ...], rank: int | None) -> int:
-    from weft._cli.asides import following, reconnecting
     from weft._cli.curves import label
     from weft._cli.ends import exit_code
+    from weft._cli.notices import following, reconnecting
     from weft._cli.output import emit_line
     from weft._cli.text import number
     from weft._records import Point

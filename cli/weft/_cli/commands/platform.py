@@ -24,8 +24,8 @@ def up_command(call: Call, home: str | None, gpus: int | None, port: int | None)
 
     Prints its address and key, and writes the profile 'local'. Already running: says so, and changes nothing.
     """
-    from weft._cli.asides import note
     from weft._cli.local import platform, translated
+    from weft._cli.notices import note
     from weft._cli.output import emit, facts
     from weft._profile import Profile, config_file, read_config, write_config
 
@@ -55,8 +55,8 @@ def down_command(call: Call, home: str | None, purge: bool) -> None:
 
     Jobs that ran go on, from their checkpoints, after the next `weft up`.
     """
-    from weft._cli.asides import note
     from weft._cli.local import platform, translated
+    from weft._cli.notices import note
     from weft._cli.output import emit
     from weft._profile import read_config, write_config
 
@@ -73,13 +73,13 @@ def down_command(call: Call, home: str | None, purge: bool) -> None:
     emit(call, answer, people=lambda _wide: f"{said} ({answer.get('home', '')})", names=[str(answer.get("home", ""))])
 
 
-def _tier(answer: dict[str, Any]) -> str:
+def _isolation(answer: dict[str, Any]) -> str:
     """How learners are kept apart, what the kernel enforces, and why it is not more."""
-    tier = answer.get("tier") or {}
-    if not tier:
+    isolation = answer.get("isolation") or {}
+    if not isolation:
         return ""
-    enforced = f"; {', '.join(tier['enforced'])} enforced" if tier["enforced"] else ""
-    return f"tier {tier['name']}{enforced}" + (f" ({tier['why']})" if tier["why"] else "")
+    enforced = f"; {', '.join(isolation['enforced'])} enforced" if isolation["enforced"] else ""
+    return f"isolation {isolation['name']}{enforced}" + (f" ({isolation['why']})" if isolation["why"] else "")
 
 
 def _quarantine(answer: dict[str, Any], *, wide: bool) -> str:
@@ -112,7 +112,7 @@ def status_command(call: Call, home: str | None) -> None:
                 ("address", answer.get("url")),
                 ("gRPC", answer.get("grpc")),
                 ("folder", answer.get("home")),
-                ("learners", _tier(answer)),
+                ("learners", _isolation(answer)),
             ]
         )
         if not answer["running"]:

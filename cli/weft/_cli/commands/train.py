@@ -76,7 +76,7 @@ def train_command(
     following.
     """  # noqa: D301 - \b is click's: the lines after it stay as they are
     from weft._archive import make_archive
-    from weft._cli.asides import warn
+    from weft._cli.notices import warn
     from weft._cli.output import emit
     from weft._errors import ConnectionFailed, NotFound, Unauthenticated
     from weft._spec_file import set_field
@@ -165,8 +165,8 @@ def _plan_text(plan: dict[str, Any], archive: Archive | None) -> str:
 
 def _offline(call: Call, spec: SpecFile, archive: Archive | None, why: str) -> None:
     """Check a spec without a platform that answers, by the code of one that is installed."""
-    from weft._cli.asides import note
     from weft._cli.local import find_platform
+    from weft._cli.notices import note
     from weft._cli.output import emit
     from weft._cli.plan import listing_lines
     from weft._cli.text import count, size
@@ -219,7 +219,7 @@ def _placed(job: Job, plan: dict[str, Any], seconds: float) -> int:
     """0 once the job has left the queue; 6 where it cannot, or has not in time."""
     import time
 
-    from weft._cli.asides import note
+    from weft._cli.notices import note
 
     deadline = time.monotonic() + seconds
     while job.status == "QUEUED":

@@ -19,9 +19,9 @@ def wait_command(call: Call, jobs: tuple[str, ...], timeout: float | None) -> No
     """
     import time
 
-    from weft._cli.asides import note
     from weft._cli.ends import NOT_FINISHED, exit_code, said, worst
     from weft._cli.find import job_id
+    from weft._cli.notices import note
     from weft._cli.output import emit
     from weft._errors import NotFinished
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from services.core.domain.errors import InvalidRequest
-from services.core.settings import Settings
+from services.core.runtime.settings import Settings
 
 FOLDER, RABBITMQ, REDIS = "folder", "RabbitMQ", "Redis"
 _KINDS: Final = {"filesystem": FOLDER, "amqp": RABBITMQ, "redis": REDIS}

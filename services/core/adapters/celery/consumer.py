@@ -22,7 +22,7 @@ _AGAIN_S: Final = 2.0
 log = structlog.get_logger()
 
 
-class Presence:
+class BrokerConnection:
     """Whether the broker is there, as the worker last saw it. One per process."""
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class Presence:
             raise Unavailable(f"the broker of WEFT_BROKER_URL is away: {self._away}")
 
 
-def consumer_class(presence: Presence) -> type[Consumer]:
+def consumer_class(connection: BrokerConnection) -> type[Consumer]:
     """For ``WorkController(consumer_cls=...)``, which makes the object itself."""
 
     class HintConsumer(Consumer):  # type: ignore[misc, unused-ignore]
         def ensure_connected(self, conn: Any) -> Any:
             def failed(error: BaseException, _interval: float) -> None:
-                presence.away(str(error) or type(error).__name__)
+                connection.away(str(error) or type(error).__name__)
 
             # Between two tries it looks whether it should end.
             return conn.ensure_connection(
@@ -59,13 +59,13 @@ def consumer_class(presence: Presence) -> type[Consumer]:
 
         def on_ready(self) -> None:
             super().on_ready()
-            presence.back()
+            connection.back()
 
         def on_connection_error_before_connected(self, exc: BaseException) -> None:
-            presence.away(str(exc) or type(exc).__name__)
+            connection.away(str(exc) or type(exc).__name__)
 
         def on_connection_error_after_connected(self, exc: BaseException) -> None:
-            presence.away(str(exc) or type(exc).__name__)
+            connection.away(str(exc) or type(exc).__name__)
             super().on_connection_error_after_connected(exc)
 
         def create_task_handler(self, *args: Any, **kwargs: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import structlog
 
 from services.core.adapters.celery.broker import Broker
-from services.core.adapters.hint_meters import DROPPED, SENT
-from services.core.settings import Settings
+from services.core.adapters.hint_instrumentation import DROPPED, SENT
+from services.core.runtime.settings import Settings
 
 _PENDING_AT_MOST: Final = 1000
 """Hints that wait for a broker which does not answer; those beyond are dropped."""

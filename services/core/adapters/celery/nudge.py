@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from services.core.adapters.hint_meters import DELIVERED, LOST, POISONED
+from services.core.adapters.hint_instrumentation import DELIVERED, LOST, POISONED
 from services.core.adapters.rpc.hints import Nudges
 from services.core.domain.errors import InvalidRequest, WeftError
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import structlog
 
-from services.core.adapters.hint_meters import POISONED
+from services.core.adapters.hint_instrumentation import POISONED
 
 AT_MOST_BYTES: Final = 16 * 2**10
 """A hint has some hundreds."""

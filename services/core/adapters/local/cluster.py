@@ -36,7 +36,7 @@ class LocalCluster:
         return [
             Node(
                 name=one.name, cpus=one.cpus, memory=one.memory, gpus=one.gpus, gpu_type=one.gpu_type, ready=one.ready,
-                labels={"weft.dev/tier": reply.tier},
+                labels={"weft.dev/isolation": reply.isolation},
             )
             for one in reply.nodes
         ]  # fmt: skip

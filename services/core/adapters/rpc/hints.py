@@ -13,7 +13,7 @@ from typing import Final
 import grpc.aio
 import structlog
 
-from services.core.adapters.hint_meters import DROPPED, SENT
+from services.core.adapters.hint_instrumentation import DROPPED, SENT
 from services.core.adapters.rpc.client import connect, translating
 from services.core.domain.errors import InvalidRequest
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc

@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 
 from services.core.gen.weft.v1 import operations_pb2, operations_pb2_grpc
-from services.core.quarantine import Held, Quarantine
+from services.core.runtime.quarantine import Held, Quarantine
 
 _MOST = 1_000
 """Of one answer: whoever mends a thousand sees the rest then."""

@@ -189,11 +189,11 @@ class ClusterState(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NODES_FIELD_NUMBER: _builtins.int
-    TIER_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     USED_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
-    tier: _builtins.str
+    isolation: _builtins.str
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterNode]: ...
     @_builtins.property
@@ -206,18 +206,18 @@ class ClusterState(_message.Message):
         self,
         *,
         nodes: _abc.Iterable[Global___ClusterNode] | None = ...,
-        tier: _builtins.str | None = ...,
+        isolation: _builtins.str | None = ...,
         total: _jobs_pb2.ResourceSize | None = ...,
         used: _jobs_pb2.ResourceSize | None = ...,
         jobs: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_tier", b"_tier", "tier", b"tier", "total", b"total", "used", b"used"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_isolation", b"_isolation", "isolation", b"isolation", "total", b"total", "used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tier", b"_tier", "jobs", b"jobs", "nodes", b"nodes", "tier", b"tier", "total", b"total", "used", b"used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_isolation", b"_isolation", "isolation", b"isolation", "jobs", b"jobs", "nodes", b"nodes", "total", b"total", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__tier: _TypeAlias = _typing.Literal["tier"]  # noqa: Y015
-    _WhichOneofArgType__tier: _TypeAlias = _typing.Literal["_tier", b"_tier"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__tier) -> _WhichOneofReturnType__tier | None: ...
+    _WhichOneofReturnType__isolation: _TypeAlias = _typing.Literal["isolation"]  # noqa: Y015
+    _WhichOneofArgType__isolation: _TypeAlias = _typing.Literal["_isolation", b"_isolation"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__isolation) -> _WhichOneofReturnType__isolation | None: ...
 
 Global___ClusterState: _TypeAlias = ClusterState  # noqa: Y015
 

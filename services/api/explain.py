@@ -1,0 +1,105 @@
+"""A job's state in a sentence, and what its owner can do about it: what `weft explain` shows.
+
+Every command in a hint carries the job's id, so it can be typed as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from services.api.clients import Waiting
+from services.api.platform import spec_of
+from services.api.schemas import ExplainJson
+from services.core.domain.job import Job
+from services.core.domain.status import Desired, Status
+
+_ADVICE: Final[Mapping[str, str]] = {
+    "NoMatchingFlavor": "`weft kill {id}`, and submit it again with less `resources` or fewer `learners`",
+    "WaitingForCapacity": "it starts by itself once running jobs have ended",
+    "BackOff": "it is tried again by itself; `retries.backoff` says how long after",
+    "Releasing": "what its last attempt held is being given back; it goes on by itself",
+    "ExitCode": "`weft logs {id}{rank} --tail 50` shows its last lines",
+    "Signalled": "`weft logs {id}{rank} --tail 50` shows its last lines",
+    "OOMKilled": "ask for more with `resources.memory`",
+    "EnvironmentFailed": "mend requirements.txt (packages are installed from wheels only) and submit it again",
+}
+_NEXT: Final[Mapping[Status, tuple[str, ...]]] = {
+    Status.DOWNLOADING: ("its code, data and packages are made ready; new packages take longest",),
+    Status.PROCESSING: ("`weft logs -f {id}` follows what it prints", "`weft metrics {id}` shows its curves"),
+    Status.COMPLETED: ("`weft download {id}` fetches its results", "`weft metrics {id}` shows its curves"),
+    Status.HALTED: ("`weft resume {id}` goes on from its checkpoints",),
+}
+
+
+def explain_json(job: Job, waiting: Waiting | None, *, now: int) -> ExplainJson:
+    """Why it is as it is, in words, and what to do. ``now``: Unix milliseconds."""
+    state = job.state
+    pending = waiting.pending_reason if waiting else state.pending_reason
+    out: ExplainJson = {
+        "id": job.id,
+        "status": job.status.value,
+        "summary": _summary(job, waiting, now=now),
+        "reason": state.reason,
+        "message": state.message,
+        "pending_reason": pending,
+        "hints": _hints(job, pending),
+    }
+    if waiting is not None:
+        out["queue_position"] = waiting.position
+    return out
+
+
+def _summary(job: Job, waiting: Waiting | None, *, now: int) -> str:
+    if job.status is Status.QUEUED:
+        place = f"waits at place {waiting.position}" if waiting else "waits"
+        why = waiting.message if waiting else job.state.message
+        return f"{place}: {why}" if why else f"{place} to be admitted"
+    if job.at_rest or job.finished is not None:
+        return f"is {job.status.value}{_course(job)}{f': {_why(job)}' if _why(job) else ''}"
+    if job.observed_generation < job.generation and job.desired is not Desired.RUN:
+        return f"is {job.status.value}; its owner asked to {job.desired.value} it, which is under way"
+    lasts = f" for {_span(now - job.state.since)}{_attempt(job)}"
+    return f"is {job.status.value}{lasts}" + (f": {job.state.message}" if job.state.message else "")
+
+
+def _why(job: Job) -> str:
+    if job.state.message or job.status is not Status.KILLED:
+        return job.state.message
+    return "its owner ended it" if job.desired is Desired.KILL else ""
+
+
+def _course(job: Job) -> str:
+    """How long its last attempt ran, and how many there were."""
+    if job.attempt.started is None:
+        return " before it ever ran"
+    ended = job.state.since if job.finished is None else job.finished
+    return f" after {_span(ended - job.attempt.started)}{_attempt(job)}"
+
+
+def _attempt(job: Job) -> str:
+    return f" in attempt {job.attempt.number}" if job.attempt.number > 1 else ""
+
+
+def _hints(job: Job, pending: str) -> list[str]:
+    rank = ""
+    spec = spec_of(job)
+    if job.verdict is not None and spec is not None and len(spec.roles) == 1 and spec.learners > 1:
+        number = job.verdict.learner.rpartition("-")[2]
+        rank = f" --rank {number}" if number.isdigit() else ""
+    hints = [_ADVICE[code] for code in (pending, job.state.reason) if code in _ADVICE]
+    hints += _NEXT.get(job.status, ())
+    return [hint.format(id=job.id, rank=rank) for hint in hints]
+
+
+def _span(ms: int) -> str:
+    """A length of time for people: 0.7 s, 38 s, 2 min 5 s, 3 h 12 min."""
+    seconds = max(0, ms) / 1000
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

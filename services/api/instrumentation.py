@@ -1,0 +1,56 @@
+"""What Prometheus learns from the api. FfDL's names where the thing is the same; the rest is RED per route template."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from services.core.domain.errors import InvalidArchive, NoSpace, TooLarge
+from services.core.domain.spec import JobSpec
+
+_SECONDS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
+_SHAPE: Final = ("framework", "version", "gpus", "cpus", "memory")
+
+
+class Instrumentation:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.created = Counter("trainer_trainings_create", "Jobs accepted.", _SHAPE, registry=registry)
+        self.deleted = Counter("trainer_trainings_delete", "Jobs deleted.", registry=registry)
+        self.halted = Counter("trainer_trainings_halt", "Halts asked for.", registry=registry)
+        self.code_refused = Counter(
+            "trainer_uploadmodel_failed", "Code that was not taken in.", ("kind",), registry=registry
+        )
+        self.downloads = Counter("trainer_model_download", "Artifacts downloaded.", registry=registry)
+        self.requests = Counter(
+            "weft_http_requests", "Requests answered.", ("method", "route", "status"), registry=registry
+        )
+        self.seconds = Histogram(
+            "weft_http_request_seconds", "Until the answer's head was sent.", ("method", "route"), buckets=_SECONDS,
+            registry=registry,
+        )  # fmt: skip
+        self.calls = Counter("weft_grpc_calls", "Calls ended.", ("method", "code"), registry=registry)
+        self.call_seconds = Histogram(
+            "weft_grpc_call_seconds", "Until the call ended.", ("method",), buckets=_SECONDS, registry=registry
+        )
+        self.running = Gauge("weft_http_requests_in_flight", "Requests being answered now.", registry=registry)
+        self.followers = Gauge("weft_followers", "Live streams being read now.", registry=registry)
+
+    @contextmanager
+    def counting_refused_code(self) -> Generator[None]:
+        """Inside it, code that is not taken in is counted: as the user's fault or as ours."""
+        try:
+            yield
+        except (InvalidArchive, TooLarge, NoSpace) as refused:
+            self.code_refused.labels("weft" if isinstance(refused, NoSpace) else "user").inc()
+            raise
+
+    def accepted(self, spec: JobSpec) -> None:
+        first = spec.role_resources(next(iter(spec.roles)))
+        framework = spec.framework
+        self.created.labels(
+            framework.name if framework else "", framework.version if framework else "", f"{first.gpus:g}",
+            f"{first.cpus:g}", str(first.memory),
+        ).inc()  # fmt: skip

@@ -1,0 +1,36 @@
+"""All use cases of the api in one hand, for the doors (REST now, gRPC later) that translate to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from services.api.artifacts import Artifacts
+from services.api.clients import TelemetryClient
+from services.api.following import Following
+from services.api.instrumentation import Instrumentation
+from services.api.jobs import Jobs
+from services.api.keys import Keys
+from services.api.platform import Platform
+from services.api.settings import ApiSettings
+from services.api.submit import Submissions
+from services.api.uploads import Uploads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiServices:
+    settings: ApiSettings
+    keys: Keys
+    jobs: Jobs
+    submissions: Submissions
+    uploads: Uploads
+    artifacts: Artifacts
+    telemetry: TelemetryClient
+    following: Following
+    platform: Platform
+    instrumentation: Instrumentation
+    checks: Mapping[str, Callable[[], Awaitable[object]]]
+    """What must answer for the api to be ready: name of a port -> its ping."""
+    stopping: asyncio.Event
+    """Set when the service is to end: live streams are cut then, without an ``end``."""

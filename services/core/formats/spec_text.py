@@ -1,0 +1,289 @@
+"""The text of a job spec (YAML or JSON) made into a plain mapping, whoever sent it.
+
+What comes out is JSON and nothing else: mappings with text keys, lists, text, finite numbers, true, false, null; at
+most ``MAX_DEPTH`` deep and ``MAX_NODES`` large, aliases counted as often as they are used. So neither a bomb of aliases
+nor a tower of brackets costs more than its bytes, and no later layer meets a NaN, half of a surrogate pair or a key
+given twice.
+
+YAML is read by the rules of YAML 1.2 on the parser's events, not by PyYAML's constructors: with those of YAML 1.1 the
+spec's own field ``on`` is the boolean True, ``1:30`` is the number 90 and ``no`` is False.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+from yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+
+from services.core.domain.errors import FieldError, InvalidSpec
+
+MAX_DEPTH: Final = 32
+MAX_NODES: Final = 50_000
+_TEXT_TAGS: Final = frozenset({"!", "tag:yaml.org,2002:str"})
+_INT: Final = re.compile(r"[-+]?[0-9]{1,40}")
+_BASED: Final = re.compile(r"0o([0-7]{1,20})|0x([0-9a-fA-F]{1,16})")
+_FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NOT_FINITE: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_WORDS: Final[dict[str, bool | None]] = {
+    "": None, "~": None, "null": None, "Null": None, "NULL": None,
+    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
+}  # fmt: skip
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def parse_spec_text(text: bytes | str, *, kind: str = "yaml") -> dict[str, Any]:
+    """The mapping that the text writes down. InvalidSpec, with line and column, where it is none.
+
+    ``kind``: ``json`` refuses what only YAML allows; ``yaml`` takes both (JSON is tried first where it looks like it,
+    because YAML 1.1 parsers do not read all of JSON).
+    """
+    source = _decoded(text)
+    if kind == "json" or source.lstrip()[:1] == "{":
+        try:
+            return _mapping(_json(source))
+        except json.JSONDecodeError as failed:
+            if kind == "json":
+                raise _error(failed.msg.lower(), failed.lineno, failed.colno, "JSON") from None
+        except RecursionError:
+            raise InvalidSpec(f"the spec is nested deeper than {MAX_DEPTH} levels") from None
+    return _mapping(_yaml(source))
+
+
+def _decoded(text: bytes | str) -> str:
+    if isinstance(text, str):
+        return text
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError as failed:
+        line = text.count(b"\n", 0, failed.start) + 1
+        raise InvalidSpec(f"the spec is not UTF-8 text (line {line})") from None
+
+
+def _error(what: str, line: int, column: int, language: str = "YAML") -> InvalidSpec:
+    message = f"line {line}, column {column}: {what}"
+    return InvalidSpec(f"the spec is not valid {language}: {message}", errors=(FieldError("", message),))
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    kinds: dict[type, str] = {list: "a list", str: "plain text", type(None): "empty"}
+    what = kinds.get(type(value), "a single value")
+    raise InvalidSpec(f"a job spec is a mapping of fields, e.g. `name: digits`; this one is {what}")
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def _json(source: str) -> object:
+    try:
+        value = json.loads(
+            source, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_integer
+        )
+    except json.JSONDecodeError:
+        raise
+    except ValueError as failed:  # of our hooks, and of Python for numbers of thousands of digits
+        raise InvalidSpec(f"the spec is not valid JSON: {failed}") from None
+    _measure(value)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in seen:
+            raise ValueError(f"the key '{_shown(key)}' is given twice")
+        seen[key] = value
+    return seen
+
+
+def _refuse_constant(word: str) -> object:
+    raise ValueError(f"{word} is not a number that JSON knows")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _integer(text: str) -> int:
+    if len(text) > 40:
+        raise ValueError("a number is too large")
+    return int(text)
+
+
+def _measure(value: object) -> None:
+    """Depth, size and text of a JSON value; YAML's are watched while it is built."""
+    waiting: list[tuple[object, int]] = [(value, 1)]
+    nodes = 0
+    while waiting:
+        item, depth = waiting.pop()
+        nodes += 1
+        _limit(depth, nodes)
+        if isinstance(item, dict):
+            for key in item:
+                _check_text(key)
+            waiting.extend((each, depth + 1) for each in item.values())
+        elif isinstance(item, list):
+            waiting.extend((each, depth + 1) for each in item)
+        elif isinstance(item, str):
+            _check_text(item)
+
+
+def _limit(depth: int, nodes: int) -> None:
+    if depth > MAX_DEPTH:
+        raise InvalidSpec(f"the spec is nested deeper than {MAX_DEPTH} levels")
+    if nodes > MAX_NODES:
+        raise InvalidSpec(f"the spec has more than {MAX_NODES} values")
+
+
+def _check_text(text: str) -> None:
+    if _SURROGATE.search(text):
+        raise InvalidSpec("the spec holds half of a surrogate pair, which is no character")
+
+
+def _shown(key: str) -> str:
+    """A key as it may stand in a message: short, printable."""
+    short = key if len(key) <= 60 else key[:57] + "..."
+    return "".join(char if char.isprintable() else "?" for char in short)
+
+
+# --- YAML ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Built:
+    """A value, and how many nodes it has when written out."""
+
+    value: Any
+    nodes: int
+
+
+def _yaml(source: str) -> object:
+    """Event by event, so that the first bracket too many ends it: libyaml takes quadratic time for a tower of them."""
+    try:
+        return _Builder(yaml.parse(source, Loader=_LOADER)).document()
+    except yaml.MarkedYAMLError as failed:
+        what = failed.problem or failed.context or "cannot be read"
+        raise _marked(what, failed.problem_mark or failed.context_mark) from None
+    except yaml.YAMLError as failed:  # a character that no YAML may hold
+        what = getattr(failed, "reason", None) or "cannot be read"
+        raise InvalidSpec(f"the spec is not valid YAML: {what}") from None
+    except UnicodeEncodeError:
+        raise InvalidSpec("the spec holds half of a surrogate pair, which is no character") from None
+
+
+class _Builder:
+    """One document out of a stream of parser events."""
+
+    def __init__(self, events: Iterator[Event]) -> None:
+        self._events = events
+        self._anchors: dict[str, _Built] = {}
+        self._nodes = 0
+
+    def document(self) -> object:
+        built: _Built | None = None
+        for event in self._events:
+            if not isinstance(event, DocumentStartEvent):
+                continue
+            if built is not None:
+                raise _at(event, "one document only, without a second '---'")
+            built = self._node(next(self._events), 1)
+        return built.value if built is not None else None
+
+    def _node(self, event: Event, depth: int) -> _Built:
+        if isinstance(event, AliasEvent):
+            if event.anchor not in self._anchors:
+                raise _at(event, "an alias (*) of an anchor (&) that is not complete before it")
+            built = self._anchors[event.anchor]
+            self._count(built.nodes, depth)
+            return built
+        self._count(1, depth)
+        before = self._nodes
+        if isinstance(event, ScalarEvent):
+            value: object = _scalar(event)
+        else:
+            if event.tag is not None:  # type: ignore[attr-defined]
+                raise _at(event, "tags (!) are not allowed")
+            value = self._sequence(depth) if isinstance(event, SequenceStartEvent) else self._map(event, depth)
+        built = _Built(value, 1 + self._nodes - before)
+        anchor = getattr(event, "anchor", None)
+        if anchor is not None:
+            self._anchors[anchor] = built
+        return built
+
+    def _count(self, nodes: int, depth: int) -> None:
+        self._nodes += nodes
+        _limit(depth, self._nodes)
+
+    def _sequence(self, depth: int) -> list[Any]:
+        out: list[Any] = []
+        while not isinstance(event := next(self._events), SequenceEndEvent):
+            out.append(self._node(event, depth + 1).value)
+        return out
+
+    def _map(self, start: Event, depth: int) -> dict[str, Any]:
+        assert isinstance(start, MappingStartEvent)  # noqa: S101 - the parser's only other kind of node
+        out: dict[str, Any] = {}
+        while not isinstance(event := next(self._events), MappingEndEvent):
+            if not isinstance(event, ScalarEvent):
+                raise _at(event, "a key is plain text")
+            key = event.value
+            _check_text(key)
+            if key in out:
+                raise _at(event, f"the key '{_shown(key)}' is given twice")
+            out[key] = self._node(next(self._events), depth + 1).value
+        return out
+
+
+def _scalar(event: ScalarEvent) -> object:
+    text: str = event.value
+    _check_text(text)
+    if event.tag in _TEXT_TAGS:
+        return text
+    if event.tag is not None:
+        raise _at(event, "tags (!) are not allowed")
+    if not event.implicit[0]:
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    if based := _BASED.fullmatch(text):
+        return int(based[1], 8) if based[1] else int(based[2], 16)
+    if _FLOAT.fullmatch(text):
+        number = float(text)
+        if not math.isfinite(number):
+            raise _at(event, "a number is too large")
+        return number
+    if _NOT_FINITE.fullmatch(text):
+        raise _at(event, "a number is finite; in quotes it is text")
+    return text
+
+
+def _at(event: Event, what: str) -> InvalidSpec:
+    return _marked(what, event.start_mark)
+
+
+def _marked(what: str, mark: Any) -> InvalidSpec:
+    return _error(what, mark.line + 1, mark.column + 1) if mark else _error(what, 1, 1)
+
+
+_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,0 +1,21 @@
+"""What the node agent counts for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class Instrumentation:
+    """One per process; ``registry`` is Prometheus's own, or a test's."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.learners = Gauge("weft_node_learners", "Learners whose shim lives", registry=registry)
+        self.starts = Counter("weft_node_shim_starts", "Shims started", registry=registry)
+        self.helper_starts = Counter("weft_node_helper_starts", "Helpers started for the first time", registry=registry)
+        self.helper_restarts = Counter("weft_node_helper_restarts", "Helpers started again", registry=registry)
+        self.lost = Counter("weft_node_learners_lost", "Learners that vanished with their shim", registry=registry)
+        self.gpus = Gauge("weft_node_gpus", "GPU slots of this machine", ["state"], registry=registry)
+
+    def count_gpus(self, total: int, used: float) -> None:
+        self.gpus.labels("total").set(total)
+        self.gpus.labels("used").set(used)

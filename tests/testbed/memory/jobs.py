@@ -1,0 +1,162 @@
+"""JobStore in memory. Jobs are kept as they are (they are frozen); only a planted document is kept as text.
+
+Nothing here awaits, so each method is atomic among the tasks of one loop.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from services.core.domain.document import read_job
+from services.core.domain.errors import Duplicate, NotFound, Quarantined, StaleRevision
+from services.core.domain.job import Event, Job, check_replace
+from services.core.domain.status import Status
+from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, judged
+
+
+class MemoryJobStore:
+    """See ``services.core.ports.job_store.JobStore``."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job | str] = {}
+        self._ids: list[str] = []
+        self._idem: dict[str, str] = {}
+        self._history: dict[str, dict[int, Event]] = {}
+        self._dispatcher = DispatcherDoc()
+
+    def plant(self, job_id: str, document: str) -> None:
+        """Puts the text of a document, perhaps a malformed one, where a job is: for tests of what happens then."""
+        self._jobs[job_id] = document
+
+    async def insert(self, job: Job) -> Job:
+        if job.id in self._jobs:
+            raise Duplicate(f"there is a job {job.id}")
+        if job.idem in self._idem:
+            raise Duplicate(f"there is a job with the idempotency key {job.idem}")
+        stored = replace(job, rev=1)
+        self._jobs[job.id] = stored
+        self._idem[job.idem] = job.id
+        insort(self._ids, job.id)
+        return stored
+
+    async def get(self, job_id: str) -> Job | None:
+        found = self._jobs.get(job_id)
+        return None if found is None else _job(job_id, found)
+
+    async def by_idem(self, idem: str) -> Job | None:
+        job_id = self._idem.get(idem)
+        return None if job_id is None else await self.get(job_id)
+
+    async def replace(self, prior: Job, new: Job) -> Job:
+        check_replace(prior, new)
+        current = await self.get(prior.id)
+        if current is None:
+            raise NotFound(f"there is no job {prior.id}")
+        if current.rev != prior.rev:
+            raise StaleRevision(f"job {prior.id} is at revision {current.rev}, not {prior.rev}")
+        stored = replace(new, rev=prior.rev + 1)
+        self._jobs[prior.id] = stored
+        return stored
+
+    async def find(
+        self,
+        query: JobQuery,
+        *,
+        newest_first: bool = True,
+        limit: int = 100,
+        left_out: list[Unreadable] | None = None,
+    ) -> Sequence[Job]:
+        if newest_first:
+            end = len(self._ids) if query.after is None else bisect_left(self._ids, query.after)
+            ids = self._ids[:end][::-1]
+        else:
+            ids = self._ids[0 if query.after is None else bisect_right(self._ids, query.after) :]
+        found: list[Job] = []
+        for job in map(self._judged, ids):
+            if len(found) == limit:
+                break
+            if isinstance(job, Unreadable):
+                if left_out is not None:
+                    left_out.append(job)
+            elif _matches(job, query):
+                found.append(job)
+        return found
+
+    async def count(self, query: JobQuery) -> Mapping[Status, int]:
+        jobs = [job for job in map(self._judged, self._ids) if isinstance(job, Job)]
+        return dict(Counter(job.status for job in jobs if _matches(job, query)))
+
+    async def unreadable(self, *, after: str = "", limit: int = 500) -> tuple[Sequence[Unreadable], str]:
+        begin = bisect_right(self._ids, after)
+        ids = self._ids[begin : begin + limit]
+        found = [bad for bad in map(self._judged, ids) if isinstance(bad, Unreadable)]
+        return found, ids[-1] if len(ids) == limit else ""
+
+    async def delete(self, job_id: str) -> None:
+        self._history.pop(job_id, None)
+        if self._jobs.pop(job_id, None) is not None:
+            self._ids.remove(job_id)
+            self._idem = {idem: other for idem, other in self._idem.items() if other != job_id}
+
+    async def append_history(self, job_id: str, tenant: str, events: Sequence[Event]) -> None:
+        kept = self._history.setdefault(job_id, {})
+        for event in events:
+            kept.setdefault(event.seq, event)
+
+    async def history(self, job_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
+        kept = self._history.get(job_id, {})
+        return [kept[seq] for seq in sorted(kept) if seq > after_seq][:limit]
+
+    async def dispatcher(self) -> DispatcherDoc:
+        return self._dispatcher
+
+    async def replace_dispatcher(self, prior: DispatcherDoc, new: DispatcherDoc) -> DispatcherDoc:
+        if self._dispatcher.rev != prior.rev:
+            raise StaleRevision(f"the dispatcher's document is at revision {self._dispatcher.rev}, not {prior.rev}")
+        self._dispatcher = replace(new, rev=prior.rev + 1)
+        return self._dispatcher
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def _judged(self, job_id: str) -> Job | Unreadable:
+        found = self._jobs[job_id]
+        if isinstance(found, Job):
+            return found
+        try:
+            document = json.loads(found)
+        except (ValueError, RecursionError) as error:
+            return Unreadable(id=job_id, why=f"the document of job {job_id} is not JSON: {error}")
+        return judged(job_id, document, None)
+
+
+def _job(job_id: str, found: Job | str) -> Job:
+    if isinstance(found, Job):
+        return found
+    try:
+        document = json.loads(found)
+    except (ValueError, RecursionError) as error:
+        raise Quarantined(f"the document of job {job_id} is not JSON: {error}") from error
+    return read_job(job_id, document)
+
+
+def _matches(job: Job, query: JobQuery) -> bool:
+    wanted: list[tuple[object, object]] = [
+        (query.tenant, job.tenant),
+        (query.user, job.user),
+        (query.holding, job.holds),
+        (query.holder, job.guardian.holder),
+        (query.name, job.spec.get("name")),
+    ]
+    return (
+        all(value is None or value == found for value, found in wanted)
+        and (not query.statuses or job.status in query.statuses)
+        and (query.tag is None or query.tag in job.spec.get("tags", ()))
+        and (not query.untrimmed or bool(job.history_tail))
+        and (query.deleted or job.deleted is None)
+    )

@@ -1,0 +1,84 @@
+"""Who does nothing any more is told from who sleeps between his turns, waits for a processor, or has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from services.core.runtime.liveness import silent
+from services.core.runtime.processes import Identity, identify
+from tests.testbed.signals import pause
+
+AFTER_S = 0.4
+Start = Callable[[str], Identity]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Runs a program up to where it says that it has begun."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def one(program: str) -> Identity:
+        # It waits for its standard input, so that even a program that exits at once can be identified first.
+        code = f"import os, signal, threading, time; os.read(0, 1); os.write(1, b'.'); {program}"
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        identity = identify(process.pid)
+        assert identity is not None
+        process.stdin.close()
+        process.stdout.read(1)
+        return identity
+
+    yield one
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+async def is_silent(process: Identity, *, within_s: float = 20 * AFTER_S, every_thread: bool = False) -> bool:
+    try:
+        async with asyncio.timeout(within_s):
+            await silent(process, after_s=AFTER_S, every_thread=every_thread)
+    except TimeoutError:
+        return False
+    return True
+
+
+TIMERS = "[time.sleep(0.02) for _ in iter(int, 1)]"
+
+
+async def test_one_with_timers_is_not_silent(start: Start) -> None:
+    assert not await is_silent(start(TIMERS), within_s=5 * AFTER_S)
+
+
+async def test_one_that_was_stopped_is(start: Start) -> None:
+    process = start(TIMERS)
+    pause(process.pid)
+    assert await is_silent(process)
+
+
+async def test_one_that_waits_for_ever_is(start: Start) -> None:
+    assert await is_silent(start("threading.Lock().acquire(); signal.pause()"))
+
+
+async def test_one_that_only_computes_is_not(start: Start) -> None:
+    assert not await is_silent(start("[None for _ in iter(int, 1)]"), within_s=5 * AFTER_S)
+
+
+async def test_the_signs_of_life_of_another_thread_count_only_where_they_are_asked_for(start: Start) -> None:
+    process = start(f"threading.Thread(target=lambda: {TIMERS}).start(); signal.pause()")
+    assert await is_silent(process)
+    assert not await is_silent(process, within_s=5 * AFTER_S, every_thread=True)
+
+
+async def test_one_that_has_ended_is_not_silent_but_gone(start: Start) -> None:
+    process = start("os._exit(0)")
+    assert not await is_silent(process, within_s=5 * AFTER_S)
