@@ -55,9 +55,9 @@ def main() -> int:
     _bring_in_line(logging.getLogger())
     try:
         broker = Broker.of(settings)
-        nudges = Nudges(settings.place.address, asyncio.run(wiring.service_secret(settings)))
+        nudges = Nudges(settings.installation.address, asyncio.run(wiring.service_secret(settings)))
         nudger = Nudger(at_failpoint(nudges, "services", "worker"))
-        operations = settings.place.address("worker-ops")
+        operations = settings.installation.address("worker-ops")
     except WeftError as error:
         log.error("service.cannot_run", why=[error.message])  # noqa: TRY400 - no trace for people
         return 1

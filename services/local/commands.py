@@ -26,7 +26,7 @@ from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.status import RESTING
 from services.core.failpoints.points import under_failpoints
 from services.core.runtime.home import Home, default_home
-from services.core.runtime.processes import Identity, alive, identify, saved, send, wait_gone
+from services.core.runtime.processes import ProcessIdentity, alive, identify, read_live_process, send_signal, wait_gone
 from services.local.backup.commands import Backups
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, is_free, prepare
@@ -45,8 +45,8 @@ def _home(home: str | None) -> Home:
     return Home(Path(home).absolute()) if home else Home(default_home())
 
 
-def _supervisor(home: Home) -> Identity | None:
-    return saved(home / "run" / "supervisor.json")
+def _supervisor(home: Home) -> ProcessIdentity | None:
+    return read_live_process(home / "run" / "supervisor.json")
 
 
 def _admin_key(home: Home) -> str:
@@ -100,7 +100,9 @@ class Platform(Backups):
             raise
         return {**_answer(place, place.addresses()), "started": True}
 
-    def _wait_ready(self, home: Home, report: Report, *, process: Identity | None = None, log_from: int = 0) -> None:
+    def _wait_ready(
+        self, home: Home, report: Report, *, process: ProcessIdentity | None = None, log_from: int = 0
+    ) -> None:
         deadline = time.monotonic() + UP_TIMEOUT_S
         waiting = {program.name for program in PROGRAMS if program.essential}
         why: dict[str, str] = {}
@@ -183,14 +185,14 @@ class Platform(Backups):
     def _stop_services(home: Home) -> None:
         supervisor = _supervisor(home)
         if supervisor is not None:
-            send(supervisor, signal.SIGTERM)
+            send_signal(supervisor, signal.SIGTERM)
             if not wait_gone(supervisor, 60):
                 raise WeftError(f"the supervisor (pid {supervisor.pid}) does not stop; see {home / 'logs'}")
         for name in ("etcd", *(program.name for program in PROGRAMS)):
             # Left over from a supervisor that was killed: nobody keeps them any more.
-            left = saved(home / "run" / f"{name}.json")
-            if left is not None and send(left, signal.SIGTERM) and not wait_gone(left, 10):
-                send(left, signal.SIGKILL)
+            left = read_live_process(home / "run" / f"{name}.json")
+            if left is not None and send_signal(left, signal.SIGTERM) and not wait_gone(left, 10):
+                send_signal(left, signal.SIGKILL)
 
     def status(self, home: str | None = None) -> dict[str, Any]:
         """``{running, home, url, grpc, isolation, services, quarantine}``; a service: ``{name, state, pid, restarts,
@@ -206,7 +208,7 @@ class Platform(Backups):
             state, addresses = {"services": []}, {}
         services = []
         for one in state["services"]:
-            lives = saved(place / "run" / f"{one['name']}.json") is not None
+            lives = read_live_process(place / "run" / f"{one['name']}.json") is not None
             why = self._not_ready(place, one["name"]) if lives and f"{one['name']}-ops" in addresses else ""
             services.append(
                 {
@@ -263,7 +265,7 @@ def reported_isolation(home: Home) -> dict[str, Any]:
         return {}
 
 
-def _detached(argv: list[str], environment: Mapping[str, str], log: Path) -> Identity:
+def _detached(argv: list[str], environment: Mapping[str, str], log: Path) -> ProcessIdentity:
     """Starts a process that outlives this one: in a session of its own, its output in the log."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -280,7 +282,7 @@ def _detached(argv: list[str], environment: Mapping[str, str], log: Path) -> Ide
         )
     finally:
         os.close(output)
-    return identify(pid) or Identity(pid, 0, "")  # ended already: the wait says why
+    return identify(pid) or ProcessIdentity(pid, 0, "")  # ended already: the wait says why
 
 
 def _last_reason(log: Path, start: int) -> str:

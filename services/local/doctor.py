@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.adapters.etcd import launcher
-from services.core.bootstrap.wiring import broker, object_store, trusted_job_store
+from services.core.bootstrap.wiring import check_broker, check_job_store, object_store
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.failpoints.points import VARIABLE, under_failpoints
 from services.core.runtime.home import Home
-from services.core.runtime.processes import saved
+from services.core.runtime.processes import read_live_process
 from services.core.runtime.settings import Settings
 from services.local.layout import PROGRAMS
 from services.local.quarantine_report import examined
@@ -62,7 +62,7 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
 
 def _failpoints(home: Home) -> tuple[str, bool, str, str]:
     """Whether any service that runs here would die on purpose, or the next one that is started here."""
-    found = (saved(home / "run" / f"{program.name}.json") for program in PROGRAMS)
+    found = (read_live_process(home / "run" / f"{program.name}.json") for program in PROGRAMS)
     on = sum(one is not None and under_failpoints(one.pid) for one in found)
     detail = f"on in {on} services: they may die on purpose" if on else "off"
     if VARIABLE in os.environ:
@@ -76,7 +76,7 @@ def _jobs(home: Home) -> tuple[str, bool, str, str]:
     if settings.job_store == "sqlite":
         return "job store", True, f"files ({home / 'jobs.sqlite'})", ""
     try:
-        asyncio.run(trusted_job_store(settings))
+        asyncio.run(check_job_store(settings))
     except Unavailable as error:
         return "job store", False, error.message, "start the MongoDB of WEFT_JOB_STORE, or mend that setting"
     except WeftError as error:
@@ -89,7 +89,7 @@ def _broker(home: Home) -> tuple[str, bool, str, str]:
     if settings.hints == "drop":
         return "broker", True, "not used (WEFT_HINTS=drop)", ""
     try:
-        return "broker", True, broker(settings), ""
+        return "broker", True, check_broker(settings), ""
     except Unavailable as error:
         fix = "start the broker of WEFT_BROKER_URL, or mend that setting; until then everything works, some of it later"
         return "broker", False, error.message, fix

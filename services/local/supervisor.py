@@ -24,8 +24,15 @@ import structlog
 from services.core.adapters.etcd import launcher
 from services.core.bootstrap.service import configure_logging
 from services.core.domain.errors import WeftError
-from services.core.runtime.liveness import silent
-from services.core.runtime.processes import Identity, alive, identify, save, saved, send
+from services.core.runtime.liveness import wait_until_hung
+from services.core.runtime.processes import (
+    ProcessIdentity,
+    alive,
+    identify,
+    read_live_process,
+    send_signal,
+    write_process_file,
+)
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import ETCD, PROGRAMS, Program, choose_addresses, prepare, write_json
 from services.local.settings import LocalSettings
@@ -47,7 +54,7 @@ class Running:
     """One program and the process it runs in now."""
 
     program: Program
-    process: Identity | None = None
+    process: ProcessIdentity | None = None
     restarts: int = 0
     adopted: bool = False
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -58,7 +65,7 @@ class Running:
 
 class Supervisor:
     def __init__(self, settings: LocalSettings) -> None:
-        self._settings, self._home = settings, settings.place
+        self._settings, self._home = settings, settings.installation
         self.stopping = asyncio.Event()
         self.running = [Running(program) for program in (ETCD, *PROGRAMS)]
         self._came_up = (self._home / "run" / "came-up").exists()
@@ -69,7 +76,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, self.stopping.set)
-        save(self._home / "run" / "supervisor.json", _self())
+        write_process_file(self._home / "run" / "supervisor.json", _self())
         keepers: list[asyncio.Task[None]] = []
         coming_up = asyncio.create_task(self._come_up())
         try:
@@ -102,7 +109,7 @@ class Supervisor:
 
     async def _keep(self, one: Running) -> None:
         delay = self._settings.restart_delay_s
-        one.process, one.adopted = saved(self._note(one)), True
+        one.process, one.adopted = read_live_process(self._note(one)), True
         while True:
             if one.process is None:
                 try:
@@ -134,7 +141,7 @@ class Supervisor:
             await asyncio.sleep(delay)
             delay = min(delay * 2, self._settings.restart_delay_max_s)
 
-    async def _end_silent(self, one: Running, process: Identity) -> None:
+    async def _end_silent(self, one: Running, process: ProcessIdentity) -> None:
         """One that lives and does nothing is as good as dead, and holds what its successor needs."""
         patience = self._settings.silence_s * 2 ** max(0, one.silences - _SILENCES)
         if not patience:
@@ -142,11 +149,11 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         began = loop.time()
         await asyncio.sleep(_STEADY_S)
-        await silent(process, after_s=patience, every_thread=one.program is ETCD)
+        await wait_until_hung(process, after_s=patience, every_thread=one.program is ETCD)
         # Should it be a slow machine after all, it is given ever more time instead of being ended again and again.
         one.silences = min(one.silences + 1, _SILENCES_MOST) if loop.time() - began < patience + _QUICK_S else 1
         log.warning("service.killed", service=one.program.name, why=f"it has done nothing for {patience:g} s")
-        send(process, signal.SIGKILL)
+        send_signal(process, signal.SIGKILL)
 
     def _start(self, one: Running) -> None:
         program = one.program
@@ -155,7 +162,7 @@ class Supervisor:
         one.process, one.adopted = identify(one.child.pid), False
         try:
             if one.process is not None:
-                save(self._note(one), one.process)
+                write_process_file(self._note(one), one.process)
         except OSError:
             # Whoever comes after us would not know of it, and start another.
             one.child.kill()
@@ -206,28 +213,28 @@ class Supervisor:
         """Whoever asks stops before who is asked; one that does not drain in time is killed."""
         for one in reversed(self.running):
             process = one.process
-            if process is None or not send(process, signal.SIGTERM):
+            if process is None or not send_signal(process, signal.SIGTERM):
                 continue
             try:
                 async with asyncio.timeout(self._settings.drain_s):
                     await _ended(process)
             except TimeoutError:
                 log.warning("service.killed", service=one.program.name, why="it did not stop in time")
-                send(process, signal.SIGKILL)
+                send_signal(process, signal.SIGKILL)
                 await _ended(process)
             if one.child is not None:
                 one.child.wait()
             self._note(one).unlink(missing_ok=True)
 
 
-def _self() -> Identity:
+def _self() -> ProcessIdentity:
     me = identify(os.getpid())
     if me is None:
         raise WeftError("/proc is not readable: Weft needs Linux with /proc mounted")
     return me
 
 
-async def _ended(process: Identity) -> None:
+async def _ended(process: ProcessIdentity) -> None:
     """Returns when the process is gone, child of ours or not."""
     try:
         handle = os.pidfd_open(process.pid)
@@ -251,7 +258,7 @@ def main() -> int:
     os.chdir("/")
     settings = LocalSettings()
     configure_logging("supervisor", settings.log_level)
-    home = settings.place
+    home = settings.installation
     try:
         prepare(home)
         lock = (home / "lock").open("w")
@@ -260,7 +267,7 @@ def main() -> int:
         except BlockingIOError:
             raise WeftError(f"another supervisor runs in {home.root}") from None
         refuse_half_restored(home)
-        if not any(saved(home / "run" / f"{program.name}.json") for program in (ETCD, *PROGRAMS)):
+        if not any(read_live_process(home / "run" / f"{program.name}.json") for program in (ETCD, *PROGRAMS)):
             addresses = choose_addresses(
                 home, host=settings.host, port=settings.port,
                 grpc_host=settings.api_grpc_host, grpc_port=settings.api_grpc_port,

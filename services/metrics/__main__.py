@@ -51,7 +51,7 @@ async def main(service: Service) -> None:
 
     quarantine = Quarantine(ports.clock.now_ms, prometheus_client.REGISTRY)
     membership = Membership("metrics", ports.status, ports.clock, settings)
-    server = await serve(settings.place.address("metrics"), ports.secret, register)
+    server = await serve(settings.installation.address("metrics"), ports.secret, register)
     try:
         async with asyncio.TaskGroup() as group:
             # Joining is not waited for either: etcd may be away, and logs do not depend on it.

@@ -23,8 +23,8 @@ async def watch_damage(store: MetricStore, quarantine: Quarantine, clock: Clock)
 async def look_at_damage(store: MetricStore, quarantine: Quarantine) -> None:
     """Once. What is known to be damaged longest is looked at again."""
     for job_id in [one for one in quarantine.places(METRICS) if one in store.damaged()][:_LOOKED_AT]:
-        await store.look_again(job_id)
-        quarantine.to_the_end(METRICS, job_id)
+        await store.recheck(job_id)
+        quarantine.move_to_end(METRICS, job_id)
     found = store.damaged()
     for job_id, why in found.items():
         quarantine.hold(METRICS, job_id, why, job=job_id)

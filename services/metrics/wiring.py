@@ -43,7 +43,7 @@ def affordable(open_jobs: int) -> int:
 async def connect(settings: MetricsSettings) -> MetricsPorts:
     """NoSpace, Unavailable or InvalidRequest where the metric store cannot be opened; etcd may be away."""
     store = await SqliteMetricStore.open(
-        settings.place / "metrics",
+        settings.installation / "metrics",
         open_jobs=affordable(settings.metrics_open_jobs),
         search_s=settings.metrics_search_s,
     )

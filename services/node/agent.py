@@ -58,7 +58,7 @@ class Agent:
     """Made by ``start``."""
 
     def __init__(self, settings: NodeSettings, instrumentation: Instrumentation) -> None:
-        self._home = settings.place
+        self._home = settings.installation
         self._settings = settings
         self._instrumentation = instrumentation
         self.node: Node = capacity.detect(settings)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.codec import dump, load
-from services.core.domain.document import LATEST
+from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.ports.cluster import LearnerProcess
-from services.core.runtime.processes import Identity
+from services.core.runtime.processes import ProcessIdentity
 from services.node.files import read_json, sync_folder, write_json, write_reserved
 
 SCHEMA: Final = 1
@@ -89,7 +89,7 @@ class Learner:
     def run_folder(self) -> Path:
         return self.folder / "runs" / str(RUN)
 
-    def identity(self, file: str) -> Identity | None:
+    def identity(self, file: str) -> ProcessIdentity | None:
         """Who ``shim.json``, ``helper.json`` or ``runs/1/start.json`` is about; None too where nobody can tell."""
         try:
             document = read_json(self.folder / file)
@@ -98,11 +98,11 @@ class Learner:
             return None
 
     @property
-    def shim(self) -> Identity | None:
+    def shim(self) -> ProcessIdentity | None:
         return self.identity("shim.json")
 
     @property
-    def process(self) -> Identity | None:
+    def process(self) -> ProcessIdentity | None:
         return self.identity(f"runs/{RUN}/start.json")
 
     @property
@@ -267,13 +267,13 @@ def owner(folder: Path) -> int:
         return -1
 
 
-def _identity(document: Mapping[str, Any]) -> Identity:
-    return Identity(int(document["pid"]), int(document["start_time"]), str(document["boot_id"]))
+def _identity(document: Mapping[str, Any]) -> ProcessIdentity:
+    return ProcessIdentity(int(document["pid"]), int(document["start_time"]), str(document["boot_id"]))
 
 
 def _time(document: Mapping[str, Any]) -> int:
     time = document["time"]
-    if not isinstance(time, int) or not 0 <= time <= LATEST:
+    if not isinstance(time, int) or not 0 <= time <= MAX_TIME_MS:
         raise ValueError("it has a time before 1970 or after 9999")
     return time
 

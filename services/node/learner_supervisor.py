@@ -22,7 +22,7 @@ import services
 from services.core.domain.errors import Unavailable
 from services.core.domain.learner import Exit
 from services.core.failpoints import points as failpoints
-from services.core.runtime.liveness import silent
+from services.core.runtime.liveness import wait_until_hung
 from services.core.runtime.processes import alive, identify
 from services.node import shim
 from services.node.instrumentation import Instrumentation
@@ -195,7 +195,7 @@ class LearnerSupervisor:
         if not self._helper_silence_s or identity is None:
             return
         await asyncio.sleep(_LIVED_WELL_S)
-        await silent(identity, after_s=self._helper_silence_s)
+        await wait_until_hung(identity, after_s=self._helper_silence_s)
         log.warning("helper.silent", job=learner.job, learner=learner.name, pid=process.pid)
         process.send(signal.SIGKILL)
 

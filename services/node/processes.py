@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from services.core.runtime.processes import Identity, alive
+from services.core.runtime.processes import ProcessIdentity, alive
 from services.node import cgroups
 
 _PROC: Final = Path("/proc")
@@ -68,7 +68,7 @@ class Process:
         return cls(child.pid, os.pidfd_open(child.pid), child)
 
     @classmethod
-    def adopt(cls, identity: Identity | None) -> Self | None:
+    def adopt(cls, identity: ProcessIdentity | None) -> Self | None:
         """None where it no longer lives."""
         if identity is None:
             return None
@@ -121,7 +121,7 @@ class Belonging:
     """JOB_STATE_DIR of its environment."""
     folders: frozenset[str] = frozenset()
     """Last argument of a session's leader: shim and helper."""
-    identities: tuple[Identity, ...] = ()
+    identities: tuple[ProcessIdentity, ...] = ()
     uids: frozenset[int] = frozenset()
     """User ids that are nobody else's."""
     groups: frozenset[str] = frozenset()

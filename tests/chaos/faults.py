@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from services.core.domain.errors import WeftError
-from services.core.runtime.processes import Identity, saved, send, wait_gone
+from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
 from tests.chaos.schedule import SERVICES, Fault
 from tests.chaos.table import Seen, look
 from tests.testbed.clock_jumps import Clocks
@@ -86,15 +86,15 @@ class Faults:
 
     # --- kills ------------------------------------------------------------------------
 
-    def _noted(self, service: str) -> Identity:
+    def _noted(self, service: str) -> ProcessIdentity:
         """LookupError where it does not run now."""
-        found = saved(self._platform.home / "run" / f"{service}.json")
+        found = read_live_process(self._platform.home / "run" / f"{service}.json")
         if found is None:
             raise LookupError(service)
         return found
 
     def _kill(self, fault: Fault) -> None:
-        send(self._noted(fault.victim), signal.SIGKILL)
+        send_signal(self._noted(fault.victim), signal.SIGKILL)
 
     def _kill_one(self, fault: Fault) -> None:
         self._end(self._one_of(fault))
@@ -105,12 +105,12 @@ class Faults:
         if fault.victim == "services and helpers":
             hit += [one.process for one in look(self._platform.home.root) if one.part == "helper"]
         for process in hit:
-            send(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
         for process in hit:
             wait_gone(process, 10)
         self.up()
 
-    def _second(self, service: str) -> Identity:
+    def _second(self, service: str) -> ProcessIdentity:
         process = self._seconds[service].process
         if process is None:
             raise LookupError(service)
@@ -118,23 +118,23 @@ class Faults:
 
     def _kill_second(self, fault: Fault) -> Undo:
         process = self._second(fault.victim)
-        send(process, signal.SIGKILL)
+        send_signal(process, signal.SIGKILL)
         wait_gone(process, 10)
         return self._seconds[fault.victim].start
 
     def _stop_second(self, fault: Fault) -> Undo:
         process = self._second(fault.victim)
-        send(process, signal.SIGSTOP)
+        send_signal(process, signal.SIGSTOP)
         return lambda: _go_on(process)
 
-    def _running(self, service: str) -> Identity | None:
+    def _running(self, service: str) -> ProcessIdentity | None:
         with contextlib.suppress(LookupError):
             return self._noted(service)
         return None
 
     def _supervisor_away(self, _: Fault) -> Undo:
         supervisor = self._noted("supervisor")
-        send(supervisor, signal.SIGKILL)
+        send_signal(supervisor, signal.SIGKILL)
         wait_gone(supervisor, 10)
         return self.up
 
@@ -151,12 +151,12 @@ class Faults:
 
     def _stop(self, fault: Fault) -> Undo:
         process = self._noted(fault.victim)
-        send(process, signal.SIGSTOP)
+        send_signal(process, signal.SIGSTOP)
         return lambda: _go_on(process)
 
     def _stop_one(self, fault: Fault) -> Undo:
         process = self._one_of(fault).process
-        send(process, signal.SIGSTOP)
+        send_signal(process, signal.SIGSTOP)
         return lambda: _go_on(process)
 
     # --- of one learner -------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Faults:
     def _end(self, one: Seen) -> None:
         if one.part != "helper":
             self.struck[one.place.job] += 1
-        send(one.process, signal.SIGKILL)
+        send_signal(one.process, signal.SIGKILL)
 
     # --- stores, clocks, hints ------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Faults:
     def _hints(self, fault: Fault) -> Undo:
         """What the worker would have taken meanwhile is gone, or there twice."""
         worker = self._noted("worker")
-        send(worker, signal.SIGSTOP)
+        send_signal(worker, signal.SIGSTOP)
 
         def undo() -> None:
             for message in sorted((self._platform.home / "broker" / "queue").glob("[!.]*")):
@@ -239,8 +239,8 @@ class Faults:
         return undo
 
 
-def _go_on(process: Identity) -> None:
-    send(process, signal.SIGCONT)
+def _go_on(process: ProcessIdentity) -> None:
+    send_signal(process, signal.SIGCONT)
 
 
 @contextmanager

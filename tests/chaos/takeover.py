@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from services.core.runtime.processes import Identity, saved, send
+from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal
 from tests.testbed.platform import Platform
 from tests.testbed.signals import pause
 from weft import Client
@@ -78,18 +78,18 @@ class Bench:
         """Ends (or stops) the service; Unix time in seconds of just before."""
         return self.strike_process(self.platform.process(service))
 
-    def strike_process(self, process: Identity) -> float:
+    def strike_process(self, process: ProcessIdentity) -> float:
         if self.sign is signal.SIGSTOP:
             time.sleep(max(0.0, _WATCHED_S - _age_s(process)))
             now = time.time()
             pause(process.pid)
             return now
         now = time.time()
-        assert send(process, self.sign)
+        assert send_signal(process, self.sign)
         return now
 
 
-def _age_s(process: Identity) -> float:
+def _age_s(process: ProcessIdentity) -> float:
     up = float(Path("/proc/uptime").read_text().split()[0])
     return up - process.start_time / os.sysconf("SC_CLK_TCK")
 
@@ -145,7 +145,7 @@ def metrics(bench: Bench) -> float:
 def helper(bench: Bench) -> float:
     """The same; the kill hits the helper."""
     _shown(bench, time.time())
-    process = saved(_folder(bench.platform, bench.talker) / "helper.json")
+    process = read_live_process(_folder(bench.platform, bench.talker) / "helper.json")
     assert process is not None
     began = bench.strike_process(process)
     return _shown(bench, began) - began

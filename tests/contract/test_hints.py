@@ -38,7 +38,7 @@ async def hints(carrier: Carrier) -> AsyncGenerator[CeleryHints]:
 async def either(request: pytest.FixtureRequest, carrier: Carrier, worker: Worker) -> AsyncGenerator[Hints]:
     """Through the broker and its worker, or straight to the service."""
     straight = request.param == "straight"
-    hints = RpcHints(carrier.settings.place.address, SECRET) if straight else CeleryHints(carrier.settings)
+    hints = RpcHints(carrier.settings.installation.address, SECRET) if straight else CeleryHints(carrier.settings)
     yield hints
     await hints.close()
 
@@ -121,7 +121,7 @@ def _address(listener: socket.socket) -> str:
 async def test_straight_to_a_service_that_is_away_hints_are_dropped_and_later_ones_arrive(
     carrier: Carrier, services: dict[str, Service]
 ) -> None:
-    hints = RpcHints(carrier.settings.place.address, SECRET)
+    hints = RpcHints(carrier.settings.installation.address, SECRET)
     await services["lcm"].stop()
     for number in range(10):
         await hints.send("submitted", f"lost-{number}")

@@ -11,7 +11,7 @@ import pytest
 
 from services.core.adapters.celery.broker import QUEUE_AT_MOST
 from services.core.adapters.celery.hints import CeleryHints
-from services.core.runtime.liveness import silent
+from services.core.runtime.liveness import wait_until_hung
 from services.core.runtime.processes import identify
 from tests.testbed.hints import Carrier, Server, Service, Worker, arrives
 from tests.waiting import until
@@ -99,7 +99,7 @@ async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(
         process = identify(worker.process.pid)
         assert process is not None
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(silent(process, after_s=2), 3.5)
+            await asyncio.wait_for(wait_until_hung(process, after_s=2), 3.5)
 
 
 # --- brokers -------------------------------------------------------------------

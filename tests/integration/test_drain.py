@@ -22,7 +22,7 @@ import pytest
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain import errors
 from services.core.runtime.membership import members
-from services.core.runtime.processes import Identity, send, wait_gone
+from services.core.runtime.processes import ProcessIdentity, send_signal, wait_gone
 from tests.testbed.platform import Platform, platform
 from tests.testbed.server import free_port
 from tests.waiting import eventually
@@ -105,7 +105,7 @@ def talking(weft_up: Platform) -> Iterator[Job]:
         job.kill()
 
 
-def said_by(one: Platform, process: Identity, service: str, *, since: int) -> list[dict[str, Any]]:
+def said_by(one: Platform, process: ProcessIdentity, service: str, *, since: int) -> list[dict[str, Any]]:
     """What this very process has logged beyond a byte of the log; what is not of our form, whoever said it."""
     with (one.home / "logs" / f"{service}.log").open() as file:
         file.seek(since)
@@ -153,7 +153,7 @@ def test_a_service_that_is_told_to_stop_under_load_ends_in_order_and_nobody_noti
         held = asyncio.run(keys_of(weft_up, service))
         so_far = (weft_up.home / "logs" / f"{service}.log").stat().st_size
         watched = (weft_up.home / "logs" / "supervisor.log").stat().st_size
-        assert send(process, signal.SIGTERM)
+        assert send_signal(process, signal.SIGTERM)
         assert wait_gone(process, LIMIT_S), "it does not end"
         left = held & asyncio.run(keys_of(weft_up, service))
         eventually(lambda: weft_up.again(service, process), LIMIT_S)
@@ -187,7 +187,7 @@ def test_a_submit_that_is_under_way_when_the_api_is_told_to_stop_is_answered(wef
         with Client(weft_up.url, weft_up.key) as client:
             client.version()  # asked after it: the half is there by now
         so_far = (weft_up.home / "logs" / "api.log").stat().st_size
-        assert send(process, signal.SIGTERM)
+        assert send_signal(process, signal.SIGTERM)
         eventually(lambda: said_by(weft_up, process, "api", since=so_far), LIMIT_S)
         connection.sendall(body[10:])
         answer = b"".join(iter(partial(connection.recv, 65_536), b""))

@@ -114,7 +114,7 @@ async def test_a_damaged_job_says_so_and_harms_no_other(tmp_path: Path, harm: st
             await store.append(JOB, [piece(10, 11)])
         with pytest.raises(Quarantined, match=str(tmp_path / JOB)):
             await store.counts(JOB)
-    await store.look_again(JOB)
+    await store.recheck(JOB)
     assert list(store.damaged()) == [JOB]
     assert await store.append(OTHER, [piece(10, 11)]) == [1100]
     assert await stored(store, OTHER) == numbered(11)
@@ -133,16 +133,16 @@ async def test_a_damaged_job_that_was_mended_goes_on_by_itself(tmp_path: Path) -
     store = await SqliteMetricStore.open(tmp_path)
     quarantine = Quarantine(lambda: 7, CollectorRegistry())
     await look_at_damage(store, quarantine)
-    assert quarantine.listed() == []  # nobody has asked for it yet
+    assert quarantine.entries() == []  # nobody has asked for it yet
     with pytest.raises(Quarantined):
         await store.lines(JOB, LineQuery())
     await look_at_damage(store, quarantine)
-    assert [(one.kind, one.place, one.since) for one in quarantine.listed()] == [(METRICS, JOB, 7)]
+    assert [(one.kind, one.place, one.since) for one in quarantine.entries()] == [(METRICS, JOB, 7)]
     for leftover in tmp_path.glob(f"{JOB}/index.sqlite-*"):
         leftover.unlink()
     index.write_bytes(sound)
     await look_at_damage(store, quarantine)
-    assert quarantine.listed() == []
+    assert quarantine.entries() == []
     assert await store.append(JOB, [piece(10, 11)]) == [1100]
     assert await stored(store) == numbered(11)
     await store.close()

@@ -18,7 +18,7 @@ from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import LearnerProcess
 from services.core.runtime.processes import identify
-from services.core.runtime.quarantine import LEARNER, Held
+from services.core.runtime.quarantine import LEARNER, QuarantineEntry
 from services.core.runtime.settings import Settings
 from tests.testbed.node import NodeProcess, living_with, node_process, plan
 from tests.waiting import until
@@ -140,7 +140,7 @@ async def test_a_running_learner_whose_document_is_ruined_is_seen_until_it_ends_
     (seen,) = (await cluster.observe(bad.job)).learners
     assert (seen.name, seen.state, seen.exit) == ("worker-0", "running", None)
 
-    async def held() -> list[Held]:
+    async def held() -> list[QuarantineEntry]:
         return [one for one in await ask_quarantine(channel, timeout_s=10) if one.place == str(document)]
 
     (one,) = await until(held, 30)

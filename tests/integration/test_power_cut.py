@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.core.runtime.home import Home
-from services.core.runtime.processes import identify, saved
+from services.core.runtime.processes import identify, read_live_process
 from services.local.layout import ETCD, PROGRAMS, VERSION, prepare
 from tests.testbed.platform import Platform, platform
 from tests.waiting import eventually
@@ -96,7 +96,7 @@ def test_the_platform_carries_on_over_torn_files_stale_pids_and_the_loss_of_ever
         assert [line.text for line in client.jobs.get(done.id).logs()] == ["done"]
         assert client.jobs.submit({"name": "n", "command": "true", "resources": SMALL}).wait(60).status == "COMPLETED"
     assert weft_up.processes_of(job.id) == []
-    assert all(saved(home / "run" / f"{name}.json") is not None for name in SERVICES)
+    assert all(read_live_process(home / "run" / f"{name}.json") is not None for name in SERVICES)
     assert not (home / "objects" / ".weft-staging" / "half").exists()
     assert not (home / "uploads" / "half").exists()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from services.core.runtime.processes import alive, identify, saved, send, wait_gone
+from services.core.runtime.processes import alive, identify, read_live_process, send_signal, wait_gone
 from services.local.layout import ETCD, PROGRAMS
 from tests.testbed import sets
 from tests.testbed.platform import Platform, platform
@@ -44,7 +44,7 @@ def weft(home: Path, *words: str, **environment: str) -> subprocess.CompletedPro
 
 
 def nobody_runs(home: Path) -> bool:
-    return all(saved(home / "run" / f"{name}.json") is None for name in [*SERVICES, "supervisor"])
+    return all(read_live_process(home / "run" / f"{name}.json") is None for name in [*SERVICES, "supervisor"])
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -186,7 +186,7 @@ def test_everything_killed_at_once_carries_on_where_it_was(weft_up: Platform) ->
     pids = weft_up.learner_pids(job.id)
     victims = [weft_up.process(name) for name in ["supervisor", *SERVICES]]
     for victim in victims:
-        assert send(victim, signal.SIGKILL)
+        assert send_signal(victim, signal.SIGKILL)
     assert all(wait_gone(victim, 10) for victim in victims)
     weft_up.up()
     with Client(weft_up.url, weft_up.key) as client:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from services.core.runtime.home import Home
-from services.core.runtime.processes import Identity, saved, send, wait_gone
+from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
 from services.local.commands import PLATFORM
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -40,19 +40,19 @@ class Platform:
     def down(self) -> None:
         PLATFORM.down(str(self.home.root), report=lambda _: None)
 
-    def process(self, service: str) -> Identity:
-        found = saved(self.home / "run" / f"{service}.json")
+    def process(self, service: str) -> ProcessIdentity:
+        found = read_live_process(self.home / "run" / f"{service}.json")
         assert found is not None, f"{service} does not run"
         return found
 
-    def again(self, service: str, killed: Identity) -> bool:
+    def again(self, service: str, killed: ProcessIdentity) -> bool:
         """Whether the supervisor has started the service anew."""
-        return saved(self.home / "run" / f"{service}.json") not in {None, killed}
+        return read_live_process(self.home / "run" / f"{service}.json") not in {None, killed}
 
-    def kill(self, service: str) -> Identity:
+    def kill(self, service: str) -> ProcessIdentity:
         """kill -9, by its own pid; returns when it is gone. The supervisor starts it again."""
         process = self.process(service)
-        assert send(process, signal.SIGKILL)
+        assert send_signal(process, signal.SIGKILL)
         assert wait_gone(process, 10)
         return process
 

@@ -65,5 +65,5 @@ class Settings(BaseSettings):
     )
 
     @property
-    def place(self) -> Home:
+    def installation(self) -> Home:
         return Home(self.home)

@@ -26,7 +26,7 @@ class Broker:
     @classmethod
     def of(cls, settings: Settings) -> Broker:
         """InvalidRequest for a URL of another kind."""
-        broker = cls(settings.broker_url, settings.place / "broker")
+        broker = cls(settings.broker_url, settings.installation / "broker")
         _ = broker.kind
         return broker
 
