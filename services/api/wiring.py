@@ -49,7 +49,7 @@ async def gateway(
         records = at_failpoint(await wiring.record_store(settings), "records", "api")
         closing.push_async_callback(records.close)
         objects = at_failpoint(wiring.object_store(settings), "objects", "api")
-        hints = at_failpoint(wiring.hints(settings), "hints", "api")
+        hints = at_failpoint(wiring.hints(settings, secret), "hints", "api")
         closing.push_async_callback(hints.close)
         try:
             await objects.ping()  # InvalidRequest where it can never be used: found here, and not by the first job

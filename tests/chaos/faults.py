@@ -6,9 +6,9 @@ their own pid. Who is not there when his fault comes (nobody has started him aga
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -19,8 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from services.core.domain.errors import WeftError
+from services.core.adapters.rpc.hints import SERVICES as HEARERS
+from services.core.adapters.rpc.hints import Nudges
+from services.core.bootstrap.wiring import service_secret
+from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
+from services.core.runtime.settings import Settings
 from tests.chaos.schedule import SERVICES, Fault
 from tests.chaos.table import Seen, look
 from tests.testbed.clock_jumps import Clocks
@@ -67,7 +71,6 @@ class Faults:
             "disk full": self._disk_full,
             "clock forth": self._clock,
             "clock back": self._clock,
-            "hints lost": self._hints,
             "hints doubled": self._hints,
             "cut off": self._broken,
             "silent": self._broken,
@@ -196,24 +199,22 @@ class Faults:
         clocks.jump(fault.victim, HOUR_S if fault.kind == "clock forth" else -HOUR_S)
         return lambda: clocks.jump(fault.victim, 0)
 
-    def _hints(self, fault: Fault) -> Undo:
-        """What the worker would have taken meanwhile is gone, or there twice."""
-        worker = self._noted("worker")
-        send_signal(worker, signal.SIGSTOP)
+    def _hints(self, fault: Fault) -> None:
+        """Each job that has run here is hinted at again, by every topic that the service hears."""
+        self._noted(fault.victim)
+        asyncio.run(self._hint_again(fault.victim))
 
-        def undo() -> None:
-            for message in sorted((self._platform.home / "broker" / "queue").glob("[!.]*")):
-                with contextlib.suppress(FileNotFoundError):
-                    if fault.kind == "hints lost":
-                        message.unlink()
-                    else:
-                        again = message.with_name(f".again-{message.name}")
-                        shutil.copy2(message, again)
-                        stem, _, kind = message.name.partition(".")
-                        again.rename(message.with_name(f"{stem}-again.{kind}"))
-            _go_on(worker)
-
-        return undo
+    async def _hint_again(self, service: str) -> None:
+        settings = Settings(home=self._platform.home.root)
+        nudges = Nudges(settings.installation.address, await service_secret(settings))
+        try:
+            for job in sorted({attempt.parent.name for attempt in (settings.installation / "node").glob("*/[0-9]*")}):
+                for topic in sorted(topic for topic, hearer in HEARERS.items() if hearer == service):
+                    await nudges.nudge(topic, job, "")
+        except Unavailable:  # it is as if they had been lost on the way
+            return
+        finally:
+            await nudges.close()
 
     # --- lines ----------------------------------------------------------------------------
 

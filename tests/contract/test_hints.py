@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import threading
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
 
-from services.core.adapters.celery import filesystem
-from services.core.adapters.celery.app import make_app, send
-from services.core.adapters.celery.broker import Broker
 from services.core.adapters.celery.hints import CeleryHints, DropHints
 from services.core.adapters.rpc.hints import RpcHints
 from services.core.domain.errors import InvalidRequest
@@ -84,6 +78,36 @@ async def test_hints_for_a_service_that_is_away_are_forgotten_and_later_ones_arr
         return ("submitted", "back") in services["lcm"].nudged.heard
 
     await until(back)
+
+
+async def test_hints_whose_service_does_not_answer_directly_go_by_the_broker(
+    carrier: Carrier, worker: Worker, services: dict[str, Service]
+) -> None:
+    delivered = worker.counter("weft_hints_delivered_total")
+    with socket.create_server(("127.0.0.1", 0)) as refuses:
+        nobody = _address(refuses)
+    hints = RpcHints(lambda _: nobody, SECRET, otherwise=CeleryHints(carrier.settings))
+    try:
+        await arrives(hints, services["guardian"], "desired", "by the broker")
+        assert worker.counter("weft_hints_delivered_total") > delivered
+        assert hints.sent >= 1
+        dropped = hints.dropped
+        await hints.send("weather", "fine")  # one that no service wants is not given to the broker
+        await until(lambda: hints.dropped == dropped + 1)
+    finally:
+        await hints.close()
+    assert worker.events("hint.unknown_topic") == []
+
+
+async def test_a_hint_whose_service_answers_directly_is_not_given_to_the_broker(
+    carrier: Carrier, services: dict[str, Service]
+) -> None:
+    by_broker = CeleryHints(carrier.settings)
+    hints = RpcHints(carrier.settings.installation.address, SECRET, otherwise=by_broker)
+    await arrives(hints, services["lcm"], "submitted", "direct")
+    await hints.close()
+    assert hints.sent >= 1
+    assert (by_broker.sent, by_broker.dropped) == (0, 0)
 
 
 # --- without a worker ----------------------------------------------------------
@@ -168,42 +192,3 @@ async def test_dropping_hints_counts_them() -> None:
         await hints.send("submitted", "job")
     assert (hints.sent, hints.dropped) == (0, 3)
     await hints.close()
-
-
-async def test_many_writers_and_readers_of_one_folder_lose_and_garble_nothing(tmp_path: Path) -> None:
-    broker = Broker("filesystem://", tmp_path)
-    seen: list[str] = []
-
-    def take(message: Any) -> None:
-        seen.append(message.payload[0][1])
-        message.ack()
-
-    def read() -> None:
-        app = make_app(broker)
-        with app.connection_for_read() as connection, app.amqp.TaskConsumer(connection) as consumer:
-            consumer.on_message = take
-            while len(seen) < 400 and not late.is_set():
-                try:
-                    connection.drain_events(timeout=0.1)
-                except TimeoutError:
-                    continue
-        app.close()
-
-    def write(writer: int) -> None:
-        app = make_app(broker)
-        for number in range(100):
-            send(app, "submitted", f"{writer}-{number}", "")
-        app.close()
-
-    late = threading.Event()
-    filesystem.options(tmp_path)
-    try:
-        await asyncio.wait_for(
-            asyncio.gather(
-                *(asyncio.to_thread(read) for _ in range(3)), *(asyncio.to_thread(write, nr) for nr in range(4))
-            ),
-            timeout=30,
-        )
-    finally:
-        late.set()
-    assert sorted(seen) == sorted(f"{writer}-{number}" for writer in range(4) for number in range(100))

@@ -13,10 +13,10 @@ from typing import TypeVar
 import pytest
 
 from services.core.adapters.etcd import launcher
-from services.core.adapters.etcd._stubs import messages
 from services.core.adapters.etcd.connection import Connection, Credentials
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain.errors import Unauthenticated, Unavailable
+from services.core.gen.weft.etcd import rpc_pb2
 from services.core.ports.status_store import Change
 from tests.testbed.etcd import Etcd
 from tests.testbed.go import SERVERS, GoBuilt
@@ -114,8 +114,8 @@ def expected(last: int) -> dict[str, str]:
 async def compact(address: str) -> None:
     """Forgets all history up to now."""
     connection = Connection(address, credentials=Credentials(), timeout_s=3)
-    now = (await connection.call(connection.kv.Range, messages.RangeRequest(key=b"x"))).header.revision
-    await connection.call(connection.kv.Compact, messages.CompactionRequest(revision=now))
+    now = (await connection.call(connection.kv.Range, rpc_pb2.RangeRequest(key=b"x"))).header.revision
+    await connection.call(connection.kv.Compact, rpc_pb2.CompactionRequest(revision=now))
     await connection.close()
 
 
@@ -342,10 +342,10 @@ async def test_a_user_whose_token_etcd_forgot_asks_for_another(own_etcd: Etcd) -
     own_etcd.start()
     await own_etcd.ready()
     admin = Connection(own_etcd.address, credentials=Credentials(), timeout_s=3)
-    await admin.call(admin.auth.UserAdd, messages.AuthUserAddRequest(name="root", password="right"))
-    await admin.call(admin.auth.RoleAdd, messages.AuthRoleAddRequest(name="root"))
-    await admin.call(admin.auth.UserGrantRole, messages.AuthUserGrantRoleRequest(user="root", role="root"))
-    await admin.call(admin.auth.AuthEnable, messages.AuthEnableRequest())
+    await admin.call(admin.auth.UserAdd, rpc_pb2.AuthUserAddRequest(name="root", password="right"))
+    await admin.call(admin.auth.RoleAdd, rpc_pb2.AuthRoleAddRequest(name="root"))
+    await admin.call(admin.auth.UserGrantRole, rpc_pb2.AuthUserGrantRoleRequest(user="root", role="root"))
+    await admin.call(admin.auth.AuthEnable, rpc_pb2.AuthEnableRequest())
     await admin.close()
     for user, password in (("", ""), ("root", "wrong"), ("nobody", "right")):
         stranger = EtcdStatusStore(own_etcd.address, credentials=Credentials(user=user, password=password))

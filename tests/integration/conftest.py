@@ -34,7 +34,7 @@ def weft_up(request: pytest.FixtureRequest) -> Iterator[Platform]:
     """As `weft up` starts it, with room for two gangs of two."""
     dropped = request.param == "every-hint-dropped"
     stores = sets.servers(request) if request.param == "servers" else sets.embedded(request)
-    hints = "drop" if dropped else "celery"
+    hints = "drop" if dropped else "send"
     with platform({"WEFT_HINTS": hints, "WEFT_NODE_CPUS": "4", "WEFT_PEER_GRACE_S": "1", **stores}) as running:
         yield running
         if dropped:

@@ -154,11 +154,20 @@ def cluster(settings: Settings, secret: bytes) -> Cluster:
     return LocalCluster(settings.installation.address("node"), secret=secret)
 
 
-def hints(settings: Settings) -> Hints:
-    """Celery, or nobody where every hint is to be lost."""
+def hints(settings: Settings, secret: bytes) -> Hints:
+    """From the api. On one machine straight to the service, and by the broker where that does not answer; else by the
+    broker. InvalidRequest for a broker that Weft does not know.
+    """
+    from services.core.adapters.celery.broker import FOLDER, Broker
     from services.core.adapters.celery.hints import CeleryHints, DropHints
+    from services.core.adapters.rpc.hints import RpcHints
 
-    return DropHints() if settings.hints == "drop" else CeleryHints(settings)
+    if settings.hints == "drop":
+        return DropHints()
+    by_broker = CeleryHints(settings)
+    if Broker.of(settings).kind != FOLDER:
+        return by_broker
+    return RpcHints(settings.installation.address, secret, otherwise=by_broker)
 
 
 def check_broker(settings: Settings) -> str:
@@ -170,7 +179,7 @@ def check_broker(settings: Settings) -> str:
 
 
 def direct_hints(settings: Settings, secret: bytes) -> Hints:
-    """From one of the inner services straight to another."""
+    """From one of the inner services straight to another, wherever they run."""
     from services.core.adapters.celery.hints import DropHints
     from services.core.adapters.rpc.hints import RpcHints
 

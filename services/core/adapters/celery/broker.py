@@ -13,7 +13,7 @@ FOLDER, RABBITMQ, REDIS = "folder", "RabbitMQ", "Redis"
 _KINDS: Final = {"filesystem": FOLDER, "amqp": RABBITMQ, "redis": REDIS}
 """Scheme of the URL -> what answers there."""
 QUEUE_AT_MOST: Final = 1000
-"""Hints that wait for a worker; of more, the oldest are dropped. The sweeps do what they asked for."""
+"""Hints that wait for a worker; those beyond are dropped. The sweeps find what they were about."""
 
 
 @dataclass(frozen=True, slots=True)
