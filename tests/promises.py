@@ -54,8 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker process of pytest-xdist hands its lines to the process that prints them."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["promises"] = session.config.stash[KEPT]
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["promises"] = session.config.stash[KEPT]
 
 
 @pytest.hookimpl(optionalhook=True)

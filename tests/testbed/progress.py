@@ -70,6 +70,6 @@ class Progress:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    reporter = config.pluginmanager.getplugin("terminalreporter")
+    reporter: Any = config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None and config.option.verbose <= 0 and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(config, reporter), "progress")

@@ -15,8 +15,27 @@ from typing import Any, Final
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-LONGEST: Final[Sequence[str]] = ()
-"""Units in the order in which they are begun; all others follow. Told by ``--durations``."""
+LONGEST: Final[Sequence[str]] = (
+    "tests/integration/test_digits.py",
+    "tests/integration/test_up.py",
+    "platform every-hint-dropped",
+    "platform servers",
+    "platform embedded",
+    "tests/contract/test_hints_failures.py",
+    "tests/chaos/test_deaths.py",
+    "tests/chaos/test_chaos.py",
+    "tests/integration/test_submit_promises.py",
+    "tests/integration/test_drain.py",
+    "tests/integration/test_crash_points.py",
+    "tests/integration/test_backup.py",
+    "tests/chaos/test_streams.py",
+    "tests/chaos/test_absence.py",
+    "tests/integration/test_life_on_rabbitmq.py",
+    "tests/integration/test_node_deaths.py",
+    "tests/integration/test_helper.py",
+    "tests/integration/test_stores_away.py",
+)
+"""Units in the order in which they are begun: those of more than half a minute. All others follow."""
 _PLATFORMS: Final = re.compile(r"[\[-](embedded|every-hint-dropped|servers)[\]-]")
 _SERIAL: Final = frozenset({"usepdb", "trace", "collectonly"})
 
@@ -40,7 +59,7 @@ def _begun(unit: str) -> int:
     return LONGEST.index(unit) if unit in LONGEST else len(LONGEST)
 
 
-class UnitScheduling(LoadScopeScheduling):
+class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]  # a library without types
     """Gives each worker whole units, in the order in which they were collected."""
 
     def schedule(self) -> None:

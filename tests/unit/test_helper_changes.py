@@ -10,8 +10,9 @@ import pytest
 
 from services.helper.alarm import Alarm
 from services.helper.ship.changes import Changes
+from tests.waiting import HANG_S
 
-LONG_S = 20.0
+LONG_S = HANG_S
 """Far beyond what a wake takes: whoever is not woken fails."""
 
 

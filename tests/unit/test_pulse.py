@@ -12,6 +12,7 @@ import pytest
 from services.core.processes import Identity, identify
 from services.core.pulse import silent
 from tests.testbed.signals import pause
+from tests.waiting import HANG_S
 
 AFTER_S = 0.4
 Start = Callable[[str], Identity]
@@ -38,7 +39,7 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-async def is_silent(process: Identity, *, within_s: float = 20 * AFTER_S, every_thread: bool = False) -> bool:
+async def is_silent(process: Identity, *, within_s: float = HANG_S, every_thread: bool = False) -> bool:
     try:
         async with asyncio.timeout(within_s):
             await silent(process, after_s=AFTER_S, every_thread=every_thread)
