@@ -31,6 +31,7 @@ from tests.testbed.clock_jumps import Clocks
 from tests.testbed.platform import Platform
 from tests.testbed.second import Second
 from tests.testbed.toxiproxy import Line
+from tests.waiting import HANG_S
 
 STORES_BYTES: Final = 400 * 2**20
 HOUR_S: Final = 3600
@@ -110,7 +111,7 @@ class Faults:
         for process in hit:
             send_signal(process, signal.SIGKILL)
         for process in hit:
-            wait_gone(process, 10)
+            wait_gone(process, HANG_S)
         self.up()
 
     def _second(self, service: str) -> ProcessIdentity:
@@ -122,7 +123,7 @@ class Faults:
     def _kill_second(self, fault: Fault) -> Undo:
         process = self._second(fault.victim)
         send_signal(process, signal.SIGKILL)
-        wait_gone(process, 10)
+        wait_gone(process, HANG_S)
         return self._seconds[fault.victim].start
 
     def _stop_second(self, fault: Fault) -> Undo:
@@ -138,7 +139,7 @@ class Faults:
     def _supervisor_away(self, _: Fault) -> Undo:
         supervisor = self._noted("supervisor")
         send_signal(supervisor, signal.SIGKILL)
-        wait_gone(supervisor, 10)
+        wait_gone(supervisor, HANG_S)
         return self.up
 
     def up(self) -> None:
@@ -262,7 +263,7 @@ def _mounted(words: list[str], at: Path) -> Generator[None]:
     try:
         yield
     finally:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG_S
         while subprocess.run(["umount", str(at)], check=False, capture_output=True).returncode:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{at} is still in use")

@@ -9,12 +9,12 @@ from pathlib import Path
 from services.core.runtime.processes import ProcessIdentity, identify, read_live_process, send_signal, wait_gone
 from services.local.layout import ETCD, PROGRAMS
 from tests.testbed.platform import Platform
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 from weft._job import Job
 
 SERVICES = [ETCD.name, *(program.name for program in PROGRAMS)]
 STEP = '{{"step": {}, "loss": 1.5}}'
-DONE_S = 120.0
+DONE_S = 2 * HANG_S
 
 
 def folders(platform: Platform, job: Job) -> list[Path]:
@@ -59,7 +59,7 @@ def kill_control_plane(platform: Platform, *also: ProcessIdentity) -> int:
     dead = [one for one in noted if one is not None] + list(also)
     for process in dead:
         send_signal(process, signal.SIGKILL)
-    assert all(wait_gone(process, 10) for process in dead)
+    assert all(wait_gone(process, HANG_S) for process in dead)
     return len(dead)
 
 

@@ -14,7 +14,7 @@ from tests.chaos.gangs import DONE_S, SERVICES
 from tests.chaos.schedule import Fault
 from tests.chaos.takeover import SMALL
 from tests.testbed.platform import Platform
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 from weft import Client
 
 TRIES_S = 2.0
@@ -32,7 +32,7 @@ def test_a_service_that_dies_while_the_disk_is_full_takes_nobody_along_and_comes
     assert undo is not None
     dead = platform.process("guardian")
     assert send_signal(dead, signal.SIGKILL)
-    assert wait_gone(dead, 10)
+    assert wait_gone(dead, HANG_S)
     began = time.monotonic()
     eventually(lambda: time.monotonic() - began > TRIES_S)
     assert not platform.again("guardian", dead)

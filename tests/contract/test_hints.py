@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -16,8 +15,10 @@ from services.core.domain.errors import InvalidRequest
 from services.core.ports.hints import Hints
 from services.core.runtime.settings import Settings
 from tests.testbed.hints import SECRET, Carrier, Service, Worker, arrives
-from tests.waiting import until
+from tests.waiting import tries_within, until
 
+CLOSES_S = 30.0
+"""Far beyond what closing takes, and far below what a thousand waiting hints would."""
 _MEANT_FOR = {"submitted": "lcm", "released": "lcm", "desired": "guardian", "admitted": "guardian"}
 
 
@@ -61,13 +62,13 @@ async def test_hints_one_after_the_other_are_each_heard(either: Hints, services:
 async def test_hints_for_a_service_that_is_away_are_forgotten_and_later_ones_arrive(
     hints: CeleryHints, worker: Worker, services: dict[str, Service]
 ) -> None:
-    lost = worker.counter("weft_hints_lost_total")
+    lost = await worker.ready_counter("weft_hints_lost_total")
     await services["lcm"].stop()
     for number in range(10):
         await hints.send("submitted", f"lost-{number}")
-    await until(lambda: sum(str(line.get("job", "")).startswith("lost-") for line in worker.lines()) == 10, timeout=20)
+    await until(lambda: sum(str(line.get("job", "")).startswith("lost-") for line in worker.lines()) == 10)
     assert {line["event"] for line in worker.lines() if str(line.get("job", "")).startswith("lost-")} == {"hint.lost"}
-    assert worker.counter("weft_hints_lost_total") == lost + 10
+    await until(lambda: worker.counter("weft_hints_lost_total") == lost + 10)
     await arrives(hints, services["guardian"], "desired", "still")
     assert set(services["guardian"].nudged.heard) == {("desired", "still")}
     await services["lcm"].start()
@@ -127,15 +128,14 @@ async def test_without_a_broker_hints_are_dropped_and_counted(tmp_path: Path) ->
 
 async def test_a_broker_that_hangs_costs_its_sender_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, and never answered
-        hints = CeleryHints(Settings(home=tmp_path, broker_url=f"amqp://guest:guest@{_address(silent)}//"))
-        started = time.monotonic()
-        for number in range(1500):
-            await hints.send("submitted", str(number))
-        assert time.monotonic() - started < 1
-        assert hints.dropped >= 500, "no more than a thousand wait"
-        closing = time.monotonic()
-        await hints.close()
-        assert time.monotonic() - closing < 5
+        for stopwatch in tries_within(1):
+            hints = CeleryHints(Settings(home=tmp_path, broker_url=f"amqp://guest:guest@{_address(silent)}//"))
+            with stopwatch:
+                for number in range(1500):
+                    await hints.send("submitted", str(number))
+            assert hints.dropped >= 500, "no more than a thousand wait"
+            async with asyncio.timeout(CLOSES_S):
+                await hints.close()
 
 
 def _address(listener: socket.socket) -> str:
@@ -167,16 +167,15 @@ async def test_straight_to_a_service_that_is_away_hints_are_dropped_and_later_on
 
 async def test_a_service_that_hangs_costs_the_sender_of_a_straight_hint_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, and never answered
-        hints = RpcHints(lambda _: _address(silent), SECRET)
-        started = time.monotonic()
-        for number in range(1500):
-            await hints.send("admitted", str(number))
-        assert time.monotonic() - started < 1
-        assert hints.dropped == 500, "no more than a thousand wait"
-        closing = time.monotonic()
-        await hints.close()
-        assert time.monotonic() - closing < 5
-        assert (hints.sent, hints.dropped) == (0, 1500)
+        for stopwatch in tries_within(1):
+            hints = RpcHints(lambda _: _address(silent), SECRET)
+            with stopwatch:
+                for number in range(1500):
+                    await hints.send("admitted", str(number))
+            assert hints.dropped >= 500, "no more than a thousand wait"
+            async with asyncio.timeout(CLOSES_S):
+                await hints.close()
+            assert (hints.sent, hints.dropped) == (0, 1500)
 
 
 def test_a_broker_of_another_kind_is_refused_without_repeating_its_password(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from services.node.cgroups import Groups
 from services.node.isolation import ISOLATION_FILE
 from tests.testbed.server import free_port
 from tests.testbed.signals import kill_all
+from tests.waiting import HANG_S
 
 _QUICKLY = (("grpc.min_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20))
 ROOT = Path(__file__).parents[2]
@@ -85,7 +86,8 @@ class NodeProcess:
 
     def _await_ready(self, future: grpc.Future[None]) -> None:
         """Says why where the agent ends instead: what this machine lacks, most often."""
-        for _ in range(100):
+        deadline = time.monotonic() + HANG_S
+        while time.monotonic() < deadline:
             with suppress(grpc.FutureTimeoutError):
                 future.result(timeout=0.2)
                 return
@@ -98,7 +100,7 @@ class NodeProcess:
         if self.process is None:
             return 0
         self.process.send_signal(sign)
-        code = self.process.wait(20)
+        code = self.process.wait(HANG_S)
         self.process = None
         return code
 

@@ -12,8 +12,9 @@ import pytest
 
 from services.helper.ship.changes import Changes
 from services.helper.wakeup import Wakeup
+from tests.waiting import HANG_S
 
-LONG_S = 20.0
+LONG_S = HANG_S
 """Far beyond what a wake takes: whoever is not woken fails."""
 
 

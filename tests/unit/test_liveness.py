@@ -12,6 +12,7 @@ import pytest
 from services.core.runtime.liveness import wait_until_hung
 from services.core.runtime.processes import ProcessIdentity, identify
 from tests.testbed.signals import pause
+from tests.waiting import HANG_S
 
 AFTER_S = 0.4
 Start = Callable[[str], ProcessIdentity]
@@ -43,7 +44,7 @@ def start() -> Iterator[Start]:
         process.stdout.close()
 
 
-async def is_silent(process: ProcessIdentity, *, within_s: float = 20 * AFTER_S, every_thread: bool = False) -> bool:
+async def is_silent(process: ProcessIdentity, *, within_s: float = HANG_S, every_thread: bool = False) -> bool:
     try:
         async with asyncio.timeout(within_s):
             await wait_until_hung(process, after_s=AFTER_S, every_thread=every_thread)
