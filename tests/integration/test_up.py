@@ -118,7 +118,7 @@ def test_up_twice_is_one_platform_and_down_twice_is_harmless(folder: Path) -> No
 def test_purge_removes_no_folder_that_is_not_wefts(folder: Path) -> None:
     (folder / "mine").mkdir()
     (folder / "mine" / "precious").write_text("x")
-    assert "nothing removed" in one_line(weft(folder / "mine", "down", "--purge"))
+    assert "nothing was removed" in one_line(weft(folder / "mine", "down", "--purge"))
     assert (folder / "mine" / "precious").exists()
 
 
