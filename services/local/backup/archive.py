@@ -52,7 +52,7 @@ class Writer:
         self._tail(name, len(content), hashlib.sha256(content).hexdigest(), void=False)
 
     async def stream(self, name: str, size: int, chunks: AsyncIterable[bytes]) -> bool:
-        """Writes an entry of ``size`` bytes from chunks. Returns False, and voids it, if the chunks sum to another size.
+        """Writes an entry of ``size`` bytes from chunks. Returns False, and voids it, if they sum to another size.
 
         It is void, too, if ``chunks`` raises; the error is passed on.
         """
