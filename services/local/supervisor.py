@@ -23,7 +23,7 @@ import structlog
 
 from services.core.adapters.etcd import launcher
 from services.core.bootstrap.service import configure_logging
-from services.core.domain.errors import WeftError
+from services.core.domain.errors import NoSpace, WeftError
 from services.core.runtime.liveness import wait_until_hung
 from services.core.runtime.processes import (
     ProcessIdentity,
@@ -114,7 +114,7 @@ class Supervisor:
             if one.process is None:
                 try:
                     self._start(one)
-                except OSError as error:
+                except (OSError, NoSpace) as error:
                     if not self._came_up:
                         raise
                     # A disk that is full now is no reason to end what still runs; it is tried again.
@@ -163,7 +163,7 @@ class Supervisor:
         try:
             if one.process is not None:
                 write_process_file(self._note(one), one.process)
-        except OSError:
+        except (OSError, NoSpace):
             # Whoever comes after us would not know of it, and start another.
             one.child.kill()
             one.child.wait()
