@@ -319,7 +319,7 @@ async def one_chunk(data: bytes) -> AsyncIterator[bytes]:
 
 def test_existing_file_is_never_overwritten(home: Path, tmp_path: Path) -> None:
     (tmp_path / "b").write_text("precious")
-    with pytest.raises(Conflict, match="there already"):
+    with pytest.raises(Conflict, match="exists already"):
         backup(home, tmp_path / "b")
     assert (tmp_path / "b").read_text() == "precious"
     (tmp_path / "folder").mkdir()
