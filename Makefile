@@ -3,7 +3,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fuzz promise chaos bench fmt lock proto sdk clean
+.PHONY: help setup demo test test-stress check fuzz promise chaos bench fmt lock proto sdk clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -12,11 +12,12 @@ ARGS ?=
 R ?=
 N ?=
 SEED ?=
+FILES ?=
 
 help: ## This list
 	@echo "Weft: train deep-learning models on a shared platform."
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  The first run sets up .venv (Python 3.11 or newer; WEFT_PYTHON names one)."
 
@@ -26,9 +27,11 @@ setup:
 demo: setup ## Train a real model, from nothing to its result (KEEP=1: stay up)
 	@scripts/demo.sh
 
-test: setup ## Every test: unit, contract, integration (ARGS=... for pytest)
-	@scripts/test-packages.sh
-	@$(BIN)/pytest $(ARGS)
+test: setup ## Every test, on all processors (ARGS=... for pytest)
+	@scripts/test.sh $(ARGS)
+
+test-stress: setup ## Every test N times beside busy programs (N=5 FILES=... ARGS=...)
+	@$(BIN)/python scripts/stress.py --runs $(or $(N),5) $(FILES) $(ARGS)
 
 check: setup ## Lint, types, layers and unit tests: before each commit
 	@scripts/check.sh
