@@ -45,7 +45,7 @@ class Lives:
     def __init__(self, weft: Platform, client: Client, url: str, data: Path, gate: threading.Event) -> None:
         self.weft, self._client, self._url, self._data, self._gate = weft, client, url, data, gate
         self.gone_s = 0.0
-        """Seconds for which anything of a job was left after its end, at most. Promised, on an idle machine: 30 (R5)."""
+        """Seconds for which anything of a job is left after its end, at most. Promised: 30, on an idle machine (R5)."""
         self._number = 0
 
     def live(self, folder: Path, *, hurry: Callable[[], bool] = lambda: False, may_be_lost: bool = False) -> None:
