@@ -16,6 +16,8 @@ from pathlib import Path
 from services.core.runtime.home import Home
 from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
 from services.local.commands import PLATFORM
+from services.local.layout import ADDRESSES, write_json
+from tests.testbed.server import free_port
 from tests.waiting import HANG_S
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -34,6 +36,9 @@ class Platform:
         return _environment({**self._environment, "WEFT_HOME": str(self.home.root)})
 
     def up(self) -> None:
+        if not self.home.addresses_file.exists():
+            # Ports of its own choice might be what another worker's test has been given and does not use yet.
+            write_json(self.home.addresses_file, {name: f"127.0.0.1:{free_port()}" for name in ADDRESSES})
         with _environment(self._environment):
             answer = PLATFORM.up(str(self.home.root), report=lambda _: None)
         self.url, self.key = answer["url"], answer["key"]
