@@ -34,10 +34,6 @@ class Program:
     essential: bool = True
     """Whether `weft up` waits for it: a broker's worker only makes things faster."""
 
-    @property
-    def probed(self) -> bool:
-        return f"{self.name}-ops" in self.listens
-
 
 def _python(module: str, name: str, *listens: str, essential: bool = True) -> Program:
     return Program(name, (sys.executable, "-m", module), listens, essential)

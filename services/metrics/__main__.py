@@ -54,7 +54,7 @@ async def main(service: Service) -> None:
         async with asyncio.TaskGroup() as group:
             # Joining is not waited for either: etcd may be away, and logs do not depend on it.
             damage = watch_damage(ports.store, quarantine, ports.clock)
-            endless = (membership.start(), attempts.follow(), presence.listen(), damage)
+            endless = (membership.start(), attempts.follow(), presence.forget_old(), damage)
             tasks = [group.create_task(one) for one in endless]
             service.started = True
             await service.stopping.wait()

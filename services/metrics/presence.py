@@ -1,13 +1,7 @@
-"""When each learner was last heard of, and how far it says it is. In memory: heartbeats would drown etcd.
-
-Silence counts only while somebody listened. So the listening itself is watched: when this process was stopped or too
-busy to take its turn, it says that it has been listening only since then.
-"""
+"""How far each learner says it is. In memory: heartbeats would drown etcd."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,10 +9,7 @@ from services.core.domain.tokens import LearnerIdentity
 from services.core.ports.clock import Clock
 
 UNKNOWN: Final = -1
-_TURN_S: Final = 0.5
-_FORGET_TURNS: Final = 120
-_LATE_S: Final = 1.0
-"""A turn that comes later than this means that calls may have waited, unheard."""
+_FORGET_EVERY_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -31,7 +22,6 @@ class _Learner:
 
 class Presence:
     def __init__(self, clock: Clock, *, remember_s: float) -> None:
-        self.listening_since_ms = clock.now_ms()
         self._clock, self._remember_ms = clock, round(remember_s * 1000)
         self._jobs: dict[str, dict[str, _Learner]] = {}
 
@@ -50,10 +40,6 @@ class Presence:
             known.progress = progress if 0 <= progress <= 1 else UNKNOWN
             known.eta_ms = max(UNKNOWN, eta_ms)
 
-    def last_seen(self, job_id: str) -> Mapping[str, int]:
-        """Learner -> Unix ms."""
-        return {name: one.seen_ms for name, one in self._jobs.get(job_id, {}).items()}
-
     def progress(self, job_id: str) -> tuple[float, int]:
         """(progress, eta_ms) of the newest attempt: of its slowest learner that tells any. Negative: unknown."""
         learners = self._jobs.get(job_id, {}).values()
@@ -69,15 +55,11 @@ class Presence:
         """Learners that are remembered."""
         return sum(len(learners) for learners in self._jobs.values())
 
-    async def listen(self) -> None:
-        """Watches that this process gets its turns, and forgets who is long gone; for ever."""
-        for turn in itertools.count(1):
-            before = self._clock.boottime()
-            await self._clock.sleep(_TURN_S)
-            if self._clock.boottime() - before > _TURN_S + _LATE_S:
-                self.listening_since_ms = self._clock.now_ms()
-            if turn % _FORGET_TURNS == 0:
-                self._forget_old()
+    async def forget_old(self) -> None:
+        """Forgets the jobs of which nothing was heard for ``remember_s``, once a minute; for ever."""
+        while True:
+            await self._clock.sleep(_FORGET_EVERY_S)
+            self._forget_old()
 
     def _forget_old(self) -> None:
         oldest = self._clock.now_ms() - self._remember_ms

@@ -58,22 +58,10 @@ def presence(clock: HandClock) -> Presence:
     return Presence(clock, remember_s=60)
 
 
-def test_a_learner_is_known_by_its_last_word(presence: Presence, clock: HandClock) -> None:
-    presence.seen(learner())
-    clock.ms += 5
-    presence.seen(learner())
-    assert presence.last_seen("j0") == {"worker-0": 1_000_005}
-    assert presence.last_seen("j1") == {}
-
-
-def test_a_former_attempt_s_learner_does_not_hide_the_silence_of_the_new_one(
-    presence: Presence, clock: HandClock
-) -> None:
+def test_a_former_attempt_s_learner_says_nothing_about_the_new_one(presence: Presence) -> None:
     presence.seen(learner(attempt=2))
-    clock.ms += 5
     presence.seen(learner(attempt=1))
     presence.tell_progress(learner(attempt=1), 0.9, 1)
-    assert presence.last_seen("j0") == {"worker-0": 1_000_000}
     assert presence.progress("j0") == (-1, -1)
 
 
@@ -91,33 +79,21 @@ def test_a_job_is_as_far_as_the_slowest_of_its_newest_attempt_that_tells(presenc
     assert presence.progress("j0") == (0.5, 75)
 
 
-async def test_listening_began_anew_after_the_process_missed_its_turn(presence: Presence, clock: HandClock) -> None:
-    listening = asyncio.create_task(presence.listen())
-    await clock.turn(500)
-    assert presence.listening_since_ms == 1_000_000
-    await clock.turn(5_000)
-    assert presence.listening_since_ms == 1_005_500
-    await clock.turn(500)
-    assert presence.listening_since_ms == 1_005_500
-    listening.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await listening
-
-
-async def test_who_is_long_gone_is_forgotten(presence: Presence, clock: HandClock) -> None:
-    listening = asyncio.create_task(presence.listen())
+async def test_learners_not_heard_of_for_long_are_forgotten(presence: Presence, clock: HandClock) -> None:
+    forgetting = asyncio.create_task(presence.forget_old())
     presence.seen(learner(job="old"))
-    clock.ms += 61_000
-    presence.seen(learner(job="new"))
-    for _ in range(120):
-        await clock.turn(1)
-    assert presence.last_seen("old") == {}
+    presence.tell_progress(learner(job="old"), 0.5, 7)
+    presence.seen(learner(job="spoke"))
+    clock.ms += 50_000
+    presence.seen(learner(job="spoke"))
+    await clock.turn(11_000)
+    assert presence.progress("old") == (-1, -1)
     assert len(presence) == 1
-    presence.forget("new")
+    presence.forget("spoke")
     assert len(presence) == 0
-    listening.cancel()
+    forgetting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await listening
+        await forgetting
 
 
 class Numbers:
