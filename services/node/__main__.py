@@ -39,7 +39,7 @@ async def serve_node(service: Service, settings: NodeSettings) -> None:
             node_pb2_grpc.add_NodeServicer_to_server(servicer, server)
             add_operations(server, quarantine)
 
-        server = await serve(settings.place.address("node"), secret, register)
+        server = await serve(settings.installation.address("node"), secret, register)
         service.started = True
         await service.stopping.wait()
         agent.end_watches()
@@ -68,7 +68,7 @@ def main() -> int:
     """Runs the agent, or with the argument ``end-all`` ends all learners. Returns the exit code."""
     settings = NodeSettings()
     if sys.argv[1:] == ["end-all"]:
-        return 0 if end_all(settings.place / "node") else 1
+        return 0 if end_all(settings.installation / "node") else 1
     return run("node", settings, lambda service: serve_node(service, settings))
 
 

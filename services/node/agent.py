@@ -53,7 +53,7 @@ class Agent:
     """Created by ``start``. Its methods are those of the Cluster port."""
 
     def __init__(self, settings: NodeSettings, instrumentation: Instrumentation) -> None:
-        self._home = settings.place
+        self._home = settings.installation
         self._settings = settings
         self._instrumentation = instrumentation
         self.node: Node = capacity.detect(settings)

@@ -32,7 +32,7 @@ from services.core.runtime.learner_folder import (
     exit_file,
     start_file,
 )
-from services.core.runtime.processes import Identity
+from services.core.runtime.processes import ProcessIdentity
 
 _ATTEMPT: Final = re.compile(r"(?:\.(?:new|gone)-)?(\d+)")
 
@@ -65,12 +65,12 @@ class Learner:
         return self.folder / JOB_FOLDER
 
     @property
-    def shim(self) -> Identity | None:
+    def shim(self) -> ProcessIdentity | None:
         """None also if ``shim.json`` cannot be read."""
         return self.files.process(SHIM_FILE)
 
     @property
-    def process(self) -> Identity | None:
+    def process(self) -> ProcessIdentity | None:
         """The learner's own process; None also if ``start.json`` cannot be read."""
         return self.files.process(start_file())
 

@@ -23,7 +23,7 @@ from services.core.domain.errors import Unavailable
 from services.core.domain.learner import Exit
 from services.core.failpoints import points as failpoints
 from services.core.runtime.learner_folder import HELPER_FILE
-from services.core.runtime.liveness import silent
+from services.core.runtime.liveness import wait_until_hung
 from services.core.runtime.processes import alive, identify
 from services.core.runtime.retry import Backoff
 from services.node import shim
@@ -205,7 +205,7 @@ class LearnerSupervisor:
         if not self._helper_silence_s or identity is None:
             return
         await asyncio.sleep(_HEALTHY_S)
-        await silent(identity, after_s=self._helper_silence_s)
+        await wait_until_hung(identity, after_s=self._helper_silence_s)
         log.warning("helper.silent", job=learner.job, learner=learner.name, pid=process.pid)
         process.send(signal.SIGKILL)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from services.core.runtime.processes import Identity, alive
+from services.core.runtime.processes import ProcessIdentity, alive
 from services.core.runtime.retry import Backoff
 from services.node import cgroups
 
@@ -69,7 +69,7 @@ class Process:
         return cls(child.pid, os.pidfd_open(child.pid), child)
 
     @classmethod
-    def adopt(cls, identity: Identity | None) -> Self | None:
+    def adopt(cls, identity: ProcessIdentity | None) -> Self | None:
         """None if it has ended."""
         if identity is None:
             return None
@@ -122,7 +122,7 @@ class Belonging:
     """JOB_STATE_DIR of its environment."""
     folders: frozenset[str] = frozenset()
     """Last arguments of session leaders: of shims and helpers."""
-    identities: tuple[Identity, ...] = ()
+    identities: tuple[ProcessIdentity, ...] = ()
     uids: frozenset[int] = frozenset()
     """User ids that only these learners have."""
     groups: frozenset[str] = frozenset()

@@ -18,7 +18,7 @@ from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import Cluster, Node
 from tests.testbed.memory.cluster import MemoryCluster
 from tests.testbed.node import NodeProcess, node_process, plan
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 FOREVER = "exec sleep 1000"
 
@@ -113,17 +113,18 @@ async def test_who_is_stopped_before_it_was_let_go_has_ended_without_running(clu
     await away(cluster, gang)
 
 
-async def test_a_weaker_stop_changes_nothing_and_a_stronger_one_does(cluster: Cluster) -> None:
-    gang = plan(["trap '' TERM; while :; do sleep 0.01; done"])
+async def test_a_weaker_stop_changes_nothing_and_a_stronger_one_does(
+    cluster: Cluster, request: pytest.FixtureRequest
+) -> None:
+    gang = plan(["trap '' TERM; echo up; while :; do sleep 0.01; done"])
     await start(cluster, gang)
     if isinstance(cluster, MemoryCluster):
         cluster.learner(gang.job).on_term = None
         cluster.learner(gang.job).start()
-
-    async def running() -> bool:
-        return await states(cluster, gang) == ["running"]
-
-    await until(running)
+    else:
+        node: NodeProcess = request.getfixturevalue("node")
+        await until(lambda: node.output(gang) == "up\n")  # before its trap, the first SIGTERM would end it
+    assert await states(cluster, gang) == ["running"]
     await stop(cluster, gang, "halt", 60_000)
     await stop(cluster, gang, "peer", 90_000)
     await stop(cluster, gang, "kill", 0)
@@ -178,6 +179,6 @@ async def test_watchers_are_told_to_look_at_all_and_then_what_changed(cluster: C
         assert await anext(changes) == ""
         await start(cluster, gang)
         await away(cluster, gang)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while await anext(changes) != gang.job:
                 pass

@@ -58,7 +58,7 @@ def test_a_broker_that_does_not_let_us_in_is_said_to(carrier: Carrier, monkeypat
     ok, line = said("broker", carrier.home)
     assert not ok
     assert "does not let us in" in line
-    assert "mend WEFT_BROKER_URL" in line
+    assert "correct WEFT_BROKER_URL" in line
 
 
 @pytest.mark.parametrize("carrier", ["rabbitmq"], indirect=True)

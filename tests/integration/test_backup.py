@@ -16,7 +16,7 @@ from services.local.commands import PLATFORM
 from tests.promises import Promise
 from tests.testbed.platform import Platform, empty_platform, platform
 from tests.testbed.s3 import S3
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 from weft import Client, Job
 
 SMALL = {"cpus": 0.5, "memory": "64MiB"}
@@ -75,7 +75,7 @@ def _key_for(url: str, key: str, user: str) -> str:
 
 
 def _ask(url: str, key: str, path: str, body: dict[str, str] | None = None) -> httpx2.Response:
-    with httpx2.Client(trust_env=False, timeout=30, headers={"Authorization": f"Bearer {key}"}) as http:
+    with httpx2.Client(trust_env=False, timeout=HANG_S, headers={"Authorization": f"Bearer {key}"}) as http:
         answer = http.get(url + path) if body is None else http.post(url + path, json=body)
     return answer.raise_for_status()
 
@@ -91,11 +91,11 @@ def _submit(client: Client, code: Path) -> dict[str, Job]:
         "deleted": client.jobs.submit({"name": "c", "command": "echo gone", "resources": SMALL}),
     }  # fmt: skip
     for job in jobs.values():
-        job.wait(120)
+        job.wait(HANG_S)
     jobs["deleted"].delete()
     again = {"max": 1, "backoff": "100ms"}
     jobs["at work"] = client.jobs.submit({"name": "d", "command": FAILS_ONCE, "resources": SMALL, "retries": again})
-    eventually(lambda: sum(line.text == "at work" for line in jobs["at work"].logs()) > 5, 60)
+    eventually(lambda: sum(line.text == "at work" for line in jobs["at work"].logs()) > 5)
     whole = {"cpus": 2, "memory": "1MiB"}
     jobs["waiting"] = client.jobs.submit({"name": "e", "command": "echo room", "resources": whole})
     return jobs
@@ -121,7 +121,7 @@ def first(tmp_path: Path) -> First:
         submitting = threading.Thread(target=submit)
         submitting.start()
         try:
-            eventually(lambda: len(acknowledged) >= 3, 60)
+            eventually(lambda: len(acknowledged) >= 3)
             so_far = list(acknowledged)
             PLATFORM.backup(str(folder / "b"), str(one.home.root), report=lambda _: None)
         finally:
@@ -138,7 +138,6 @@ def _servers(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @pytest.mark.promise("R17")
-@pytest.mark.timeout(600)
 def test_all_that_the_first_platform_showed_is_there_again(
     first: First, promise: Promise, request: pytest.FixtureRequest
 ) -> None:
@@ -169,13 +168,13 @@ def _compare(first: First, restored: Platform) -> int:
 
     assert _ask(restored.url, first.users_key, "/v1/whoami").json()["user"] == "ada"
     with Client(restored.url, restored.key) as client:
-        job = client.jobs.get(at_work).wait(120)
+        job = client.jobs.get(at_work).wait(HANG_S)
         assert (job.status, job.attempt) == ("COMPLETED", 3)
         assert [line.text for line in job.logs() if line.attempt == 3] == ["from 1"]
         reasons = [(event.to, event.actor, event.reason) for event in job.history()]
         assert ("QUEUED", "restore", "Restored") in reasons
         for job_id in (first.jobs["waiting"], *first.acknowledged):
-            assert client.jobs.get(job_id).wait(120).status == "COMPLETED"
+            assert client.jobs.get(job_id).wait(HANG_S).status == "COMPLETED"
     return len(expected) + len(grew) + len(first.acknowledged)
 
 

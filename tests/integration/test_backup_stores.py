@@ -28,10 +28,10 @@ from services.local.backup.stores import Stores
 from services.local.commands import PLATFORM
 from tests.testbed.s3 import S3
 from tests.testbed.stocked import ADMIN_KEY, SECRETS, contents, environment, stock, with_stores
+from tests.waiting import HANG_S
 
 WEFT = Path(sys.executable).with_name("weft")
 EMBEDDED: Mapping[str, str] = {}
-pytestmark = pytest.mark.timeout(300)  # much is synced to the disk, and a busy one takes its time
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ else:
 def killed(what: str, home: Path, file: Path, share: float) -> None:
     """Backup or restore, by a process that kills itself (-9) once it has done this share of its work."""
     words = [sys.executable, "-c", _KILLED, what, str(home), str(file), str(share)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=HANG_S)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

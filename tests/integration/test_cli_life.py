@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.testbed.platform import Platform
+from tests.waiting import HANG_S
 from weft import Client
 from weft._cli.main import COMMANDS, run
 
@@ -263,7 +264,7 @@ def in_terminal(command: list[str], environment: dict[str, str]) -> tuple[str, i
         pass
     finally:
         os.close(ours)
-    return drawn.decode(errors="replace"), process.wait(timeout=30)
+    return drawn.decode(errors="replace"), process.wait(timeout=HANG_S)
 
 
 def test_a_metric_that_nobody_reported_is_told_from_a_job_that_reported_nothing(weft: Weft, code: Path) -> None:
@@ -287,7 +288,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(weft: Weft, weft_up: Platform
     try:
         assert any("PROCESSING" in line or "hello" in line or "loss" in line for line in follower.stdout)
         follower.send_signal(signal.SIGINT)
-        _, said = follower.communicate(timeout=30)
+        _, said = follower.communicate(timeout=HANG_S)
         assert follower.returncode == 130
         assert f"the job goes on. `weft {what} -f {job}` follows it again" in " ".join(said.split())
         assert weft("show", job, "-o", "json").json["status"] in {"PENDING", "DOWNLOADING", "PROCESSING"}

@@ -23,7 +23,7 @@ from services.node import shim
 from tests.testbed.node import NodeProcess, living_with, node_process, plan
 from tests.testbed.server import free_port
 from tests.testbed.signals import kill_all
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 FOREVER = "exec sleep 1000"
 UNTIL_FILE = "echo up; until [ -e $JOB_STATE_DIR/end ]; do sleep 0.01; done; exit 7"
@@ -320,7 +320,7 @@ async def test_a_second_agent_of_the_same_home_does_not_start(node: NodeProcess)
     node.home.addresses_file.write_text(json.dumps(others))
     node.start(ready=False)
     assert node.process is not None
-    assert await asyncio.to_thread(node.process.wait, 20) == 1
+    assert await asyncio.to_thread(node.process.wait, HANG_S) == 1
     assert "another node agent is running" in node.log.splitlines()[-1]
     node.process = first
     node.home.addresses_file.write_text(addresses)

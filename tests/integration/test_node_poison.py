@@ -18,10 +18,10 @@ from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import LearnerProcess
 from services.core.runtime.processes import identify
-from services.core.runtime.quarantine import LEARNER, Held
+from services.core.runtime.quarantine import LEARNER, QuarantineEntry
 from services.core.runtime.settings import Settings
 from tests.testbed.node import NodeProcess, living_with, node_process, plan
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 FOREVER = "exec sleep 600"
 GARBAGE = {
@@ -60,7 +60,7 @@ async def run(cluster: LocalCluster, of: AttemptPlan) -> LearnerProcess:
     async def runs() -> LearnerProcess | None:
         return await running(cluster, of)
 
-    found = await until(runs, 30)
+    found = await until(runs)
     assert found is not None
     return found
 
@@ -74,7 +74,7 @@ async def ended(cluster: LocalCluster, of: AttemptPlan) -> Exit:
     async def over() -> Exit | None:
         return next((one.exit for one in (await cluster.observe(of.job)).learners), None)
 
-    found = await until(over, 30)
+    found = await until(over)
     assert found is not None
     return found
 
@@ -140,17 +140,17 @@ async def test_a_running_learner_whose_document_is_ruined_is_seen_until_it_ends_
     (seen,) = (await cluster.observe(bad.job)).learners
     assert (seen.name, seen.state, seen.exit) == ("worker-0", "running", None)
 
-    async def held() -> list[Held]:
-        return [one for one in await ask_quarantine(channel, timeout_s=10) if one.place == str(document)]
+    async def held() -> list[QuarantineEntry]:
+        return [one for one in await ask_quarantine(channel, timeout_s=HANG_S) if one.place == str(document)]
 
-    (one,) = await until(held, 30)
+    (one,) = await until(held)
     assert (one.kind, one.job, bool(one.reason), bool(one.advice)) == (LEARNER, bad.job, True, True)
     poison(document, sound)  # mended: it is taken up again, by itself
 
     async def released() -> bool:
         return not await held()
 
-    assert await until(released, 30)
+    assert await until(released)
     assert (await cluster.observe(bad.job)).learners == [victim]
     node.end(signal.SIGKILL)
     poison(document, b"")

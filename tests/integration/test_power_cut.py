@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from services.core.runtime.home import Home
-from services.core.runtime.processes import identify, saved
+from services.core.runtime.processes import identify, read_live_process
 from services.local.layout import ETCD, PROGRAMS, VERSION, prepare
 from tests.testbed.platform import Platform, platform
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 from weft import Client
 
 SERVICES = ("supervisor", ETCD.name, *(program.name for program in PROGRAMS))
@@ -37,7 +37,7 @@ def cut_the_power(one: Platform, job_id: str) -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, sign)
-    eventually(lambda: all(who is None or identify(who.pid) != who for who in gone), 30)
+    eventually(lambda: all(who is None or identify(who.pid) != who for who in gone))
 
 
 def tear(path: Path) -> None:
@@ -46,13 +46,12 @@ def tear(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
-@pytest.mark.timeout(300)
 def test_the_platform_carries_on_over_torn_files_stale_pids_and_the_loss_of_every_learner(weft_up: Platform) -> None:
     home = weft_up.home
     with Client(weft_up.url, weft_up.key) as client:
-        done = client.jobs.submit({"name": "d", "command": "echo done", "resources": SMALL}).wait(60)
+        done = client.jobs.submit({"name": "d", "command": "echo done", "resources": SMALL}).wait(HANG_S)
         job = client.jobs.submit({"name": "j", "command": COUNTS, "resources": SMALL})
-        eventually(lambda: sum(1 for _ in job.logs()) == 3, 60)
+        eventually(lambda: sum(1 for _ in job.logs()) == 3)
     cut_the_power(weft_up, job.id)
 
     # Files that are written without fsync: any of them may be half, or empty.
@@ -88,15 +87,17 @@ def test_the_platform_carries_on_over_torn_files_stale_pids_and_the_loss_of_ever
 
     weft_up.up()
     with Client(weft_up.url, weft_up.key) as client:
-        again = client.jobs.get(job.id).wait(90)
+        again = client.jobs.get(job.id).wait(HANG_S)
         assert (again.status, again.attempt) == ("COMPLETED", 2)
         assert [line.text for line in again.logs()] == [f"try {n} line {m}" for n in (1, 2) for m in (1, 2, 3)]
         assert "LearnerLost" in [event.reason for event in again.history()]
         assert client.jobs.get(done.id).status == "COMPLETED"
         assert [line.text for line in client.jobs.get(done.id).logs()] == ["done"]
-        assert client.jobs.submit({"name": "n", "command": "true", "resources": SMALL}).wait(60).status == "COMPLETED"
+        assert (
+            client.jobs.submit({"name": "n", "command": "true", "resources": SMALL}).wait(HANG_S).status == "COMPLETED"
+        )
     assert weft_up.processes_of(job.id) == []
-    assert all(saved(home / "run" / f"{name}.json") is not None for name in SERVICES)
+    eventually(lambda: all(read_live_process(home / "run" / f"{name}.json") is not None for name in SERVICES))
     assert not (home / "objects" / ".weft-staging" / "half").exists()
     assert not (home / "uploads" / "half").exists()
 

@@ -145,7 +145,7 @@ async def _mended(story: Story) -> None:
         if not story.lcm.of.quarantine.places(JOB):
             return
         await asyncio.sleep(0.5)
-    raise AssertionError(f"still in quarantine: {story.lcm.of.quarantine.listed()}")
+    raise AssertionError(f"still in quarantine: {story.lcm.of.quarantine.entries()}")
 
 
 @pytest.mark.promise("R14")

@@ -25,7 +25,7 @@ from services.core.bootstrap.service import http_server, serve_http
 from services.core.domain.job import Job
 from services.core.ports.job_store import JobStore
 from tests.testbed.server import free_port
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 SPEC: dict[str, Any] = {"name": "digits", "command": "python train.py"}
 
@@ -45,7 +45,7 @@ class Api:
 
     def client(self, key: str | None, **options: Any) -> httpx2.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
-        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=60, trust_env=False, **options)
+        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=HANG_S, trust_env=False, **options)
 
     async def key(self, user: str, tenant: str) -> str:
         """A new user's key."""
@@ -70,7 +70,7 @@ class Api:
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
             writer.write(request)
-            return (await asyncio.wait_for(reader.readline(), 10)).strip()
+            return (await asyncio.wait_for(reader.readline(), HANG_S)).strip()
         finally:
             writer.close()
             await writer.wait_closed()

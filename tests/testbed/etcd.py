@@ -11,6 +11,7 @@ import pytest
 
 from services.core.adapters.etcd import launcher
 from tests.testbed.server import Server, free_port, running
+from tests.waiting import HANG_S
 
 # A member that restarts on its data waits for an election before it serves: a second or two by default.
 _QUICK_RESTART = ("--heartbeat-interval=20", "--election-timeout=200")
@@ -46,7 +47,7 @@ class Etcd(Server):
     async def ready(self) -> None:
         process = self._process
         assert process is not None
-        await launcher.wait_ready(self.address, timeout_s=20, running=lambda: process.poll() is None)
+        await launcher.wait_ready(self.address, timeout_s=HANG_S, running=lambda: process.poll() is None)
 
     def empty(self) -> None:
         """Loses all data, while it is not running."""

@@ -126,14 +126,14 @@ class Learner:
         assert self.shim is not None
         self.shim.send_signal(signal.SIGUSR1)
 
-    async def until_stored(self, timeout: float = 20) -> None:
+    async def until_stored(self) -> None:
         """Waits until the helper has ended with exit code 0."""
 
         def code() -> int | None:
             assert self.helper is not None
             return None if self.helper.poll() is None else self.helper.returncode + 1
 
-        assert await until(code, timeout) == 1, self.log
+        assert await until(code) == 1, self.log
         assert (self.folder / "stored").exists()
 
     def objects(self, kind: str, *, attempt: int = 1) -> dict[str, bytes]:

@@ -29,6 +29,7 @@ from services.node.cgroups import Groups
 from services.node.isolation import ISOLATION_FILE
 from tests.testbed.server import free_port
 from tests.testbed.signals import kill_all
+from tests.waiting import HANG_S
 
 _FAST_RECONNECT = (("grpc.min_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20))
 ROOT = Path(__file__).parents[2]
@@ -87,8 +88,9 @@ class NodeProcess:
                 self._await_ready(grpc.channel_ready_future(channel))
 
     def _await_ready(self, future: grpc.Future[None]) -> None:
-        """AssertionError with the last line of the log if the agent ends, mostly because this machine lacks something."""
-        for _ in range(100):
+        """AssertionError with the last line of the log if the agent ends, mostly as this machine lacks something."""
+        deadline = time.monotonic() + HANG_S
+        while time.monotonic() < deadline:
             with suppress(grpc.FutureTimeoutError):
                 future.result(timeout=0.2)
                 return
@@ -101,7 +103,7 @@ class NodeProcess:
         if self.process is None:
             return 0
         self.process.send_signal(sign)
-        code = self.process.wait(20)
+        code = self.process.wait(HANG_S)
         self.process = None
         return code
 

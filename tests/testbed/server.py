@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from services.local.layout import listen_lasting
 from tests.testbed.signals import pause
-from tests.waiting import in_thread, until
+from tests.waiting import HANG_S, in_thread, until
 
 _given: Final[set[int]] = set()
 
@@ -29,7 +29,7 @@ def free_port() -> int:
 class Server:
     """Its subclass says how it is started, and when it serves."""
 
-    starts_within_s = 30.0
+    starts_within_s = HANG_S
 
     def __init__(self, log: Path) -> None:
         self.port = free_port()

@@ -21,7 +21,7 @@ from services.core.ports.job_store import DispatcherDoc, JobQuery
 from services.core.ports.metric_store import Batch, LineQuery, LogLine, Point, PointQuery, SourceId
 from services.core.ports.record_store import Record
 from services.core.runtime.settings import Settings
-from services.core.use_cases.jobs import copy_history, every, history
+from services.core.use_cases.jobs import all_jobs, copy_history, history
 from services.local.backup.stores import TENANTS, Stores, opened
 from services.local.layout import prepare
 from tests.documents import NOW, a_job
@@ -55,7 +55,7 @@ def with_stores(home: Path, more: Mapping[str, str], use: Callable[[Stores], Awa
             return await use(stores)
 
     with environment(home, more) as settings:
-        prepare(settings.place)
+        prepare(settings.installation)
         return asyncio.run(body(settings))
 
 
@@ -121,7 +121,7 @@ async def _metrics(stores: Stores, job_id: str, place: int) -> None:
 async def contents(stores: Stores) -> dict[str, Any]:
     """All that users of the platform may see, by what it is and of whom."""
     found: dict[str, Any] = {}
-    async for job in every(stores.jobs, JobQuery(deleted=True)):
+    async for job in all_jobs(stores.jobs, JobQuery(deleted=True)):
         found[f"job {job.id}"] = dump(replace(job, rev=0, history_tail=()))
         for event in await history(stores.jobs, job):
             found[f"event {job.id} {event.seq}"] = dump(event)

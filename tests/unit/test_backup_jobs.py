@@ -94,7 +94,7 @@ def test_a_copy_for_trial_trains_nothing_until_somebody_resumes_it(before: Job) 
 
 @pytest.mark.parametrize("halt", ["", "halted"])
 @pytest.mark.parametrize("wish", list(Desired))
-@pytest.mark.parametrize("to", [None, *RESTING, Status.QUEUED])
+@pytest.mark.parametrize("to", [None, *sorted(RESTING), Status.QUEUED])
 @pytest.mark.parametrize("status", sorted(ADMITTED | {Status.QUEUED}))
 def test_whatever_it_was_the_status_machine_allows_what_becomes_of_it(
     status: Status, to: Status | None, wish: Desired, halt: str

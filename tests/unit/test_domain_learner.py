@@ -13,9 +13,9 @@ from services.core.domain.job import Counters, Job
 from services.core.domain.learner import (
     Exit,
     LearnerStatus,
+    decide_verdict,
     describe_failure,
     job_status,
-    judge,
     learner_name,
     step_times,
 )
@@ -137,10 +137,10 @@ def test_a_learner_that_never_started_is_missed_by_its_gang_even_where_its_failu
     ready = {
         name: replace(one, phase=Phase.READY) for name, one in learners(spec, worker_0=first, worker_1=None).items()
     }
-    verdict = judge(a_job(), spec, ready, now=NOW)
+    verdict = decide_verdict(a_job(), spec, ready, now=NOW)
     assert (verdict and verdict.to) == to
     begun = ready | {"worker-1": replace(ready["worker-1"], phase=Phase.PROCESSING)}
-    assert judge(a_job(), spec, begun, now=NOW) is None
+    assert decide_verdict(a_job(), spec, begun, now=NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_the_verdict(
     roles: dict[str, Any], desired: Desired, ends: dict[str, Exit | str | None], to: Status | None
 ) -> None:
     spec = a_spec(roles)
-    verdict = judge(a_job(desired=desired), spec, learners(spec, **ends), now=NOW + 5)
+    verdict = decide_verdict(a_job(desired=desired), spec, learners(spec, **ends), now=NOW + 5)
     assert (verdict and verdict.to) == to
     assert verdict is None or verdict.time == NOW + 5
 
@@ -170,14 +170,14 @@ def test_an_attempt_of_which_all_learners_have_ended_never_goes_on_for_ever(
     marked = any(isinstance(end, Exit) and end.stop_cause for end in ends.values())
     if marked and desired is RUN:
         return  # somebody was told to stop, and by then there had been a verdict
-    assert judge(a_job(desired=desired), spec, learners(spec, **ends), now=NOW) is not None
+    assert decide_verdict(a_job(desired=desired), spec, learners(spec, **ends), now=NOW) is not None
 
 
 # --- first cause, retries ------------------------------------------------------
 
 
 def verdict_of(job: Job, spec: JobSpec, **ends: Exit | str | None) -> tuple[Status, str, str]:
-    verdict = judge(job, spec, learners(spec, **ends), now=NOW)
+    verdict = decide_verdict(job, spec, learners(spec, **ends), now=NOW)
     assert verdict is not None
     return verdict.to, verdict.learner, verdict.reason
 
@@ -188,7 +188,7 @@ def test_who_failed_first_by_itself_names_the_cause() -> None:
         "worker_0": stopped("peer"), "worker_1": failed(7, at=NOW + 2), "worker_2": failed(signal=11, at=NOW + 1),
         "worker_3": failed(1, at=NOW + 1),
     }  # fmt: skip
-    verdict = judge(a_job(), spec, learners(spec, **ends), now=NOW + 3)
+    verdict = decide_verdict(a_job(), spec, learners(spec, **ends), now=NOW + 3)
     assert verdict is not None
     assert (verdict.learner, verdict.reason, verdict.signal, verdict.exit_code) == ("worker-2", "Signalled", 11, None)
     assert verdict.message == "learner worker-2 was ended by SIGSEGV; its log says more (rank 2)"
@@ -225,7 +225,7 @@ def test_a_fatal_failure_is_the_cause_even_where_an_ignored_one_came_first() -> 
 )
 def test_retries_count_what_the_job_did_itself(retries: dict[str, Any], used: int, end: Exit | str, to: Status) -> None:
     spec = a_spec(retries=retries)
-    verdict = judge(a_job(counters=Counters(retries=used)), spec, learners(spec, worker_0=end), now=NOW)
+    verdict = decide_verdict(a_job(counters=Counters(retries=used)), spec, learners(spec, worker_0=end), now=NOW)
     assert verdict is not None
     lost = isinstance(end, Exit) and end.lost
     assert (verdict.to, verdict.budgeted) == (to, not lost)

@@ -13,8 +13,8 @@ from services.core.domain.codec import load
 from services.core.domain.errors import Conflict, Quarantined
 from services.core.domain.job import SCHEMA, Job
 
-GREATEST: Final = 2**31
-LATEST: Final = 253_402_300_799_999
+MAX_NUMBER: Final = 2**31
+MAX_TIME_MS: Final = 253_402_300_799_999
 """The last millisecond that RFC 3339 can write: a later time is nobody's, and would fail whoever shows it."""
 
 
@@ -60,7 +60,7 @@ def _check_numbers(job: Job) -> None:
         attempt, claim, job.dispatcher_term, job.generation, job.observed_generation, job.history_seq, job.rev,
         counters.retries, counters.restarts, counters.preemptions, counters.rollbacks,
     )  # fmt: skip
-    if min(numbers) < 0 or max(numbers) > GREATEST:
+    if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
         raise ValueError("a number in it is less than nothing, or greater than counting leads to")
 
 
@@ -70,7 +70,7 @@ def _check_times(job: Job) -> None:
     times += [one for one in (job.attempt.admitted, job.attempt.started) if one is not None]
     times += [event.time for event in job.history_tail]
     times += [job.verdict.time] if job.verdict is not None else []
-    if min(times) < 0 or max(times) > LATEST:
+    if min(times) < 0 or max(times) > MAX_TIME_MS:
         raise ValueError("it has a time before 1970 or after 9999")
 
 

@@ -76,14 +76,14 @@ class LearnerStatus:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def gave_up(self) -> bool:
+    def helper_failed(self) -> bool:
         """Its helper failed before its process ran: it is STORED, and yet it never got beyond fetching."""
         return bool(self.reason) and self.exit is None
 
 
 def job_status(learners: Iterable[LearnerStatus], expected: int) -> Status:
     """The job's place on its path: that of its slowest learner; PROCESSING as soon as the first process runs."""
-    phases = [Phase.DOWNLOADING if one.gave_up else one.phase for one in learners]
+    phases = [Phase.DOWNLOADING if one.helper_failed else one.phase for one in learners]
     if not phases or all(phase is Phase.WAITING for phase in phases):
         return Status.PENDING
     if len(phases) == expected and all(PHASE_ORDER[phase] >= PHASE_ORDER[Phase.STORING] for phase in phases):
@@ -104,7 +104,7 @@ def step_times(learners: Iterable[LearnerStatus]) -> dict[Status, int]:
     return out | ({Status.STORING: max(seen(Phase.STORING))} if seen(Phase.STORING) else {})
 
 
-def judge(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], *, now: int) -> Verdict | None:
+def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], *, now: int) -> Verdict | None:
     """How the attempt ends, or None while it goes on. Kill > facts > halt > run.
 
     ``learners`` holds those of the current attempt, by name. Success comes before failure: once all who decide have
@@ -151,12 +151,12 @@ def _succeeded(one: LearnerStatus) -> bool:
 
 def _failed(one: LearnerStatus) -> bool:
     """By itself: its process, or its helper before there was one."""
-    return one.gave_up or (one.exit is not None and one.exit.natural and not one.exit.ok)
+    return one.helper_failed or (one.exit is not None and one.exit.natural and not one.exit.ok)
 
 
 def _ran(one: LearnerStatus) -> bool:
     """Its process was started: that of one which was merely lost perhaps not."""
-    if one.gave_up:
+    if one.helper_failed:
         return False
     return PHASE_ORDER[one.phase] >= PHASE_ORDER[Phase.PROCESSING] or (one.exit is not None and not one.exit.lost)
 

@@ -1,8 +1,8 @@
-"""The plan of one attempt: everything a cluster needs to know to provision all of its learners or none.
+"""The plan of one attempt: all that a cluster needs to provision every learner of it, or none.
 
-Rendered once, by pure code, when an attempt is provisioned; plans of running attempts are never rendered anew.
-The same plan goes to every cluster adapter. What only a cluster knows (addresses, ports, folders, GPUs) is a
-placeholder in the plan, which the cluster's adapter fills.
+The Guardian renders it once, when it provisions the attempt. Plans of running attempts are not rendered again. Every
+cluster adapter gets the same plan. What only a cluster knows (addresses, ports, folders, GPUs) is a placeholder in the
+plan, which the cluster's adapter fills.
 """
 
 from __future__ import annotations
@@ -117,19 +117,21 @@ class LearnerPlan:
     """One learner: its identity, its command and its resources."""
 
     name: str
-    """``worker-0``: role and place within the role."""
+    """``<role>-<index>``, e.g. ``worker-0``."""
     role: str
     rank: int
-    """Global, from 0."""
+    """Global rank, from 0."""
     command: str
-    """For ``/bin/sh -c``, in MODEL_DIR."""
+    """Run by ``/bin/sh -c`` in MODEL_DIR."""
     cpus: float
+    """CPU cores."""
     memory: int
     """Bytes."""
     gpus: float
     node: str
+    """Name of the node that the dispatcher chose."""
     token: str
-    """Good for this job, attempt and rank only."""
+    """Learner token (``services.core.domain.tokens``) for this job, attempt and rank."""
     env: Mapping[str, str] = field(default_factory=dict)
     """The user's own variables: literal text."""
     variables: Variables = field(default_factory=dict)
@@ -139,43 +141,51 @@ class LearnerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """Data to fetch into ``DATA_DIR/<mount>`` before the learner starts."""
+    """Data that is fetched into ``DATA_DIR/<mount>`` before the learner starts."""
 
     mount: str
     type: str
     """local | http."""
     location: str
-    """An absolute path, or a URL."""
+    """An absolute path for ``local``, a URL for ``http``."""
     path: str = ""
+    """The part of the data store to fetch, relative to ``location``; empty: all of it."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptPlan:
-    """All learners of one attempt. Durations in milliseconds."""
+    """All learners of one attempt. Durations are milliseconds."""
 
     job: str
+    """Job id."""
     tenant: str
     attempt: int
     term: int
-    """The Guardian's: a cluster refuses an older one."""
+    """The Guardian's term. A cluster refuses a lower one than it has seen."""
     learners: tuple[LearnerPlan, ...]
     """By rank."""
     distribution: str
+    """How the learners find one another: none, torchrun, jax, ..."""
     framework: str
-    """Name of a library entry, ``name-version``; empty: the machine's own shell and tools."""
+    """``<name>-<version>`` of an entry of the framework library; empty: the shell and tools of the machine."""
     code_digest: str
+    """``sha256:<hex>`` of the code archive; empty: no code."""
     inputs: tuple[Input, ...]
     grace: int
+    """Milliseconds between SIGTERM and SIGKILL."""
     store_timeout: int
+    """Milliseconds that helpers get to store results after the learner's end."""
     checkpoint_keep: int
+    """How many checkpoints are kept."""
     metrics_files: tuple[str, ...] = ()
-    """JSON-lines files of metrics, relative to LOG_DIR, besides weft.report's and stdout."""
+    """JSON-lines files of metrics, relative to LOG_DIR, in addition to that of weft.report and to stdout."""
     checkpoint_attempts: tuple[int, ...] = ()
     """Earlier attempts whose recorded checkpoints may be restored, newest first."""
     variables: Variables = field(default_factory=dict)
     """Weft's variables that are the same for all learners."""
     trace: str = ""
+    """W3C traceparent of the job's submission."""
     schema: int = SCHEMA
     extra: Mapping[str, Any] = field(default_factory=dict)
 

@@ -59,16 +59,16 @@ class Unreadable:
     """What there is, where it is a mapping at all."""
 
 
-def judged(job_id: str, document: object, rev: object) -> Job | Unreadable:
-    """The job, or why it cannot be read: for lists, which one bad document must not spoil. ``rev``: see ``at_rev``."""
+def job_or_unreadable(job_id: str, document: object, rev: object) -> Job | Unreadable:
+    """The job, or why it cannot be read: for lists, which one bad document must not spoil. ``rev`` is the store's."""
     try:
-        return at_rev(read_job(job_id, document), rev)
+        return with_stored_rev(read_job(job_id, document), rev)
     except Conflict as error:
         seen: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
         return Unreadable(id=job_id, why=error.message, newer=not isinstance(error, Quarantined), document=seen)
 
 
-def at_rev(job: Job, rev: object) -> Job:
+def with_stored_rev(job: Job, rev: object) -> Job:
     """At the revision that the store keeps beside the document: one that was mended by hand may name an old one."""
     return replace(job, rev=rev) if isinstance(rev, int) and rev != job.rev else job
 

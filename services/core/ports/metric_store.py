@@ -186,7 +186,7 @@ class MetricStore(Protocol):
         """Job -> why, of those that were found to be damaged: every call for one raises Quarantined."""
         ...
 
-    async def look_again(self, job_id: str) -> None:
+    async def recheck(self, job_id: str) -> None:
         """Reads all of a damaged job; where it is sound again it is damaged no more."""
         ...
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from services.core.domain.codec import load
-from services.core.domain.document import LATEST
+from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan, Folder, LearnerPlan
 from services.core.runtime.durable_files import read_json
-from services.core.runtime.processes import Identity
+from services.core.runtime.processes import ProcessIdentity
 
 SCHEMA: Final = 1
 RUN: Final = 1
@@ -158,7 +158,7 @@ class LearnerFolder:
         """True once the helper has stored everything and ended."""
         return self.has(STORED_FILE)
 
-    def process(self, name: str) -> Identity | None:
+    def process(self, name: str) -> ProcessIdentity | None:
         """The process of ``shim.json``, ``helper.json`` or ``start.json``; None also if it cannot be read."""
         try:
             document = self.read(name)
@@ -225,13 +225,13 @@ class LearnerFolder:
         return round((self.root / name).stat().st_mtime * 1000)
 
 
-def _identity(document: Mapping[str, Any]) -> Identity:
-    return Identity(int(document["pid"]), int(document["start_time"]), str(document["boot_id"]))
+def _identity(document: Mapping[str, Any]) -> ProcessIdentity:
+    return ProcessIdentity(int(document["pid"]), int(document["start_time"]), str(document["boot_id"]))
 
 
 def _time(document: Mapping[str, Any]) -> int:
     time = document["time"]
-    if not isinstance(time, int) or not 0 <= time <= LATEST:
+    if not isinstance(time, int) or not 0 <= time <= MAX_TIME_MS:
         raise ValueError("it has a time before 1970 or after 9999")
     return time
 

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from services.core.runtime.processes import Identity, alive
+from services.core.runtime.processes import ProcessIdentity, alive
 
 LOOKS: Final = 4
 """In a row that have seen no sign of life."""
@@ -22,7 +22,7 @@ _WAITING: Final = frozenset("RDt")
 _SWITCHES: Final = re.compile(r"ctxt_switches:\s*(\d+)")
 
 
-async def silent(process: Identity, *, after_s: float, every_thread: bool = False) -> None:
+async def wait_until_hung(process: ProcessIdentity, *, after_s: float, every_thread: bool = False) -> None:
     """Returns once the process lives and has done nothing for so long; cancel it when it ends.
 
     ``every_thread``: a sign of life of any thread counts, not only the main one's (programs that are not Python).
@@ -35,7 +35,7 @@ async def silent(process: Identity, *, after_s: float, every_thread: bool = Fals
         before = now
 
 
-def _trace(process: Identity, *, every_thread: bool) -> str:
+def _trace(process: ProcessIdentity, *, every_thread: bool) -> str:
     """How often its threads have run; empty where it waits for its turn, or is gone."""
     threads = Path(f"/proc/{process.pid}/task")
     counts: list[str] = []

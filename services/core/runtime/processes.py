@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProcessIdentity:
     pid: int
     start_time: int
     """Field 22 of /proc/<pid>/stat: clock ticks since boot."""
@@ -29,22 +29,22 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def identify(pid: int) -> Identity | None:
+def identify(pid: int) -> ProcessIdentity | None:
     """The living process of this pid; None where there is none, or only its corpse."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may contain anything
-    return None if fields[0] in "ZX" else Identity(pid, int(fields[19]), boot_id())
+    return None if fields[0] in "ZX" else ProcessIdentity(pid, int(fields[19]), boot_id())
 
 
-def alive(process: Identity) -> bool:
+def alive(process: ProcessIdentity) -> bool:
     """Whether exactly this process still runs."""
     return identify(process.pid) == process
 
 
-def send(process: Identity, sign: signal.Signals) -> bool:
+def send_signal(process: ProcessIdentity, sign: signal.Signals) -> bool:
     """Signals exactly this process, never another that got its pid; whether it was there."""
     try:
         handle = os.pidfd_open(process.pid)
@@ -61,7 +61,7 @@ def send(process: Identity, sign: signal.Signals) -> bool:
     return True
 
 
-def wait_gone(process: Identity, timeout_s: float) -> bool:
+def wait_gone(process: ProcessIdentity, timeout_s: float) -> bool:
     """Whether it ended within so many seconds. Blocks; costs nothing while waiting."""
     try:
         handle = os.pidfd_open(process.pid)
@@ -75,7 +75,7 @@ def wait_gone(process: Identity, timeout_s: float) -> bool:
         os.close(handle)
 
 
-def save(path: Path, process: Identity) -> None:
+def write_process_file(path: Path, process: ProcessIdentity) -> None:
     """Atomically; a reader sees the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
@@ -83,10 +83,10 @@ def save(path: Path, process: Identity) -> None:
     temporary.replace(path)
 
 
-def saved(path: Path) -> Identity | None:
+def read_live_process(path: Path) -> ProcessIdentity | None:
     """The process noted in the file, if it still lives."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         noted = json.loads(path.read_text())
-        process = Identity(int(noted["pid"]), int(noted["start_time"]), str(noted["boot_id"]))
+        process = ProcessIdentity(int(noted["pid"]), int(noted["start_time"]), str(noted["boot_id"]))
         return process if alive(process) else None
     return None

@@ -39,7 +39,7 @@ async def update(store: JobStore, job_id: str, claim: Claim | None, change: Call
     raise StaleRevision(f"job {job_id} kept changing under {_TRIES} tries to update it")
 
 
-async def every(
+async def all_jobs(
     store: JobStore, query: JobQuery, *, page: int = 1000, left_out: list[Unreadable] | None = None
 ) -> AsyncGenerator[Job]:
     """All jobs of the query, in order of submission, a page at a time: no snapshot, each as it was when it was read.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from services.core.domain.errors import Conflict, InvalidRequest
 from services.core.runtime.home import Home, default_home
-from services.core.runtime.processes import saved
+from services.core.runtime.processes import read_live_process
 
 if TYPE_CHECKING:
     from services.core.runtime.settings import Settings
@@ -153,7 +153,7 @@ def _as_it_runs(home: Home) -> Generator[Settings]:
     from services.core.runtime.settings import Settings
 
     theirs: dict[str, str] = {}
-    process = saved(home / "run" / "api.json") or saved(home / "run" / "supervisor.json")
+    process = read_live_process(home / "run" / "api.json") or read_live_process(home / "run" / "supervisor.json")
     if process is not None:
         with contextlib.suppress(OSError):
             pairs = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")

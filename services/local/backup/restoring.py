@@ -32,9 +32,9 @@ from services.core.ports.job_store import DispatcherDoc, JobQuery
 from services.core.ports.metric_store import SourceState, Stored
 from services.core.ports.record_store import Record
 from services.core.runtime.home import Home
-from services.core.runtime.processes import saved
+from services.core.runtime.processes import read_live_process
 from services.core.runtime.settings import Settings
-from services.core.use_cases.jobs import every
+from services.core.use_cases.jobs import all_jobs
 from services.local.backup import restore_marker
 from services.local.backup.archive import HEAD, Entry, Reader, Refused, Void
 from services.local.backup.documents import documents, read_sources, read_stored
@@ -126,7 +126,9 @@ def _standing_still(home: Home) -> Generator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Conflict(f"Weft runs in {home.root}; stop it with `weft down`, then restore") from None
-        left = [one.name for one in (ETCD, *PROGRAMS) if saved(home / "run" / f"{one.name}.json") is not None]
+        left = [
+            one.name for one in (ETCD, *PROGRAMS) if read_live_process(home / "run" / f"{one.name}.json") is not None
+        ]
         if left:
             raise Conflict(f"{', '.join(left)} still run in {home.root}; stop them with `weft down`, then restore")
         yield
@@ -145,7 +147,7 @@ async def restore(
 
     Refused, and nothing was changed, where the backup is not whole; Conflict where the platform runs or is not empty.
     """
-    home = settings.place
+    home = settings.installation
     with _opened_file(path) as (file, size):
         checked = _check(file, size, find_key, progress)
         if checked.key is None:
@@ -199,7 +201,7 @@ def _end_learners(home: Home) -> None:
 
 async def _empty(stores: Stores) -> None:
     """Removes everything. What of it is not reached, a job's metrics without a job, harms nobody."""
-    ids = [job.id async for job in every(stores.jobs, JobQuery(deleted=True))]
+    ids = [job.id async for job in all_jobs(stores.jobs, JobQuery(deleted=True))]
     after = ""
     while True:
         page, after = await stores.jobs.unreadable(after=after)

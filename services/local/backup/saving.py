@@ -32,7 +32,7 @@ from services.core.ports.metric_store import LineQuery, PointQuery
 from services.core.ports.object_store import ObjectMeta
 from services.core.ports.secret_store import SecretStore
 from services.core.runtime.settings import Settings
-from services.core.use_cases.jobs import every, history
+from services.core.use_cases.jobs import all_jobs, history
 from services.local.backup.archive import HEAD, Writer
 from services.local.backup.documents import Lines, lines_document, points_document, sources_document
 from services.local.backup.keys import BackupKey
@@ -178,7 +178,7 @@ class Saving:
 
     async def _jobs(self) -> list[str]:
         lines, ids = Lines(self._writer, "jobs"), []
-        async for job in every(self._stores.jobs, JobQuery(deleted=True)):
+        async for job in all_jobs(self._stores.jobs, JobQuery(deleted=True)):
             lines.add({"job": dump(job), "history": await self._history(job)})
             ids.append(job.id)
             self._tell()

@@ -45,7 +45,7 @@ async def opened(settings: Settings, *, writing: bool) -> AsyncGenerator[Stores]
         closing.push_async_callback(jobs.close)
         records = await with_retries(lambda: wiring.record_store(settings), patience_s=_OPENING_S)
         closing.push_async_callback(records.close)
-        metrics_root = settings.place / "metrics"
+        metrics_root = settings.installation / "metrics"
         metrics = await SqliteMetricStore.open(metrics_root) if writing else SqliteMetricStore.beside(metrics_root)
         closing.push_async_callback(metrics.close)
         objects = wiring.object_store(settings)

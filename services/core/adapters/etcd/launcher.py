@@ -26,9 +26,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from services.core.adapters.etcd._stubs import messages
 from services.core.adapters.etcd.connection import Connection, Credentials
 from services.core.domain.errors import Unavailable, WeftError
+from services.core.gen.weft.etcd import rpc_pb2
 
 _OLDEST: Final = (3, 4)
 _PROBE_TIMEOUT_S: Final = 1.0
@@ -144,7 +144,7 @@ async def wait_ready(address: str, *, timeout_s: float, running: Callable[[], bo
         async with asyncio.timeout(timeout_s):
             while running():
                 try:
-                    await connection.call(connection.kv.Range, messages.RangeRequest(key=b"health", count_only=True))
+                    await connection.call(connection.kv.Range, rpc_pb2.RangeRequest(key=b"health", count_only=True))
                 except Unavailable:
                     await asyncio.sleep(_PROBE_EVERY_S)
                 except WeftError:
