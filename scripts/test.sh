@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# What `make test` runs: the tests, on every processor, with one line of progress. Without
-# arguments all of them, and what they need is installed and built before the first.
+# What `make test` runs: the tests, on every processor, with one line of progress. Where no
+# file or folder is named these are all of them, and what they need is installed and built
+# before the first.
 #
 #   scripts/test.sh [pytest's arguments]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-if [ "$#" = 0 ]; then
-    scripts/test-packages.sh --all
-    .venv/bin/python -m tests.testbed.prepare
-else
-    scripts/test-packages.sh
-fi
+all=--all
+for argument in "$@"; do
+    [[ ! -e ${argument%%::*} ]] || all=
+done
+scripts/test-packages.sh $all
+[ -z "$all" ] || .venv/bin/python -m tests.testbed.prepare
 exec .venv/bin/pytest --no-header -p tests.testbed.progress -o console_output_style=classic -n auto "$@"

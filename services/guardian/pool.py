@@ -17,9 +17,10 @@ import structlog
 
 from services.core.domain.errors import StaleFence, Unavailable, WeftError
 from services.core.domain.job import Job
+from services.core.domain.status_keys import member_key
 from services.core.ports.job_store import JobQuery
 from services.core.ports.status_store import Lease
-from services.core.runtime.membership import Membership, member_key, members
+from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import Quarantine
 from services.core.use_cases.jobs import all_jobs
 from services.guardian.actor import Guardian

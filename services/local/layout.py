@@ -34,10 +34,6 @@ class Program:
     essential: bool = True
     """`weft up` waits until it is ready. False for the broker's worker: without it hints are lost, jobs are not."""
 
-    @property
-    def probed(self) -> bool:
-        return f"{self.name}-ops" in self.listens
-
 
 def _python(module: str, name: str, *listens: str, essential: bool = True) -> Program:
     return Program(name, (sys.executable, "-m", module), listens, essential)

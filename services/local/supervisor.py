@@ -119,7 +119,7 @@ class Supervisor:
             if running.process is None:
                 try:
                     self._start(running)
-                except OSError as error:
+                except (OSError, NoSpace) as error:
                     if not self._came_up:
                         raise
                     # A full disk must not end what still runs: the start is repeated.
@@ -168,7 +168,7 @@ class Supervisor:
         try:
             if running.process is not None:
                 write_process_file(self._process_file(running), running.process)
-        except OSError:
+        except (OSError, NoSpace):
             # Without the file the next supervisor would start a second one.
             running.child.kill()
             running.child.wait()

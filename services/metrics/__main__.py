@@ -56,7 +56,7 @@ async def main(service: Service) -> None:
         async with asyncio.TaskGroup() as group:
             damaged_files = watch_damaged_files(ports.store, quarantine, ports.clock)
             # Serving does not wait for membership: etcd may be away, and logs do not depend on it.
-            endless = (membership.start(), attempts.follow(), heartbeats.listen(), damaged_files)
+            endless = (membership.start(), attempts.follow(), heartbeats.forget_old(), damaged_files)
             tasks = [group.create_task(coroutine) for coroutine in endless]
             service.started = True
             await service.stopping.wait()

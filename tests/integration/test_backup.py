@@ -51,18 +51,18 @@ class First:
     """Before the backup began."""
 
 
-def seen(url: str, key: str) -> Seen:
+def snapshot(url: str, key: str) -> Seen:
     """Everything of every job."""
-    found: Seen = {}
+    content: Seen = {}
     with Client(url, key) as client:
         for job in client.jobs.list():
-            found[f"job {job.id}"] = client.jobs.document(job.id)
-            found |= {f"event {job.id} {event.seq}": event for event in job.history()}
-            found |= {f"line {job.id} {line.seq}": line for line in job.logs()}
-            found |= {f"point {job.id} {point.seq}": point for point in job.points()}
+            content[f"job {job.id}"] = client.jobs.document(job.id)
+            content |= {f"event {job.id} {event.seq}": event for event in job.history()}
+            content |= {f"line {job.id} {line.seq}": line for line in job.logs()}
+            content |= {f"point {job.id} {point.seq}": point for point in job.points()}
             for file in job.artifacts():
-                found[f"file {job.id} {file.path}"] = _digest(url, key, f"/v1/jobs/{job.id}/artifacts/{file.path}")
-    return found
+                content[f"file {job.id} {file.path}"] = _digest(url, key, f"/v1/jobs/{job.id}/artifacts/{file.path}")
+    return content
 
 
 def _digest(url: str, key: str, path: str) -> str:
@@ -107,13 +107,13 @@ def first(tmp_path: Path) -> First:
     folder = tmp_path
     (folder / "code").mkdir()
     (folder / "code" / "train.sh").write_text("# of the code\n")
-    with platform({"WEFT_NODE_CPUS": "2"}) as one, Client(one.url, one.key) as client:
+    with platform({"WEFT_NODE_CPUS": "2"}) as first_platform, Client(first_platform.url, first_platform.key) as client:
         jobs = _submit(client, folder / "code")
-        users_key = _key_for(one.url, one.key, "ada")
-        before, acknowledged, enough = seen(one.url, one.key), [], threading.Event()
+        users_key = _key_for(first_platform.url, first_platform.key, "ada")
+        before, acknowledged, enough = snapshot(first_platform.url, first_platform.key), [], threading.Event()
 
         def submit() -> None:
-            with Client(one.url, one.key) as another:
+            with Client(first_platform.url, first_platform.key) as another:
                 while not enough.is_set():
                     spec = {"name": "f", "command": "true", "resources": SMALL}
                     acknowledged.append(another.jobs.submit(spec).id)
@@ -123,13 +123,13 @@ def first(tmp_path: Path) -> First:
         try:
             eventually(lambda: len(acknowledged) >= 3)
             so_far = list(acknowledged)
-            PLATFORM.backup(str(folder / "b"), str(one.home.root), report=lambda _: None)
+            PLATFORM.backup(str(folder / "b"), str(first_platform.home.root), report=lambda _: None)
         finally:
             enough.set()
             submitting.join()
-        after = seen(one.url, one.key)
+        after = snapshot(first_platform.url, first_platform.key)
         ids = {what: job.id for what, job in jobs.items()}
-        return First(folder / "b", one.key, users_key, before, after, ids, so_far)
+        return First(folder / "b", first_platform.key, users_key, before, after, ids, so_far)
 
 
 def _servers(request: pytest.FixtureRequest) -> dict[str, str]:
@@ -138,31 +138,31 @@ def _servers(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @pytest.mark.promise("R17")
-def test_all_that_the_first_platform_showed_is_there_again(
+def test_restored_platform_shows_everything_the_first_one_showed(
     first: First, promise: Promise, request: pytest.FixtureRequest
 ) -> None:
     """On the servers' stores, and in the long run on another embedded set, too."""
     compared = 0
     for stores in (_servers(request), dict[str, str]())[: promise.n(short=1, long=2)]:
-        with empty_platform({"WEFT_NODE_CPUS": "2", **stores}) as one:
-            with one.environment():
-                PLATFORM.restore(str(first.file), str(one.home.root))
-            one.up()
-            compared += _compare(first, one)
+        with empty_platform({"WEFT_NODE_CPUS": "2", **stores}) as restored:
+            with restored.environment():
+                PLATFORM.restore(str(first.file), str(restored.home.root))
+            restored.up()
+            compared += _compare(first, restored)
     promise.kept(compared, "jobs, events, lines, points and files of a backup made under load, compared by the api")
 
 
 def _compare(first: First, restored: Platform) -> int:
     """How many things were compared, all of them equal; then all jobs that were not at rest end well."""
     assert restored.key == first.key
-    now, at_work = seen(restored.url, first.key), first.jobs["at work"]
-    expected = {name: one for name, one in first.before.items() if not _of(name, at_work, first.jobs["waiting"])}
+    now, at_work = snapshot(restored.url, first.key), first.jobs["at work"]
+    expected = {name: value for name, value in first.before.items() if not _of(name, at_work, first.jobs["waiting"])}
     assert {name: now.get(name) for name in expected} == expected
     # Of what was at work: all that was seen before, and nothing that was not there.
-    grew = {name: one for name, one in first.before.items() if _of(name, at_work) and not name.startswith("job ")}
+    grew = {name: value for name, value in first.before.items() if _of(name, at_work) and not name.startswith("job ")}
     assert {name: now.get(name) for name in grew} == grew
-    told = {name: one for name, one in now.items() if name.startswith(f"line {at_work} ") and one.attempt < 3}
-    assert told.items() <= first.after.items()
+    lines = {name: value for name, value in now.items() if name.startswith(f"line {at_work} ") and value.attempt < 3}
+    assert lines.items() <= first.after.items()
     assert all(f"job {job_id}" in now for job_id in first.acknowledged)
     assert f"job {first.jobs['deleted']}" not in now
 

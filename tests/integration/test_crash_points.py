@@ -91,6 +91,7 @@ def kill_everywhere(one: Bed, folder: Path, promise: Promise, most: int, store: 
         tried = sum(point.startswith(f"{process}.") for _, point in faults)
         promise.saw(f"{store}, {process}: {len(points)} points in a life, killed {tried} times")
     promise.kept(len(faults), f"processes of the running platform on {store} killed at a side effect")
+    promise.saw(f"{store}: nothing of a job is left {one.living.gone_s:.1f} s after its end at most (promised: 30 s)")
 
 
 def record(one: Bed, folder: Path) -> Sequence[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 import zipfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -100,6 +101,7 @@ async def running_api(
         server = http_server(create_app(uses), address)
         serving = asyncio.gather(serve_http(server, stopping), serve_grpc(grpc, uses))
         await until(lambda: server.started or serving.done())
+        await until(lambda: _listens(grpc) or serving.done())
         key = (await FolderSecretStore(home / "secrets").get("admin-key") or b"").decode()
         api = Api(f"http://{address}", loaded, uses, store, registry, key, stopping, grpc)
         async with api.client(key) as api.admin:
@@ -108,6 +110,12 @@ async def running_api(
             finally:
                 stopping.set()
                 await serving
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.partition(":")
+    with socket.socket() as connection:
+        return connection.connect_ex((host, int(port))) == 0
 
 
 def a_zip(files: Mapping[str, bytes | str] | None = None) -> bytes:

@@ -16,6 +16,8 @@ from pathlib import Path
 from services.core.runtime.home import Home
 from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
 from services.local.commands import PLATFORM
+from services.local.layout import ADDRESSES
+from tests.testbed.server import free_port
 from tests.waiting import HANG_S
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -34,6 +36,11 @@ class Platform:
         return _environment({**self._environment, "WEFT_HOME": str(self.home.root)})
 
     def up(self) -> None:
+        if not self.home.addresses_file.exists():
+            # The platform's own choice might be a port that a test of another worker was given and does not use yet.
+            self.home.addresses_file.parent.mkdir(parents=True, exist_ok=True)
+            addresses = {name: f"127.0.0.1:{free_port()}" for name in ADDRESSES}
+            self.home.addresses_file.write_text(json.dumps(addresses))
         with _environment(self._environment):
             answer = PLATFORM.up(str(self.home.root), report=lambda _: None)
         self.url, self.key = answer["url"], answer["key"]

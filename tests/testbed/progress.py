@@ -29,8 +29,8 @@ class Progress:
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self) -> Generator[None, Any, Any]:
         """Counts as ever; prints no letter."""
-        category, *_ = yield
-        return category, "", ""
+        category, _, word = yield
+        return category, "", word
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -162,7 +162,7 @@ async def test_what_was_ruined_long_ago_is_found_by_looking_through_the_store(pl
     plane.jobs.plant(jobs[1], "null")
     await asyncio.sleep(40)
     (one,) = lcm.of.quarantine.entries()
-    assert (one.place, one.job, "is a mapping, not NoneType" in one.reason) == (jobs[1], jobs[1], True)
+    assert (one.place, one.job, "is a NoneType, not a mapping" in one.reason) == (jobs[1], jobs[1], True)
     assert plane.clock.now_ms() - one.since < 40_000
     plane.jobs.plant(jobs[1], json.dumps(sound))
     await asyncio.sleep(40)

@@ -32,7 +32,7 @@ def cut_off() -> Iterator[str]:
         thread.join()
 
 
-def test_a_service_that_dies_while_it_says_why_it_is_not_ready_is_starting(tmp_path: Path, cut_off: str) -> None:
+def test_service_that_dies_during_its_readiness_answer_is_starting(tmp_path: Path, cut_off: str) -> None:
     me = identify(os.getpid())
     assert me is not None
     write_process_file(tmp_path / "run" / "api.json", me)

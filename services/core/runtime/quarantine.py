@@ -23,7 +23,7 @@ ADVICE: Final = {
     STATUS: "nothing to do: it is written anew, or removed once its job is over",
     LEARNER: "`weft kill` its job; what it had stored stays",
     METRICS: "its job goes on without stored lines and points; restore its folder below metrics/ from a backup",
-    RECORD: "restore it from a backup, or make it anew (a key: `weft key create`)",
+    RECORD: "restore it from a backup, or make it anew (a key: POST /v1/keys)",
     SPOOL: "nothing to do: what could be read of it was taken, the rest counts as lost",
 }
 """Kind -> what to do about it, where its finder knows nothing better."""
