@@ -40,6 +40,8 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(format_byte
 Distribution = Literal[
     "none", "torchrun", "mpi", "horovod", "tf-multiworker", "tf-ps", "jax", "ray", "dask", "spark"
 ]  # fmt: skip
+RUNNABLE_DISTRIBUTIONS: Final[tuple[Distribution, ...]] = ("jax", "none", "torchrun")
+"""Each has its module in services/core/strategies."""
 OnFailure = Literal["restart", "restart-gang", "ignore"]
 StoreType = Literal["s3", "gcs", "azure", "nfs", "pvc", "csi", "host", "http", "git", "hf", "swift", "local"]
 
@@ -52,6 +54,12 @@ RESERVED_ENV: Final = frozenset(
 """Environment variables that Weft sets for each learner."""
 RESERVED_PREFIXES: Final = ("WEFT_", "PET_")
 """Prefixes of such variables; PET_ is torchrun's."""
+
+
+def is_reserved_variable(name: str) -> bool:
+    """True if only Weft sets this environment variable of a learner."""
+    return name in RESERVED_ENV or name.startswith(RESERVED_PREFIXES)
+
 
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _ROLE: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,18}[a-z0-9])?")
@@ -353,7 +361,7 @@ def _contradictions(spec: JobSpec) -> Iterator[FieldError]:
     if spec.learners > MAX_LEARNERS:
         yield FieldError("/roles", f"a job has at most {MAX_LEARNERS} learners")
     for name in spec.env:
-        if name in RESERVED_ENV or name.startswith(RESERVED_PREFIXES):
+        if is_reserved_variable(name):
             yield FieldError(f"/env/{name}", f"{name} is set by Weft and cannot be given", "use another name")
     if _leaves_folder(spec.checkpoint.path):
         yield FieldError("/checkpoint/path", "a relative path without '..', e.g. ckpt")
@@ -490,8 +498,9 @@ def unsupported(spec: JobSpec) -> tuple[FieldError, ...]:
 def _unsupported_runs(spec: JobSpec) -> Iterator[FieldError]:
     if spec.image is not None or spec.image_pull_secret is not None:
         yield FieldError("/image", f"container images are {_LATER}", "use framework: (see `weft frameworks`)")
-    if spec.distribution not in {"none", "torchrun", "jax"}:
-        yield FieldError("/distribution", f"'{spec.distribution}' is {_LATER}", "there are: jax, none, torchrun")
+    if spec.distribution not in RUNNABLE_DISTRIBUTIONS:
+        present = ", ".join(sorted(RUNNABLE_DISTRIBUTIONS))
+        yield FieldError("/distribution", f"'{spec.distribution}' is {_LATER}", f"there are: {present}")
     for name, role in spec.roles.items():
         if role.on_failure == "restart":
             yield FieldError(f"/roles/{name}/on_failure", f"'restart' is {_LATER}", "use restart-gang or ignore")
