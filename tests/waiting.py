@@ -1,4 +1,4 @@
-"""Waiting for a condition instead of for a time."""
+"""Waiting for a condition, instead of for a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
-_EVERY_S = 0.01
+_INTERVAL_S = 0.01
 
 
 @overload
@@ -22,19 +22,19 @@ async def until(condition: Callable[[], T], timeout: float = 10.0) -> T: ...
 
 
 async def until(condition: Callable[[], Any], timeout: float = 10.0) -> Any:
-    """The first true value of ``condition`` (a function, or a coroutine function), asked every 10 ms.
+    """Calls ``condition``, a function or coroutine function, every 10 ms and returns its first true value.
 
-    AssertionError with its last value where there is none in ``timeout`` seconds.
+    Raises AssertionError with the last value after ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:
-        found = condition()
-        value = await found if inspect.isawaitable(found) else found
+        result = condition()
+        value = await result if inspect.isawaitable(result) else result
         if value:
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout} s: {inspect.getsource(condition).strip()} is still {value!r}")
-        await asyncio.sleep(_EVERY_S)
+        await asyncio.sleep(_INTERVAL_S)
 
 
 def eventually(condition: Callable[[], T], timeout: float = 10.0) -> T:
@@ -42,7 +42,7 @@ def eventually(condition: Callable[[], T], timeout: float = 10.0) -> T:
     return asyncio.run(until(condition, timeout))
 
 
-def in_thread(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What a coroutine function answers, for fixtures without ``async`` that may run while some loop does."""
+def in_thread(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Returns the result of a coroutine function, for synchronous fixtures that may run while an event loop does."""
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, ask()).result()
+        return thread.submit(asyncio.run, function()).result()
