@@ -160,7 +160,7 @@ class _Helper:
             self._status = replace(self._status, reason=fate.fails[0], message=fate.fails[1])
             await self._report(Phase.STORED)
             learner.reason, learner.message, learner.stored = *fate.fails, True
-            learner.tell()
+            learner.notify()
             return
         if learner.exit is None:
             await self._report(Phase.READY)
@@ -189,7 +189,7 @@ class _Helper:
             self._status = replace(self._status, message=self._fate.unkept)
         await self._report(Phase.STORED)
         self._learner.stored = True
-        self._learner.tell()
+        self._learner.notify()
 
     async def _unless_over(self, seconds: float | None) -> None:
         """So long, or until the learner's process is over."""
