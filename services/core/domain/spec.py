@@ -192,7 +192,9 @@ class Checkpoint(_Model):
 class MetricSource(_Model):
     model_config = ConfigDict(extra="allow", frozen=True)
     type: Literal["regex", "emetrics", "tensorboard", "jsonl"]
-    path: Text | None = Field(default=None, description="File or folder, relative to LOG_DIR.")
+    path: Text | None = Field(
+        default=None, min_length=1, max_length=255, description="File or folder, relative to LOG_DIR."
+    )
 
 
 class Retries(_Model):
@@ -324,6 +326,7 @@ def _contradictions(spec: JobSpec) -> Iterator[FieldError]:
         yield FieldError("/checkpoint/path", "a relative path without '..', e.g. ckpt")
     yield from _wrong_stores(spec)
     yield from _wrong_inputs(spec)
+    yield from _wrong_metrics(spec)
 
 
 def _wrong_stores(spec: JobSpec) -> Iterator[FieldError]:
@@ -340,13 +343,35 @@ def _wrong_stores(spec: JobSpec) -> Iterator[FieldError]:
 
 
 def _wrong_inputs(spec: JobSpec) -> Iterator[FieldError]:
-    mounts = [entry.mount or entry.store for entry in spec.inputs]
     for place, entry in enumerate(spec.inputs):
         for field, path in (("path", entry.path), ("mount", entry.mount or "")):
             if _leaves(path):
                 yield FieldError(f"/inputs/{place}/{field}", "a relative path without '..', e.g. mnist/")
-        if mounts[place] in mounts[:place]:
-            yield FieldError(f"/inputs/{place}/mount", f"two inputs are mounted at '{mounts[place]}'")
+    yield from _wrong_mounts([entry.mount or entry.store for entry in spec.inputs])
+
+
+def _wrong_mounts(mounts: list[str]) -> Iterator[FieldError]:
+    """Mounts that are equal or contain one another: an input's folder may be a link to shared data."""
+    earlier: dict[tuple[str, ...], str] = {}
+    parents: dict[tuple[str, ...], str] = {}
+    """Each folder that contains an earlier mount, with that mount."""
+    for place, mount in enumerate(mounts):
+        path = tuple(part for part in mount.split("/") if part not in {"", "."})
+        above = [path[:depth] for depth in range(1, len(path))]
+        pointer = f"/inputs/{place}/mount"
+        if path in earlier:
+            yield FieldError(pointer, f"two inputs are mounted at '{mount}'")
+        elif other := next((earlier[folder] for folder in above if folder in earlier), parents.get(path)):
+            yield FieldError(pointer, f"the mounts '{other}' and '{mount}' contain one another", "use separate folders")
+        earlier.setdefault(path, mount)
+        for folder in above:
+            parents.setdefault(folder, mount)
+
+
+def _wrong_metrics(spec: JobSpec) -> Iterator[FieldError]:
+    for place, source in enumerate(spec.metrics):
+        if source.path is not None and (_leaves(source.path) or not source.path.strip("/.")):
+            yield FieldError(f"/metrics/{place}/path", "a relative path without '..', e.g. train/metrics.jsonl")
 
 
 def _leaves(path: str) -> bool:
