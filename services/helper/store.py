@@ -48,15 +48,16 @@ _LOGGED: Final = 20
 
 @dataclass(slots=True)
 class _Problems:
-    """Files with one kind of problem: how many, and the first."""
+    """Files with one kind of problem: how many, and the first, or the first with data of the learner."""
 
     count: int = 0
     first: tuple[str, str] = ("", "")
     """(name, why)."""
+    first_has_data: bool = False
 
-    def add(self, name: str, why: str) -> None:
-        if not self.count:
-            self.first = (name, why)
+    def add(self, name: str, why: str, *, has_data: bool = True) -> None:
+        if not self.count or (has_data and not self.first_has_data):
+            self.first, self.first_has_data = (name, why), has_data
         if self.count < _LOGGED:
             log_event("file.left_out", file=name, why=why)
         self.count += 1
@@ -185,7 +186,7 @@ class _Storing:
             if isinstance(file, LearnerFile) and file.name in taken:
                 file = SkippedFile(file.name, "the name is taken by the platform's own logs", has_data=True)
             if isinstance(file, SkippedFile):
-                self.outcome.skipped.add(file.name, file.why)
+                self.outcome.skipped.add(file.name, file.why, has_data=file.has_data)
                 is_complete = is_complete and not file.has_data
                 continue
             digest = await self.store_file((*parts, *file.path.split("/")), f"{key}/{file.name}", file.size)
