@@ -12,7 +12,6 @@ start-up would execute their ``.pth`` files.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import platform
@@ -21,12 +20,12 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from services.core.frameworks import Framework, find
+from services.helper.fetch.lock import hold_lock
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.log import log_event
 
@@ -92,7 +91,8 @@ def prepare(spec: EnvironmentSpec, cache: Path, progress: FetchProgress) -> Path
     place = envs / spec.digest
     if (place / _OK).exists():
         return place
-    with _build_lock(envs / f"{spec.digest}.lock", progress, spec.label) as lock:
+    waiting = f"waiting for another learner that builds the environment: {spec.label}"
+    with hold_lock(envs / f"{spec.digest}.lock", progress, waiting) as lock:
         if not (place / _OK).exists():
             progress.report(f"building the environment: {spec.label}")
             try:
@@ -169,22 +169,6 @@ def _requirement(line: str, number: int) -> str:
     shown = line[:80].encode("unicode_escape").decode()
     what = "write names and versions only, e.g. rich>=13"
     raise FetchFailed(REASON, f"requirements.txt, line {number}: '{shown}' cannot be taken; {what}")
-
-
-@contextlib.contextmanager
-def _build_lock(path: Path, progress: FetchProgress, label: str) -> Generator[int]:
-    """The descriptor of the build's lock, held. Waits as long as another helper builds."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            progress.report(f"waiting for another learner that builds the environment: {label}")
-            progress.wait(0.1)
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _build(spec: EnvironmentSpec, place: Path, cache: Path, lock: int, progress: FetchProgress) -> None:

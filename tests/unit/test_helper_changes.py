@@ -12,7 +12,7 @@ from services.helper.ship.changes import Changes
 from services.helper.wakeup import Wakeup
 
 LONG_S = 20.0
-"""Far beyond what a wake takes: whoever is not woken fails."""
+"""Far beyond the time of a wake-up: a test that is not woken fails."""
 
 
 @pytest.fixture

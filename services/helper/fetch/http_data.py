@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import http.client
 import os
@@ -23,6 +22,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from services.core.domain.plan import Input
 from services.core.runtime.durable_files import read_json, write_json
 from services.helper.fetch.addresses import DENIED, CheckedUrl, check_url
+from services.helper.fetch.lock import hold_lock
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.fetch.versions import DataVersions
 from services.helper.folder import Assignment
@@ -60,7 +60,7 @@ def fetch_http(
     data.mkdir(parents=True, exist_ok=True, mode=0o700)  # closed to learners, who get their files by other names
     place = data / assignment.plan.tenant / hashlib.sha256(url.encode()).hexdigest()
     place.mkdir(parents=True, exist_ok=True)
-    with _locked(place / "lock", progress, name):
+    with hold_lock(place / "lock", progress, f"waiting for another learner that downloads {name}"):
         body, digest = versions.file(entry), versions.digest(entry)
         if digest is None or not body.exists():
             _refresh(url, name, place, settings, progress)
@@ -196,21 +196,6 @@ def _give(body: Path, target: Path, *, shared: bool) -> None:
             os.link(body, target)
             return
     shutil.copyfile(body, target)
-
-
-@contextlib.contextmanager
-def _locked(path: Path, progress: FetchProgress, name: str) -> Generator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            progress.report(f"waiting for another learner that downloads {name}")
-            progress.wait(0.1)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _read(path: Path) -> dict[str, Any]:
