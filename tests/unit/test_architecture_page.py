@@ -14,7 +14,7 @@ PAGES = ("architecture.md", "where-do-i-put-it.md")
 
 
 def test_the_picture_is_drawn_from_the_current_imports() -> None:
-    command = [sys.executable, ROOT / "scripts" / "architecture.py", "--check"]
+    command = [sys.executable, str(ROOT / "scripts" / "architecture.py"), "--check"]
     assert subprocess.run(command, check=False).returncode == 0, "run `make docs`"
 
 
