@@ -75,8 +75,10 @@ class Bench:
         try:
             with _direct.open(request, timeout=self.ask_s) as answer:
                 found: dict[str, Any] = json.load(answer)
+        except TimeoutError:
+            self.ask_s *= 2  # a busy machine's api may answer, and late
+            return None
         except (OSError, http.client.HTTPException):
-            self.ask_s *= 1.1  # a busy machine's api may answer, and late
             return None
         self.ask_s = _ASK_S
         return found
