@@ -1,4 +1,4 @@
-"""What training code may rely on when it calls the SDK inside a learner."""
+"""The SDK inside a learner: reports, progress, stop requests and signals."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_loss_that_carries_a_gradient_is_detached_first(learner: Learner) -> N
     assert learner.warnings == []
 
 
-def test_a_value_that_is_no_number_is_left_out_and_said_once(learner: Learner) -> None:
+def test_value_that_is_no_number_is_left_out_with_one_message(learner: Learner) -> None:
     learner.report(loss=0.5, note="fine", other=None)
     learner.report(loss=0.25, huge=10**400)
 
@@ -170,7 +170,7 @@ def test_names_that_are_no_valid_text_still_make_valid_json(learner: Learner) ->
     assert line["context"] == {"x": "1"}
 
 
-def test_a_missing_folder_is_said_once_and_served_when_it_appears(tmp_path: Path) -> None:
+def test_missing_folder_gives_one_message_and_is_used_once_it_appears(tmp_path: Path) -> None:
     learner = Learner(tmp_path / "later")
     learner.report(loss=1)
     learner.report(loss=2)
@@ -182,7 +182,7 @@ def test_a_missing_folder_is_said_once_and_served_when_it_appears(tmp_path: Path
     assert len(learner.warnings) == 1
 
 
-def test_the_file_stops_at_its_limit_and_says_what_was_lost(learner: Learner) -> None:
+def test_file_stops_at_its_limit_and_reports_what_was_lost(learner: Learner) -> None:
     learner.environ["WEFT_REPORT_MAX_BYTES"] = "200"
     for step in range(10):
         learner.report(step=step, loss=1)
@@ -237,8 +237,8 @@ def test_threads_and_forked_workers_write_whole_lines(tmp_path: Path) -> None:
     done = run_learner(code, tmp_path)
 
     assert (done.returncode, done.stderr) == (0, "")
-    seen = {(line["values"]["who"], line["step"]) for line in Learner(tmp_path).lines()}
-    assert seen == {(who, step) for who in range(8) for step in range(200)}
+    reported = {(line["values"]["who"], line["step"]) for line in Learner(tmp_path).lines()}
+    assert reported == {(process, step) for process in range(8) for step in range(200)}
 
 
 def test_a_lock_held_during_a_fork_does_not_stop_the_child(learner: Learner) -> None:
@@ -261,7 +261,7 @@ def test_a_lock_held_during_a_fork_does_not_stop_the_child(learner: Learner) -> 
     assert learner.values() == [{"loss": 1.0}]
 
 
-def test_a_folder_that_changes_is_followed(learner: Learner) -> None:
+def test_changed_folder_is_used_for_the_next_report(learner: Learner) -> None:
     learner.report(loss=1)
     other = learner.folder / "other"
     other.mkdir()
@@ -290,7 +290,7 @@ def test_stderr_may_be_closed(tmp_path: Path) -> None:
         (-1, 0, {"fraction": 0.0, "eta_s": 0.0}),
     ],
 )
-def test_progress_is_cut_to_what_makes_sense(
+def test_progress_is_clamped_to_valid_values(
     learner: Learner, fraction: float, eta_s: float | None, shown: dict[str, Any]
 ) -> None:
     learner.reporter.progress(fraction, eta_s)
@@ -327,7 +327,7 @@ def default_sigterm() -> Any:
 
 
 @pytest.mark.usefixtures("default_sigterm")
-def test_the_stop_file_is_seen_within_a_tenth_of_a_second_and_for_good(tmp_path: Path) -> None:
+def test_stop_file_is_detected_within_a_tenth_of_a_second_and_stays_detected(tmp_path: Path) -> None:
     watch = Watch()
     stop = StopRequest(environ={"JOB_STATE_DIR": str(tmp_path)}, clock=watch)
     assert not stop.requested()
@@ -344,7 +344,7 @@ def test_the_stop_file_is_seen_within_a_tenth_of_a_second_and_for_good(tmp_path:
 
 
 @pytest.mark.usefixtures("default_sigterm")
-def test_sigterm_is_noted_instead_of_ending_the_process(tmp_path: Path) -> None:
+def test_sigterm_requests_a_stop_and_does_not_end_the_process(tmp_path: Path) -> None:
     stop = StopRequest(environ={"JOB_STATE_DIR": str(tmp_path)}, clock=Watch())
     assert not stop.requested()
 
@@ -376,7 +376,7 @@ def test_a_call_from_a_thread_leaves_the_handler_to_the_main_thread() -> None:
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
-def test_a_forked_worker_dies_of_sigterm_as_pools_expect(tmp_path: Path) -> None:
+def test_forked_worker_is_ended_by_sigterm(tmp_path: Path) -> None:
     code = (
         "import os, signal, weft\n"
         "weft.checkpoint_requested()\n"
@@ -393,7 +393,7 @@ def test_a_forked_worker_dies_of_sigterm_as_pools_expect(tmp_path: Path) -> None
 # --- the package --------------------------------------------------------------
 
 
-def test_importing_the_package_loads_nothing_else_of_ours_or_of_others() -> None:
+def test_importing_the_package_loads_no_other_modules() -> None:
     # typing and what it needs is all that the package itself may load.
     code = "import sys, typing; before = set(sys.modules); import weft\nprint(sorted(set(sys.modules) - before))"
     done = run_learner(code, None, isolated=True)
@@ -401,7 +401,7 @@ def test_importing_the_package_loads_nothing_else_of_ours_or_of_others() -> None
     assert done.stdout == "['__future__', 'weft']\n"
 
 
-def test_every_public_name_is_there_and_unknown_ones_are_not() -> None:
+def test_every_public_name_exists_and_unknown_names_raise() -> None:
     for name in weft.__all__:
         assert getattr(weft, name) is not None
         assert name in dir(weft)
