@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.promises import Promise
-from tests.simulation.lives import WAYS, WISHES, Fault, Shape, Story, tell
-from tests.simulation.stories import GUARDIAN, LCM, SHAPES
+from tests.simulation.crash_points import WAYS, WISHES, Fault, Shape, Story, tell
+from tests.simulation.crash_scenarios import GUARDIAN, LCM, SHAPES
 
 _SEED = os.environ.get("WEFT_SEED", "4")
 _EVERY = 10**9

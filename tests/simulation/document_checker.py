@@ -27,7 +27,7 @@ _CONSTANT: Final = ("id", "tenant", "user", "idem", "created", "code_digest", "s
 _RISING: Final = ("generation", "observed_generation", "history_seq", "dispatcher_term")
 
 
-class Papers:
+class DocumentChecker:
     def __init__(self, breach: Callable[[str, str], None]) -> None:
         self._breach = breach
         self._jobs: dict[str, Any] = {}
@@ -63,7 +63,7 @@ class Papers:
         if known is not prior and known != prior:
             self._breach("no update is lost", f"{by} replaced a version of {new.id} that was none")
         if new.rev != (prior.rev if prior is not None else 0) + 1:
-            self._breach("revisions rise", f"{new.id}: {new.rev} by {by}")
+            self._breach("revisions never decrease", f"{new.id}: {new.rev} by {by}")
         self._history(by, prior, new)
         if prior is not None:
             self._constant(prior, new)
@@ -75,12 +75,12 @@ class Papers:
     def _constant(self, prior: Any, new: Any) -> None:
         for name in _CONSTANT:
             if getattr(prior, name) != getattr(new, name):
-                self._breach("what is constant stays", f"{name} of {new.id}")
+                self._breach("constant fields never change", f"{name} of {new.id}")
         for name in _RISING:
             if getattr(new, name) < getattr(prior, name):
-                self._breach("revisions rise", f"{name} of {new.id}")
+                self._breach("revisions never decrease", f"{name} of {new.id}")
         if new.guardian.term < prior.guardian.term or new.observed_generation > new.generation:
-            self._breach("revisions rise", f"term or generation of {new.id}")
+            self._breach("revisions never decrease", f"term or generation of {new.id}")
         if (
             new.deleted is not None
             and prior.deleted is None
@@ -93,34 +93,40 @@ class Papers:
         events = self._events.setdefault(new.id, [])
         first = new.history_tail[0].seq if new.history_tail else new.history_seq + 1
         if [event.seq for event in new.history_tail] != list(range(first, new.history_seq + 1)):
-            self._breach("history without gap or double", f"{new.id} by {by}: {new.history_tail}")
+            self._breach("the history has no gap and no duplicate", f"{new.id} by {by}: {new.history_tail}")
             return
         if first - 1 > self._copied.get(new.id, 0):
-            self._breach("history without gap or double", f"{new.id}: {by} trimmed what was not copied")
+            self._breach("the history has no gap and no duplicate", f"{new.id}: {by} trimmed what was not copied")
         status = prior.state.status if prior is not None else None
         for event in new.history_tail:
             if event.seq <= len(events):
                 if events[event.seq - 1] != event:
-                    self._breach("history without gap or double", f"{new.id}: event {event.seq} was changed by {by}")
+                    self._breach(
+                        "the history has no gap and no duplicate", f"{new.id}: event {event.seq} was changed by {by}"
+                    )
                 continue
             if event.from_status != status or event.to not in _LEGAL[status]:
                 self._breach("only legal transitions", f"{new.id}: {status} -> {event.to} by {by}")
             status = str(event.to)
             events.append(event)
         if new.history_seq != len(events):
-            self._breach("history without gap or double", f"{new.id} by {by}: {new.history_seq} of {len(events)}")
+            self._breach(
+                "the history has no gap and no duplicate", f"{new.id} by {by}: {new.history_seq} of {len(events)}"
+            )
         if new.state.status != status:
-            self._breach("history is the document's", f"{new.id}: {new.state.status}, its last event says {status}")
+            self._breach("history and document agree", f"{new.id}: {new.state.status}, its last event says {status}")
 
     def _attempt(self, by: str, prior: Any, new: Any) -> None:
         if new.attempt.number == prior.attempt.number:
             if prior.released is not None and new.released is None:
-                self._breach("released only after everything is gone", f"{new.id} holds again without an admission")
+                self._breach(
+                    "a job is released only after all it held is gone", f"{new.id} holds again without an admission"
+                )
             return
         if new.attempt.number != prior.attempt.number + 1 or new.state.status != "PENDING":
             self._breach("only legal transitions", f"{new.id}: attempt {new.attempt.number} while {new.status}")
         if prior.attempt.number and prior.released is None:
-            self._breach("released only after everything is gone", f"{new.id} was admitted again by {by}")
+            self._breach("a job is released only after all it held is gone", f"{new.id} was admitted again by {by}")
         if new.dispatcher_term < self.dispatcher_term:
             self.born_stale[new.id, new.attempt.number] = new.dispatcher_term
 
@@ -134,14 +140,19 @@ class Papers:
                 self._breach("first cause wins", f"{new.id}: {verdict.to} became {new.verdict} by {by}")
         if prior.state.status in LIVE and status not in LIVE:
             if verdict is None:
-                self._breach("the decision is durable first", f"{new.id} became {status} by {by} without a verdict")
+                self._breach(
+                    "a decision is durable before it is carried out",
+                    f"{new.id} became {status} by {by} without a verdict",
+                )
             elif status != verdict.to:
                 self._breach("first cause wins", f"{new.id} became {status}, decided was {verdict.to}")
         if prior.released is None and new.released is not None and prior.state.status in LIVE:
-            self._breach("released only after everything is gone", f"{new.id} while {prior.state.status}")
+            self._breach("a job is released only after all it held is gone", f"{new.id} while {prior.state.status}")
         resumed = prior.state.status == "HALTED" and status == "QUEUED"
         if resumed and prior.attempt.number and prior.released is None:
-            self._breach("released only after everything is gone", f"{new.id} was resumed before it was released")
+            self._breach(
+                "a job is released only after all it held is gone", f"{new.id} was resumed before it was released"
+            )
 
     # --- who may write --------------------------------------------------------------------
 
@@ -173,9 +184,11 @@ class Papers:
         """``history``: all that is copied now."""
         events = self._events.get(job_id, [])
         if [event.seq for event in history] != list(range(1, len(history) + 1)):
-            self._breach("history without gap or double", f"copies of {job_id}: {[event.seq for event in history]}")
+            self._breach(
+                "the history has no gap and no duplicate", f"copies of {job_id}: {[event.seq for event in history]}"
+            )
         if list(history) != events[: len(history)]:
-            self._breach("history is the document's", f"copied of {job_id} is what its document never said")
+            self._breach("history and document agree", f"copied of {job_id} is what its document never said")
         self._copied[job_id] = len(history)
 
     def whole(self, job: Any) -> None:
@@ -183,4 +196,4 @@ class Papers:
         if self._copied.get(job.id, 0) + len(
             [one for one in job.history_tail if one.seq > self._copied.get(job.id, 0)]
         ) != len(self._events[job.id]):
-            self._breach("history without gap or double", f"{job.id} at its end")
+            self._breach("the history has no gap and no duplicate", f"{job.id} at its end")

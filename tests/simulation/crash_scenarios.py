@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from services.core.domain.errors import NoSpace
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.status import Desired
-from tests.simulation.lives import Life, Sections, Shape, Story
+from tests.simulation.crash_points import Life, Sections, Shape, Story
 from tests.testbed.control_plane import WHOLE_LIFE
 from tests.testbed.tripwire import Tripwire
 

@@ -11,7 +11,7 @@ Key = tuple[str, int, str]
 
 
 @dataclass
-class Body:
+class LearnerRecord:
     """One learner of one attempt."""
 
     node: str
@@ -25,55 +25,55 @@ class Body:
     alive: bool = False
     over: bool = False
     natural: bool = False
-    """It ended by itself: nobody had told it to stop."""
-    itself: bool = False
+    """It ended by ended_by_itself: nobody had told it to stop."""
+    ended_by_itself: bool = False
     code: int | None = None
     lost: bool = False
     vanished: bool = False
     """It went without a trace, with its machine."""
-    gave_up: bool = False
+    helper_failed: bool = False
     stored: bool = False
     at: float = 0.0
     """When it ended."""
 
     @property
     def ended(self) -> bool:
-        return self.over or self.vanished or self.gave_up
+        return self.over or self.vanished or self.helper_failed
 
     @property
     def succeeded(self) -> bool:
         return self.natural and self.code == 0 and not self.lost
 
 
-class Bodies:
+class LearnerChecker:
     def __init__(self, breach: Callable[[str, str], None]) -> None:
         self._breach = breach
-        self._all: dict[Key, Body] = {}
-        self._crews: dict[tuple[str, int], dict[str, Body]] = defaultdict(dict)
+        self._all: dict[Key, LearnerRecord] = {}
+        self._gangs: dict[tuple[str, int], dict[str, LearnerRecord]] = defaultdict(dict)
         self._highest: dict[str, tuple[int, int]] = {}
         self._sealed: dict[str, tuple[int, int]] = {}
 
-    def of(self, learner: Any) -> Body:
+    def record_of(self, learner: Any) -> LearnerRecord:
         return self._all[learner.job, learner.attempt, learner.name]
 
-    def crew(self, job_id: str, attempt: int) -> Mapping[str, Body]:
-        return self._crews[job_id, attempt]
+    def gang(self, job_id: str, attempt: int) -> Mapping[str, LearnerRecord]:
+        return self._gangs[job_id, attempt]
 
     def present(self, job_id: str) -> list[str]:
-        return [f"{key[1]}/{key[2]}" for key, body in self._all.items() if key[0] == job_id and body.present]
+        return [f"{key[1]}/{key[2]}" for key, record in self._all.items() if key[0] == job_id and record.present]
 
-    def load(self) -> dict[str, tuple[float, float]]:
+    def used_by_node(self) -> dict[str, tuple[float, float]]:
         """Node -> what the learners that are there hold of it."""
         out: dict[str, tuple[float, float]] = {}
-        for body in self._all.values():
-            if body.present:
-                cpus, gpus = out.get(body.node, (0.0, 0.0))
-                out[body.node] = (cpus + body.cpus, gpus + body.gpus)
+        for record in self._all.values():
+            if record.present:
+                cpus, gpus = out.get(record.node, (0.0, 0.0))
+                out[record.node] = (cpus + record.cpus, gpus + record.gpus)
         return out
 
     # --- fences ------------------------------------------------------------------------
 
-    def fenced(
+    def check_fence(
         self, job_id: str, attempt: int, term: int, what: str, *, makes: bool = False, seals: bool = False
     ) -> None:
         """A call took effect. None may under a lower (attempt, term) than one before, nor make after the end."""
@@ -86,46 +86,47 @@ class Bodies:
 
     # --- lives -----------------------------------------------------------------------------
 
-    def made(self, step: str, plan: Any, there: Sequence[Any], needs: Mapping[str, tuple[float, float]]) -> None:
+    def step_done(self, step: str, plan: Any, there: Sequence[Any], needs: Mapping[str, tuple[float, float]]) -> None:
         for learner in there:
             key = (learner.job, learner.attempt, learner.name)
             if learner.attempt == plan.attempt and key not in self._all:
                 cpus, gpus = needs[learner.name]
-                body = Body(learner.plan.node, cpus, gpus)
-                self._all[key] = self._crews[key[:2]][learner.name] = body
+                record = LearnerRecord(learner.plan.node, cpus, gpus)
+                self._all[key] = self._gangs[key[:2]][learner.name] = record
         if step == "activate":
             for learner in there:
-                self.of(learner).active = True
+                self.record_of(learner).active = True
 
     def started(self, learner: Any) -> None:
-        body, what = self.of(learner), f"{learner.job}/{learner.attempt}/{learner.name}"
-        if body.started or learner.runs > 1:
-            self._breach("one live fenced attempt", f"{what} was started twice")
-        if body.over:
-            self._breach("one live fenced attempt", f"{what} was started after its end")
-        body.started = body.alive = True
+        record, what = self.record_of(learner), f"{learner.job}/{learner.attempt}/{learner.name}"
+        if record.started or learner.runs > 1:
+            self._breach("only one attempt runs at a time", f"{what} was started twice")
+        if record.over:
+            self._breach("only one attempt runs at a time", f"{what} was started after its end")
+        record.started = record.alive = True
         for (job_id, attempt, name), other in self._all.items():
             if job_id == learner.job and attempt != learner.attempt and other.alive:
-                self._breach("one live fenced attempt", f"{what} started while {attempt}/{name} still ran")
+                self._breach("only one attempt runs at a time", f"{what} started while {attempt}/{name} still ran")
 
     def ends_by_itself(self, learner: Any, code: int | None, *, lost: bool) -> None:
         """Said just before it ends. One that had been told to stop ends as one that obeys."""
-        body = self.of(learner)
-        body.itself, body.natural = True, not learner.stop_cause
-        body.code, body.lost = None if lost else code, lost
+        record = self.record_of(learner)
+        record.ended_by_itself, record.natural = True, not learner.stop_cause
+        record.code, record.lost = None if lost else code, lost
 
     def ended(self, learner: Any, now: float) -> None:
-        body = self.of(learner)
-        body.alive, body.over, body.at = False, True, now
-        if not body.itself and not learner.exit.stop_cause:
+        record = self.record_of(learner)
+        record.alive, record.over, record.at = False, True, now
+        if not record.ended_by_itself and not learner.exit.stop_cause:
             what = f"{learner.job}/{learner.attempt}/{learner.name}"
-            self._breach("no end without its cause", f"{what} was ended by the platform, and nothing says so")
-        if body.itself and body.natural and learner.exit.stop_cause:
+            self._breach("every end has its cause", f"{what} was ended by the platform, and nothing says so")
+        if record.ended_by_itself and record.natural and learner.exit.stop_cause:
             self._breach(
-                "no exit code lost", f"{learner.job}/{learner.name} ended by itself, and is said to have obeyed"
+                "no exit code lost",
+                f"{learner.job}/{learner.name} ended by ended_by_itself, and is said to have obeyed",
             )
 
     def removed(self, learner: Any) -> None:
-        body = self._all.get((learner.job, learner.attempt, learner.name))
-        if body is not None:
-            body.present = body.alive = False
+        record = self._all.get((learner.job, learner.attempt, learner.name))
+        if record is not None:
+            record.present = record.alive = False
