@@ -1,4 +1,4 @@
-"""The stories whose every call is tried out (see ``lives``), and the shapes of jobs that they are told of."""
+"""The scenarios of the crash points (``tests.simulation.crash_points``), and the kinds of jobs that they run with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from services.core.domain.errors import NoSpace
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.status import Desired
-from tests.simulation.crash_points import Life, Sections, Shape, Story
+from services.core.domain.status_keys import attempt_key, plan_key
+from tests.simulation.crash_points import JobKind, Scenario, ScenarioRun, Sections
 from tests.testbed.control_plane import WHOLE_LIFE
 from tests.testbed.tripwire import Tripwire
 
@@ -19,118 +20,118 @@ _DATA: dict[str, object] = {
     ],
     "inputs": [{"store": "here", "path": "digits"}, {"store": "there", "path": "test.csv", "mount": "test"}],
 }
-SHAPES = (
-    Shape("1 learner", ("worker-0",), {}),
-    Shape("4 learners", ("worker-0", "worker-1", "worker-2", "worker-3"), {"learners": 4}),
-    Shape("two roles", ("ps-0", "worker-0", "worker-1"), {"roles": {"ps": {"count": 1}, "worker": {"count": 2}}}),
-    Shape("data stores", ("worker-0", "worker-1"), {"learners": 2, **_DATA}, download_s=2.0),
+JOB_KINDS = (
+    JobKind("1 learner", ("worker-0",), {}),
+    JobKind("4 learners", ("worker-0", "worker-1", "worker-2", "worker-3"), {"learners": 4}),
+    JobKind("two roles", ("ps-0", "worker-0", "worker-1"), {"roles": {"ps": {"count": 1}, "worker": {"count": 2}}}),
+    JobKind("data stores", ("worker-0", "worker-1"), {"learners": 2, **_DATA}, download_s=2.0),
 )
 _RUNNING = WHOLE_LIFE[:4]
 _SOON = {"backoff": "100ms"}
 _GHOST = "jghost"
-"""A job whose document is gone."""
+"""Id of a job without a document."""
 
 
-def _since(mark: str, procedure: str) -> Callable[[Life], Sections]:
-    """From the mark to the end."""
-    return lambda life: {procedure: (life.marks[mark], life.marks["rest"])}
+def _since(mark: str, procedure: str) -> Callable[[ScenarioRun], Sections]:
+    """All calls from the mark to the end are of one procedure."""
+    return lambda run: {procedure: (run.marks[mark], run.marks["rest"])}
 
 
-def _all(procedure: str) -> Callable[[Life], Sections]:
-    return lambda life: {procedure: (0, life.marks["rest"])}
+def _all(procedure: str) -> Callable[[ScenarioRun], Sections]:
+    return lambda run: {procedure: (0, run.marks["rest"])}
 
 
-def _after_verdict(procedure: str) -> Callable[[Life], Sections]:
+def _after_verdict(procedure: str) -> Callable[[ScenarioRun], Sections]:
     """From the first attempt's verdict to the end of the second."""
-    return lambda life: {procedure: (life.call("jobs.replace", "verdict"), life.marks["rest"])}
+    return lambda run: {procedure: (run.call("jobs.replace", "verdict"), run.marks["rest"])}
 
 
 # --- a guardian service -----------------------------------------------------------------
 
 
-async def _pool(life: Life) -> None:
-    """The one under test, and the life-cycle manager that it needs."""
-    await life.plane.start_lcm()
-    life.tested.set_result(await life.plane.start_pool(life.wire, place="tested"))
+async def _pool(run: ScenarioRun) -> None:
+    """Starts a life-cycle manager and the guardian service under test."""
+    await run.plane.start_lcm()
+    run.tested.set_result(await run.plane.start_pool(run.tripwire, place="tested"))
 
 
-async def _completes(life: Life) -> None:
-    await _pool(life)
-    await life.submit()
+async def _completes(run: ScenarioRun) -> None:
+    await _pool(run)
+    await run.submit()
 
 
-def _stages(life: Life) -> Sections:
-    active, verdict = life.call("cluster.do(activate)"), life.call("jobs.replace", "verdict")
-    return {"provisioning": (0, active), "activation": (active, verdict), "end": (verdict, life.marks["rest"])}
+def _stages(run: ScenarioRun) -> Sections:
+    active, verdict = run.call("cluster.do(activate)"), run.call("jobs.replace", "verdict")
+    return {"provisioning": (0, active), "activation": (active, verdict), "end": (verdict, run.marks["rest"])}
 
 
-def _wished(wish: Desired) -> Callable[[Life], Awaitable[None]]:
-    async def lead(life: Life) -> None:
-        await _pool(life)
-        await life.submit()
-        await life.run_for_ever()
-        life.mark("wish")
-        await life.plane.wish(life.job_id, wish)
-
-    return lead
-
-
-def _taken_over(*, when: str, at: tuple[str, int]) -> Callable[[Life], Awaitable[None]]:
-    """The one under test takes a job over from one that died at a call of its own."""
-
-    async def lead(life: Life) -> None:
-        await life.plane.start_lcm()
-        dies = Tripwire(at=at, when=when)
-        old = await life.plane.start_pool(dies, place="old")
-        await life.submit()
-        await dies.tripped.wait()
-        life.tested.set_result(await life.plane.start_pool(life.wire, place="tested"))
-        await life.plane.kill(old)
+def _changed(desired: Desired) -> Callable[[ScenarioRun], Awaitable[None]]:
+    async def lead(run: ScenarioRun) -> None:
+        await _pool(run)
+        await run.submit()
+        await run.run_without_end()
+        run.mark("desired")
+        await run.plane.wish(run.job_id, desired)
 
     return lead
 
 
-async def _taken_over_running(life: Life) -> None:
-    await life.plane.start_lcm()
-    old = await life.plane.start_pool(place="old")
-    await life.submit()
-    life.plane.helpers.fate(life.job_id, download_s=life.shape.download_s, run_s=8)
-    await life.plane.running(life.job_id)
-    life.tested.set_result(await life.plane.start_pool(life.wire, place="tested"))
-    await life.plane.kill(old)
+def _taken_over(*, when: str, at: tuple[str, int]) -> Callable[[ScenarioRun], Awaitable[None]]:
+    """The service under test takes over a job from one that crashed at its call ``at``."""
+
+    async def lead(run: ScenarioRun) -> None:
+        await run.plane.start_lcm()
+        crash = Tripwire(at=at, when=when)
+        old = await run.plane.start_pool(crash, place="old")
+        await run.submit()
+        await crash.tripped.wait()
+        run.tested.set_result(await run.plane.start_pool(run.tripwire, place="tested"))
+        await run.plane.kill(old)
+
+    return lead
 
 
-async def _fails_once(life: Life) -> None:
-    await _pool(life)
-    await life.submit(retries={"max": 1, **_SOON})
-    for name in life.shape.learners[:-1]:
-        life.plane.helpers.fate(life.job_id, name=name, attempt=1, run_s=None)
-    life.plane.helpers.fate(life.job_id, name=life.shape.learners[-1], attempt=1, code=3, run_s=0.2)
+async def _taken_over_running(run: ScenarioRun) -> None:
+    await run.plane.start_lcm()
+    old = await run.plane.start_pool(place="old")
+    await run.submit()
+    run.plane.helpers.fate(run.job_id, download_s=run.job_kind.download_s, run_s=8)
+    await run.plane.running(run.job_id)
+    run.tested.set_result(await run.plane.start_pool(run.tripwire, place="tested"))
+    await run.plane.kill(old)
 
 
-async def _refused_once(life: Life) -> None:
-    await _pool(life)
-    life.plane.cluster.refuse("learners", NoSpace("the disk is full"), attempt=1)
-    await life.submit(retries=_SOON)
+async def _fails_once(run: ScenarioRun) -> None:
+    await _pool(run)
+    await run.submit(retries={"max": 1, **_SOON})
+    for name in run.job_kind.learners[:-1]:
+        run.plane.helpers.fate(run.job_id, name=name, attempt=1, run_s=None)
+    run.plane.helpers.fate(run.job_id, name=run.job_kind.learners[-1], attempt=1, code=3, run_s=0.2)
+
+
+async def _refused_once(run: ScenarioRun) -> None:
+    await _pool(run)
+    run.plane.cluster.refuse("learners", NoSpace("the disk is full"), attempt=1)
+    await run.submit(retries=_SOON)
 
 
 GUARDIAN = (
-    Story("completes", _completes, _stages, WHOLE_LIFE),
-    Story("halted", _wished(Desired.HALT), _since("wish", "halt"), [*_RUNNING, "HALTING", "HALTED"]),
-    Story("killed", _wished(Desired.KILL), _since("wish", "kill"), [*_RUNNING, "KILLED"], stored=0),
-    Story(
+    Scenario("completes", _completes, _stages, WHOLE_LIFE),
+    Scenario("halted", _changed(Desired.HALT), _since("desired", "halt"), [*_RUNNING, "HALTING", "HALTED"]),
+    Scenario("killed", _changed(Desired.KILL), _since("desired", "kill"), [*_RUNNING, "KILLED"], stored=0),
+    Scenario(
         "half provisioned", _taken_over(at=("cluster.do", 2), when="after"),
         _all("take-over, half provisioned"), WHOLE_LIFE,
     ),
-    Story("running", _taken_over_running, _all("take-over, running"), WHOLE_LIFE),
-    Story(
+    Scenario("running", _taken_over_running, _all("take-over, running"), WHOLE_LIFE),
+    Scenario(
         "ending", _taken_over(at=("cluster.teardown", 1), when="before"), _all("take-over, ending"), WHOLE_LIFE
     ),
-    Story(
+    Scenario(
         "fails once", _fails_once, _after_verdict("retry"), [*_RUNNING, "STORING", *WHOLE_LIFE], attempts=2, retries=1,
         stored=2,
     ),
-    Story(
+    Scenario(
         "refused once", _refused_once, _after_verdict("roll-back"), ["QUEUED", "PENDING", *WHOLE_LIFE], attempts=2,
         restarts=1,
     ),
@@ -140,67 +141,67 @@ GUARDIAN = (
 # --- a life-cycle manager ----------------------------------------------------------------
 
 
-async def _lcm(life: Life) -> None:
-    """The one under test, and the guardian service that carries out what it decides."""
-    life.tested.set_result(await life.plane.start_lcm(life.wire, place="tested"))
-    await life.plane.start_pool()
+async def _lcm(run: ScenarioRun) -> None:
+    """Starts the life-cycle manager under test and a guardian service."""
+    run.tested.set_result(await run.plane.start_lcm(run.tripwire, place="tested"))
+    await run.plane.start_pool()
 
 
-async def _dispatches(life: Life) -> None:
-    await _lcm(life)
-    await life.submit()
+async def _dispatches(run: ScenarioRun) -> None:
+    await _lcm(run)
+    await run.submit()
 
 
-async def _compete(life: Life) -> None:
-    """Two jobs, each of which needs all there is."""
-    await _lcm(life)
+async def _compete(run: ScenarioRun) -> None:
+    """Two jobs, each of which needs all resources."""
+    await _lcm(run)
     for _ in range(2):
-        await life.submit(resources={"cpus": 16 // len(life.shape.learners), "memory": "1GB"})
+        await run.submit(resources={"cpus": 16 // len(run.job_kind.learners), "memory": "1GB"})
 
 
-def _admission(life: Life) -> Sections:
-    admitted = life.call("hints.send(admitted)") + 1
-    return {"admission": (0, admitted), "rounds and histories": (admitted, life.marks["rest"])}
+def _admission(run: ScenarioRun) -> Sections:
+    admitted = run.call("hints.send(admitted)") + 1
+    return {"admission": (0, admitted), "rounds and histories": (admitted, run.marks["rest"])}
 
 
-async def _dispatcher_taken_over(life: Life) -> None:
-    """The old one died just after it had admitted the job: the new one stamps the admission, or takes it back."""
-    dies = Tripwire(at=("hints.send", 1), when="before")
-    old = await life.plane.start_lcm(dies, place="old")
-    await life.submit()
-    await dies.tripped.wait()
-    await life.plane.kill(old)
-    life.tested.set_result(await life.plane.start_lcm(life.wire, place="tested"))
-    await life.plane.until(lambda job: job.dispatcher_term >= 2, life.job_id)
-    await life.plane.start_pool()
+async def _dispatcher_taken_over(run: ScenarioRun) -> None:
+    """The old dispatcher crashed after it admitted the job; the new one confirms the admission or withdraws it."""
+    crash = Tripwire(at=("hints.send", 1), when="before")
+    old = await run.plane.start_lcm(crash, place="old")
+    await run.submit()
+    await crash.tripped.wait()
+    await run.plane.kill(old)
+    run.tested.set_result(await run.plane.start_lcm(run.tripwire, place="tested"))
+    await run.plane.until(lambda job: job.dispatcher_term >= 2, run.job_id)
+    await run.plane.start_pool()
 
 
-async def _collects(life: Life) -> None:
-    """Late effects of a job that is over, and learners of one whose document is gone."""
-    await _dispatches(life)
-    await life.plane.rested(life.job_id)
-    life.mark("leftovers")
-    await life.plane.status.put(f"/jobs/{life.job_id}/plan/00", "{}")
-    await life.plane.status.put(f"/jobs/{_GHOST}/attempt", "{}")
-    for step in life.plane.cluster.steps():
-        await life.plane.cluster.do(step, _ghost())
-    while await life.plane.leftovers():  # noqa: ASYNC110 - virtual time; how long it may take is judged in ``lives``
+async def _collects(run: ScenarioRun) -> None:
+    """The collector removes late effects of an ended job, and learners of a job without a document."""
+    await _dispatches(run)
+    await run.plane.rested(run.job_id)
+    run.mark("leftovers")
+    await run.plane.status.put(plan_key(run.job_id, 0), "{}")
+    await run.plane.status.put(attempt_key(_GHOST), "{}")
+    for step in run.plane.cluster.steps():
+        await run.plane.cluster.do(step, _ghost_plan())
+    while await run.plane.leftovers():  # noqa: ASYNC110 - virtual time; crash_points limits it
         await asyncio.sleep(0.5)
 
 
-def _ghost() -> AttemptPlan:
-    one = LearnerPlan(
+def _ghost_plan() -> AttemptPlan:
+    learner = LearnerPlan(
         name="worker-0", role="worker", rank=0, command="true", cpus=1, memory=1, gpus=0, node="local", token="t"
     )
     return AttemptPlan(
-        job=_GHOST, tenant="t", attempt=4, term=9, learners=(one,), distribution="none", framework="", code_digest="",
-        inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
+        job=_GHOST, tenant="t", attempt=4, term=9, learners=(learner,), distribution="none", framework="",
+        code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
     )  # fmt: skip
 
 
 LCM = (
-    Story("dispatches", _dispatches, _admission, WHOLE_LIFE, service="lcm"),
-    Story("competing", _compete, _all("two jobs for one place"), WHOLE_LIFE, service="lcm"),
-    Story("new dispatcher", _dispatcher_taken_over, _all("take-over, admitted"), WHOLE_LIFE, service="lcm"),
-    Story("collects", _collects, _since("leftovers", "collection"), WHOLE_LIFE, service="lcm"),
+    Scenario("dispatches", _dispatches, _admission, WHOLE_LIFE, service="lcm"),
+    Scenario("competing", _compete, _all("two jobs for one place"), WHOLE_LIFE, service="lcm"),
+    Scenario("new dispatcher", _dispatcher_taken_over, _all("take-over, admitted"), WHOLE_LIFE, service="lcm"),
+    Scenario("collects", _collects, _since("leftovers", "collection"), WHOLE_LIFE, service="lcm"),
 )

@@ -222,7 +222,7 @@ class FaultInjector:
         connection.running.clear()
 
         def resume() -> None:
-            self._note("goes on", connection.name)
+            self._note("continues", connection.name)
             connection.running.set()
 
         self.later(seconds, resume)

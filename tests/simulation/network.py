@@ -132,7 +132,7 @@ class Connection:
         seconds, self.pause_at = self.pause_at[1], ("", 0.0)
         service = self.name.partition("-")[0]
         self.network.fault_counts[f"{service} paused before a call"] += 1
-        self.network.note("FAULT paused before", name, self.name, seconds)
+        self.network.note("FAULT paused before a call:", name, self.name, seconds)
         self.running.clear()
         asyncio.get_running_loop().call_later(seconds, self.running.set)
 

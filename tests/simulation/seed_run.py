@@ -191,7 +191,7 @@ class SeedRun:
         else:
             accepted = await self.platform.set_desired(job_id, Desired(request))
         self.accepted[request] += accepted
-        self.trace.note("wish", request, job_id, "taken" if accepted else "refused")
+        self.trace.note("request", request, job_id, "accepted" if accepted else "refused")
         if request == "halt" and accepted and self.chance.random() < 0.5:
             await self._resume_once_halted(job_id)
 
@@ -204,7 +204,7 @@ class SeedRun:
         for _ in range(20):
             if await self.platform.set_desired(job_id, Desired.RUN):
                 self.accepted["run"] += 1
-                self.trace.note("wish run", job_id, "taken, after a halt")
+                self.trace.note("request run", job_id, "accepted, after a halt")
                 return
             await asyncio.sleep(0.2)
 
@@ -213,7 +213,7 @@ class SeedRun:
     async def settle(self) -> float:
         """Ends the faults and waits until all jobs are at rest and nothing is left. Returns the seconds to rest."""
         await self._faults.end()
-        self.trace.note("PEACE")
+        self.trace.note("the faults end")
         began = self._loop.time()
         checker = self.platform.checker
         answered, waiting = await asyncio.wait(self._requests, timeout=SETTLE_S)
