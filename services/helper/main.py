@@ -89,7 +89,7 @@ class Helper:
             if await self._started(reporter):
                 await self._attend(reporter, intake)
             self._write_last_words(reporter)
-            while not self._folder.gone and not await reporter.told(LOOK_S):
+            while not self._folder.is_removed and not await reporter.told(LOOK_S):
                 pass
         finally:
             telling.cancel()
@@ -99,7 +99,7 @@ class Helper:
 
     def _write_last_words(self, reporter: Reporter) -> None:
         """All is stored. The agent tells it on, so that no end waits for a metrics service that is away."""
-        if not self._folder.gone and not self._folder.has("stored"):
+        if not self._folder.is_removed and not self._folder.has("stored"):
             said = reporter.status
             self._folder.write("stored", {"phase": said.phase.value, "reason": said.reason, "message": said.message})
 
@@ -174,7 +174,7 @@ class Helper:
         said = 0.0
         loop = asyncio.get_running_loop()
         while not await fetch.done(LOOK_S):
-            if self._exit() is not None or self._folder.gone:
+            if self._exit() is not None or self._folder.is_removed:
                 fetch.cancel()
             if fetch.message != reporter.status.message and loop.time() - said >= SAY_S:
                 said = loop.time()
@@ -185,7 +185,7 @@ class Helper:
         """Waits for it (an alarm tells at once); False where the learner was ended before, or its folder is gone."""
         wait = QUICK_S
         while not sign():
-            if self._exit() is not None or self._folder.gone:
+            if self._exit() is not None or self._folder.is_removed:
                 return False
             await (wakeup.wait(wait) if wakeup is not None else asyncio.sleep(wait))
             wait = min(LOOK_S, wait * 1.1)
@@ -232,7 +232,7 @@ class Helper:
                 reporter.enter(Phase.PROCESSING, at=started)
             if end is not None:
                 return end
-            if self._folder.gone:
+            if self._folder.is_removed:
                 return None
             await shim.pause(quick=Phase.PROCESSING.value not in reporter.status.times)
 
@@ -245,7 +245,7 @@ class Helper:
         """
         loop = asyncio.get_running_loop()
         since = loop.time()
-        while not shipping.done() and not self._folder.gone:
+        while not shipping.done() and not self._folder.is_removed:
             if end.stop_cause == "kill" and loop.time() - since > KILLED_S:
                 return
             if shipper.refused_since is not None and loop.time() - shipper.refused_since > REFUSED_S:

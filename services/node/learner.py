@@ -134,10 +134,11 @@ class Learner:
 
     def observe(self) -> LearnerProcess:
         """The learner's state by its files."""
-        start, end, report = self.files.start(), self.files.exit(), self.files.last_report()
+        started, end, report = self.files.started(), self.files.exit(), self.files.last_report()
+        process = self.process
         if end is not None:
             state = "exited"
-        elif start is not None:
+        elif started is not None:
             state = "running"
         else:
             state = "waiting" if self.files.has(ACTIVE_FILE) else "inert"
@@ -145,9 +146,9 @@ class Learner:
             name=self.name,
             attempt=self.attempt,
             state=state,
-            run=RUN if start is not None else 0,
-            pid=start.pid if start is not None else None,
-            started=start.time if start is not None else None,
+            run=RUN if started is not None else 0,
+            pid=process.pid if process is not None else None,
+            started=started,
             exit=end,
             stored=self.stored,
             reason=str(report.get("reason", "")),
