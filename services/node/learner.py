@@ -1,6 +1,6 @@
 """The learners of this machine, as their folders describe them. Files are the truth: nothing is kept in memory only.
 
-What is half-made or half-removed has a name that begins with a dot, so a folder with a plain name is complete.
+Folders that are half-made or half-removed have names that begin with a dot, so a folder with a plain name is complete.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Learner:
 
     @property
     def spawned(self) -> bool:
-        """True if the step ``learners`` was begun. A restarted agent starts nothing for a learner merely reserved."""
+        """True if the step ``learners`` was begun. A restarted agent starts nothing for one that is only reserved."""
         return self.files.has(SHIM_FILE)
 
     @property

@@ -198,7 +198,7 @@ class LearnerFolder:
             return Exit(time=self._changed_ms(name), lost=True)
 
     def stop_mark(self) -> StopMark | None:
-        """None also if it cannot be read: the next stop writes it anew."""
+        """None also if it cannot be read: the next stop replaces it."""
         try:
             document = self.read(STOP_FILE)
             return None if document is None else _stop_mark(document)
