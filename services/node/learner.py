@@ -85,7 +85,7 @@ class Learner:
 
     @property
     def stored(self) -> bool:
-        return self.files.stored
+        return self.files.is_stored
 
     @property
     def spawned(self) -> bool:

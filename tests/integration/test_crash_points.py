@@ -60,7 +60,7 @@ def test_whoever_asks_is_told_that_services_may_die_on_purpose(embedded: Bed) ->
     (check,) = [one for one in PLATFORM.doctor(str(home.root)) if one["check"] == "failpoints"]
     assert (check["ok"], check["detail"]) == (False, f"on in {len(services)} services: they may die on purpose")
     logs = {path.stem: path.read_text() for path in (home / "logs").glob("*.log")}
-    said = {name for name, log in logs.items() if "failpoints.on" in log}
+    said = {name for name, log in logs.items() if "failpoints.turned_on" in log}
     assert said >= {"api", "guardian", "lcm", "metrics", "node", "worker"}
 
 

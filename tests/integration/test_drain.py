@@ -238,5 +238,5 @@ def test_a_second_signal_hurries_a_service_that_drains(tmp_path: Path, second: s
         process.kill()
         process.wait()
     assert (process.returncode, out) == (0, "lets go\n")
-    events = ["service.starting", "service.stopping", "service.hurried", "service.stopped"]
+    events = ["service.starting", "service.stopping", "service.cancelled", "service.stopped"]
     assert [json.loads(line)["event"] for line in err.splitlines()] == events

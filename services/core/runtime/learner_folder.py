@@ -57,6 +57,11 @@ MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowErr
 """The errors that reading a damaged file may raise."""
 
 
+def job_folder(folder: Folder) -> tuple[str, str]:
+    """The parts of the path of one of the learner's own folders, below the learner's folder."""
+    return JOB_FOLDER, JOB_FOLDERS[folder]
+
+
 def start_file(run: int = RUN) -> str:
     """The file that the shim writes before the learner's command runs."""
     return f"{RUNS_FOLDER}/{run}/start.json"
@@ -80,8 +85,6 @@ class Assignment:
     objects: str
     """The object store's folder; empty: objects are moved by signed URLs."""
     cache: str
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Complete but for ``prepared.json``."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -100,6 +103,7 @@ class LearnerDocument(Assignment):
     """``learner.json``: all that the shim and the helper of a learner need, and what it holds of this machine."""
 
     env: Mapping[str, str]
+    """The learner's environment without the variables of ``prepared.json``."""
     gpus: tuple[int, ...]
     """Indices."""
     ports: Mapping[str, int]
@@ -164,7 +168,7 @@ class LearnerFolder:
         return not self.has(LEARNER_FILE)
 
     @property
-    def stored(self) -> bool:
+    def is_stored(self) -> bool:
         """True once the helper has stored everything and ended."""
         return self.has(STORED_FILE)
 
@@ -224,7 +228,7 @@ class LearnerFolder:
                 errors[name] = str(error) or type(error).__name__
         return errors
 
-    def lock(self, name: str = HELPER_LOCK) -> int | None:
+    def lock(self, name: str) -> int | None:
         """The descriptor that holds the lock file; None if another process holds it."""
         descriptor = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
