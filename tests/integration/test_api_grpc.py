@@ -115,8 +115,8 @@ class Careless(Jobs):
 async def test_an_rpc_that_declares_nothing_is_closed(api: Api) -> None:
     from services.api.grpc.auth_interceptor import AuthInterceptor  # noqa: PLC0415 - needed here alone
 
-    server = grpc.aio.server(interceptors=(AuthInterceptor(api.gateway),))
-    jobs_pb2_grpc.add_JobsServicer_to_server(Careless(api.gateway), server)
+    server = grpc.aio.server(interceptors=(AuthInterceptor(api.services),))
+    jobs_pb2_grpc.add_JobsServicer_to_server(Careless(api.services), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with speaking(f"127.0.0.1:{port}", api.admin_key) as rpc:
@@ -273,7 +273,7 @@ async def test_health_and_reflection_need_no_key(api: Api) -> None:
 
 async def test_a_taken_port_is_named(api: Api) -> None:
     with pytest.raises(WeftError, match="the port is taken"):
-        await serve(api.grpc, api.gateway)
+        await serve(api.grpc, api.services)
 
 
 async def test_a_message_beyond_the_limit_is_refused(rpc: Rpc) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.api.idempotency import KEPT_MS, KIND, Answers
+from services.api.idempotency import KEPT_MS, KIND, IdempotencyKeys
 from services.api.rest.app import create_routes
 from services.api.rest.permissions import routes_of
 from services.core.adapters.system_clock import SystemClock
@@ -50,7 +50,7 @@ POSTS = {
 
 
 async def test_every_post_there_is_answers_again_under_its_key_and_refuses_another_body(api: Api) -> None:
-    posts = sorted(route.path for route in routes_of(create_routes(api.gateway)) if "POST" in (route.methods or ()))
+    posts = sorted(route.path for route in routes_of(create_routes(api.services)) if "POST" in (route.methods or ()))
     assert posts == sorted(POSTS)
     for path, post in POSTS.items():
         job = (await api.submit())["id"]
@@ -186,20 +186,20 @@ class Later(SystemClock):
 
 async def test_after_seven_days_a_key_may_be_used_anew_and_its_record_is_swept_a_page_at_a_time() -> None:
     records, clock = MemoryRecordStore(), Later()
-    answers = Answers(records, clock)
+    keys = IdempotencyKeys(records, clock)
     for number in range(25):
-        await answers.bind(f"{number:064}", "a halt")
-        await answers.finish(f"{number:064}")
-    assert await answers.done(f"{7:064}")
+        await keys.bind(f"{number:064}", "a halt")
+        await keys.mark_done(f"{number:064}")
+    assert await keys.is_done(f"{7:064}")
     with pytest.raises(IdempotencyMismatch):
-        await answers.bind(f"{7:064}", "a kill")
+        await keys.bind(f"{7:064}", "a kill")
     clock.by_ms = KEPT_MS - 60_000
-    assert [await answers.sweep(limit=10) for _ in range(3)] == [0, 0, 0]
+    assert [await keys.sweep(limit=10) for _ in range(3)] == [0, 0, 0]
     clock.by_ms = KEPT_MS
-    assert not await answers.done(f"{7:064}")
-    await answers.bind(f"{7:064}", "a kill")
-    assert not await answers.done(f"{7:064}")
-    assert [await answers.sweep(limit=10) for _ in range(3)] == [9, 10, 5]
+    assert not await keys.is_done(f"{7:064}")
+    await keys.bind(f"{7:064}", "a kill")
+    assert not await keys.is_done(f"{7:064}")
+    assert [await keys.sweep(limit=10) for _ in range(3)] == [9, 10, 5]
     assert [one.id for one in await records.find(KIND, {})] == [f"{7:064}"]
 
 
@@ -214,11 +214,11 @@ async def test_expired_keys_are_swept_again_and_again_also_after_the_store_was_a
             return await super().find(kind, index, after=after, limit=limit)
 
     records, clock = Away(), Later()
-    answers = Answers(records, clock)
+    keys = IdempotencyKeys(records, clock)
     for number in range(25):
-        await answers.bind(f"{number:064}", "a halt")
+        await keys.bind(f"{number:064}", "a halt")
     clock.by_ms = KEPT_MS
-    sweeping = asyncio.create_task(answers.keep_swept(every_s=0.001, limit=10))
+    sweeping = asyncio.create_task(keys.keep_swept(every_s=0.001, limit=10))
     try:
         await until(lambda: records.asked > 4)
         assert await MemoryRecordStore.find(records, KIND, {}) == []

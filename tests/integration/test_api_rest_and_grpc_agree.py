@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,14 +43,19 @@ def names_in(code: CodeType) -> set[str]:
 
 
 def all_actions() -> set[str]:
-    found = inspect.getmembers(use_cases, inspect.isfunction)
-    return {name for name, one in found if one.__module__ == use_cases.__name__ and not name.startswith("_")}
+    names = set[str]()
+    for entry in pkgutil.iter_modules(use_cases.__path__):
+        module = importlib.import_module(f"{use_cases.__name__}.{entry.name}")
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not name.startswith("_"):
+                names.add(name)
+    return names
 
 
 def rest_calls(api: Api) -> dict[str, set[str]]:
     """Action -> permissions of the routes of the running app that call it."""
     out: dict[str, set[str]] = {}
-    for route in routes_of(create_routes(api.gateway)):
+    for route in routes_of(create_routes(api.services)):
         for name in names_in(inspect.unwrap(route.endpoint).__code__) & all_actions():
             out.setdefault(name, set()).add(str(permission_of(route)))
     return out

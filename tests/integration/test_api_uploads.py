@@ -195,7 +195,7 @@ async def put(api: Api, job: str, path: str, content: bytes) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield content
 
-    await api.gateway.artifacts._objects.put(f"tenants/default/jobs/{job}/{path}", chunks())
+    await api.services.artifacts._objects.put(f"tenants/default/jobs/{job}/{path}", chunks())
 
 
 async def test_artifacts_are_listed_by_path_in_pages(api: Api) -> None:

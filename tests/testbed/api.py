@@ -19,7 +19,7 @@ from services.api.grpc.server import serve as serve_grpc
 from services.api.rest.app import create_app
 from services.api.services import ApiServices
 from services.api.settings import ApiSettings
-from services.api.wiring import gateway
+from services.api.wiring import open_services
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.bootstrap.service import http_server, serve_http
 from services.core.domain.job import Job
@@ -34,7 +34,7 @@ SPEC: dict[str, Any] = {"name": "digits", "command": "python train.py"}
 class Api:
     url: str
     settings: ApiSettings
-    gateway: ApiServices
+    services: ApiServices
     store: JobStore
     registry: CollectorRegistry
     admin_key: str
@@ -96,12 +96,12 @@ async def running_api(
     if before is not None:
         await before()
     stopping, registry = asyncio.Event(), CollectorRegistry()
-    async with gateway(loaded, stopping=stopping, registry=registry) as (uses, store):
-        server = http_server(create_app(uses), address)
-        serving = asyncio.gather(serve_http(server, stopping), serve_grpc(grpc, uses))
+    async with open_services(loaded, stopping=stopping, registry=registry) as (services, store):
+        server = http_server(create_app(services), address)
+        serving = asyncio.gather(serve_http(server, stopping), serve_grpc(grpc, services))
         await until(lambda: server.started or serving.done())
         key = (await FolderSecretStore(home / "secrets").get("admin-key") or b"").decode()
-        api = Api(f"http://{address}", loaded, uses, store, registry, key, stopping, grpc)
+        api = Api(f"http://{address}", loaded, services, store, registry, key, stopping, grpc)
         async with api.client(key) as api.admin:
             try:
                 yield api

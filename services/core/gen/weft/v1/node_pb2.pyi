@@ -40,9 +40,11 @@ class CapacityReply(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     ISOLATION_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
-    """process | sandbox"""
+    """How learners are isolated: process or sandbox."""
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCapacity]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCapacity]:
+        """All nodes; a local cluster has one."""
+
     def __init__(
         self,
         *,
@@ -68,12 +70,17 @@ class NodeCapacity(_message.Message):
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Name of the node."""
     cpus: _builtins.float
+    """CPU cores for learners."""
     memory: _builtins.int
-    """bytes"""
+    """Bytes of memory for learners."""
     gpus: _builtins.int
+    """GPUs for learners."""
     gpu_type: _builtins.str
+    """Model of its GPUs; empty without any."""
     ready: _builtins.bool
+    """It can run learners now."""
     def __init__(
         self,
         *,
@@ -99,8 +106,9 @@ class DoRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     step: _builtins.str
+    """Name of the step."""
     plan: _builtins.bytes
-    """JSON of domain.plan.AttemptPlan"""
+    """JSON of domain.plan.AttemptPlan."""
     def __init__(
         self,
         *,
@@ -136,6 +144,7 @@ class ObserveRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     def __init__(
         self,
         *,
@@ -157,10 +166,12 @@ class ObserveReply(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def learners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """JSON of ports.cluster.LearnerProcess"""
+        """JSON of ports.cluster.LearnerProcess, one item for each learner."""
 
     @_builtins.property
-    def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Attempts of which anything exists here."""
+
     def __init__(
         self,
         *,
@@ -186,12 +197,17 @@ class StopRequest(_message.Message):
     CAUSE_FIELD_NUMBER: _builtins.int
     GRACE_MS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     attempt: _builtins.int
+    """Number of the attempt to stop."""
     term: _builtins.int
+    """The Guardian's term; a request of an older term is refused."""
     generation: _builtins.int
+    """Generation of the job that wants the stop."""
     cause: _builtins.str
-    """halt | kill | peer | deadline"""
+    """halt, kill, peer or deadline."""
     grace_ms: _builtins.int
+    """Milliseconds between TERM and KILL."""
     def __init__(
         self,
         *,
@@ -233,8 +249,11 @@ class TeardownRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     attempt: _builtins.int
+    """Number of the attempt to remove."""
     term: _builtins.int
+    """The Guardian's term; a request of an older term is refused."""
     def __init__(
         self,
         *,
@@ -286,7 +305,9 @@ class JobsReply(_message.Message):
 
     JOB_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Every job of which anything exists here."""
+
     def __init__(
         self,
         *,
@@ -321,6 +342,7 @@ class WatchEvent(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """The job that has changed; empty: observe all jobs again."""
     def __init__(
         self,
         *,

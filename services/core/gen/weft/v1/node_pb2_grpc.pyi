@@ -36,15 +36,19 @@ class NodeStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NodeAsyncStub: ...
     Capacity: _grpc.UnaryUnaryMultiCallable[_node_pb2.CapacityRequest, _node_pb2.CapacityReply]
+    """The nodes and their hardware."""
     Do: _grpc.UnaryUnaryMultiCallable[_node_pb2.DoRequest, _node_pb2.DoReply]
-    """One step of an attempt's plan; done already is done."""
+    """Carries out one step of an attempt's plan. A step that was done before changes nothing."""
     Observe: _grpc.UnaryUnaryMultiCallable[_node_pb2.ObserveRequest, _node_pb2.ObserveReply]
+    """The learners of a job as they are now."""
     Stop: _grpc.UnaryUnaryMultiCallable[_node_pb2.StopRequest, _node_pb2.StopReply]
+    """Stops the learners of an attempt."""
     Teardown: _grpc.UnaryUnaryMultiCallable[_node_pb2.TeardownRequest, _node_pb2.TeardownReply]
-    """Answers once everything is gone."""
+    """Removes everything of an attempt, and answers when it is gone."""
     Jobs: _grpc.UnaryUnaryMultiCallable[_node_pb2.JobsRequest, _node_pb2.JobsReply]
     """Every job of which anything exists here."""
     Watch: _grpc.UnaryStreamMultiCallable[_node_pb2.WatchRequest, _node_pb2.WatchEvent]
+    """The ids of jobs whose learners change."""
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
@@ -54,15 +58,19 @@ class NodeAsyncStub(NodeStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Capacity: _aio.UnaryUnaryMultiCallable[_node_pb2.CapacityRequest, _node_pb2.CapacityReply]  # type: ignore[assignment]
+    """The nodes and their hardware."""
     Do: _aio.UnaryUnaryMultiCallable[_node_pb2.DoRequest, _node_pb2.DoReply]  # type: ignore[assignment]
-    """One step of an attempt's plan; done already is done."""
+    """Carries out one step of an attempt's plan. A step that was done before changes nothing."""
     Observe: _aio.UnaryUnaryMultiCallable[_node_pb2.ObserveRequest, _node_pb2.ObserveReply]  # type: ignore[assignment]
+    """The learners of a job as they are now."""
     Stop: _aio.UnaryUnaryMultiCallable[_node_pb2.StopRequest, _node_pb2.StopReply]  # type: ignore[assignment]
+    """Stops the learners of an attempt."""
     Teardown: _aio.UnaryUnaryMultiCallable[_node_pb2.TeardownRequest, _node_pb2.TeardownReply]  # type: ignore[assignment]
-    """Answers once everything is gone."""
+    """Removes everything of an attempt, and answers when it is gone."""
     Jobs: _aio.UnaryUnaryMultiCallable[_node_pb2.JobsRequest, _node_pb2.JobsReply]  # type: ignore[assignment]
     """Every job of which anything exists here."""
     Watch: _aio.UnaryStreamMultiCallable[_node_pb2.WatchRequest, _node_pb2.WatchEvent]  # type: ignore[assignment]
+    """The ids of jobs whose learners change."""
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
     """The node agent of one machine: the `local` cluster. Plans and observations travel as the
@@ -74,7 +82,8 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _node_pb2.CapacityRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_node_pb2.CapacityReply, _abc.Awaitable[_node_pb2.CapacityReply]]: ...
+    ) -> _typing.Union[_node_pb2.CapacityReply, _abc.Awaitable[_node_pb2.CapacityReply]]:
+        """The nodes and their hardware."""
 
     @_abc_1.abstractmethod
     def Do(
@@ -82,21 +91,23 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.DoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.DoReply, _abc.Awaitable[_node_pb2.DoReply]]:
-        """One step of an attempt's plan; done already is done."""
+        """Carries out one step of an attempt's plan. A step that was done before changes nothing."""
 
     @_abc_1.abstractmethod
     def Observe(
         self,
         request: _node_pb2.ObserveRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_node_pb2.ObserveReply, _abc.Awaitable[_node_pb2.ObserveReply]]: ...
+    ) -> _typing.Union[_node_pb2.ObserveReply, _abc.Awaitable[_node_pb2.ObserveReply]]:
+        """The learners of a job as they are now."""
 
     @_abc_1.abstractmethod
     def Stop(
         self,
         request: _node_pb2.StopRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_node_pb2.StopReply, _abc.Awaitable[_node_pb2.StopReply]]: ...
+    ) -> _typing.Union[_node_pb2.StopReply, _abc.Awaitable[_node_pb2.StopReply]]:
+        """Stops the learners of an attempt."""
 
     @_abc_1.abstractmethod
     def Teardown(
@@ -104,7 +115,7 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.TeardownRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.TeardownReply, _abc.Awaitable[_node_pb2.TeardownReply]]:
-        """Answers once everything is gone."""
+        """Removes everything of an attempt, and answers when it is gone."""
 
     @_abc_1.abstractmethod
     def Jobs(
@@ -119,6 +130,7 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _node_pb2.WatchRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_node_pb2.WatchEvent], _abc.AsyncIterator[_node_pb2.WatchEvent]]: ...
+    ) -> _typing.Union[_abc.Iterator[_node_pb2.WatchEvent], _abc.AsyncIterator[_node_pb2.WatchEvent]]:
+        """The ids of jobs whose learners change."""
 
 def add_NodeServicer_to_server(servicer: NodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
