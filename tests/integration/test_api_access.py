@@ -26,7 +26,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 def requests_of(api: Api) -> list[tuple[str, str]]:
     """Every (method, path) that the app answers."""
     job = "j" + "0" * 22
-    app = create_routes(api.services)
+    app = create_routes()
     return [
         (method, re.sub(r"\{[^}]*\}", "x", route.path.replace("{job_id}", job)))
         for route in routes_of(app)
@@ -35,14 +35,14 @@ def requests_of(api: Api) -> list[tuple[str, str]]:
 
 
 async def test_every_route_declares_its_permission_and_reads_no_body_by_itself(api: Api) -> None:
-    routes = [*routes_of(create_routes(api.services))]
+    routes = [*routes_of(create_routes())]
     assert len(routes) > 20
     assert [route.path for route in routes if permission_of(route) is None] == []
     assert [route.path for route in routes if route.body_field is not None] == []
 
 
 async def test_a_route_without_a_permission_is_found(api: Api) -> None:
-    app = create_routes(api.services)
+    app = create_routes()
     careless = APIRouter()
 
     @careless.get("/v1/careless")
@@ -54,7 +54,7 @@ async def test_a_route_without_a_permission_is_found(api: Api) -> None:
 
 
 async def test_without_a_key_there_is_the_version_and_the_openapi_document_only(api: Api) -> None:
-    app = create_routes(api.services)
+    app = create_routes()
     assert public_paths(app) == {"/v1/version", "/openapi.json"}
     async with api.client(None) as nobody:
         assert (await nobody.get("/v1/version")).json()["api"] == "v1"

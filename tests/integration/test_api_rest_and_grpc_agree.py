@@ -55,7 +55,7 @@ def all_actions() -> set[str]:
 def rest_calls(api: Api) -> dict[str, set[str]]:
     """Action -> permissions of the routes of the running app that call it."""
     out: dict[str, set[str]] = {}
-    for route in routes_of(create_routes(api.services)):
+    for route in routes_of(create_routes()):
         for name in names_in(inspect.unwrap(route.endpoint).__code__) & all_actions():
             out.setdefault(name, set()).add(str(permission_of(route)))
     return out

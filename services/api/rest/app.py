@@ -26,12 +26,13 @@ log = structlog.get_logger()
 
 def create_app(services: ApiServices) -> ASGIApp:
     """The application that a server runs."""
-    app = create_routes(services)
+    app = create_routes()
+    app.state.services = services
     return AuthMiddleware(app, keys=services.keys, instrumentation=services.instrumentation, public=public_paths(app))
 
 
-def create_routes(services: ApiServices) -> FastAPI:
-    """The routes without authentication; without it, only public routes answer."""
+def create_routes() -> FastAPI:
+    """The routes without services and authentication, for ``create_app`` and for the OpenAPI document."""
     app = FastAPI(
         title="Weft",
         version=VERSION,
@@ -48,7 +49,6 @@ def create_routes(services: ApiServices) -> FastAPI:
             Exception: _unexpected_error,
         },
     )
-    app.state.services = services
     for module in (submission, jobs, telemetry, artifacts, keys, platform):
         app.include_router(module.router)
     app.include_router(_openapi_router(app))
@@ -62,7 +62,7 @@ def _openapi_router(app: FastAPI) -> APIRouter:
     @router.get("/openapi.json", dependencies=[PUBLIC], include_in_schema=False)
     async def get_openapi() -> Response:
         if not cached:
-            cached.append(document(app, public=public_paths(app)))
+            cached.append(document(app))
         return answer(cached[0])
 
     return router

@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 
 from services.api.answers import Answer, json_schemas
 from services.api.rest.answers import PROBLEM
+from services.api.rest.permissions import public_paths
 
 JobId = Annotated[str, Path(description="Id of the job: j and 22 characters.")]
 _SCHEMA: Final = "#/components/schemas/{name}"
@@ -66,8 +67,8 @@ def ok(kind: type[Answer], description: str, status: int = 200, **responses: Any
     }
 
 
-def document(app: FastAPI, *, public: frozenset[str]) -> dict[str, Any]:
-    """The document of the app's routes; those of ``public`` need no key."""
+def document(app: FastAPI) -> dict[str, Any]:
+    """The document of the app's routes."""
     openapi = get_openapi(title=app.title, version=app.version, routes=app.routes, openapi_version="3.1.0")
     components = openapi.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
@@ -79,6 +80,7 @@ def document(app: FastAPI, *, public: frozenset[str]) -> dict[str, Any]:
         "key": {"type": "http", "scheme": "bearer", "description": "An API key, weft_<id>_<secret>"}
     }
     openapi["security"] = [{"key": []}]
+    public = public_paths(app)
     for path, operations in openapi["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)

@@ -69,7 +69,7 @@ def public_paths(app: FastAPI) -> frozenset[str]:
 
 def _services(request: Request) -> ApiServices:
     services = request.app.state.services
-    assert isinstance(services, ApiServices)  # noqa: S101 - set by create_routes
+    assert isinstance(services, ApiServices)  # noqa: S101 - set by create_app
     return services
 
 

@@ -35,7 +35,7 @@ class LinesParams(Params):
     attempt: Small = Field(default=None, description="Only lines of this attempt.")
     stream: str | None = Field(default=None, description="Only lines of this stream, e.g. stdout or stderr.")
     since: str | None = Field(default=None, description="Only lines from this time on (RFC 3339).")
-    until: str | None = Field(default=None, description="Only lines before this time (RFC 3339).")
+    until: str | None = Field(default=None, description="Only lines up to this time (RFC 3339).")
     search: str | None = Field(
         default=None, max_length=1000, description="Only lines in which this regular expression (RE2) matches."
     )

@@ -1120,7 +1120,7 @@ class GetLogsRequest(_message.Message):
 
     @_builtins.property
     def until(self) -> _timestamp_pb2.Timestamp:
-        """Only lines before this time."""
+        """Only lines up to this time."""
 
     def __init__(
         self,

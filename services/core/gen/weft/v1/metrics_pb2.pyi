@@ -559,7 +559,7 @@ class LinesRequest(_message.Message):
     since_ms: _builtins.int
     """Only lines from this time on, Unix milliseconds."""
     until_ms: _builtins.int
-    """Only lines before this time, Unix milliseconds."""
+    """Only lines up to this time, Unix milliseconds."""
     search: _builtins.str
     """Only lines in which this regular expression (RE2) matches."""
     tail: _builtins.int
