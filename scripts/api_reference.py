@@ -7,6 +7,7 @@ python scripts/api_reference.py --check  says whether the committed page is curr
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -42,9 +43,23 @@ def type_of(schema: Mapping[str, Any]) -> str:
     return {"date-time": "time"}.get(schema.get("format", ""), kind)
 
 
+def parameter_type(schema: Mapping[str, Any]) -> str:
+    """The type of a parameter with its bounds and default. A parameter is never null: it is left out."""
+    options = [option for option in schema.get("anyOf", (schema,)) if option.get("type") != "null"]
+    words = [" or ".join(type_of(option) for option in options)]
+    for option in options:
+        if "minimum" in option and "maximum" in option:
+            words.append(f"{option['minimum']} to {option['maximum']}")
+        elif "minimum" in option:
+            words.append(f"at least {option['minimum']}")
+    if schema.get("default") not in {None, ""}:
+        words.append(f"default {json.dumps(schema['default'])}")
+    return ", ".join(words)
+
+
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """A table in Markdown."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    lines = ["| " + " | ".join(cell.replace("<", "&lt;") for cell in cells) + " |" for cells in (head, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
 
 
@@ -62,14 +77,14 @@ def request(method: str, path: str, operation: Mapping[str, Any]) -> str:
     """One request: parameters, bodies and answers."""
     parts = [f"### {method.upper()} {path}\n"]
     parameters = [
-        (f"`{entry['name']}`", entry["in"], type_of(entry["schema"]), entry.get("description", ""))
+        (f"`{entry['name']}`", entry["in"], parameter_type(entry["schema"]), entry.get("description", ""))
         for entry in operation.get("parameters", ())
     ]
     if parameters:
         parts.append(table(("parameter", "in", "type", "meaning"), parameters))
     for media, content in operation.get("requestBody", {}).get("content", {}).items():
         schema = content["schema"]
-        shown = "\n" + fields(schema) if "properties" in schema else f" {schema.get('description', '')}\n"
+        shown = "\n\n" + fields(schema) if "properties" in schema else f" {schema.get('description', '')}\n"
         parts.append(f"Body `{media}`:{shown}")
     for status, answer in operation["responses"].items():
         if status.isdigit():
