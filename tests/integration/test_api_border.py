@@ -1,4 +1,4 @@
-"""The border: whatever comes in, nothing but a clear refusal goes out; and the OpenAPI document tells the truth."""
+"""Malformed requests are answered with client errors, never with server errors; the OpenAPI document is correct."""
 
 # ruff: noqa: E501 - a corpus reads better in long lines
 
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Api]:
-    async with running_api(tmp_path_factory.mktemp("api")) as one:
-        yield one
+    async with running_api(tmp_path_factory.mktemp("api")) as api:
+        yield api
 
 
 async def raw(api: Api, request: bytes) -> bytes:
-    """What comes back for these bytes; nothing where the api waits for more of them."""
+    """The response to these bytes; empty if the api waits for more of them."""
     host, _, port = api.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**22)
     try:
@@ -75,7 +75,7 @@ TARGETS = [
 ]  # fmt: skip
 
 
-async def test_no_body_makes_it_stumble(api: Api) -> None:
+async def test_no_request_body_causes_a_server_error(api: Api) -> None:
     for body in BODIES:
         for method, target in TARGETS:
             for kind in (JSON, YAML, FORM, b"", b"Content-Type: \xff\r\n"):
@@ -101,7 +101,7 @@ async def test_no_body_makes_it_stumble(api: Api) -> None:
         b"/v1/jobs/" + JOB + b"/logs?search=" + b"(" * 2000, b"/v1/jobs?dry_run=maybe&after=j",
     ],
 )  # fmt: skip
-async def test_no_target_makes_it_stumble(api: Api, target: bytes) -> None:
+async def test_no_request_target_causes_a_server_error(api: Api, target: bytes) -> None:
     for method in (b"GET", b"POST", b"DELETE", b"PATCH", b"PUT", b"OPTIONS", b"TRACE", b"BREW", b"HEAD"):
         answer = await raw(api, request(api, method, target))
         assert answer == b"" or int(answer[9:12]) < 500, (method, target, answer[:300])
@@ -121,14 +121,14 @@ async def test_no_target_makes_it_stumble(api: Api, target: bytes) -> None:
     ],
     ids=lambda headers: str(headers[:30]),
 )  # fmt: skip
-async def test_no_header_makes_it_stumble(api: Api, headers: bytes) -> None:
+async def test_no_request_header_causes_a_server_error(api: Api, headers: bytes) -> None:
     for method, target in [*TARGETS, (b"GET", b"/v1/jobs/" + JOB + b"/artifacts/code.zip")]:
         answer = await raw(api, request(api, method, target, headers, b'{"name": "x", "command": "true"}'))
         assert answer == b"" or int(answer[9:12]) < 500, (method, target, answer[:300])
     assert 'status="5' not in api.measured()
 
 
-async def test_errors_repeat_nothing_that_was_sent(api: Api) -> None:
+async def test_errors_do_not_repeat_values_of_the_request(api: Api) -> None:
     marker = "s3cr3tm4rk3r"
     for answer in (
         await api.admin.post("/v1/jobs", json={**SPEC, "learners": marker}),
@@ -144,7 +144,7 @@ async def test_errors_repeat_nothing_that_was_sent(api: Api) -> None:
         assert marker not in answer.text
 
 
-async def test_what_is_nowhere_and_what_a_path_cannot_do_are_problems_too(api: Api) -> None:
+async def test_unknown_paths_and_methods_are_answered_with_problems(api: Api) -> None:
     nowhere = await api.admin.get("/v1/nothing")
     assert (nowhere.status_code, nowhere.json()["code"]) == (404, "not-found")
     cannot = await api.admin.put("/v1/jobs")
@@ -153,7 +153,7 @@ async def test_what_is_nowhere_and_what_a_path_cannot_do_are_problems_too(api: A
     assert {method.strip() for method in cannot.headers["allow"].split(",")} == {"GET", "POST"}
 
 
-async def test_a_crash_is_a_problem_without_its_text(tmp_path: Path) -> None:
+async def test_an_unexpected_error_is_logged_and_answered_without_its_text(tmp_path: Path) -> None:
     class Broken:
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError("the password is hunter2")
@@ -187,7 +187,7 @@ def references(document: Any) -> Iterator[str]:
             yield from references(value)
 
 
-async def test_the_openapi_document_is_whole_and_every_operation_tells_its_problems(api: Api) -> None:
+async def test_the_openapi_document_resolves_and_every_operation_lists_problems(api: Api) -> None:
     document = (await api.admin.get("/openapi.json")).json()
     assert document["openapi"] == "3.1.0"
     for reference in references(document):
@@ -207,7 +207,7 @@ async def test_the_openapi_document_is_whole_and_every_operation_tells_its_probl
             content = operation["responses"][code]["content"]
             assert content == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
         assert "422" not in operation["responses"]
-        named = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+        named = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"}
         assert named == set(re.findall(r"\{(\w+)", path)), path
         assert operation.get("security", "inherited") == ([] if path == "/v1/version" else "inherited"), path
         if method == "patch" or (path in {"/v1/jobs", "/v1/keys"} and method == "post"):
@@ -215,7 +215,7 @@ async def test_the_openapi_document_is_whole_and_every_operation_tells_its_probl
     assert "HTTPValidationError" not in json.dumps(document)
 
 
-async def test_answers_are_what_the_document_says(api: Api) -> None:
+async def test_answers_match_their_schemas(api: Api) -> None:
     job = await api.submit({**SPEC, "framework": "jax", "tags": ["x"]})
     url = f"/v1/jobs/{job['id']}"
     for kind, answer in (

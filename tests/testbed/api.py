@@ -1,4 +1,4 @@
-"""The real api over uvicorn on a free port: SQLite, folders, and whatever other services the test starts."""
+"""The real api over uvicorn on a free port, with SQLite and folders; other services are those that the test starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Api:
     admin_key: str
     stopping: asyncio.Event
     grpc: str = ""
-    """``host:port`` of its gRPC."""
+    """``host:port`` of gRPC."""
     admin: httpx2.AsyncClient = field(init=False)
 
     def client(self, key: str | None, **options: Any) -> httpx2.AsyncClient:
@@ -59,13 +59,13 @@ class Api:
         return dict(made.json())
 
     async def change(self, job_id: str, change: Callable[[Job], Job]) -> Job:
-        """What a Guardian or the dispatcher would write."""
+        """Replaces the job's document, as a Guardian or the dispatcher does."""
         job = await self.store.get(job_id)
         assert job is not None
         return await self.store.replace(job, change(job))
 
     async def first_line(self, request: bytes) -> bytes:
-        """The status line that answers these bytes, while the rest of the request never comes."""
+        """The status line of the response to these bytes; the rest of the request is never sent."""
         host, _, port = self.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
@@ -76,6 +76,7 @@ class Api:
             await writer.wait_closed()
 
     def measured(self) -> str:
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry).decode()
 
 
@@ -86,7 +87,7 @@ async def running_api(
     before: Callable[[], Awaitable[object]] | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Api]:
-    """``addresses``: of the other services that are there. ``before``: is done in the new home first."""
+    """``addresses``: of the other services. ``before``: runs before the api opens its home."""
     address = f"127.0.0.1:{free_port()}"
     (home / "run").mkdir(parents=True, exist_ok=True)
     (home / "run" / "addresses.json").write_text(json.dumps({"api": address, **(addresses or {})}))
