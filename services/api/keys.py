@@ -21,7 +21,7 @@ from services.api.access import PERMISSIONS, Principal, Scope, checked_name
 from services.api.params import wrong_field
 from services.api.stale_cache import STALE_S
 from services.core.domain import codec
-from services.core.domain.document import LATEST
+from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.errors import (
     Duplicate,
     IdempotencyMismatch,
@@ -255,7 +255,7 @@ def _parse(record: Record) -> ApiKey:
     times = [body["created"], *([] if body["revoked"] is None else [body["revoked"]])]
     if not all(isinstance(value, str) for value in text.values()) or text["scope"] not in PERMISSIONS:
         raise ValueError("its fields are of other types")
-    if not all(isinstance(time, int) and 0 <= time <= LATEST for time in times):
+    if not all(isinstance(time, int) and 0 <= time <= MAX_TIME_MS for time in times):
         raise ValueError("it has a time before 1970 or after 9999")
     return ApiKey(id=record.id, created=body["created"], revoked=body["revoked"], **text)
 

@@ -1,9 +1,9 @@
 """Submitting a job: a spec, with or without code, becomes one durable document, once per idempotency key.
 
 The order makes it safe: the spec is checked, the code is checked, the code is stored, the document is inserted; only
-then the request is answered and the dispatcher gets a hint. A crash before the insert leaves code that no document
-names; a crash after it leaves a job that the dispatcher finds by itself. Of concurrent submissions under one key the
-store's unique index accepts one.
+then the request is answered and the dispatcher gets a hint. A crash before the insert leaves code that no job names;
+the next submit of the same code uses it. A crash after the insert leaves a job that the dispatcher finds by itself. Of
+concurrent submissions under one key the store's unique index accepts one.
 """
 
 from __future__ import annotations

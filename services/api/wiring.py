@@ -52,13 +52,15 @@ async def open_services(
         records = at_failpoint(await wiring.record_store(settings), "records", "api")
         closing.push_async_callback(records.close)
         objects = at_failpoint(wiring.object_store(settings), "objects", "api")
-        hints = at_failpoint(wiring.hints(settings), "hints", "api")
+        hints = at_failpoint(wiring.hints(settings, secret), "hints", "api")
         closing.push_async_callback(hints.close)
         try:
             await objects.ping()  # wrong settings are reported here and not by the first job
         except Unavailable as error:  # it may come back, and most requests do not need it
             log.warning("object_store.not_reached", error=str(error))
-        clients = {name: ServiceClient(settings.place, name, secret) for name in ("metrics", "lcm", "node", "guardian")}
+        clients = {
+            name: ServiceClient(settings.installation, name, secret) for name in ("metrics", "lcm", "node", "guardian")
+        }
         for client in clients.values():
             closing.push_async_callback(client.close)
         secrets = await wiring.secret_store(settings, records)
@@ -66,7 +68,7 @@ async def open_services(
         quarantine = Quarantine(clock.now_ms, registry)
         keys = await open_keys(records, secrets, clock, quarantine, cache_s=settings.key_cache_s)
         await ensure_admin_key(keys, installation, clock)
-        uploads = Uploads(settings.place / "uploads", max_bytes=settings.max_code_bytes)
+        uploads = Uploads(settings.installation / "uploads", max_bytes=settings.max_code_bytes)
         uploads.open()
         idempotency_keys = IdempotencyKeys(records, clock)
         sweeping = asyncio.create_task(idempotency_keys.keep_swept(every_s=_SWEEP_S, limit=_SWEPT))

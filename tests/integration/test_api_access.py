@@ -123,7 +123,7 @@ async def test_a_revocation_by_another_process_takes_effect_within_key_cache_s(t
             async def refused() -> bool:
                 return (await ada.get("/v1/whoami")).status_code == 401
 
-            await until(refused, timeout=2)
+            await until(refused)
 
 
 async def test_secrets_of_keys_are_in_no_answer_and_no_file(api: Api) -> None:

@@ -19,6 +19,7 @@ from services.api.answers import Time, to_json
 from services.api.job_answer import Job
 from services.api.use_cases import artifacts, jobs, keys, platform, submission
 from tests.testbed.api import SPEC, Api, running_api
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,13 +30,13 @@ async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Api]:
         yield api
 
 
-async def raw(api: Api, request: bytes) -> bytes:
-    """The response to these bytes; empty if the api waits for more of them."""
+async def raw(api: Api, request: bytes, *, within_s: float = 1) -> bytes:
+    """The response to these bytes within ``within_s``; empty if the api waits for more of them."""
     host, _, port = api.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**22)
     try:
         writer.write(request)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(within_s):
             return await reader.read()
     except TimeoutError:
         return b""
@@ -79,7 +80,7 @@ async def test_no_request_body_causes_a_server_error(api: Api) -> None:
     for body in BODIES:
         for method, target in TARGETS:
             for kind in (JSON, YAML, FORM, b"", b"Content-Type: \xff\r\n"):
-                answer = await raw(api, request(api, method, target, kind, body))
+                answer = await raw(api, request(api, method, target, kind, body), within_s=HANG_S)
                 status = int(answer[9:12])
                 assert status in {200, 201, 400, 404, 413}, (method, target, kind, body[:80], answer[:300])
                 if status >= 400:

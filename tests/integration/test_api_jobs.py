@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -409,11 +410,10 @@ async def test_tenants_cannot_see_each_other(api: Api) -> None:
 
 async def test_a_submit_is_counted_by_framework_and_resources(api: Api) -> None:
     await api.submit({**SPEC, "framework": "numpy"})
-    text = api.measured()
-    assert (
-        'trainer_trainings_create_total{cpus="1",framework="numpy",gpus="0",memory="1000000000",version=""} 1.0' in text
-    )
-    assert 'weft_http_requests_total{method="POST",route="/v1/jobs",status="201"} 1.0' in text
+    shape = 'cpus="1",framework="numpy",gpus="0",memory="1000000000",version=""'
+    assert f"trainer_trainings_create_total{{{shape}}} 1.0" in api.measured()
+    answered = 'weft_http_requests_total{method="POST",route="/v1/jobs",status="201"} 1.0'
+    await until(lambda: answered in api.measured())  # counted once the answer is on its way
 
 
 async def test_consecutive_submits_share_one_query_of_the_cluster(tmp_path: Path) -> None:
@@ -436,9 +436,10 @@ async def test_consecutive_submits_share_one_query_of_the_cluster(tmp_path: Path
     address = f"127.0.0.1:{free_port()}"
     server = await serve(address, b"s" * 32, register)
     async with running_api(tmp_path, {"node": address}, before=keep) as api:
+        began = time.monotonic()
         for _ in range(30):
             assert (await api.submit())["warnings"] == []
         large = await api.submit({**SPEC, "learners": 50})
         assert large["warnings"] != []
     await server.stop(None)
-    assert 1 <= queries < 15
+    assert 1 <= queries <= 2 + time.monotonic() - began, "an answer is used for two seconds"

@@ -20,7 +20,7 @@ from tests.testbed.api import Api
 from tests.testbed.etcd import Etcd
 from tests.testbed.metrics import Helper, MetricsProcess, running
 from tests.testbed.telling import Learner, api_over, learning
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 
 @dataclass
@@ -51,7 +51,7 @@ async def learner(api: Api, shared: MetricsProcess, etcd: Etcd) -> AsyncGenerato
 async def events(client: httpx2.AsyncClient, path: str, **options: Any) -> AsyncGenerator[Event]:
     """The events of a stream until its connection ends."""
     headers = {"Accept": "text/event-stream", **options.pop("headers", {})}
-    async with client.stream("GET", path, headers=headers, timeout=30, **options) as answer:
+    async with client.stream("GET", path, headers=headers, timeout=HANG_S, **options) as answer:
         assert answer.status_code == 200, await answer.aread()
         assert answer.headers["content-type"].startswith("text/event-stream")
         fields: dict[str, str] = {}
@@ -146,7 +146,7 @@ async def test_a_log_stream_has_each_line_once_and_the_end_last(api: Api, learne
     assert not reading.task.done()
     await learner.says("third")
     await learner.ends()
-    await asyncio.wait_for(reading.task, 10)
+    await asyncio.wait_for(reading.task, HANG_S)
     assert reading.texts == ["before", "first", "second", "third"]
     assert [event.id for event in reading.events_read] == [1, 2, 3, 4, None]
     assert reading.events_read[-1].name == "end"
@@ -165,7 +165,7 @@ async def test_a_log_stream_ends_only_after_the_hardware_is_released(api: Api, l
     await reading.has(lambda reader: len(reader.texts) == 1)
     assert not reading.task.done()
     await api.change(learner.job, lambda document: released(document, now=document.updated))
-    await asyncio.wait_for(reading.task, 10)
+    await asyncio.wait_for(reading.task, HANG_S)
     assert reading.events_read[-1].name == "end"
 
 
@@ -213,7 +213,7 @@ async def test_a_filtered_log_stream_ends_with_the_job(api: Api, learner: Learne
     await reading.has(lambda reader: [event.id for event in reader.events_read] == [1, 3])
     await learner.says("c", "a", "c")
     await learner.ends()
-    await asyncio.wait_for(reading.task, 10)
+    await asyncio.wait_for(reading.task, HANG_S)
     assert [event.id for event in reading.events_read] == [1, 3, 6, None]
 
 
@@ -222,7 +222,7 @@ async def test_a_metrics_stream_has_each_point_once_and_the_end_last(api: Api, l
     await learner.instrumentation(0.5, math.nan)
     await reading.has(lambda reader: [event.data["value"] for event in reader.events_read] == [0.5, "NaN"])
     await learner.ends()
-    await asyncio.wait_for(reading.task, 10)
+    await asyncio.wait_for(reading.task, HANG_S)
     assert [(event.name, event.id) for event in reading.events_read] == [("point", 1), ("point", 2), ("end", None)]
 
 
@@ -237,7 +237,7 @@ async def test_an_event_stream_has_the_history_and_each_change(api: Api, learner
     await api.admin.post(f"/v1/jobs/{learner.job}/halt")
     await reading.has(lambda reader: reader.events_read[-1].data.get("desired") == "halt")
     await learner.ends()
-    await asyncio.wait_for(reading.task, 10)
+    await asyncio.wait_for(reading.task, HANG_S)
     assert [event.id for event in reading.events_read if event.name == "history"] == [1, 2, 3, 4]
     assert "spec" not in next(event.data for event in reading.events_read if event.name == "status")
     assert reading.events_read[-1].name == "end"
@@ -250,7 +250,7 @@ async def test_the_stream_of_a_deleted_job_ends(api: Api, learner: Learner) -> N
     await reading.has(lambda reader: bool(reader.events_read))
     await learner.ends()
     assert (await api.admin.delete(f"/v1/jobs/{learner.job}")).status_code == 204
-    await asyncio.wait_for(reading.task, 10)
+    await asyncio.wait_for(reading.task, HANG_S)
     assert reading.events_read[-1].name == "end"
 
 
@@ -258,7 +258,7 @@ async def test_a_hundred_streams_of_one_job_share_one_poll_and_leave_no_task_beh
     limits = httpx2.Limits(max_connections=200)
     async with api.client(api.admin_key, limits=limits) as client:
         readers = [Reading(client, f"/v1/jobs/{learner.job}/events") for _ in range(100)]
-        await until(lambda: all(reader.events_read for reader in readers), timeout=30)
+        await until(lambda: all(reader.events_read for reader in readers))
         polls = [task for task in asyncio.all_tasks() if "Watcher._poll" in repr(task.get_coro())]
         assert len(polls) == 1
         await learner.ends()
@@ -297,7 +297,7 @@ async def test_a_stopping_service_cuts_streams_without_an_end(tmp_path: Path, sh
         reading = Reading(api.admin, f"/v1/jobs/{job}/events")
         await reading.has(lambda reader: len(reader.events_read) == 2)
         api.stopping.set()
-        await asyncio.wait_for(reading.task, 3)
+        await asyncio.wait_for(reading.task, HANG_S)
         assert [event.name for event in reading.events_read] == ["history", "status"]
 
 
@@ -321,7 +321,7 @@ async def test_while_metrics_is_away_pages_answer_503_and_streams_wait(tmp_path:
             await learner.says("three")
             await reading.has(lambda reader: len(reader.texts) == 3)
             await api.admin.post(f"/v1/jobs/{job}/kill")
-            await asyncio.wait_for(reading.task, 20)
+            await asyncio.wait_for(reading.task, HANG_S)
             assert [event.id for event in reading.events_read] == [1, 2, 3, None]
             await helper.close()
             await status.close()

@@ -76,7 +76,6 @@ async def listed(client: httpx2.AsyncClient) -> AsyncGenerator[dict[str, Any]]:
 
 
 @pytest.mark.promise("R2")
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("environment", ["sqlite", "mongodb"], indirect=True)
 async def test_one_key_makes_one_job_despite_lost_answers_and_sixteen_concurrent_submits(
     tmp_path: Path, environment: dict[str, str], promise: Promise, request: pytest.FixtureRequest
@@ -139,7 +138,7 @@ class Acknowledged:
 async def submitting(url: str, headers: dict[str, str], acknowledged: Acknowledged, *, n: int, worker: int) -> None:
     """One submit after the other, each with code of its own, until ``n`` are acknowledged in all."""
     number = 0
-    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
         while len(acknowledged.jobs) < n:
             number += 1
             code = a_zip({"train.py": f"print({worker}, {number})\n"})
@@ -206,7 +205,6 @@ async def under_kills(
 
 
 @pytest.mark.promise("R1")
-@pytest.mark.timeout(900)
 async def test_an_acknowledged_submit_survives_repeated_kills_of_the_api(tmp_path: Path, promise: Promise) -> None:
     n, acknowledged = promise.n(short=300, long=20_000), Acknowledged()
     kills = n // 30 if n <= 300 else n // 20
@@ -217,7 +215,6 @@ async def test_an_acknowledged_submit_survives_repeated_kills_of_the_api(tmp_pat
 
 
 @pytest.mark.promise("R1")
-@pytest.mark.timeout(900)
 async def test_an_acknowledged_submit_survives_outages_of_mongodb_and_its_network(
     tmp_path: Path, own_mongo: Mongo, promise: Promise
 ) -> None:

@@ -69,7 +69,7 @@ class Metrics:
         guard = f"/jobs/{job}/attempt"
         announced, key = await self._status.get(guard), f"/jobs/{job}/learners/{one.name}"
         present = await self._status.get(key)
-        if PHASE_ORDER[one.phase] >= PHASE_ORDER[Phase.READY] and not one.gave_up:
+        if PHASE_ORDER[one.phase] >= PHASE_ORDER[Phase.READY] and not one.helper_failed:
             self.ready[job, one.attempt].add(one.name)
         if announced is None:
             return False
@@ -160,7 +160,7 @@ class _Helper:
             self._status = replace(self._status, reason=fate.fails[0], message=fate.fails[1])
             await self._report(Phase.STORED)
             learner.reason, learner.message, learner.stored = *fate.fails, True
-            learner.tell()
+            learner.notify()
             return
         if learner.exit is None:
             await self._report(Phase.READY)
@@ -189,7 +189,7 @@ class _Helper:
             self._status = replace(self._status, message=self._fate.unkept)
         await self._report(Phase.STORED)
         self._learner.stored = True
-        self._learner.tell()
+        self._learner.notify()
 
     async def _unless_over(self, seconds: float | None) -> None:
         """So long, or until the learner's process is over."""

@@ -139,8 +139,6 @@ class TelemetryStub:
     """Points thinned out to curves."""
     Summary: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.SummaryRequest, _metrics_pb2.SummaryReply]
     """Numbers of lines and points, latest values, progress."""
-    LastSeen: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.LastSeenRequest, _metrics_pb2.LastSeenReply]
-    """When each learner last called, and since when this service has listened without a break."""
     Forget: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]
     """Deletes all that is stored of a job."""
 
@@ -164,8 +162,6 @@ class TelemetryAsyncStub(TelemetryStub):
     """Points thinned out to curves."""
     Summary: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SummaryRequest, _metrics_pb2.SummaryReply]  # type: ignore[assignment]
     """Numbers of lines and points, latest values, progress."""
-    LastSeen: _aio.UnaryUnaryMultiCallable[_metrics_pb2.LastSeenRequest, _metrics_pb2.LastSeenReply]  # type: ignore[assignment]
-    """When each learner last called, and since when this service has listened without a break."""
     Forget: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]  # type: ignore[assignment]
     """Deletes all that is stored of a job."""
 
@@ -222,14 +218,6 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.SummaryReply, _abc.Awaitable[_metrics_pb2.SummaryReply]]:
         """Numbers of lines and points, latest values, progress."""
-
-    @_abc_1.abstractmethod
-    def LastSeen(
-        self,
-        request: _metrics_pb2.LastSeenRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_metrics_pb2.LastSeenReply, _abc.Awaitable[_metrics_pb2.LastSeenReply]]:
-        """When each learner last called, and since when this service has listened without a break."""
 
     @_abc_1.abstractmethod
     def Forget(

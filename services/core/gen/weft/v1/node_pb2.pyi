@@ -40,10 +40,10 @@ class CapacityReply(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     ISOLATION_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
-    """How learners are isolated: process or sandbox."""
+    """of new learners: process | sandbox"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCapacity]:
-        """All nodes; a local cluster has one."""
+        """this machine, the only node"""
 
     def __init__(
         self,
@@ -70,17 +70,17 @@ class NodeCapacity(_message.Message):
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the node."""
+    """of the node, as in placements"""
     cpus: _builtins.float
-    """CPU cores for learners."""
+    """cores"""
     memory: _builtins.int
-    """Bytes of memory for learners."""
+    """bytes"""
     gpus: _builtins.int
-    """GPUs for learners."""
+    """slots"""
     gpu_type: _builtins.str
-    """Model of its GPUs; empty without any."""
+    """the first GPU's name; empty without a driver"""
     ready: _builtins.bool
-    """It can run learners now."""
+    """false: nothing new is placed here"""
     def __init__(
         self,
         *,
@@ -106,9 +106,9 @@ class DoRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     step: _builtins.str
-    """Name of the step."""
+    """reserve | learners | activate, in this order"""
     plan: _builtins.bytes
-    """JSON of domain.plan.AttemptPlan."""
+    """JSON of domain.plan.AttemptPlan"""
     def __init__(
         self,
         *,
@@ -144,7 +144,7 @@ class ObserveRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """Id of the job."""
+    """id of the job"""
     def __init__(
         self,
         *,
@@ -166,11 +166,11 @@ class ObserveReply(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def learners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """JSON of ports.cluster.LearnerProcess, one item for each learner."""
+        """JSON of ports.cluster.LearnerProcess"""
 
     @_builtins.property
     def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Attempts of which anything exists here."""
+        """numbers of attempts of which anything exists"""
 
     def __init__(
         self,
@@ -197,17 +197,17 @@ class StopRequest(_message.Message):
     CAUSE_FIELD_NUMBER: _builtins.int
     GRACE_MS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """Id of the job."""
+    """id of the job"""
     attempt: _builtins.int
-    """Number of the attempt to stop."""
+    """number of the attempt"""
     term: _builtins.int
-    """The Guardian's term; a request of an older term is refused."""
+    """the Guardian's"""
     generation: _builtins.int
-    """Generation of the job that wants the stop."""
+    """of the job document that wants the stop"""
     cause: _builtins.str
-    """halt, kill, peer or deadline."""
+    """halt | kill | peer | deadline"""
     grace_ms: _builtins.int
-    """Milliseconds between TERM and KILL."""
+    """between SIGTERM and SIGKILL; 0: SIGKILL at once"""
     def __init__(
         self,
         *,
@@ -249,11 +249,11 @@ class TeardownRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """Id of the job."""
+    """id of the job"""
     attempt: _builtins.int
-    """Number of the attempt to remove."""
+    """number of the attempt"""
     term: _builtins.int
-    """The Guardian's term; a request of an older term is refused."""
+    """the Guardian's"""
     def __init__(
         self,
         *,
@@ -306,7 +306,7 @@ class JobsReply(_message.Message):
     JOB_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Every job of which anything exists here."""
+        """ids of the jobs"""
 
     def __init__(
         self,
@@ -342,7 +342,7 @@ class WatchEvent(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """The job that has changed; empty: observe all jobs again."""
+    """id of the job; empty: observe all jobs again, changes may have been missed"""
     def __init__(
         self,
         *,
