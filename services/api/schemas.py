@@ -255,7 +255,7 @@ class ClusterJson(TypedDict):
     nodes: NotRequired[list[NodeJson]]
     isolation: NotRequired[str]
     total: NotRequired[SizeJson]
-    used: SizeJson
+    used: NotRequired[SizeJson]
     jobs: dict[str, int]
 
 

@@ -326,10 +326,9 @@ def waiting_json(job: Job, waiting: Waiting | None) -> WaitingJson:
 
 
 def cluster_json(state: ClusterState) -> ClusterJson:
-    out: ClusterJson = {
-        "used": size_json(state.used),
-        "jobs": {status.value: count for status, count in state.jobs.items()},
-    }
+    out: ClusterJson = {"jobs": {status.value: count for status, count in state.jobs.items()}}
+    if state.used is not None:
+        out["used"] = size_json(state.used)
     if state.nodes is not None and state.isolation is not None:
         out["nodes"] = [
             {

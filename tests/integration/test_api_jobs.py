@@ -8,17 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
 
-from services.core.adapters.rpc.server import serve
-from services.core.bootstrap.wiring import SERVICE_SECRET, installation_secrets
 from services.core.domain.job import Job, admitted, moved, released
 from services.core.domain.status import Status
-from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
-from services.core.runtime.settings import Settings
 from tests.testbed.api import SPEC, Api, a_zip, running_api
-from tests.testbed.server import free_port
 from tests.waiting import until
 
 ZIP = a_zip()
@@ -412,31 +406,3 @@ async def test_a_submission_is_counted_by_what_it_asked_for(api: Api) -> None:
         'trainer_trainings_create_total{cpus="1",framework="numpy",gpus="0",memory="1000000000",version=""} 1.0' in text
     )
     assert 'weft_http_requests_total{method="POST",route="/v1/jobs",status="201"} 1.0' in text
-
-
-async def test_submissions_in_a_row_do_not_each_ask_the_cluster_whether_they_fit(tmp_path: Path) -> None:
-    asked = 0
-
-    class Cluster(node_pb2_grpc.NodeServicer):
-        async def Capacity(self, request: Any, context: Any) -> node_pb2.CapacityReply:  # noqa: N802 - the proto's name
-            nonlocal asked
-            asked += 1
-            node = node_pb2.NodeCapacity(name="here", cpus=2, memory=2**31, ready=True)
-            return node_pb2.CapacityReply(nodes=[node], isolation="process")
-
-    async def keep() -> None:
-        await installation_secrets(Settings(home=tmp_path)).put(SERVICE_SECRET, b"s" * 32)
-
-    def register(server: grpc.aio.Server) -> None:
-        # Of the generated base class only what is asked here: mypy counts the others as abstract.
-        node_pb2_grpc.add_NodeServicer_to_server(Cluster(), server)  # type: ignore[abstract]
-
-    address = f"127.0.0.1:{free_port()}"
-    server = await serve(address, b"s" * 32, register)
-    async with running_api(tmp_path, {"node": address}, before=keep) as api:
-        for _ in range(30):
-            assert (await api.submit())["warnings"] == []
-        large = await api.submit({**SPEC, "learners": 50})
-        assert large["warnings"] != []
-    await server.stop(None)
-    assert 1 <= asked < 15

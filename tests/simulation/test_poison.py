@@ -28,7 +28,7 @@ pytestmark = pytest.mark.looptime(noop_cycles=0)
 EACH = 25
 """Mutations in one story."""
 SMALL = {"resources": {"cpus": 0.1, "memory": "10MB"}}
-OURS = {"dispatcher.failed", "dispatcher.round_failed", "pool.watch_failed", "guardian.crashed", "chore.failed"}
+OURS = {"dispatcher.failed", "dispatcher.round_failed", "pool.watch_failed", "guardian.crashed", "background.failed"}
 """What a service says where it met something it was not written for."""
 
 

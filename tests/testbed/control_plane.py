@@ -195,7 +195,7 @@ class ControlPlane:
             if topic in {"submitted", "released"}:
                 dispatcher.wake()
 
-        every = (chores.copy_histories, chores.collect, chores.watch_cluster, chores.look_for_unreadable)
+        every = (chores.copy_histories, chores.collect, chores.watch_cluster, chores.find_unreadable)
         work = [dispatcher.run, *(_without_end(each) for each in every)]
         return await self._start(wire, membership, work, hear, dispatcher)
 

@@ -14,7 +14,7 @@ from services.core.domain.spec import parse_spec
 from services.core.domain.status import Desired, Status
 from services.core.ports.cluster import Node
 from services.lcm.scheduling import fifo
-from services.lcm.scheduling.placement import gang, whole
+from services.lcm.scheduling.placement import all_free, gang_of
 from tests.documents import NOW, a_job, at_status
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane, VirtualClock
 
@@ -63,8 +63,8 @@ def test_a_retry_does_not_wait_an_hour_because_a_clock_was_wrong_by_one() -> Non
         at_status(replace(a_job(), not_before=begun + 2_000), Status.PENDING, Status.QUEUED, now=begun)
         for begun in (far, near)
     ]
-    machine = whole([Node(name="local", cpus=16, memory=64 * 10**9, gpus=4)])
-    queue = [fifo.Waiter.of(job, gang(parse_spec(job.spec), SIZES)) for job in jobs]
+    machine = all_free([Node(name="local", cpus=16, memory=64 * 10**9, gpus=4)])
+    queue = [fifo.Waiter.of(job, gang_of(parse_spec(job.spec), SIZES)) for job in jobs]
     first, second = fifo.decide(queue, free=machine, capacity=machine, now=NOW)
     assert first.placement is not None
     assert second.pending_reason == "BackOff"

@@ -93,7 +93,7 @@ async def test_a_job_that_was_admitted_between_the_looks_keeps_what_it_has(
     job_id = await plane.submit()
     await plane.status.put(f"/jobs/{job_id}/attempt", "{}")
     await collector.collect(0)
-    found = collector._twice("status", [job_id], [])
+    found = collector._seen_twice("status", [job_id], [])
     assert found == [job_id]
     lcm = await plane.start_lcm()
     await plane.reached(job_id, Status.PENDING)

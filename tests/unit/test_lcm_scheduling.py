@@ -12,14 +12,14 @@ from services.core.domain.sizes import SIZES
 from services.core.domain.spec import parse_spec
 from services.core.ports.cluster import Node
 from services.lcm.scheduling.fifo import Decision, Waiter, decide
-from services.lcm.scheduling.placement import Free, Gang, fits_at, gang, place, taken, whole
+from services.lcm.scheduling.placement import Free, Gang, all_free, fits_as_placed, gang_of, pieces, place, subtract
 
 GB = 10**9
 
 
 def waiting(name: str, **fields: Any) -> Waiter:
     spec = parse_spec({"name": name, "command": "true", "resources": {"cpus": 1, "memory": "1GB"}, **fields})
-    return Waiter(name, attempt=0, since=0, not_before=0, holds=False, gang=gang(spec, SIZES))
+    return Waiter(name, attempt=0, since=0, not_before=0, holds=False, gang=gang_of(spec, SIZES))
 
 
 def asked(name: str, **fields: Any) -> Gang:
@@ -29,7 +29,7 @@ def asked(name: str, **fields: Any) -> Gang:
 
 
 def nodes(count: int, *, cpus: float = 4, gpus: int = 0) -> list[Free]:
-    return whole([Node(name=f"n{i}", cpus=cpus, memory=16 * GB, gpus=gpus, gpu_type="v100") for i in range(count)])
+    return all_free([Node(name=f"n{i}", cpus=cpus, memory=16 * GB, gpus=gpus, gpu_type="v100") for i in range(count)])
 
 
 def decisions(*queue: Waiter, free: list[Free], now: int = 0) -> dict[str, Decision]:
@@ -97,16 +97,16 @@ def test_tenths_of_a_gpu_add_up_to_a_whole_one() -> None:
 def test_what_lies_on_a_node_that_is_gone_takes_nothing_from_the_others() -> None:
     spec = asked("a", learners=2)
     there = [Free("n0", 4, 16 * GB, 0)]
-    assert [one.cpus for one in taken(there, [(spec, {"worker-0": "n0", "worker-1": "gone"})])] == [3]
+    assert [one.cpus for one in subtract(there, pieces(spec, {"worker-0": "n0", "worker-1": "gone"}))] == [3]
 
 
 def test_an_admission_stands_only_where_every_learner_still_has_its_place() -> None:
     spec = asked("a", learners=2)
     placed = {"worker-0": "n0", "worker-1": "n0"}
-    assert fits_at([Free("n0", 2, 16 * GB, 0)], spec, placed)
-    assert not fits_at([Free("n0", 1, 16 * GB, 0)], spec, placed)
-    assert not fits_at([Free("n1", 9, 16 * GB, 0)], spec, placed)
-    assert not fits_at([Free("n0", 2, 16 * GB, 0)], spec, {"worker-0": "n0"})
+    assert fits_as_placed([Free("n0", 2, 16 * GB, 0)], spec, placed)
+    assert not fits_as_placed([Free("n0", 1, 16 * GB, 0)], spec, placed)
+    assert not fits_as_placed([Free("n1", 9, 16 * GB, 0)], spec, placed)
+    assert not fits_as_placed([Free("n0", 2, 16 * GB, 0)], spec, {"worker-0": "n0"})
 
 
 def test_a_gang_that_would_fit_but_for_the_nodes_edges_is_told_so() -> None:
@@ -118,7 +118,7 @@ def test_a_gang_that_would_fit_but_for_the_nodes_edges_is_told_so() -> None:
 
 
 def test_a_node_that_is_not_ready_holds_nobody() -> None:
-    assert whole([Node(name="n", cpus=4, memory=GB, gpus=0, ready=False)]) == []
+    assert all_free([Node(name="n", cpus=4, memory=GB, gpus=0, ready=False)]) == []
 
 
 @given(
@@ -135,5 +135,5 @@ def test_no_node_is_ever_promised_more_than_it_has(gangs: list[tuple[int, int]],
     for decision in decide(queue, free=cluster, capacity=cluster, now=0):
         if decision.placement is not None and decision.job.gang is not None:
             assert len(decision.placement) == len(decision.job.gang.learners)
-            left = taken(left, [(decision.job.gang, decision.placement)])
+            left = subtract(left, pieces(decision.job.gang, decision.placement))
     assert all(one.cpus >= 0 and one.gpus >= 0 and one.memory >= 0 for one in left)

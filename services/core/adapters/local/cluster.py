@@ -13,7 +13,7 @@ from services.core.domain.codec import dump, load
 from services.core.domain.errors import Unavailable
 from services.core.domain.plan import AttemptPlan
 from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
-from services.core.ports.cluster import LearnerProcess, Node, Observation
+from services.core.ports.cluster import ISOLATION_LABEL, LearnerProcess, Node, Observation
 
 STEPS: Final = ("reserve", "learners", "activate")
 _READ_S: Final = 5.0
@@ -36,7 +36,7 @@ class LocalCluster:
         return [
             Node(
                 name=one.name, cpus=one.cpus, memory=one.memory, gpus=one.gpus, gpu_type=one.gpu_type, ready=one.ready,
-                labels={"weft.dev/isolation": reply.isolation},
+                labels={ISOLATION_LABEL: reply.isolation},
             )
             for one in reply.nodes
         ]  # fmt: skip
