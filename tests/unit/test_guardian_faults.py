@@ -16,8 +16,9 @@ from services.core.domain.errors import Conflict, NoSpace, StaleFence
 from services.core.domain.job import Verdict
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status import Desired, Phase, Status
+from services.core.domain.status_keys import guardian_key
 from services.core.use_cases.jobs import history
-from services.guardian.claim import claim, claim_key
+from services.guardian.claim import claim
 from services.guardian.pool import Pool
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane
 from tests.testbed.tripwire import Tripwire
@@ -186,7 +187,7 @@ async def test_a_claim_lost_to_a_change_of_the_document_keeps_nobody_away(plane:
     assert isinstance(pool, Pool)
     assert lease is not None
     assert await claim(pool._ports, read, member="m1", lease=lease, live=frozenset({"m1"})) is None
-    assert await plane.status.get(claim_key(job_id)) is None
+    assert await plane.status.get(guardian_key(job_id)) is None
 
 
 @pytest.mark.parametrize(("holder", "taken"), [("m2", False), ("m3", True), ("m1", True)])
@@ -196,13 +197,13 @@ async def test_the_key_of_a_living_holder_protects_its_job(plane: ControlPlane, 
     plane.helpers.fate(job_id := await plane.submit())
     job, lease = await plane.reached(job_id, Status.PENDING), process.membership.lease
     assert lease is not None
-    await plane.status.put(claim_key(job_id), json.dumps({"holder": holder}))
+    await plane.status.put(guardian_key(job_id), json.dumps({"holder": holder}))
     found = await claim(process.of._ports, job, member="m1", lease=lease, live=frozenset({"m1", "m2"}))
     assert (found is not None) is taken
 
 
 async def test_a_key_that_nobody_understands_protects_nobody(plane: ControlPlane) -> None:
-    await plane.status.put(claim_key(job_id := await plane.submit()), "[" * 5000)
+    await plane.status.put(guardian_key(job_id := await plane.submit()), "[" * 5000)
     await plane.start_pool()
     assert (await plane.rested(job_id)).status is Status.COMPLETED
 
@@ -306,8 +307,9 @@ async def test_a_document_that_cannot_be_read_harms_its_own_job_only(plane: Cont
         assert (await plane.rested(healthy)).status is Status.COMPLETED
         await asyncio.sleep(60)
     assert plane.cluster.learner(poisoned).state == "running"
-    # It is looked at again and again, and never in a frenzy.
-    assert 1 < sum(line["event"] == "guardian.retries" for line in logs) < 20
+    delays = [line["delay_s"] for line in logs if line["event"] == "guardian.retries"]
+    assert len(delays) > 10
+    assert all(2.5 <= delay <= 5 for delay in delays[5:]), "the back-off has reached its longest pause"
     plane.jobs.plant(poisoned, json.dumps(dump(good)))
     await plane.wish(poisoned, Desired.KILL)
     assert (await plane.rested(poisoned)).status is Status.KILLED
@@ -322,7 +324,8 @@ async def test_a_fault_of_ours_in_one_job_is_tried_again_with_longer_and_longer_
         healthy = await plane.submit()
         assert (await plane.rested(healthy)).status is Status.COMPLETED
     crashes = sum(line["event"] == "guardian.crashed" for line in logs)
-    assert 4 <= crashes <= 9
+    # Back-off of 0, 1, 2, 4, 8, 16, 32, 60 ... s, each times 0.5 to 1.
+    assert 8 <= crashes <= 11
     assert (await plane.job(poisoned)).status is Status.STORING
     plane.summaries.broken.clear()
     assert (await plane.rested(poisoned)).status is Status.COMPLETED
@@ -412,7 +415,7 @@ async def test_a_watch_that_breaks_is_begun_anew(plane: ControlPlane) -> None:
             raise Conflict("the watch broke")
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(pool.of._for_ever(follow))
+    task = asyncio.create_task(pool.of._repeat(follow))
     await asyncio.sleep(5)
     task.cancel()
     assert broken == [3]
@@ -475,7 +478,7 @@ async def test_an_admission_taken_back_while_it_is_halted_is_halted_all_the_same
 
 async def test_a_claim_that_another_was_faster_with_is_theirs(plane: ControlPlane) -> None:
     async def faster(job_id: str) -> None:
-        await plane.status.put(claim_key(job_id), json.dumps({"holder": "m-gone"}))
+        await plane.status.put(guardian_key(job_id), json.dumps({"holder": "m-gone"}))
 
     job_id = await raced(plane, ("status.put_if", 1), faster)
     assert (await plane.rested(job_id)).status is Status.COMPLETED

@@ -23,7 +23,7 @@ from services.guardian.learner_view import LearnerView
 from services.guardian.render import digest, render
 
 SPEC = parse_spec({"name": "n", "command": "true", "roles": {"ps": {"count": 1}, "worker": {"count": 2}}})
-RANKS = observed_state.roster(SPEC, Attempt())
+RANKS = observed_state.ranks(SPEC, Attempt())
 
 
 def report(name: str, rank: int, phase: Phase, *, seq: int = 1, attempt: int = 1) -> LearnerStatus:
@@ -36,7 +36,7 @@ def ended(name: str, *, attempt: int = 1, code: int = 0) -> Observation:
 
 
 def learners(*reports: LearnerStatus, seen: Observation, attempt: int = 1) -> dict[str, LearnerStatus]:
-    return observed_state.learners(RANKS, attempt, {one.name: one for one in reports}, seen)
+    return observed_state.merge(RANKS, attempt, {one.name: one for one in reports}, seen)
 
 
 def test_an_exit_that_only_the_cluster_has_seen_is_a_fact() -> None:
@@ -62,21 +62,21 @@ def test_learners_that_the_job_does_not_have_are_nobody() -> None:
 
 def test_a_learner_that_ran_is_waited_for_until_it_is_stored() -> None:
     seen = ended("worker-0")
-    assert observed_state.unstored(1, learners(seen=seen), seen) == ["worker-0"]
-    assert observed_state.unstored(1, {}, seen) == ["worker-0"]
-    assert observed_state.unstored(1, learners(report("worker-0", 1, Phase.STORED), seen=seen), seen) == []
+    assert observed_state.not_stored(1, learners(seen=seen), seen) == ["worker-0"]
+    assert observed_state.not_stored(1, {}, seen) == ["worker-0"]
+    assert observed_state.not_stored(1, learners(report("worker-0", 1, Phase.STORED), seen=seen), seen) == []
 
 
 def test_what_is_stored_is_known_although_etcd_has_forgotten_it() -> None:
     process = replace(ended("worker-0").learners[0], stored=True)
     seen = Observation(learners=[process], attempts=[1])
-    assert observed_state.unstored(1, learners(seen=seen), seen) == []
+    assert observed_state.not_stored(1, learners(seen=seen), seen) == []
 
 
 def test_a_learner_that_never_ran_has_nothing_to_store() -> None:
     waiting = Observation(learners=[LearnerProcess(name="worker-0", attempt=1, state="waiting")], attempts=[1])
     known = learners(report("worker-0", 1, Phase.DOWNLOADING), seen=waiting)
-    assert observed_state.unstored(1, known, waiting) == []
+    assert observed_state.not_stored(1, known, waiting) == []
 
 
 def test_provisioned_is_who_was_let_go_not_who_merely_exists() -> None:
@@ -86,17 +86,17 @@ def test_provisioned_is_who_was_let_go_not_who_merely_exists() -> None:
 
     reports = {name: report(name, rank, Phase.WAITING) for name, rank in RANKS.items()}
     inert = seen("inert", "inert", "inert")
-    assert not observed_state.provisioned(RANKS, 1, reports, inert)
-    assert observed_state.provisioned(RANKS, 1, {}, seen("waiting", "running", "exited"))
-    assert not observed_state.provisioned(RANKS, 1, {}, seen("waiting", "running", "inert"))
-    assert not observed_state.provisioned(RANKS, 2, {}, seen("waiting", "running", "exited"))
+    assert not observed_state.all_activated(RANKS, 1, reports, inert)
+    assert observed_state.all_activated(RANKS, 1, {}, seen("waiting", "running", "exited"))
+    assert not observed_state.all_activated(RANKS, 1, {}, seen("waiting", "running", "inert"))
+    assert not observed_state.all_activated(RANKS, 2, {}, seen("waiting", "running", "exited"))
     begun = {name: replace(one, phase=Phase.DOWNLOADING) for name, one in reports.items()}
-    assert observed_state.provisioned(RANKS, 1, begun, inert)
+    assert observed_state.all_activated(RANKS, 1, begun, inert)
 
 
 def test_of_a_spec_that_cannot_be_read_the_learners_are_those_that_were_placed() -> None:
     attempt = Attempt(number=1, placement={"worker-1": "n", "ps-0": "n"})
-    assert observed_state.roster(None, attempt) == {"ps-0": 0, "worker-1": 1}
+    assert observed_state.ranks(None, attempt) == {"ps-0": 0, "worker-1": 1}
 
 
 def test_who_is_not_on_the_cluster_any_more_is_lost_unless_its_end_is_known() -> None:
@@ -104,15 +104,15 @@ def test_who_is_not_on_the_cluster_any_more_is_lost_unless_its_end_is_known() ->
         "ps-0": replace(report("ps-0", 0, Phase.STORED), exit=Exit(time=3, code=0)),
         "worker-0": replace(report("worker-0", 1, Phase.STORED), reason="DataStoreDenied"),
     }
-    found = observed_state.with_vanished(RANKS, 1, said, Observation(learners=[], attempts=[]), now=9)
+    found = observed_state.with_lost(RANKS, 1, said, Observation(learners=[], attempts=[]), now=9)
     assert {**found, "worker-1": None} == {**said, "worker-1": None}
     assert found["worker-1"].exit == Exit(time=9, lost=True)
 
 
 def test_learners_that_nobody_can_make_out_are_not_lost() -> None:
     said = {"ps-0": report("ps-0", 0, Phase.PROCESSING)}
-    assert observed_state.with_vanished(RANKS, 1, said, Observation(learners=[], attempts=[1]), now=9) == said
-    assert set(observed_state.with_vanished(RANKS, 2, {}, Observation(learners=[], attempts=[1]), now=9)) == set(RANKS)
+    assert observed_state.with_lost(RANKS, 1, said, Observation(learners=[], attempts=[1]), now=9) == said
+    assert set(observed_state.with_lost(RANKS, 2, {}, Observation(learners=[], attempts=[1]), now=9)) == set(RANKS)
 
 
 def test_what_the_helpers_resolved_is_the_first_that_any_of_them_says() -> None:
@@ -133,8 +133,8 @@ def test_the_view_keeps_the_newest_report_whatever_order_they_come_in() -> None:
     new, old = report("worker-0", 1, Phase.STORING, seq=7), report("worker-0", 1, Phase.READY, seq=3)
     for change in (put(new), put(old), Change("reset")):
         view.apply(change)
-    assert view.of("j1", 1) == {"worker-0": new}
-    assert view.of("j1", 2) == {}
+    assert view.learners("j1", 1) == {"worker-0": new}
+    assert view.learners("j1", 2) == {}
 
 
 def test_a_malformed_report_harms_nobody_else() -> None:
@@ -148,13 +148,13 @@ def test_a_malformed_report_harms_nobody_else() -> None:
         view.apply(Change("put", key, Entry(key, value, 1)))
         (held,) = quarantine.listed()
         assert (held.kind, held.place, held.job, held.since) == (STATUS, key, "j1", 5)
-    assert view.of("j1", 1) == {}
+    assert view.learners("j1", 1) == {}
     assert poked == []
     for value in (json.dumps({**dump(sound), "schema": 2, "phase": "NEWER"}), json.dumps(dump(sound))):
         view.apply(Change("put", key, Entry(key, "{", 1)))
         view.apply(Change("put", key, Entry(key, value, 1)))
         assert quarantine.listed() == []
-    assert view.of("j1", 1) == {"worker-0": sound}
+    assert view.learners("j1", 1) == {"worker-0": sound}
 
 
 @pytest.mark.parametrize("value", ["{", '{"attempt": Infinity}', '{"attempt": "two"}', '{"attempt": -1}', "null"])
