@@ -238,7 +238,7 @@ class Faults:
         there = [name for name in PLACES if name[0] == "lcm" and name in self._world.alive]
         self._submit()
         for name in there:
-            leads = self._world.alive[name].of.term > 0
+            leads = self._world.alive[name].service.term > 0
             call = "after jobs.dispatcher" if leads else "cluster.capacity"
             self._world.wire_of(name).stumbles = (call, self._chance.uniform(4.5, 7))
 
@@ -246,7 +246,7 @@ class Faults:
         """Who collects is paused between two looks, and jobs begin meanwhile, under its successor."""
         self._submit()
         for name in PLACES:
-            if name[0] == "lcm" and name in self._world.alive and self._world.alive[name].of.term > 0:
+            if name[0] == "lcm" and name in self._world.alive and self._world.alive[name].service.term > 0:
                 self._world.wire_of(name).stumbles = ("cluster.jobs", self._chance.uniform(5, 8))
 
     def two_guardians(self) -> None:

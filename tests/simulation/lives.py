@@ -173,7 +173,7 @@ async def _tell(story: Story, shape: Shape, home: Path, fault: Fault | None) -> 
 async def _wish(life: Life, wish: Desired) -> None:
     with suppress(IllegalTransition):  # it was over before
         for job_id in life.jobs:
-            await life.plane.wish(job_id, wish)
+            await life.plane.set_desired(job_id, wish)
 
 
 async def _recover(story: Story, life: Life, fault: Fault | None) -> None:

@@ -70,7 +70,7 @@ def _wished(wish: Desired) -> Callable[[Life], Awaitable[None]]:
         await life.submit()
         await life.run_for_ever()
         life.mark("wish")
-        await life.plane.wish(life.job_id, wish)
+        await life.plane.set_desired(life.job_id, wish)
 
     return lead
 

@@ -52,7 +52,7 @@ class Story:
         await plane.rested(over)
         for job in (running, halted):
             await plane.running(job)
-        await plane.wish(halted, Desired.HALT)
+        await plane.set_desired(halted, Desired.HALT)
         await plane.rested(halted)
         await plane.rested(gone)
         impossible = await plane.submit(learners=900)
@@ -134,7 +134,7 @@ async def _mended(story: Story) -> None:
             plane.jobs.plant(job_id, json.dumps(document))
     for job_id in story.victims:
         if not (await plane.job(job_id)).at_rest or (await plane.job(job_id)).status is Status.HALTED:
-            await plane.wish(job_id, Desired.KILL)
+            await plane.set_desired(job_id, Desired.KILL)
 
     def at_rest(job: Job) -> bool:
         return job.at_rest
@@ -142,10 +142,10 @@ async def _mended(story: Story) -> None:
     for job_id in story.victims:
         await plane.until(at_rest, job_id, within_s=120)
     for _ in range(60):
-        if not story.lcm.of.quarantine.places(JOB):
+        if not story.lcm.service.quarantine.places(JOB):
             return
         await asyncio.sleep(0.5)
-    raise AssertionError(f"still in quarantine: {story.lcm.of.quarantine.listed()}")
+    raise AssertionError(f"still in quarantine: {story.lcm.service.quarantine.listed()}")
 
 
 @pytest.mark.promise("R14")

@@ -64,7 +64,7 @@ class Post:
     def __init__(self, network: Network) -> None:
         self._network = network
         self.lost = self.doubled = False
-        self.hear: list[Any] = []
+        self.receivers: list[Any] = []
         self.sent = self.dropped = 0
 
     async def send(self, topic: str, job_id: str) -> None:
@@ -78,8 +78,8 @@ class Post:
             asyncio.get_running_loop().call_later(delay, self._arrive, topic, job_id)
 
     def _arrive(self, topic: str, job_id: str) -> None:
-        for hear in list(self.hear):
-            hear(topic, job_id)
+        for receive in list(self.receivers):
+            receive(topic, job_id)
 
     async def close(self) -> None: ...
 
@@ -128,7 +128,7 @@ class World(ControlPlane):
         self.clock: Any = clock
         self.hints: Any = _Hints(self.post, wire)
         process = await (self.start_pool if service == "guardian" else self.start_lcm)(wire, place=place)
-        self.post.hear.append(process.hear)
+        self.post.receivers.append(process.on_hint)
         self.checker.joined(wire.name, process.membership.id)
         self.alive[service, place] = process
         for task in process.tasks:
@@ -145,7 +145,7 @@ class World(ControlPlane):
         wire.dead.set()
         wire.running.set()
         self.alive = {name: one for name, one in self.alive.items() if one is not process}
-        self.post.hear.remove(process.hear)
+        self.post.receivers.remove(process.on_hint)
         self._processes.remove(process)
         stay = process.membership._task
         tasks = [*process.tasks, *([stay] if stay is not None else []), *(lease._keeper for lease in wire.leases)]
@@ -235,8 +235,8 @@ class _Hints:
     def __init__(self, post: Post, wire: Wire) -> None:
         self._post, self._wire = post, wire
         self.sent = self.dropped = 0
-        self.hear: list[Any] = []
-        """Where the control plane notes who hears: the post does that here."""
+        self.receivers: list[Any] = []
+        """The control plane appends to it; here the post delivers."""
 
     async def send(self, topic: str, job_id: str) -> None:
         await self._wire.go_on()

@@ -106,7 +106,7 @@ async def test_what_an_old_guardian_still_writes_is_refused_everywhere(plane: Co
     await plane.start_pool(place="two")
     await plane.until(lambda one: one.guardian.term > before.guardian.term, job_id)
     # A running job's new Guardian raises the cluster's fence only with its first effect.
-    await plane.wish(job_id, Desired.HALT)
+    await plane.set_desired(job_id, Desired.HALT)
     await plane.until(lambda one: one.status is Status.HALTING, job_id)
     with pytest.raises(StaleFence):
         await plane.cluster.do("activate", old_plan)
@@ -183,7 +183,7 @@ async def test_a_claim_lost_to_a_change_of_the_document_keeps_nobody_away(plane:
     job_id = await plane.submit()
     read = await plane.reached(job_id, Status.PENDING)
     await plane.jobs.replace(read, replace(read, updated=read.updated + 1))
-    pool, lease = process.of, process.membership.lease
+    pool, lease = process.service, process.membership.lease
     assert isinstance(pool, Pool)
     assert lease is not None
     assert await claim(pool._ports, read, member="m1", lease=lease, live=frozenset({"m1"})) is None
@@ -198,7 +198,7 @@ async def test_the_key_of_a_living_holder_protects_its_job(plane: ControlPlane, 
     job, lease = await plane.reached(job_id, Status.PENDING), process.membership.lease
     assert lease is not None
     await plane.status.put(guardian_key(job_id), json.dumps({"holder": holder}))
-    found = await claim(process.of._ports, job, member="m1", lease=lease, live=frozenset({"m1", "m2"}))
+    found = await claim(process.service._ports, job, member="m1", lease=lease, live=frozenset({"m1", "m2"}))
     assert (found is not None) is taken
 
 
@@ -251,7 +251,7 @@ async def test_a_job_is_killed_although_etcd_is_away(plane: ControlPlane) -> Non
     await plane.running(job_id)
     plane.status.go_away()
     plane.hints.lost = True
-    await plane.wish(job_id, Desired.KILL)
+    await plane.set_desired(job_id, Desired.KILL)
     await plane.reached(job_id, Status.KILLED, within_s=3)
     assert plane.cluster.learners(job_id) == []
     plane.status.come_back()
@@ -311,7 +311,7 @@ async def test_a_document_that_cannot_be_read_harms_its_own_job_only(plane: Cont
     assert len(delays) > 10
     assert all(2.5 <= delay <= 5 for delay in delays[5:]), "the back-off has reached its longest pause"
     plane.jobs.plant(poisoned, json.dumps(dump(good)))
-    await plane.wish(poisoned, Desired.KILL)
+    await plane.set_desired(poisoned, Desired.KILL)
     assert (await plane.rested(poisoned)).status is Status.KILLED
 
 
@@ -339,7 +339,7 @@ async def test_a_job_whose_document_is_gone_is_let_go(plane: ControlPlane) -> No
     await plane.running(job_id)
     await plane.jobs.delete(job_id)
     await asyncio.sleep(6)
-    assert pool.of._guardians == {}
+    assert pool.service._guardians == {}
 
 
 async def with_spec(plane: ControlPlane, job_id: str, spec: object) -> None:
@@ -365,7 +365,7 @@ async def test_a_job_whose_spec_cannot_be_read_can_be_killed(plane: ControlPlane
     job_id = await plane.submit()
     await plane.reached(job_id, Status.PENDING)
     await with_spec(plane, job_id, {"name": 7})
-    await plane.wish(job_id, Desired.KILL)
+    await plane.set_desired(job_id, Desired.KILL)
     await plane.start_pool()
     assert (await plane.rested(job_id)).status is Status.KILLED
 
@@ -391,7 +391,7 @@ async def test_a_guardian_that_the_cluster_thinks_of_as_past_takes_a_new_term(pl
     await plane.cluster.stop(job_id, attempt=1, term=3, generation=1, cause="kill", grace_ms=0)
     job = await plane.rested(job_id)
     assert (job.status, job.guardian.term) == (Status.COMPLETED, 3)
-    assert pool.of._guardians == {}
+    assert pool.service._guardians == {}
 
 
 async def test_one_claim_that_fails_does_not_keep_the_others_from_theirs(plane: ControlPlane) -> None:
@@ -415,7 +415,7 @@ async def test_a_watch_that_breaks_is_begun_anew(plane: ControlPlane) -> None:
             raise Conflict("the watch broke")
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(pool.of._repeat(follow))
+    task = asyncio.create_task(pool.service._repeat(follow))
     await asyncio.sleep(5)
     task.cancel()
     assert broken == [3]
@@ -426,9 +426,9 @@ async def test_the_view_forgets_jobs_of_which_two_sweeps_know_nothing(plane: Con
     await asyncio.sleep(1)
     await plane.status.put("/jobs/jstranger/attempt", '{"attempt": 3, "learners": 1}')
     await asyncio.sleep(0.1)
-    assert pool.of.view.announced("jstranger") == 3
+    assert pool.service.view.announced("jstranger") == 3
     await asyncio.sleep(3)
-    assert pool.of.view.announced("jstranger") == 0
+    assert pool.service.view.announced("jstranger") == 0
 
 
 # --- races: somebody else writes between our look and our write ------------------------
@@ -469,7 +469,7 @@ async def test_an_admission_taken_back_while_it_is_provisioned_is_undone(plane: 
 async def test_an_admission_taken_back_while_it_is_halted_is_halted_all_the_same(plane: ControlPlane) -> None:
     job_id = await plane.submit()
     await plane.reached(job_id, Status.PENDING)
-    await plane.wish(job_id, Desired.HALT)
+    await plane.set_desired(job_id, Desired.HALT)
     await plane.start_pool(Tripwire(at=("jobs.replace", 2), what="act", act=lambda: withdraw(plane, job_id)))
     job = await plane.rested(job_id)
     assert await plane.path(job_id) == [*PENDING, "QUEUED", "HALTED"]

@@ -50,8 +50,8 @@ async def test_every_hint_lost_costs_time_and_nothing_else(plane: ControlPlane) 
     plane.helpers.fate(job_ids[2], run_s=None)
     for job_id in job_ids[1:]:
         await plane.reached(job_id, Status.PROCESSING)
-    await plane.wish(job_ids[1], Desired.HALT)
-    await plane.wish(job_ids[2], Desired.KILL)
+    await plane.set_desired(job_ids[1], Desired.HALT)
+    await plane.set_desired(job_ids[2], Desired.KILL)
     ended = [(await plane.rested(job_id, within_s=20)).status for job_id in job_ids]
     assert ended == [Status.COMPLETED, Status.HALTED, Status.KILLED]
     assert plane.hints.dropped > 0

@@ -27,9 +27,9 @@ ALL = {"resources": {"cpus": 16, "memory": "1GB"}}
 
 async def leading(plane: ControlPlane, process: Process) -> int:
     """Its term, once it leads."""
-    while not process.of.term:  # noqa: ASYNC110 - virtual time
+    while not process.service.term:  # noqa: ASYNC110 - virtual time
         await asyncio.sleep(0.05)
-    return int(process.of.term)
+    return int(process.service.term)
 
 
 async def late_admission(plane: ControlPlane, job_id: str, *, term: int) -> None:
@@ -47,10 +47,10 @@ async def test_one_leads_and_the_other_follows_when_it_dies(plane: ControlPlane)
     assert await leading(plane, first) == 1
     second = await plane.start_lcm(place="two")
     await asyncio.sleep(10)
-    assert (first.of.term, second.of.term) == (1, 0)
+    assert (first.service.term, second.service.term) == (1, 0)
     await plane.kill(first)
     await asyncio.sleep(4)
-    assert second.of.term == 2
+    assert second.service.term == 2
     await plane.start_pool()
     assert (await plane.rested(await plane.submit())).status is Status.COMPLETED
 
@@ -61,7 +61,7 @@ async def test_a_restarted_one_leads_again_at_once(plane: ControlPlane) -> None:
     await plane.kill(first)
     second = await plane.start_lcm()
     await asyncio.sleep(1.1)
-    assert second.of.term == 2
+    assert second.service.term == 2
 
 
 async def test_one_that_stops_gives_the_lead_away_at_once(plane: ControlPlane) -> None:
@@ -70,7 +70,7 @@ async def test_one_that_stops_gives_the_lead_away_at_once(plane: ControlPlane) -
     second = await plane.start_lcm(place="two")
     await plane.stop(first)
     await asyncio.sleep(1.1)
-    assert second.of.term == 2
+    assert second.service.term == 2
 
 
 async def test_a_leader_goes_on_leading_after_etcd_forgot_that_it_does(plane: ControlPlane) -> None:
@@ -78,7 +78,7 @@ async def test_a_leader_goes_on_leading_after_etcd_forgot_that_it_does(plane: Co
     await leading(plane, process)
     plane.status.forget()
     await asyncio.sleep(3)
-    assert process.of.term == 2
+    assert process.service.term == 2
     entry = await plane.status.get("/lcm/leader")
     assert entry is not None
     assert process.membership.id in entry.value
@@ -91,9 +91,9 @@ async def test_a_leader_whose_lease_was_lost_hangs_its_key_on_the_new_one(plane:
     assert first is not None
     plane.status.pause(first.id)
     await asyncio.sleep(5)
-    assert process.of.term == 2
+    assert process.service.term == 2
     await asyncio.sleep(20)
-    assert process.of.term == 2
+    assert process.service.term == 2
     assert await plane.status.get("/lcm/leader") is not None
 
 
@@ -105,7 +105,7 @@ async def test_a_cluster_that_is_away_costs_no_lead(plane: ControlPlane) -> None
     plane.cluster.come_back()
     job_id = await plane.submit()
     await plane.reached(job_id, Status.PENDING, within_s=2)
-    assert process.of.term == 1
+    assert process.service.term == 1
 
 
 async def test_one_that_never_led_ends_when_told_to(plane: ControlPlane) -> None:
@@ -114,7 +114,7 @@ async def test_one_that_never_led_ends_when_told_to(plane: ControlPlane) -> None
     second = await plane.start_lcm(place="two")
     await asyncio.sleep(1)
     await plane.stop(second)
-    assert second.of.term == 0
+    assert second.service.term == 0
 
 
 async def test_of_two_that_rise_at_once_one_leads(plane: ControlPlane) -> None:
@@ -123,7 +123,7 @@ async def test_of_two_that_rise_at_once_one_leads(plane: ControlPlane) -> None:
     wire = Tripwire(at=("status.put_if", 1), what="act", act=lambda: plane.status.put("/lcm/leader", f'"{other}"'))
     process = await plane.start_lcm(wire)
     await asyncio.sleep(5)
-    assert (process.of.term, (await plane.jobs.dispatcher()).term) == (0, 0)
+    assert (process.service.term, (await plane.jobs.dispatcher()).term) == (0, 0)
 
 
 @pytest.mark.parametrize("value", ['"m-nobody"', "{", "", '"m-\\u0000"', "[" * 10_000])
@@ -146,7 +146,7 @@ async def test_who_was_deposed_without_knowing_admits_nobody(plane: ControlPlane
         assert (await plane.job(job_id)).status is Status.QUEUED
         await asyncio.sleep(2)
     assert "a newer dispatcher leads" in [line.get("why") for line in logs]
-    assert process.of.term == 8
+    assert process.service.term == 8
     assert (await plane.job(job_id)).dispatcher_term == 8
 
 
@@ -177,7 +177,7 @@ async def test_an_admission_of_unknown_outcome_is_of_an_older_term_when_it_comes
     await copy_history(plane.jobs, await plane.job(job_id))
     wire.at, wire.when, wire.what = ("jobs.replace", wire.calls.count("jobs.replace") + 1), when, "cut"
     await plane.until(lambda job: job.dispatcher_term == 2, job_id, within_s=5)
-    assert (process.of.term, (await plane.job(job_id)).attempt.number) == (2, 1)
+    assert (process.service.term, (await plane.job(job_id)).attempt.number) == (2, 1)
 
 
 # --- admissions of an older dispatcher -----------------------------------------------
@@ -265,7 +265,7 @@ async def test_a_wish_that_comes_while_the_job_is_admitted_is_not_overrun(plane:
     plane.hints.lost = True
     job_id = await plane.submit()
     await copy_history(plane.jobs, await plane.job(job_id))  # else a chore's write would be the first
-    wire.act = partial(plane.wish, job_id, Desired.HALT)
+    wire.act = partial(plane.set_desired, job_id, Desired.HALT)
     await asyncio.sleep(3)
     job = await plane.job(job_id)
     assert (job.status, job.attempt.number) == (Status.HALTED, 0)
@@ -276,7 +276,10 @@ async def test_a_job_admitted_elsewhere_is_not_given_up(plane: ControlPlane) -> 
     process = await plane.start_lcm(wire)
     await leading(plane, process)
     job_id = await plane.submit(learners=1000, max_pending="3s")
-    wire.at, wire.act = ("jobs.replace", wire.calls.count("jobs.replace") + 2), lambda: plane.wish(job_id, Desired.HALT)
+    wire.at, wire.act = (
+        ("jobs.replace", wire.calls.count("jobs.replace") + 2),
+        lambda: plane.set_desired(job_id, Desired.HALT),
+    )
     await asyncio.sleep(10)
     assert (await plane.job(job_id)).status is Status.HALTED
 
@@ -314,11 +317,11 @@ async def test_a_spec_that_cannot_be_read_waits_and_stands_in_nobodys_way(plane:
     job_id = await plane.submit(nonsense=True)
     other = await plane.submit()
     await plane.reached(other, Status.PENDING)
-    assert [(one.job.id, one.pending_reason) for one in process.of.waiting] == [(job_id, "Misconfigured")]
+    assert [(one.job.id, one.pending_reason) for one in process.service.waiting] == [(job_id, "Misconfigured")]
     with capture_logs() as logs:
         await asyncio.sleep(30)
     assert [line for line in logs if line.get("job") == job_id] == []
-    assert (await plane.wish(job_id, Desired.KILL)).status is Status.KILLED
+    assert (await plane.set_desired(job_id, Desired.KILL)).status is Status.KILLED
 
 
 async def test_those_beyond_the_scanned_part_are_seen_where_nobody_before_them_waits_for_hardware(
@@ -415,10 +418,10 @@ async def test_without_etcd_nobody_leads_until_it_comes(plane: ControlPlane) -> 
     plane.status.go_away()
     process = await plane.start_lcm()
     await asyncio.sleep(10)
-    assert process.of.term == 0
+    assert process.service.term == 0
     plane.status.come_back()
     await asyncio.sleep(2)
-    assert process.of.term == 1
+    assert process.service.term == 1
 
 
 async def test_a_chore_outlives_a_fault_of_ours(plane: ControlPlane) -> None:

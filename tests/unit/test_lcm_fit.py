@@ -47,9 +47,9 @@ def spec_of(fields: dict[str, Any]) -> dict[str, Any]:
 async def leading(plane: ControlPlane, *, place: str = "one") -> Dispatcher:
     """A dispatcher that leads."""
     process = await plane.start_lcm(place=place)
-    while not process.of.term:  # noqa: ASYNC110 - virtual time
+    while not process.service.term:  # noqa: ASYNC110 - virtual time
         await asyncio.sleep(0.05)
-    leader: Dispatcher = process.of
+    leader: Dispatcher = process.service
     return leader
 
 
@@ -123,7 +123,7 @@ async def test_a_life_cycle_manager_that_does_not_lead_answers_as_the_leader_doe
     leader = await leading(plane, place="one")
     await plane.submit(resources={"cpus": 10, "memory": "1GB"})
     await asyncio.sleep(3)
-    follower: Dispatcher = (await plane.start_lcm(place="two")).of
+    follower: Dispatcher = (await plane.start_lcm(place="two")).service
     await asyncio.sleep(3)
     assert (leader.term, follower.term) == (1, 0)
     for fields in (SMALL, {"resources": {"cpus": 7, "memory": "1GB"}}, {"learners": 1000}):
@@ -135,7 +135,7 @@ async def test_a_life_cycle_manager_that_does_not_lead_answers_as_the_leader_doe
 @pytest.mark.looptime(noop_cycles=0)
 async def test_an_answer_follows_a_release_within_two_sweeps_where_nobody_leads(plane: ControlPlane) -> None:
     plane.status.go_away()
-    follower: Dispatcher = (await plane.start_lcm()).of
+    follower: Dispatcher = (await plane.start_lcm()).service
     assert (await fit(follower, **SMALL)).verdict == "now"
     job_id = await plane.submit(resources={"cpus": 16, "memory": "1GB"})
     job = await plane.job(job_id)

@@ -49,7 +49,7 @@ HOW = [
 
 
 def held(process: Process) -> list[tuple[str, str]]:
-    return [(one.kind, one.place) for one in process.of.quarantine.listed()]
+    return [(one.kind, one.place) for one in process.service.quarantine.listed()]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -74,7 +74,7 @@ async def test_what_runs_keeps_its_hardware_though_its_document_is_ruined(plane:
     assert (await plane.job(too_large)).status is Status.QUEUED
 
     plane.jobs.plant(job_id, json.dumps(dump(sound)))
-    await plane.wish(job_id, Desired.KILL)
+    await plane.set_desired(job_id, Desired.KILL)
     assert (await plane.rested(job_id)).status is Status.KILLED
     assert (await plane.rested(too_large)).status is Status.COMPLETED
     assert (await plane.rested(small)).status is Status.COMPLETED
@@ -147,7 +147,7 @@ async def test_a_job_that_waits_with_a_spec_that_nobody_can_read_is_shown_and_st
     other = await plane.submit(**SMALL)
     assert (await plane.rested(other)).status is Status.COMPLETED
     assert held(lcm) == [(JOB, f"{bad}/spec")]
-    await plane.wish(bad, Desired.KILL)
+    await plane.set_desired(bad, Desired.KILL)
     await asyncio.sleep(2)
     assert held(lcm) == []
 
@@ -161,7 +161,7 @@ async def test_what_was_ruined_long_ago_is_found_by_looking_through_the_store(pl
     sound = dump(await plane.job(jobs[1]))
     plane.jobs.plant(jobs[1], "null")
     await asyncio.sleep(40)
-    (one,) = lcm.of.quarantine.listed()
+    (one,) = lcm.service.quarantine.listed()
     assert (one.place, one.job, "is a mapping, not NoneType" in one.reason) == (jobs[1], jobs[1], True)
     assert plane.clock.now_ms() - one.since < 40_000
     plane.jobs.plant(jobs[1], json.dumps(sound))
