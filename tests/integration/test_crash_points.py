@@ -49,7 +49,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
         yield one
 
 
-def test_whoever_asks_is_told_that_services_may_die_on_purpose(embedded: Bed) -> None:
+def test_status_and_doctor_say_that_failpoints_are_on(embedded: Bed) -> None:
     home = embedded.living.weft.home
     services = [one for one in PLATFORM.status(str(home.root))["services"] if one["name"] != "etcd"]
     assert {(one["state"], one["why"]) for one in services} == {("ready", "failpoints are on: it may die on purpose")}
@@ -62,7 +62,7 @@ def test_whoever_asks_is_told_that_services_may_die_on_purpose(embedded: Bed) ->
 
 @pytest.mark.timeout(_LIMIT_S)
 @pytest.mark.promise("R4", "R5")
-def test_a_process_that_is_killed_at_any_side_effect_leaves_the_job_as_it_should_be(
+def test_a_job_completes_though_a_process_is_killed_at_any_side_effect(
     embedded: Bed, request: pytest.FixtureRequest, tmp_path: Path, promise: Promise
 ) -> None:
     most = promise.n(short=10, long=_EVERY)

@@ -143,7 +143,7 @@ async def keys_of(one: Platform, service: str) -> frozenset[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_that_is_told_to_stop_under_load_ends_in_order_and_nobody_notices(
+def test_a_service_that_gets_sigterm_under_load_loses_nothing(
     weft_up: Platform, talking: Job, service: str
 ) -> None:
     pids = weft_up.learner_pids(talking.id)
@@ -173,7 +173,7 @@ def test_a_service_that_is_told_to_stop_under_load_ends_in_order_and_nobody_noti
 
 
 @pytest.mark.timeout(300)
-def test_a_submit_that_is_under_way_when_the_api_is_told_to_stop_is_answered(weft_up: Platform) -> None:
+def test_a_submission_under_way_at_sigterm_of_the_api_is_answered(weft_up: Platform) -> None:
     """Half of its body is sent after the signal, when nobody is let in any more."""
     host, port = weft_up.home.address("api").split(":")
     body = json.dumps({"name": "s", "command": "true", "resources": SMALL}).encode()
@@ -222,7 +222,7 @@ sys.exit(run("api", Settings(), main))
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_hurries_a_service_that_drains(tmp_path: Path, second: signal.Signals) -> None:
+def test_a_second_signal_ends_a_draining_service_at_once(tmp_path: Path, second: signal.Signals) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "addresses.json").write_text(json.dumps({"api-ops": f"127.0.0.1:{free_port()}"}))
     process = subprocess.Popen(

@@ -21,7 +21,7 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @pytest.mark.timeout(300)
-def test_jobs_outlive_a_kill_of_rabbitmq_and_hints_flow_again_afterwards(own_rabbitmq: RabbitMQ) -> None:
+def test_jobs_survive_a_kill_of_rabbitmq_and_hints_are_delivered_afterwards(own_rabbitmq: RabbitMQ) -> None:
     with (
         platform({"WEFT_BROKER_URL": own_rabbitmq.url, "WEFT_NODE_CPUS": "4"}) as weft,
         Client(weft.url, weft.key) as client,

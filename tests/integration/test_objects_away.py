@@ -52,7 +52,7 @@ def submit(weft: Platform, number: int) -> httpx2.Response:
 
 @pytest.mark.promise("R13")
 @pytest.mark.timeout(0)
-def test_while_objects_are_away_submits_are_told_when_to_come_again_and_what_runs_goes_on(
+def test_submissions_are_refused_and_jobs_run_on_while_the_object_store_is_away(
     own_s3: S3, promise: Promise, tmp_path: Path
 ) -> None:
     rounds = promise.n(short=2, long=100)

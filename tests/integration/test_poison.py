@@ -85,7 +85,7 @@ async def look(api: Api, victims: list[str], healthy: str) -> None:
 
 @pytest.mark.promise("R14")
 @pytest.mark.timeout(1800)
-async def test_no_ruined_document_event_or_record_makes_the_api_stumble(promise: Promise, tmp_path: Path) -> None:
+async def test_the_api_answers_with_damaged_documents_events_and_records(promise: Promise, tmp_path: Path) -> None:
     n = promise.n(short=20, long=2_000)
     harm = Mutator(14)
     async with running_api(tmp_path) as api:
@@ -209,7 +209,7 @@ def looked(client: httpx2.Client, job: str) -> None:
 
 @pytest.mark.promise("R14")
 @pytest.mark.timeout(3600)
-def test_a_healthy_job_and_the_next_one_end_while_everything_beside_them_is_ruined(promise: Promise) -> None:
+def test_healthy_jobs_complete_while_all_data_beside_them_is_damaged(promise: Promise) -> None:
     n = promise.n(short=10, long=400)
     harm = Mutator(41)
     waits = "while [ ! -e $JOB_STATE_DIR/on ]; do sleep 0.1; done; echo done"

@@ -118,7 +118,7 @@ async def accepted(api: Api) -> str:
     return str(made.json()["id"])
 
 
-async def test_a_file_that_somebody_else_has_locked_refuses_changes_in_time_and_is_read_all_the_same(
+async def test_a_locked_database_file_refuses_changes_in_time_and_can_be_read(
     tmp_path: Path,
 ) -> None:
     async with running_api(tmp_path) as api:

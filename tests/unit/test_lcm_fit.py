@@ -150,7 +150,7 @@ async def test_an_answer_follows_a_release_within_two_sweeps_where_nobody_leads(
 
 
 @pytest.mark.looptime(noop_cycles=0)
-async def test_no_answer_is_given_from_memory_while_the_cluster_is_away(plane: ControlPlane) -> None:
+async def test_fit_is_unavailable_while_the_cluster_is_away(plane: ControlPlane) -> None:
     leader = await leading(plane)
     assert (await fit(leader, **SMALL)).verdict == "now"
     plane.cluster.go_away()
