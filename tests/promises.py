@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,19 @@ class Promise:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "promise(*names): shows these promises of reliability")
     config.stash[KEPT] = []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker process of pytest-xdist hands its lines to the process that prints them."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["promises"] = session.config.stash[KEPT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    node.config.stash[KEPT] += getattr(node, "workeroutput", {}).get("promises", ())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -20,11 +20,11 @@ def main() -> int:
 
     async def serve(service: Service) -> None:
         async with gateway(settings, stopping=service.stopping, registry=prometheus_client.REGISTRY) as (services, _):
-            server = http_server(create_app(services), settings.place.address("api"))
+            server = http_server(create_app(services), settings.installation.address("api"))
             service.checks.update(services.checks)
             async with asyncio.TaskGroup() as group:
                 group.create_task(serve_http(server, service.stopping))
-                group.create_task(serve_grpc(settings.place.address("api-grpc"), services))
+                group.create_task(serve_grpc(settings.installation.address("api-grpc"), services))
                 while not server.started and not service.stopping.is_set():  # noqa: ASYNC110 - uvicorn has no event
                     await asyncio.sleep(0.01)
                 service.started = True

@@ -20,7 +20,7 @@ from typing import Any, Final
 from services.api.access import PERMISSIONS, Principal, Scope, checked_name
 from services.api.stale_cache import STALE_S
 from services.core.domain import codec
-from services.core.domain.document import LATEST
+from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.errors import (
     Duplicate,
     FieldError,
@@ -256,7 +256,7 @@ def _read(record: Record) -> ApiKey:
     times = [body["created"], *([] if body["revoked"] is None else [body["revoked"]])]
     if not all(isinstance(one, str) for one in text.values()) or text["scope"] not in PERMISSIONS:
         raise ValueError("its fields are of other types")
-    if not all(isinstance(one, int) and 0 <= one <= LATEST for one in times):
+    if not all(isinstance(one, int) and 0 <= one <= MAX_TIME_MS for one in times):
         raise ValueError("it has a time before 1970 or after 9999")
     return ApiKey(id=record.id, created=body["created"], revoked=body["revoked"], **text)
 

@@ -22,7 +22,7 @@ from services.core.domain.spec import JobSpec, dump_spec, parse_spec
 from services.core.domain.status import Status
 from services.core.ports.cluster import Node
 from services.core.ports.job_store import JobQuery, JobStore
-from services.core.runtime.quarantine import Held, Quarantine
+from services.core.runtime.quarantine import Quarantine, QuarantineEntry
 
 log = structlog.get_logger()
 _RECENT_S: Final = 2.0
@@ -56,7 +56,7 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    held: Sequence[tuple[str, Held]]
+    held: Sequence[tuple[str, QuarantineEntry]]
     """(service, object) for each object that cannot be read and is left alone."""
     silent: Sequence[str]
     """Services that did not answer."""
@@ -69,7 +69,7 @@ class Platform:
         dispatcher: DispatcherClient,
         *,
         quarantine: Quarantine,
-        others: Mapping[str, Callable[[], Awaitable[Sequence[Held]]]],
+        others: Mapping[str, Callable[[], Awaitable[Sequence[QuarantineEntry]]]],
     ) -> None:
         """``quarantine``: the api's own. ``others``: by name of each other service, a query of its quarantine."""
         self._store = store
@@ -86,7 +86,7 @@ class Platform:
     async def quarantined(self) -> Quarantined:
         """The quarantines of all services, queried at the same time."""
         answers = await asyncio.gather(*(query() for query in self._others.values()), return_exceptions=True)
-        held = [("api", thing) for thing in self._quarantine.listed()]
+        held = [("api", thing) for thing in self._quarantine.entries()]
         silent: list[str] = []
         for service, answer in zip(self._others, answers, strict=True):
             if isinstance(answer, WeftError):

@@ -1,9 +1,9 @@
 """How a job comes to be: a spec and perhaps code become ONE durable document, once per idempotency key.
 
 The order is what makes it safe: spec checked, code checked, code durable, document inserted, only then answered and
-hinted. A crash before the insert leaves code that nobody names, which garbage collection removes; a crash after it
-leaves a job that the dispatcher finds by itself. Of racing submissions under one key the store's unique index picks
-one.
+hinted. A crash before the insert leaves code that no job names; the next submit of the same code uses it. A crash
+after the insert leaves a job that the dispatcher finds by itself. Of racing submissions under one key the store's
+unique index picks one.
 """
 
 from __future__ import annotations

@@ -49,13 +49,15 @@ async def gateway(
         records = at_failpoint(await wiring.record_store(settings), "records", "api")
         closing.push_async_callback(records.close)
         objects = at_failpoint(wiring.object_store(settings), "objects", "api")
-        hints = at_failpoint(wiring.hints(settings), "hints", "api")
+        hints = at_failpoint(wiring.hints(settings, secret), "hints", "api")
         closing.push_async_callback(hints.close)
         try:
             await objects.ping()  # InvalidRequest where it can never be used: found here, and not by the first job
         except Unavailable as away:  # it may come back, and most of what users ask does not need it
             log.warning("objects.away", why=str(away))
-        clients = {name: ServiceClient(settings.place, name, secret) for name in ("metrics", "lcm", "node", "guardian")}
+        clients = {
+            name: ServiceClient(settings.installation, name, secret) for name in ("metrics", "lcm", "node", "guardian")
+        }
         for client in clients.values():
             closing.push_async_callback(client.close)
         secrets = await wiring.secret_store(settings, records)
@@ -63,7 +65,7 @@ async def gateway(
         quarantine = Quarantine(clock.now_ms, registry)
         keys = await open_keys(records, secrets, clock, quarantine, cache_s=settings.key_cache_s)
         await ensure_admin_key(keys, installation, clock)
-        uploads = Uploads(settings.place / "uploads", max_bytes=settings.max_code_bytes)
+        uploads = Uploads(settings.installation / "uploads", max_bytes=settings.max_code_bytes)
         uploads.open()
         answers = Answers(records, clock)
         sweeping = asyncio.create_task(answers.keep_swept(every_s=_SWEEP_S, limit=_SWEPT))

@@ -20,7 +20,7 @@ import structlog
 
 from services.core.domain.errors import InvalidSpec, StaleFence, Unavailable, WeftError
 from services.core.domain.job import Claim, Job, Verdict, moved
-from services.core.domain.learner import LearnerStatus, judge, step_times
+from services.core.domain.learner import LearnerStatus, decide_verdict, step_times
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
 from services.core.ports.cluster import Observation
@@ -176,7 +176,7 @@ class Guardian:
         activated = job.attempt.committed or observed_state.all_activated(ranks, attempt, learners, self._observed)
         if job.attempt.committed:
             learners = observed_state.with_lost(ranks, attempt, learners, self._observed, now=self._now)
-        verdict = judge(job, spec, learners, now=self._now)
+        verdict = decide_verdict(job, spec, learners, now=self._now)
         if job.desired is Desired.HALT and (verdict is None or verdict.to is Status.HALTED):
             return await self._halt(job, spec, self._with_observed(spec, learners, activated=activated))
         if verdict is None:

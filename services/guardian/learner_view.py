@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from services.core.domain.codec import load
-from services.core.domain.document import LATEST
+from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status_keys import JOBS, parse_job_key
 from services.core.ports.status_store import Change, StatusStore
@@ -98,8 +98,8 @@ class LearnerView:
         report = load(LearnerStatus, document)
         if report.name != name:
             raise ValueError(f"it says that it is {report.name}")
-        if any(not 0 <= time <= LATEST for time in report.times.values()) or (
-            report.exit and not 0 <= report.exit.time <= LATEST
+        if any(not 0 <= time <= MAX_TIME_MS for time in report.times.values()) or (
+            report.exit and not 0 <= report.exit.time <= MAX_TIME_MS
         ):
             raise ValueError("it has a time before 1970 or after 9999")
         learners = self._jobs.setdefault(job_id, _JobState()).learners

@@ -62,7 +62,7 @@ def with_lost(
     lost = {
         name: replace(learner, exit=Exit(time=now, lost=True))
         for name, learner in missing.items()
-        if learner.exit is None and not learner.gave_up
+        if learner.exit is None and not learner.helper_failed
     }
     return {**learners, **lost}
 

@@ -23,7 +23,7 @@ from services.core.ports.status_store import Lease
 from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import Quarantine
 from services.core.runtime.retry import Backoff
-from services.core.use_cases.jobs import every
+from services.core.use_cases.jobs import all_jobs
 from services.guardian.actor import Guardian
 from services.guardian.claim import claim
 from services.guardian.instrumentation import Instrumentation
@@ -159,7 +159,7 @@ class Pool:
         """Reads every job that holds hardware: reconciles what changed, claims jobs without a Guardian."""
         holding: set[str] = set()
         unguarded: list[Job] = []
-        async for job in every(self._ports.jobs, JobQuery(holding=True, deleted=True)):
+        async for job in all_jobs(self._ports.jobs, JobQuery(holding=True, deleted=True)):
             holding.add(job.id)
             guardian = self._guardians.get(job.id)
             if guardian is None:

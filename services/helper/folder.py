@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.codec import load
-from services.core.domain.document import LATEST
+from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan, LearnerPlan
-from services.core.runtime.processes import Identity
+from services.core.runtime.processes import ProcessIdentity
 
 SCHEMA: Final = 1
 _MALFORMED: Final = (ValueError, TypeError, KeyError, OverflowError)
@@ -83,12 +83,14 @@ class LearnerFolder:
         """Durable when this returns."""
         write_json(self.root / name, {"schema": SCHEMA, **document}, durable=True)
 
-    def process(self, name: str) -> Identity | None:
+    def process(self, name: str) -> ProcessIdentity | None:
         """Who ``shim.json`` or ``runs/<n>/start.json`` is about; None too where nobody can tell."""
         try:
             found = self.read(name)
             return (
-                None if found is None else Identity(int(found["pid"]), int(found["start_time"]), str(found["boot_id"]))
+                None
+                if found is None
+                else ProcessIdentity(int(found["pid"]), int(found["start_time"]), str(found["boot_id"]))
             )
         except _MALFORMED:
             return None
@@ -127,7 +129,7 @@ class LearnerFolder:
 
 def _time(document: Mapping[str, Any]) -> int:
     time = document["time"]
-    if not isinstance(time, int) or not 0 <= time <= LATEST:
+    if not isinstance(time, int) or not 0 <= time <= MAX_TIME_MS:
         raise ValueError("it has a time before 1970 or after 9999")
     return time
 

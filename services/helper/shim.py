@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from services.core.domain.learner import Exit
-from services.core.runtime.processes import Identity, alive, send
+from services.core.runtime.processes import ProcessIdentity, alive, send_signal
 from services.helper.folder import LearnerFolder
 from services.helper.journal import note
 from services.helper.wakeup import Wakeup
@@ -45,7 +45,7 @@ class ShimWatch:
         """SIGUSR1: look at your files. A hint; it looks each second anyway."""
         who = self._folder.process(_SHIM)
         if who is not None:
-            send(who, signal.SIGUSR1)
+            send_signal(who, signal.SIGUSR1)
 
     async def pause(self, *, quick: bool) -> None:
         """Until the shim has ended, or it is time to look at the files: soon (``quick``), or as seldom as is safe."""
@@ -84,7 +84,7 @@ class ShimWatch:
         self._ended.clear()
 
 
-def _handle(who: Identity) -> int | None:
+def _handle(who: ProcessIdentity) -> int | None:
     """A pidfd of exactly this process; None where it is gone."""
     try:
         fd = os.pidfd_open(who.pid)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.codec import dump, load
-from services.core.domain.document import LATEST
+from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import LearnerStatus
 from services.helper.folder import write_json
 from services.helper.journal import note
@@ -53,7 +53,7 @@ class Spool:
             said = load(LearnerStatus, found)
             if (said.name, said.role, said.rank, said.attempt) != (who.name, who.role, who.rank, who.attempt):
                 raise ValueError("it is another learner's")
-            if any(not 0 <= at <= LATEST for at in said.times.values()):
+            if any(not 0 <= at <= MAX_TIME_MS for at in said.times.values()):
                 raise ValueError("it has a time before 1970 or after 9999")
         except (TypeError, ValueError) as error:
             note("spool.unreadable", file=_REPORT, why=str(error))

@@ -19,7 +19,7 @@ from services.core.domain.status_keys import JOBS, job_prefix, parse_job_key
 from services.core.ports.cluster import Cluster
 from services.core.ports.job_store import JobQuery, JobStore
 from services.core.ports.status_store import StatusStore
-from services.core.use_cases.jobs import every
+from services.core.use_cases.jobs import all_jobs
 from services.lcm.instrumentation import Instrumentation
 
 _HIGHEST_TERM: Final = 2**53
@@ -40,7 +40,7 @@ class Collector:
         with_keys = {parse_job_key(entry.key).job_id for entry in await self._status.list(JOBS)}
         on_cluster = await self._cluster.jobs()
         # Read after the other two: it contains every job that began before they were read.
-        holding = {job.id async for job in every(self._jobs, JobQuery(holding=True, deleted=True))}
+        holding = {job.id async for job in all_jobs(self._jobs, JobQuery(holding=True, deleted=True))}
         if (await self._jobs.dispatcher()).term != term:
             raise StaleFence("a newer dispatcher leads")
         removed = 0

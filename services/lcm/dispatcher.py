@@ -36,7 +36,7 @@ from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore, Unr
 from services.core.ports.status_store import Lease, StatusStore
 from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import JOB, Quarantine
-from services.core.use_cases.jobs import every, update
+from services.core.use_cases.jobs import all_jobs, update
 from services.lcm.instrumentation import Instrumentation
 from services.lcm.scheduling import fifo
 from services.lcm.scheduling.placement import (
@@ -223,7 +223,7 @@ class Dispatcher:
         nodes = await self.cluster.capacity()
         left_out: list[Unreadable] = []
         query = JobQuery(holding=True, deleted=True)
-        jobs = [job async for job in every(self.jobs, query, left_out=left_out)]
+        jobs = [job async for job in all_jobs(self.jobs, query, left_out=left_out)]
         gangs = {job.id: (gang, job.attempt.placement) if (gang := self._gang(job)) else None for job in jobs}
         unreadable = await self.unreadable.held(gangs, left_out)
         placed = {job_id: placed for job_id, placed in gangs.items() if placed is not None}

@@ -11,18 +11,19 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
 from celery.exceptions import CPendingDeprecationWarning
 from celery.worker import WorkController, state
 
-from services.core.adapters.celery import filesystem
 from services.core.adapters.celery.app import make_app, on_hint
-from services.core.adapters.celery.broker import FOLDER, Broker
+from services.core.adapters.celery.broker import FOLDER, RABBITMQ, Broker
 from services.core.adapters.celery.consumer import BrokerConnection, consumer_class
 from services.core.adapters.celery.nudge import Nudger
 from services.core.adapters.rpc.hints import Nudges
@@ -41,7 +42,7 @@ from services.core.runtime.settings import Settings
 
 _AT_ONCE: Final = 4
 """Threads that pass hints on; each waits for a service for at most two seconds."""
-_PULSE_S: Final = 0.25
+_POLL_S: Final = 0.25
 _DRAIN_S: Final = 8
 """After SIGTERM, hints under way get so long; then they are abandoned, e.g. if the broker hangs."""
 log = structlog.get_logger()
@@ -55,11 +56,11 @@ def main() -> int:
     _format_celery_logs(logging.getLogger())
     try:
         broker = Broker.of(settings)
-        nudges = Nudges(settings.place.address, asyncio.run(wiring.service_secret(settings)))
+        nudges = Nudges(settings.installation.address, asyncio.run(wiring.service_secret(settings)))
         nudger = Nudger(at_failpoint(nudges, "services", "worker"))
-        operations = settings.place.address("worker-ops")
+        operations = settings.installation.address("worker-ops")
     except WeftError as error:
-        log.error("service.cannot_run", why=[error.message])  # noqa: TRY400 - the message says what to do; a trace would not help
+        log.error("service.cannot_run", why=[error.message])  # noqa: TRY400 - a trace would not help
         return 1
     connection = BrokerConnection()
     service = Service("worker", settings, checks={"broker": connection.ping}, started=True)
@@ -72,12 +73,15 @@ def main() -> int:
         concurrency=_AT_ONCE,
         hostname="weft@localhost",
         consumer_cls=consumer_class(connection),
+        # RabbitMQ needs the event loop for heartbeats. Other transports are drained, so that a message that cannot be
+        # read does not end the worker.
+        use_eventloop=broker.kind == RABBITMQ,
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
     )
-    if broker.kind == FOLDER and (recovered := filesystem.recover(broker.folder)):
-        log.info("worker.recovered", files=recovered)
+    if broker.kind == FOLDER:
+        _use_own_temporary_folder(broker.folder / "taken")
     log.info("service.starting")
     if not _run(worker):
         # A thread that waits for a broker cannot be stopped. Its hint may be lost.
@@ -101,7 +105,7 @@ def _run(worker: Any) -> bool:
         signal.signal(signal_number, lambda *_: stopping.set())
     thread = threading.Thread(target=worker.start, name="worker", daemon=True)
     thread.start()
-    while thread.is_alive() and not stopping.wait(_PULSE_S):
+    while thread.is_alive() and not stopping.wait(_POLL_S):
         pass
     # Celery's loop reads this between two messages, after it has woken up.
     state.should_stop = 0
@@ -109,8 +113,19 @@ def _run(worker: Any) -> bool:
         worker.hub.call_soon(lambda: None)
     deadline = time.monotonic() + _DRAIN_S
     while thread.is_alive() and time.monotonic() < deadline:
-        thread.join(_PULSE_S)
+        thread.join(_POLL_S)
     return not thread.is_alive()
+
+
+def _use_own_temporary_folder(folder: Path) -> None:
+    """Sets this process's temporary folder, through which kombu moves each message, and empties it.
+
+    A message that a killed worker left in it is lost, as hints may be.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in folder.iterdir():
+        left.unlink(missing_ok=True)
+    tempfile.tempdir = str(folder)
 
 
 def _format_celery_logs(root: logging.Logger) -> None:

@@ -16,7 +16,7 @@ from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.runtime.membership import Membership
 from services.core.runtime.quarantine import Quarantine
 from services.metrics.attempts import Attempts
-from services.metrics.damaged_files import watch_damage
+from services.metrics.damaged_files import watch_damaged_files
 from services.metrics.following import Follower, Notifier
 from services.metrics.heartbeats import Heartbeats
 from services.metrics.instrumentation import Instrumentation
@@ -29,7 +29,7 @@ from services.metrics.wiring import connect
 
 
 async def main(service: Service) -> None:
-    """Serves until the service is told to stop; then followers are sent away, and running appends end."""
+    """Serves until the service is to stop; then ends the followers and lets running appends finish."""
     settings = MetricsSettings()
     ports = await connect(settings)
     service.checks |= {"metric store": ports.store.ping, "status store": ports.status.ping}
@@ -51,13 +51,13 @@ async def main(service: Service) -> None:
 
     quarantine = Quarantine(ports.clock.now_ms, prometheus_client.REGISTRY)
     membership = Membership("metrics", ports.status, ports.clock, settings)
-    server = await serve(settings.place.address("metrics"), ports.secret, register)
+    server = await serve(settings.installation.address("metrics"), ports.secret, register)
     try:
         async with asyncio.TaskGroup() as group:
-            # Joining is not waited for either: etcd may be away, and logs do not depend on it.
-            damage = watch_damage(ports.store, quarantine, ports.clock)
-            endless = (membership.start(), attempts.follow(), heartbeats.listen(), damage)
-            tasks = [group.create_task(one) for one in endless]
+            damaged_files = watch_damaged_files(ports.store, quarantine, ports.clock)
+            # Serving does not wait for membership: etcd may be away, and logs do not depend on it.
+            endless = (membership.start(), attempts.follow(), heartbeats.forget_old(), damaged_files)
+            tasks = [group.create_task(coroutine) for coroutine in endless]
             service.started = True
             await service.stopping.wait()
             await server.stop(settings.metrics_drain_s)

@@ -1,11 +1,12 @@
-"""Which attempt of a job is current, and whether its whole gang is ready: what etcd knows, at the price of one watch.
+"""Which attempt of a job is current, and whether its whole gang is ready, at the cost of one etcd watch for all jobs.
 
-Two kinds of answer. The *view* follows ``/jobs/`` by one watch for all jobs: a moment old, and free. ``current`` is a
-linearizable read, for the one question where a moment matters: may this learner's process start? Questions on one job
-that wait together share one read, which begins after the last of them was asked.
+There are two sources. The *view* follows the keys below ``/jobs/``: slightly old, and free. ``current`` is a
+linearizable read, for the one decision that needs it: may this learner's process start? Callers that wait for the same
+job at the same time share one read, which begins after the last of them called.
 
-Only a newer attempt proves that one is over. A missing or older number means that etcd has lost what it knew and will
-be told again (architecture.md, "etcd may forget everything"): the answer then is Unavailable, never "not current".
+Only a newer attempt number proves that an attempt is over. A missing or older number means that etcd lost its state
+and the Guardian will write it again (architecture.md, "etcd may forget everything"): the result then is Unavailable,
+never "not current".
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from services.core.domain.codec import load
 from services.core.domain.errors import Unavailable
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status import PHASE_ORDER, Phase
+from services.core.domain.status_keys import JOBS, attempt_key, parse_job_key
 from services.core.domain.tokens import LearnerIdentity
 from services.core.ports.status_store import Entry, StatusStore
 
-JOBS: Final = "/jobs/"
-_ANSWER_SOON_S: Final = 1.0
+_RETRY_AFTER_S: Final = 1.0
 _MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""What reading somebody else's JSON may raise."""
+"""What reading JSON of unknown origin may raise."""
 log = structlog.get_logger()
 
 
@@ -39,39 +40,38 @@ class Attempt:
 
     number: int
     learners: int
+    """Number of learners in the gang."""
     text: str
-    """As it is written: what ``put_while`` compares."""
+    """The value as stored, which ``put_while`` compares."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the view knows of a learner."""
+class LearnerState:
+    """A learner's status in the view."""
 
     attempt: int
     seq: int
     ready: bool
-    """At READY or further."""
+    """In phase READY or a later one, and not given up."""
     revision: int
+    """The mod_revision of the key."""
 
 
 @dataclass(slots=True)
 class _Job:
     attempt: Attempt | None = None
-    learners: dict[str, Seen] = field(default_factory=dict)
+    learners: dict[str, LearnerState] = field(default_factory=dict)
 
 
-def attempt_key(job_id: str) -> str:
-    """Where the Guardian says which attempt is current."""
-    return f"{JOBS}{job_id}/attempt"
-
-
-def learner_key(job_id: str, name: str) -> str:
-    """Where a learner's status is."""
-    return f"{JOBS}{job_id}/learners/{name}"
+@dataclass(slots=True)
+class _StartedGang:
+    attempt: int
+    learners: set[str] = field(default_factory=set)
+    """Names of the learners that were allowed to start."""
 
 
 def read_status(text: str | bytes) -> LearnerStatus | None:
-    """The status that is written there; None where it is none."""
+    """Parses a learner's status; None if it is malformed."""
     try:
         return load(LearnerStatus, json.loads(text))
     except _MALFORMED:
@@ -84,13 +84,12 @@ class Attempts:
         self._jobs: dict[str, _Job] = {}
         self._running: dict[str, asyncio.Task[Attempt | None]] = {}
         self._queued: dict[str, asyncio.Task[Attempt | None]] = {}
+        self._started: dict[str, _StartedGang] = {}
         self.age = 0
-        """Rises each time etcd lists anew: revisions of before and after cannot be compared."""
-        self._told: dict[str, tuple[int, set[str]]] = {}
-        """Job -> attempt and the names of its learners that were told to go."""
+        """Rises with each new listing of etcd: revisions from before and after cannot be compared."""
 
     async def follow(self) -> None:
-        """Keeps the view, for ever."""
+        """Keeps the view up to date until cancelled."""
         async with aclosing(self._status.watch(JOBS)) as changes:
             async for change in changes:
                 if change.kind == "reset":
@@ -102,124 +101,130 @@ class Attempts:
                     self._delete(change.key)
 
     def forget(self, job_id: str) -> None:
-        """The job is over."""
-        self._told.pop(job_id, None)
+        """Drops the state of a deleted job."""
+        self._started.pop(job_id, None)
 
     def _put(self, entry: Entry) -> None:
-        job_id, _, rest = entry.key.removeprefix(JOBS).partition("/")
-        if rest == "attempt":
-            self._jobs.setdefault(job_id, _Job()).attempt = _attempt(entry)
-        elif rest.startswith("learners/"):
+        key = parse_job_key(entry.key)
+        if key.is_attempt:
+            self._jobs.setdefault(key.job_id, _Job()).attempt = _attempt(entry)
+        elif key.is_learner:
             status = read_status(entry.value)
-            if status is not None:
-                self.note(job_id, status, entry.mod_revision, age=self.age)
-            else:  # not what the learner wrote: its next report is to be written anew
-                self._jobs.setdefault(job_id, _Job()).learners.pop(rest.removeprefix("learners/"), None)
+            if status is not None and status.name == key.name:
+                self.record(key.job_id, status, entry.mod_revision, age=self.age)
+            else:  # the learner did not write this: its next report must be written, not taken as unchanged
+                self._jobs.setdefault(key.job_id, _Job()).learners.pop(key.name, None)
 
-    def note(self, job_id: str, status: LearnerStatus, revision: int, *, age: int) -> None:
-        """A learner's status is in etcd at this revision; ``age``: ours when etcd was asked.
+    def record(self, job_id: str, status: LearnerStatus, revision: int, *, age: int) -> None:
+        """Enters a learner's status, stored at this revision, into the view.
 
-        It may have forgotten since: what was there before would stand in front of all that comes.
+        ``age``: ``self.age`` from before etcd was called. If etcd was listed anew since, the status is ignored: a
+        revision from before etcd lost its state would hide all later ones.
         """
         if age != self.age:
             return
         learners = self._jobs.setdefault(job_id, _Job()).learners
         known = learners.get(status.name)
         if known is None or known.revision < revision:
-            ready = PHASE_ORDER[status.phase] >= PHASE_ORDER[Phase.READY] and not status.gave_up
-            learners[status.name] = Seen(status.attempt, status.seq, ready, revision)
+            ready = PHASE_ORDER[status.phase] >= PHASE_ORDER[Phase.READY] and not status.helper_failed
+            learners[status.name] = LearnerState(status.attempt, status.seq, ready, revision)
 
-    def _delete(self, key: str) -> None:
-        job_id, _, rest = key.removeprefix(JOBS).partition("/")
-        job = self._jobs.get(job_id)
-        if rest == "attempt":
-            self._told.pop(job_id, None)
+    def _delete(self, full_key: str) -> None:
+        key = parse_job_key(full_key)
+        job = self._jobs.get(key.job_id)
+        if key.is_attempt:
+            self._started.pop(key.job_id, None)
         if job is None:
             return
-        if rest == "attempt":
+        if key.is_attempt:
             job.attempt = None
-        else:
-            job.learners.pop(rest.removeprefix("learners/"), None)
+        elif key.is_learner:
+            job.learners.pop(key.name, None)
         if job.attempt is None and not job.learners:
-            del self._jobs[job_id]
+            del self._jobs[key.job_id]
 
-    def known(self, job_id: str) -> Attempt | None:
-        """The current attempt as the view has it."""
+    def cached(self, job_id: str) -> Attempt | None:
+        """The current attempt according to the view."""
         job = self._jobs.get(job_id)
         return job.attempt if job is not None else None
 
-    def has(self, learner: LearnerIdentity, seq: int) -> bool:
-        """Whether the view has this state of the learner, or a newer one, and its attempt as the current one."""
+    def is_reported(self, learner: LearnerIdentity, seq: int) -> bool:
+        """True if the view has this state of the learner or a newer one, and its attempt as the current one."""
         job = self._jobs.get(learner.job)
         if job is None or job.attempt is None or job.attempt.number != learner.attempt:
             return False
-        seen = job.learners.get(learner.name)
-        return seen is not None and (seen.attempt, seen.seq) >= (learner.attempt, seq)
+        state = job.learners.get(learner.name)
+        return state is not None and (state.attempt, state.seq) >= (learner.attempt, seq)
 
     def all_ready(self, job_id: str, attempt: Attempt) -> bool:
-        """Whether every learner of the attempt was seen READY; once true it stays so."""
-        told = self._told.get(job_id)
-        if told is not None and told[0] == attempt.number:
+        """True if every learner of the attempt has been READY; once true it stays true for the attempt."""
+        started = self._started.get(job_id)
+        if started is not None and started.attempt == attempt.number:
             return True
-        learners: Mapping[str, Seen] = self._jobs[job_id].learners if job_id in self._jobs else {}
-        ready = sum(seen.ready and seen.attempt == attempt.number for seen in learners.values())
+        learners: Mapping[str, LearnerState] = self._jobs[job_id].learners if job_id in self._jobs else {}
+        ready = sum(state.ready and state.attempt == attempt.number for state in learners.values())
         if ready < attempt.learners:
             return False
-        self._told[job_id] = (attempt.number, set())
+        self._started[job_id] = _StartedGang(attempt.number)
         return True
 
     async def may_go(self, learner: LearnerIdentity) -> tuple[bool, bool]:
-        """(current, go). Linearizable until the learner was told to go, then from the view. Unavailable: not known."""
-        attempt = self.known(learner.job) if self.was_told(learner) else None
+        """(current, go): whether the learner's attempt is current, and whether its process may start.
+
+        A linearizable read until the learner was allowed to start, the view from then on. Raises Unavailable if the
+        current attempt is not known.
+        """
+        attempt = self.cached(learner.job) if self.is_started(learner) else None
         if attempt is None or attempt.number < learner.attempt:
             attempt = await self.current(learner)
         if attempt.number > learner.attempt:
             return False, False
         go = self.all_ready(learner.job, attempt)
         if go:
-            self._told[learner.job][1].add(learner.name)
+            self._started[learner.job].learners.add(learner.name)
         return True, go
 
-    def was_told(self, learner: LearnerIdentity) -> bool:
-        """Whether this learner was told to go, by this process."""
-        number, names = self._told.get(learner.job, (0, frozenset[str]()))
-        return number == learner.attempt and learner.name in names
+    def is_started(self, learner: LearnerIdentity) -> bool:
+        """True if this process has allowed this learner to start."""
+        started = self._started.get(learner.job)
+        return started is not None and started.attempt == learner.attempt and learner.name in started.learners
 
     async def current(self, learner: LearnerIdentity) -> Attempt:
-        """The job's current attempt, which is the learner's or a newer one, by a linearizable read."""
+        """The job's current attempt, by a linearizable read: the learner's own or a newer one. Raises Unavailable."""
         attempt = await self._read(learner.job)
         if attempt is None or attempt.number < learner.attempt:
             raise Unavailable(
-                f"it is not known now which attempt of job {learner.job} is current", retry_after_s=_ANSWER_SOON_S
+                f"it is not known now which attempt of job {learner.job} is current", retry_after_s=_RETRY_AFTER_S
             )
         return attempt
 
     async def _read(self, job_id: str) -> Attempt | None:
-        """A read that begins after this question. One that runs already may be too old to answer it."""
+        """A read that begins after this call. A read that is already running may have missed a newer attempt."""
         task = self._queued.get(job_id)
         if task is None:
             task = asyncio.create_task(self._read_after(job_id, self._running.get(job_id)))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, though all askers left
+            # Retrieves the error: all callers may have been cancelled.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._queued[job_id] = task
         return await asyncio.shield(task)
 
-    async def _read_after(self, job_id: str, before: asyncio.Task[Any] | None) -> Attempt | None:
-        if before is not None:
-            await asyncio.wait({before})
-        mine = self._running[job_id] = self._queued.pop(job_id)
+    async def _read_after(self, job_id: str, earlier: asyncio.Task[Any] | None) -> Attempt | None:
+        if earlier is not None:
+            await asyncio.wait({earlier})
+        own_task = self._running[job_id] = self._queued.pop(job_id)
         try:
             entry = await self._status.get(attempt_key(job_id))
         finally:
-            if self._running.get(job_id) is mine:
+            if self._running.get(job_id) is own_task:
                 del self._running[job_id]
         return _attempt(entry) if entry is not None else None
 
 
 def _attempt(entry: Entry) -> Attempt | None:
-    """None where the value is none: as if it were not there, which is where its writer writes it anew."""
+    """None for a malformed value, which is treated as missing: the Guardian then writes it again."""
     try:
         value = json.loads(entry.value)
         return Attempt(int(value["attempt"]), int(value["learners"]), entry.value)
     except _MALFORMED:
-        log.warning("attempts.malformed", key=entry.key)
+        log.warning("attempt.malformed", key=entry.key)
         return None

@@ -1,4 +1,4 @@
-"""Jobs whose lines and points cannot be read: in quarantine until their files are mended, or their job is deleted."""
+"""Puts jobs with unreadable metric files into quarantine until the files are repaired or the job is deleted."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from services.core.ports.metric_store import MetricStore
 from services.core.runtime.quarantine import METRICS, Quarantine
 
 _EVERY_S: Final = 2.0
-_LOOKED_AT: Final = 1
-"""Each look at a damaged job reads all of it: one in a turn, one after the other."""
+_CHECKED_AT_ONCE: Final = 1
+"""A check reads all files of a job, so damaged jobs are checked in turn."""
 
 
-async def watch_damage(store: MetricStore, quarantine: Quarantine, clock: Clock) -> None:
-    """For ever."""
+async def watch_damaged_files(store: MetricStore, quarantine: Quarantine, clock: Clock) -> None:
+    """Checks every 2 seconds until cancelled."""
     while True:
-        await look_at_damage(store, quarantine)
+        await check_damaged_files(store, quarantine)
         await clock.sleep(_EVERY_S)
 
 
-async def look_at_damage(store: MetricStore, quarantine: Quarantine) -> None:
-    """Once. What is known to be damaged longest is looked at again."""
-    for job_id in [one for one in quarantine.places(METRICS) if one in store.damaged()][:_LOOKED_AT]:
-        await store.look_again(job_id)
-        quarantine.to_the_end(METRICS, job_id)
-    found = store.damaged()
-    for job_id, why in found.items():
+async def check_damaged_files(store: MetricStore, quarantine: Quarantine) -> None:
+    """Checks the longest-waiting damaged job again and brings the quarantine up to date."""
+    for job_id in [place for place in quarantine.places(METRICS) if place in store.damaged()][:_CHECKED_AT_ONCE]:
+        await store.recheck(job_id)
+        quarantine.move_to_end(METRICS, job_id)
+    damaged = store.damaged()
+    for job_id, why in damaged.items():
         quarantine.hold(METRICS, job_id, why, job=job_id)
-    quarantine.keep_only(METRICS, found.keys())
+    quarantine.keep_only(METRICS, damaged.keys())

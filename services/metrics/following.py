@@ -1,7 +1,7 @@
 """Following a job's lines or points: pages from the store, woken by the append that stored more.
 
-The bell is taken before the store is asked, so what is stored in between rings it; what is given is decided by sequence
-number alone. So a follower gets each entry once and in order, over any number of reconnections, and the store is asked
+A follower takes its event before it reads the store, so an append between the two sets it. Which entries a follower
+gets depends on sequence numbers only: each entry once and in order, over any number of reconnections. The store is read
 only when there is something new.
 """
 
@@ -18,40 +18,41 @@ from weakref import WeakValueDictionary
 from services.core.domain.errors import Unavailable
 
 T = TypeVar("T")
-_BACK_SOON_S = 0.2
+_RETRY_AFTER_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
     entries: list[T]
     through: int
-    """The sequence number up to which everything that matches has been given."""
+    """All matching entries up to this sequence number have been delivered."""
     full: bool
-    """There may be more at once."""
+    """True if the next page may already have entries."""
 
 
 class Notifier:
-    """One for each job that somebody follows."""
+    """Wakes the followers of a job: one event per followed job."""
 
     def __init__(self) -> None:
-        self._notifier: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
+        self._events: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._followers: Counter[str] = Counter()
 
     def listen(self, job_id: str) -> asyncio.Event:
-        """Set at the next ``ring``."""
-        bell = self._notifier.get(job_id)
-        if bell is None:
-            bell = self._notifier[job_id] = asyncio.Event()
-        return bell
+        """An event that the next ``notify`` for the job sets."""
+        event = self._events.get(job_id)
+        if event is None:
+            event = self._events[job_id] = asyncio.Event()
+        return event
 
-    def ring(self, job_id: str) -> None:
-        bell = self._notifier.pop(job_id, None)
-        if bell is not None:
-            bell.set()
+    def notify(self, job_id: str) -> None:
+        """Wakes all that listen for this job now."""
+        event = self._events.pop(job_id, None)
+        if event is not None:
+            event.set()
 
     @contextmanager
     def followed(self, job_id: str) -> Generator[None]:
-        """While within, the job counts as followed."""
+        """The job counts as followed within the context."""
         self._followers[job_id] += 1
         try:
             yield
@@ -66,7 +67,7 @@ class Notifier:
 
 @dataclass(frozen=True, slots=True)
 class Follower(Generic[T]):
-    """How followers are served: ``pause_s`` between pages, a sign of life each ``keep_alive_s``."""
+    """Serves followers: ``pause_s`` seconds between pages, an empty page after ``keep_alive_s`` seconds of silence."""
 
     notifier: Notifier
     stopping: asyncio.Event
@@ -76,30 +77,32 @@ class Follower(Generic[T]):
     async def follow(
         self, job_id: str, after: int, read: Callable[[int], Awaitable[Page[T]]]
     ) -> AsyncGenerator[Page[T]]:
-        """Pages for ever; an empty one as a sign of life, the first at once. Unavailable when the service stops.
+        """Yields pages without end, the first at once; empty pages are keep-alives.
 
-        ``read`` gives the next page beyond a sequence number.
+        ``read`` returns the next page after a sequence number. Raises Unavailable when the service stops.
         """
         now = asyncio.get_running_loop().time
         due = now()
         with self.notifier.followed(job_id):
             while not self.stopping.is_set():
-                bell = self.notifier.listen(job_id)
+                stored_more = self.notifier.listen(job_id)
                 page = await read(after)
                 after = page.through
                 if page.entries or now() >= due:
                     yield page
                     due = now() + self.keep_alive_s
-                if not page.full and await self._comes(bell, due - now()):
-                    await self._comes(self.stopping, self.pause_s)
-        raise Unavailable("the metrics service stops; follow again from where this ended", retry_after_s=_BACK_SOON_S)
+                if not page.full and await self._wait(stored_more, due - now()):
+                    await self._wait(self.stopping, self.pause_s)
+        raise Unavailable(
+            "the metrics service is stopping; follow again from the last sequence number", retry_after_s=_RETRY_AFTER_S
+        )
 
-    async def _comes(self, event: asyncio.Event, timeout: float) -> bool:
-        """Waits for the event or for the service's stop, at most so long; whether either came."""
-        waits = [asyncio.ensure_future(one.wait()) for one in (event, self.stopping)]
+    async def _wait(self, event: asyncio.Event, timeout: float) -> bool:
+        """Waits for the event or the stop of the service, at most ``timeout`` seconds; False if neither came."""
+        waits = [asyncio.ensure_future(awaited.wait()) for awaited in (event, self.stopping)]
         try:
             done, _ = await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             return bool(done)
         finally:
-            for one in waits:
-                one.cancel()
+            for wait in waits:
+                wait.cancel()

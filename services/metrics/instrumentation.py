@@ -1,4 +1,4 @@
-"""What Prometheus is told of this service."""
+"""Prometheus metrics of the metrics service."""
 
 from __future__ import annotations
 

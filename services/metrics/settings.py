@@ -11,31 +11,33 @@ class MetricsSettings(Settings):
     metrics_open_jobs: int = Field(
         default=512,
         gt=0,
-        description="How many jobs' files are kept open. Each takes six file descriptors and up to 2 MiB of cache.",
+        description="Number of jobs with open files. Each takes six file descriptors and up to 2 MiB of cache.",
     )
     metrics_search_s: float = Field(
-        default=10.0, gt=0, description="A query that looks through logs for longer is ended, in seconds."
+        default=10.0, gt=0, description="Time limit of a query that searches logs, in seconds."
     )
     metrics_keep_alive_s: float = Field(
-        default=10.0, gt=0, description="A follower hears something at least this often, in seconds."
+        default=10.0,
+        gt=0,
+        description="Longest silence of a stream to a follower, in seconds; then an empty page is sent.",
     )
     metrics_follow_pause_s: float = Field(
         default=0.02,
         ge=0,
-        description="A follower's pause between two pages, in seconds: what comes meanwhile is read at once.",
+        description="Pause between two pages of a follower, in seconds; entries stored meanwhile come in one page.",
     )
     metrics_gather_s: float = Field(
         default=1.0,
         ge=0,
         le=5,
-        description="How long helpers may gather lines of a job that nobody follows, in seconds. "
-        "Each request costs the learner's machine some two milliseconds.",
+        description="How long helpers may gather lines of a job without followers before they send them, in seconds. "
+        "Each request costs the learner's machine about two milliseconds.",
     )
     metrics_drain_s: float = Field(
-        default=5.0, gt=0, description="How long running calls may take to end when the service stops, in seconds."
+        default=5.0, gt=0, description="Time that running calls have to end when the service stops, in seconds."
     )
     metrics_remember_s: float = Field(
         default=3600.0,
         gt=0,
-        description="How long a learner's last sign of life and progress are remembered, in seconds.",
+        description="How long the last call and the progress of a silent job's learners are kept, in seconds.",
     )

@@ -1,8 +1,8 @@
-"""Which objects a learner's helper may move: its own results, logs and checkpoints; what the job is made from.
+"""Signs URLs for the objects that a learner's helper may read or write.
 
-Reading is wider than writing: the code of its tenant (whoever names a digest knows the code already), and what the
-job's earlier attempts and its peers have left as checkpoints. Nothing is ever deleted, and no other attempt's folder is
-written to: an attempt that is over, and still runs somewhere, spoils nothing even by a URL that it has kept.
+A helper writes its own results, logs and checkpoints. It also reads its tenant's code (a caller that knows the digest
+knows the code) and the checkpoints of the job's earlier attempts and of its peers. It deletes nothing and writes to no
+other attempt's folder: an attempt that is over, but still running somewhere, does no harm with a URL it has kept.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from services.core.ports.object_urls import METHODS, READS, ObjectRequest, Objec
 from services.metrics.attempts import Attempts
 
 MOST: Final = 100
-"""Requests at a time."""
+"""Requests in one call."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _ATTEMPT: Final = re.compile(r"([1-9][0-9]{0,8})/checkpoints/.+")
 
 
 class Signing:
     def __init__(self, attempts: Attempts, urls: ObjectUrls | None) -> None:
-        """``urls``: None where helpers have a folder."""
+        """``urls``: None if objects are in a folder that helpers read directly."""
         self._attempts = attempts
         self._urls = urls
 
     async def urls(self, learner: LearnerIdentity, requests: list[ObjectRequest]) -> list[str]:
-        """PermissionDenied beyond its rights, StaleFence where a newer attempt has taken its place; Unavailable where
-        it is not known which attempt is current.
+        """One URL per request. Raises PermissionDenied for other objects than its own, StaleFence if a newer attempt is
+        current, Unavailable if the current attempt is not known.
         """
         if self._urls is None:
-            raise InvalidRequest("this platform keeps objects in a folder, for which there are no URLs")
+            raise InvalidRequest("this platform keeps objects in a folder, so there are no URLs for them")
         if len(requests) > MOST:
             raise InvalidRequest(f"at most {MOST} URLs are signed at a time")
         for request in requests:
@@ -45,12 +45,12 @@ class Signing:
 
 
 def check(learner: LearnerIdentity, request: ObjectRequest) -> None:
-    """PermissionDenied where this is not the learner's to do; InvalidRequest where it is nothing."""
+    """Raises PermissionDenied if the learner may not do this, InvalidRequest for an unknown verb or an invalid key."""
     if request.verb not in METHODS:
-        raise InvalidRequest("an object can be read by get and head, written by put, begin, part, complete and abort")
+        raise InvalidRequest("an object is read by get and head, and written by put, begin, part, complete and abort")
     check_key(request.key)
     if not (_writes(learner, request.key) or (request.verb in READS and _reads(learner, request.key))):
-        raise PermissionDenied(f"{learner.name} of attempt {learner.attempt} moves its own objects only")
+        raise PermissionDenied(f"{learner.name} of attempt {learner.attempt} may access its own objects only")
 
 
 def _writes(learner: LearnerIdentity, key: str) -> bool:
@@ -65,5 +65,5 @@ def _reads(learner: LearnerIdentity, key: str) -> bool:
     if key.startswith(f"{tenant}code/"):
         return _DIGEST.fullmatch(key.removeprefix(f"{tenant}code/")) is not None
     attempts = f"{tenant}jobs/{learner.job}/attempts/"
-    found = _ATTEMPT.fullmatch(key.removeprefix(attempts)) if key.startswith(attempts) else None
-    return found is not None and int(found[1]) <= learner.attempt
+    match = _ATTEMPT.fullmatch(key.removeprefix(attempts)) if key.startswith(attempts) else None
+    return match is not None and int(match[1]) <= learner.attempt

@@ -1,4 +1,4 @@
-"""Which adapters the metrics service runs on."""
+"""Chooses the adapters of the metrics service."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from services.core.ports.metric_store import MetricStore
 from services.core.ports.status_store import StatusStore
 from services.metrics.settings import MetricsSettings
 
-_FILES_EACH: Final = 8
-"""Six of an open job, and some for connections."""
+_FILES_PER_JOB: Final = 8
+"""Six per open job, and some for connections."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,21 @@ class MetricsPorts:
 
 
 def affordable(open_jobs: int) -> int:
-    """As many of these as the process may have files for: all that the machine allows, not the usual 1,024."""
+    """``open_jobs``, or fewer if the limit of open files is too low. Raises the soft limit to the hard one first."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
-    return open_jobs if soft == resource.RLIM_INFINITY else max(1, min(open_jobs, soft // _FILES_EACH))
+    return open_jobs if soft == resource.RLIM_INFINITY else max(1, min(open_jobs, soft // _FILES_PER_JOB))
 
 
 async def connect(settings: MetricsSettings) -> MetricsPorts:
-    """NoSpace, Unavailable or InvalidRequest where the metric store cannot be opened; etcd may be away."""
+    """Opens the ports; etcd may be away.
+
+    Raises NoSpace, Unavailable or InvalidRequest if the metric store cannot be opened.
+    """
     store = await SqliteMetricStore.open(
-        settings.place / "metrics",
+        settings.installation / "metrics",
         open_jobs=affordable(settings.metrics_open_jobs),
         search_s=settings.metrics_search_s,
     )

@@ -6,9 +6,9 @@ their own pid. Who is not there when his fault comes (nobody has started him aga
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -19,14 +19,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from services.core.domain.errors import WeftError
-from services.core.runtime.processes import Identity, saved, send, wait_gone
+from services.core.adapters.rpc.hints import SERVICES as HEARERS
+from services.core.adapters.rpc.hints import Nudges
+from services.core.bootstrap.wiring import service_secret
+from services.core.domain.errors import Unavailable, WeftError
+from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
+from services.core.runtime.settings import Settings
 from tests.chaos.schedule import SERVICES, Fault
 from tests.chaos.table import Seen, look
 from tests.testbed.clock_jumps import Clocks
 from tests.testbed.platform import Platform
 from tests.testbed.second import Second
 from tests.testbed.toxiproxy import Line
+from tests.waiting import HANG_S
 
 STORES_BYTES: Final = 400 * 2**20
 HOUR_S: Final = 3600
@@ -67,7 +72,6 @@ class Faults:
             "disk full": self._disk_full,
             "clock forth": self._clock,
             "clock back": self._clock,
-            "hints lost": self._hints,
             "hints doubled": self._hints,
             "cut off": self._broken,
             "silent": self._broken,
@@ -86,15 +90,15 @@ class Faults:
 
     # --- kills ------------------------------------------------------------------------
 
-    def _noted(self, service: str) -> Identity:
+    def _noted(self, service: str) -> ProcessIdentity:
         """LookupError where it does not run now."""
-        found = saved(self._platform.home / "run" / f"{service}.json")
+        found = read_live_process(self._platform.home / "run" / f"{service}.json")
         if found is None:
             raise LookupError(service)
         return found
 
     def _kill(self, fault: Fault) -> None:
-        send(self._noted(fault.victim), signal.SIGKILL)
+        send_signal(self._noted(fault.victim), signal.SIGKILL)
 
     def _kill_one(self, fault: Fault) -> None:
         self._end(self._one_of(fault))
@@ -105,12 +109,12 @@ class Faults:
         if fault.victim == "services and helpers":
             hit += [one.process for one in look(self._platform.home.root) if one.part == "helper"]
         for process in hit:
-            send(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
         for process in hit:
-            wait_gone(process, 10)
+            wait_gone(process, HANG_S)
         self.up()
 
-    def _second(self, service: str) -> Identity:
+    def _second(self, service: str) -> ProcessIdentity:
         process = self._seconds[service].process
         if process is None:
             raise LookupError(service)
@@ -118,24 +122,24 @@ class Faults:
 
     def _kill_second(self, fault: Fault) -> Undo:
         process = self._second(fault.victim)
-        send(process, signal.SIGKILL)
-        wait_gone(process, 10)
+        send_signal(process, signal.SIGKILL)
+        wait_gone(process, HANG_S)
         return self._seconds[fault.victim].start
 
     def _stop_second(self, fault: Fault) -> Undo:
         process = self._second(fault.victim)
-        send(process, signal.SIGSTOP)
+        send_signal(process, signal.SIGSTOP)
         return lambda: _go_on(process)
 
-    def _running(self, service: str) -> Identity | None:
+    def _running(self, service: str) -> ProcessIdentity | None:
         with contextlib.suppress(LookupError):
             return self._noted(service)
         return None
 
     def _supervisor_away(self, _: Fault) -> Undo:
         supervisor = self._noted("supervisor")
-        send(supervisor, signal.SIGKILL)
-        wait_gone(supervisor, 10)
+        send_signal(supervisor, signal.SIGKILL)
+        wait_gone(supervisor, HANG_S)
         return self.up
 
     def up(self) -> None:
@@ -151,12 +155,12 @@ class Faults:
 
     def _stop(self, fault: Fault) -> Undo:
         process = self._noted(fault.victim)
-        send(process, signal.SIGSTOP)
+        send_signal(process, signal.SIGSTOP)
         return lambda: _go_on(process)
 
     def _stop_one(self, fault: Fault) -> Undo:
         process = self._one_of(fault).process
-        send(process, signal.SIGSTOP)
+        send_signal(process, signal.SIGSTOP)
         return lambda: _go_on(process)
 
     # --- of one learner -------------------------------------------------------------------
@@ -176,7 +180,7 @@ class Faults:
     def _end(self, one: Seen) -> None:
         if one.part != "helper":
             self.struck[one.place.job] += 1
-        send(one.process, signal.SIGKILL)
+        send_signal(one.process, signal.SIGKILL)
 
     # --- stores, clocks, hints ------------------------------------------------------------
 
@@ -196,24 +200,22 @@ class Faults:
         clocks.jump(fault.victim, HOUR_S if fault.kind == "clock forth" else -HOUR_S)
         return lambda: clocks.jump(fault.victim, 0)
 
-    def _hints(self, fault: Fault) -> Undo:
-        """What the worker would have taken meanwhile is gone, or there twice."""
-        worker = self._noted("worker")
-        send(worker, signal.SIGSTOP)
+    def _hints(self, fault: Fault) -> None:
+        """Each job that has run here is hinted at again, by every topic that the service hears."""
+        self._noted(fault.victim)
+        asyncio.run(self._hint_again(fault.victim))
 
-        def undo() -> None:
-            for message in sorted((self._platform.home / "broker" / "queue").glob("[!.]*")):
-                with contextlib.suppress(FileNotFoundError):
-                    if fault.kind == "hints lost":
-                        message.unlink()
-                    else:
-                        again = message.with_name(f".again-{message.name}")
-                        shutil.copy2(message, again)
-                        stem, _, kind = message.name.partition(".")
-                        again.rename(message.with_name(f"{stem}-again.{kind}"))
-            _go_on(worker)
-
-        return undo
+    async def _hint_again(self, service: str) -> None:
+        settings = Settings(home=self._platform.home.root)
+        nudges = Nudges(settings.installation.address, await service_secret(settings))
+        try:
+            for job in sorted({attempt.parent.name for attempt in (settings.installation / "node").glob("*/[0-9]*")}):
+                for topic in sorted(topic for topic, hearer in HEARERS.items() if hearer == service):
+                    await nudges.nudge(topic, job, "")
+        except Unavailable:  # it is as if they had been lost on the way
+            return
+        finally:
+            await nudges.close()
 
     # --- lines ----------------------------------------------------------------------------
 
@@ -239,8 +241,8 @@ class Faults:
         return undo
 
 
-def _go_on(process: Identity) -> None:
-    send(process, signal.SIGCONT)
+def _go_on(process: ProcessIdentity) -> None:
+    send_signal(process, signal.SIGCONT)
 
 
 @contextmanager
@@ -261,7 +263,7 @@ def _mounted(words: list[str], at: Path) -> Generator[None]:
     try:
         yield
     finally:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG_S
         while subprocess.run(["umount", str(at)], check=False, capture_output=True).returncode:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{at} is still in use")

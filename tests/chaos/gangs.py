@@ -6,15 +6,15 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.core.runtime.processes import Identity, identify, saved, send, wait_gone
+from services.core.runtime.processes import ProcessIdentity, identify, read_live_process, send_signal, wait_gone
 from services.local.layout import ETCD, PROGRAMS
 from tests.testbed.platform import Platform
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 from weft._job import Job
 
 SERVICES = [ETCD.name, *(program.name for program in PROGRAMS)]
 STEP = '{{"step": {}, "loss": 1.5}}'
-DONE_S = 120.0
+DONE_S = 2 * HANG_S
 
 
 def folders(platform: Platform, job: Job) -> list[Path]:
@@ -22,12 +22,14 @@ def folders(platform: Platform, job: Job) -> list[Path]:
     return sorted((platform.home / "node" / job.id / "1").glob("worker-*"))
 
 
-def helpers(platform: Platform, job: Job) -> list[Identity]:
+def helpers(platform: Platform, job: Job) -> list[ProcessIdentity]:
     """Those that live now."""
-    return [found for folder in folders(platform, job) if (found := saved(folder / "helper.json")) is not None]
+    return [
+        found for folder in folders(platform, job) if (found := read_live_process(folder / "helper.json")) is not None
+    ]
 
 
-def learners(platform: Platform, job: Job) -> dict[str, Identity | None]:
+def learners(platform: Platform, job: Job) -> dict[str, ProcessIdentity | None]:
     """The processes of its commands; None for one that has ended."""
     return {name: identify(pid) for name, pid in platform.learner_pids(job.id).items()}
 
@@ -44,20 +46,20 @@ def kill_helpers(platform: Platform, job: Job) -> int:
     """Returns once others have taken their places; how many there were."""
     killed = 0
     for folder in folders(platform, job):
-        helper = eventually(lambda at=folder: saved(at / "helper.json"), DONE_S)  # type: ignore[misc]
+        helper = eventually(lambda at=folder: read_live_process(at / "helper.json"), DONE_S)  # type: ignore[misc]
         assert helper is not None
-        killed += send(helper, signal.SIGKILL)
-        eventually(lambda at=folder, it=helper: saved(at / "helper.json") not in {None, it}, DONE_S)  # type: ignore[misc]
+        killed += send_signal(helper, signal.SIGKILL)
+        eventually(lambda at=folder, it=helper: read_live_process(at / "helper.json") not in {None, it}, DONE_S)  # type: ignore[misc]
     return killed
 
 
-def kill_control_plane(platform: Platform, *also: Identity) -> int:
+def kill_control_plane(platform: Platform, *also: ProcessIdentity) -> int:
     """Supervisor and services, at once; nobody starts them again. How many processes."""
-    noted = [saved(platform.home / "run" / f"{name}.json") for name in ["supervisor", *SERVICES]]
+    noted = [read_live_process(platform.home / "run" / f"{name}.json") for name in ["supervisor", *SERVICES]]
     dead = [one for one in noted if one is not None] + list(also)
     for process in dead:
-        send(process, signal.SIGKILL)
-    assert all(wait_gone(process, 10) for process in dead)
+        send_signal(process, signal.SIGKILL)
+    assert all(wait_gone(process, HANG_S) for process in dead)
     return len(dead)
 
 

@@ -28,7 +28,7 @@ class Kind:
     lasts_s: tuple[float, float] = (0.0, 0.0)
     weight: int = 1
     needs: str = ""
-    """What a run needs to have for it: root (mounts), clocks, a second machine, its stores as servers or as files."""
+    """What a run needs to have for it: root (mounts), clocks, a second machine, its stores as servers, hints."""
 
 
 KINDS: Final = (
@@ -46,8 +46,8 @@ KINDS: Final = (
     Kind("disk full", ("stores",), (1.0, 3.0), needs="root"),
     Kind("clock forth", TIMED, (1.5, 4.0), needs="clocks"),
     Kind("clock back", TIMED, (1.5, 4.0), needs="clocks"),
-    Kind("hints lost", ("worker",), (0.3, 1.5), needs="files"),
-    Kind("hints doubled", ("worker",), (0.3, 1.5), needs="files"),
+    # Lost they are with whatever is killed or stopped, and all of them in every fifth seed.
+    Kind("hints doubled", ("lcm", "guardian"), needs="hints"),
     Kind("cut off", ("jobs", "objects", "broker"), (0.5, 4.0), needs="servers"),
     Kind("silent", ("jobs", "objects", "broker"), (0.5, 4.0), needs="servers"),
     # From everything of the first, for longer than the lease; what runs on it believes still to be in charge.

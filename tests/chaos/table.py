@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from services.core.runtime.processes import Identity, alive, identify
+from services.core.runtime.processes import ProcessIdentity, alive, identify
 
 _PROC: Final = Path("/proc")
 _EVERY_S: Final = 0.3
@@ -34,7 +34,7 @@ class Seen:
 
     place: Place
     part: Part
-    process: Identity
+    process: ProcessIdentity
     leads: bool
     """It is the first of its session: of a learner's processes, the command itself."""
 
@@ -84,7 +84,7 @@ class Sampler:
         self.samples = 0
         self.overlaps: list[str] = []
         """Two attempts of a job that lived at the same moment."""
-        self.commands: dict[Place, set[Identity]] = {}
+        self.commands: dict[Place, set[ProcessIdentity]] = {}
         """The process that each learner was, in each attempt: one, if all is well."""
         self._home = home
         self._leave = threading.Event()

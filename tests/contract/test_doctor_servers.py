@@ -24,14 +24,14 @@ def said(check: str, home: Path) -> tuple[bool, str]:
     return found["ok"], line
 
 
-def test_a_home_that_is_not_there_yet_is_well_and_stays_so(tmp_path: Path) -> None:
+def test_doctor_accepts_a_missing_home_and_does_not_create_it(tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert said("broker", home) == (True, f"a folder ({home / 'broker'})")
     assert said("job store", home) == (True, f"files ({home / 'jobs.sqlite'})")
     assert not home.exists()
 
 
-def test_each_broker_that_serves_is_well(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_accepts_every_working_broker(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_BROKER_URL", carrier.url)
     ok, line = said("broker", carrier.home)
     assert ok, line
@@ -39,7 +39,7 @@ def test_each_broker_that_serves_is_well(carrier: Carrier, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis"])
-def test_a_broker_that_is_away_is_named_without_its_password(
+def test_doctor_names_an_unavailable_broker_without_its_password(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
@@ -51,20 +51,18 @@ def test_a_broker_that_is_away_is_named_without_its_password(
 
 
 @pytest.mark.parametrize("carrier", ["rabbitmq", "redis"], indirect=True)
-def test_a_broker_that_does_not_let_us_in_is_said_to(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_refused_broker_credentials(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, place = carrier.url.rpartition("@") if "@" in carrier.url else carrier.url.rpartition("//")
     scheme = carrier.url.partition(":")[0]
     monkeypatch.setenv("WEFT_BROKER_URL", f"{scheme}://stranger:hidden@{place}")
     ok, line = said("broker", carrier.home)
     assert not ok
     assert "does not let us in" in line
-    assert "mend WEFT_BROKER_URL" in line
+    assert "correct WEFT_BROKER_URL" in line
 
 
 @pytest.mark.parametrize("carrier", ["rabbitmq"], indirect=True)
-def test_a_queue_of_our_name_that_is_not_ours_is_said_with_what_to_do(
-    carrier: Carrier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_reports_a_foreign_queue_of_our_name(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_BROKER_URL", carrier.url)
     with carrier.channel() as channel:
         channel.queue_delete(QUEUE)
@@ -79,14 +77,16 @@ def test_a_queue_of_our_name_that_is_not_ours_is_said_with_what_to_do(
             channel.queue_delete(QUEUE)
 
 
-def test_a_broker_of_another_kind_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_an_unsupported_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_BROKER_URL", "memory://hidden")
     ok, line = said("broker", tmp_path)
     assert not ok
     assert "begins neither with" in line
 
 
-def test_ferretdb_as_job_store_is_bad(ferretdb: FerretDB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_refuses_ferretdb_as_job_store(
+    ferretdb: FerretDB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WEFT_JOB_STORE", f"{ferretdb.uri}doctor")
     ok, line = said("job store", tmp_path)
     assert not ok
@@ -94,13 +94,13 @@ def test_ferretdb_as_job_store_is_bad(ferretdb: FerretDB, tmp_path: Path, monkey
     assert "operator-guide" in line
 
 
-def test_a_mongodb_as_job_store_is_well(mongo_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_accepts_mongodb_as_job_store(mongo_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_JOB_STORE", mongo_uri)
     monkeypatch.setattr("services.core.adapters.mongo.connection.TIMEOUT_S", 60)  # a busy machine is not its fault
     assert said("job store", tmp_path) == (True, "MongoDB: one winner of each race, linearizable reads")
 
 
-def test_a_mongodb_that_is_away_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_an_unavailable_mongodb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_JOB_STORE", f"mongodb://weft:hidden@127.0.0.1:{free_port()}/")
     ok, line = said("job store", tmp_path)
     assert not ok

@@ -133,7 +133,7 @@ async def test_a_range_is_read(store: ObjectStore, start: int, end: int | None, 
     assert await read(store, "k", start=start, end=end) == expected
 
 
-async def test_what_is_not_there_is_not_found(store: ObjectStore) -> None:
+async def test_unknown_job_exits_with_not_found(store: ObjectStore) -> None:
     await put(store, "a/b", b"1")
     for key in ("a", "a/c", "a/b/c", "b/c/d"):
         assert await store.head(key) is None

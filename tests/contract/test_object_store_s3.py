@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from services.core.domain.errors import Duplicate, InvalidRequest, NoSpace, NotF
 from services.core.ports.object_urls import ObjectRequest
 from tests.testbed.proxy import Proxy, proxied
 from tests.testbed.s3 import REGION, S3
-from tests.waiting import until
+from tests.waiting import HANG_S, tries_within, until
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -244,18 +244,20 @@ async def test_a_server_that_is_away_is_unavailable_soon_and_well_again_at_once(
     store = S3ObjectStore(own_s3.bucket())
     await store.put("t/k", some(5))
     own_s3.kill()
-    began = time.monotonic()
-    asked = (
-        store.put("t/l", some(5)), store.head("t/k"), read(store, "t/k"), store.list("t/"), store.delete("t/k"),
-        store.ping(),
-    )  # fmt: skip
-    for outcome in await asyncio.gather(*asked, return_exceptions=True):
+    outcomes: Sequence[object] = ()
+    for stopwatch in tries_within(15):
+        asked = (
+            store.put("t/l", some(5)), store.head("t/k"), read(store, "t/k"), store.list("t/"), store.delete("t/k"),
+            store.ping(),
+        )  # fmt: skip
+        with stopwatch:
+            outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    for outcome in outcomes:
         assert isinstance(outcome, Unavailable)
         assert "does not answer" in outcome.message
         assert outcome.retry_after_s
         assert own_s3.credentials.secret_key not in outcome.message
         assert "Signature" not in outcome.message
-    assert time.monotonic() - began < 15
     own_s3.start()
     assert await read(store, "t/k") == whole(5)
 
@@ -283,7 +285,7 @@ async def test_a_server_that_stands_still_is_unavailable_in_bounded_time(own_s3:
     store = S3ObjectStore(own_s3.bucket(), silence_s=1)
     own_s3.pause()
     asking = [asyncio.create_task(ask) for ask in (store.head("t/k"), store.put("t/k", some(5)))]
-    done, late = await asyncio.wait(asking, timeout=60)
+    done, late = await asyncio.wait(asking, timeout=HANG_S)
     own_s3.go_on()
     assert not late
     for task in done:

@@ -123,7 +123,7 @@ async def test_a_revocation_by_another_process_is_noticed_within_the_caches_time
             async def refused() -> bool:
                 return (await ada.get("/v1/whoami")).status_code == 401
 
-            await until(refused, timeout=2)
+            await until(refused)
 
 
 async def test_no_answer_and_no_file_but_its_own_holds_a_secret(api: Api) -> None:

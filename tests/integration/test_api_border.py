@@ -16,6 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 
 from services.api import schemas
 from tests.testbed.api import SPEC, Api, running_api
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -26,13 +27,13 @@ async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Api]:
         yield one
 
 
-async def raw(api: Api, request: bytes) -> bytes:
-    """What comes back for these bytes; nothing where the api waits for more of them."""
+async def raw(api: Api, request: bytes, *, within_s: float = 1) -> bytes:
+    """What comes back for these bytes within so many seconds; nothing where the api waits for more of them."""
     host, _, port = api.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**22)
     try:
         writer.write(request)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(within_s):
             return await reader.read()
     except TimeoutError:
         return b""
@@ -76,7 +77,7 @@ async def test_no_body_makes_it_stumble(api: Api) -> None:
     for body in BODIES:
         for method, target in TARGETS:
             for kind in (JSON, YAML, FORM, b"", b"Content-Type: \xff\r\n"):
-                answer = await raw(api, request(api, method, target, kind, body))
+                answer = await raw(api, request(api, method, target, kind, body), within_s=HANG_S)
                 status = int(answer[9:12])
                 assert status in {200, 201, 400, 404, 413}, (method, target, kind, body[:80], answer[:300])
                 if status >= 400:

@@ -77,7 +77,7 @@ async def test_an_api_that_starts_while_the_store_is_away_serves_what_it_can(own
         async def taken() -> bool:
             return (await submit(api)).status_code == 201
 
-        await until(taken, 30)
+        await until(taken)
 
 
 async def test_a_full_store_refuses_new_code_and_keeps_what_it_has(s3_binary: Path, tmp_path: Path) -> None:

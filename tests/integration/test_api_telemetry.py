@@ -20,7 +20,7 @@ from tests.testbed.api import Api
 from tests.testbed.etcd import Etcd
 from tests.testbed.metrics import Helper, MetricsProcess, running
 from tests.testbed.telling import Learner, api_over, learning
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 
 @dataclass
@@ -51,7 +51,7 @@ async def learner(api: Api, shared: MetricsProcess, etcd: Etcd) -> AsyncGenerato
 async def events(client: httpx2.AsyncClient, path: str, **options: Any) -> AsyncGenerator[Event]:
     """What a stream says, as it comes; ends with the connection."""
     headers = {"Accept": "text/event-stream", **options.pop("headers", {})}
-    async with client.stream("GET", path, headers=headers, timeout=30, **options) as answer:
+    async with client.stream("GET", path, headers=headers, timeout=HANG_S, **options) as answer:
         assert answer.status_code == 200, await answer.aread()
         assert answer.headers["content-type"].startswith("text/event-stream")
         fields: dict[str, str] = {}
@@ -144,7 +144,7 @@ async def test_a_follower_gets_each_line_once_as_it_comes_and_the_end_last(api: 
     assert not reading.task.done()
     await learner.says("third")
     await learner.ends()
-    await asyncio.wait_for(reading.task, 10)
+    await asyncio.wait_for(reading.task, HANG_S)
     assert reading.texts == ["before", "first", "second", "third"]
     assert [event.id for event in reading.seen] == [1, 2, 3, 4, None]
     assert reading.seen[-1].name == "end"
@@ -161,7 +161,7 @@ async def test_an_ended_job_that_has_not_given_back_its_hardware_is_not_the_end(
     await reading.has(lambda one: len(one.texts) == 1)
     assert not reading.task.done()
     await api.change(learner.job, lambda one: released(one, now=one.updated))
-    await asyncio.wait_for(reading.task, 10)
+    await asyncio.wait_for(reading.task, HANG_S)
     assert reading.seen[-1].name == "end"
 
 
@@ -209,7 +209,7 @@ async def test_a_follower_with_a_filter_ends_too(api: Api, learner: Learner) -> 
     await reading.has(lambda one: [event.id for event in one.seen] == [1, 3])
     await learner.says("c", "a", "c")
     await learner.ends()
-    await asyncio.wait_for(reading.task, 10)
+    await asyncio.wait_for(reading.task, HANG_S)
     assert [event.id for event in reading.seen] == [1, 3, 6, None]
 
 
@@ -218,7 +218,7 @@ async def test_points_are_followed_like_lines(api: Api, learner: Learner) -> Non
     await learner.instrumentation(0.5, math.nan)
     await reading.has(lambda one: [event.data["value"] for event in one.seen] == [0.5, "NaN"])
     await learner.ends()
-    await asyncio.wait_for(reading.task, 10)
+    await asyncio.wait_for(reading.task, HANG_S)
     assert [(event.name, event.id) for event in reading.seen] == [("point", 1), ("point", 2), ("end", None)]
 
 
@@ -233,7 +233,7 @@ async def test_events_tell_the_history_and_each_change(api: Api, learner: Learne
     await api.admin.post(f"/v1/jobs/{learner.job}/halt")
     await reading.has(lambda one: one.seen[-1].data.get("desired") == "halt")
     await learner.ends()
-    await asyncio.wait_for(reading.task, 10)
+    await asyncio.wait_for(reading.task, HANG_S)
     assert [event.id for event in reading.seen if event.name == "history"] == [1, 2, 3, 4]
     assert "spec" not in next(event.data for event in reading.seen if event.name == "status")
     assert reading.seen[-1].name == "end"
@@ -246,7 +246,7 @@ async def test_the_end_of_a_job_that_is_deleted_meanwhile_says_so(api: Api, lear
     await reading.has(lambda one: bool(one.seen))
     await learner.ends()
     assert (await api.admin.delete(f"/v1/jobs/{learner.job}")).status_code == 204
-    await asyncio.wait_for(reading.task, 10)
+    await asyncio.wait_for(reading.task, HANG_S)
     assert reading.seen[-1].name == "end"
 
 
@@ -254,7 +254,7 @@ async def test_a_hundred_followers_make_one_poll_and_leave_nothing_behind(api: A
     limits = httpx2.Limits(max_connections=200)
     async with api.client(api.admin_key, limits=limits) as client:
         readers = [Reading(client, f"/v1/jobs/{learner.job}/events") for _ in range(100)]
-        await until(lambda: all(reader.seen for reader in readers), timeout=30)
+        await until(lambda: all(reader.seen for reader in readers))
         polls = [task for task in asyncio.all_tasks() if "Watcher._poll" in repr(task.get_coro())]
         assert len(polls) == 1
         await learner.ends()
@@ -293,7 +293,7 @@ async def test_a_service_that_stops_cuts_its_streams_without_an_end(tmp_path: Pa
         reading = Reading(api.admin, f"/v1/jobs/{job}/events")
         await reading.has(lambda one: len(one.seen) == 2)
         api.stopping.set()
-        await asyncio.wait_for(reading.task, 3)
+        await asyncio.wait_for(reading.task, HANG_S)
         assert [event.name for event in reading.seen] == ["history", "status"]
 
 
@@ -317,7 +317,7 @@ async def test_while_metrics_is_away_pages_say_so_and_streams_wait_for_it(tmp_pa
             await learner.says("three")
             await reading.has(lambda one: len(one.texts) == 3)
             await api.admin.post(f"/v1/jobs/{job}/kill")
-            await asyncio.wait_for(reading.task, 20)
+            await asyncio.wait_for(reading.task, HANG_S)
             assert [event.id for event in reading.seen] == [1, 2, 3, None]
             await helper.close()
             await status.close()

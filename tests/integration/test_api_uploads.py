@@ -71,7 +71,7 @@ async def test_what_is_no_plain_archive_is_refused_and_nothing_kept(api: Api, co
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid-archive"), refused.text
         assert says in refused.json()["detail"]
     assert await nothing_was_kept(api)
-    assert 'trainer_uploadmodel_failed_total{kind="user"} 2.0' in api.measured()
+    await until(lambda: 'trainer_uploadmodel_failed_total{kind="user"} 2.0' in api.measured())
 
 
 async def test_what_is_too_large_is_refused_early(api: Api) -> None:
@@ -188,7 +188,7 @@ async def test_a_full_disk_is_told_and_nothing_half_made(tmp_path: Path, full: s
             assert refused.headers["retry-after"]
             assert await nothing_was_kept(api)
             assert (await send(api, a_zip())).status_code == 201
-            assert 'trainer_uploadmodel_failed_total{kind="weft"} 1.0' in api.measured()
+            await until(lambda: 'trainer_uploadmodel_failed_total{kind="weft"} 1.0' in api.measured())
 
 
 async def put(api: Api, job: str, path: str, content: bytes) -> None:

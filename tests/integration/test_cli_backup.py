@@ -32,7 +32,7 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(said(capsys, *words, "-o", "json")[0])
 
 
-def test_a_backup_says_what_it_holds_and_what_opens_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backup_prints_its_content_and_its_key(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = said(capsys, "backup", "b")
     assert "5 jobs" in out
     assert "3 secrets" not in out, "the first administrator's key is one of them"
@@ -48,7 +48,7 @@ def test_a_backup_says_what_it_holds_and_what_opens_it(home: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("words", [("backup", "--verify", "b"), ("restore", "b", "--dry-run")], ids=" ".join)
-def test_what_is_in_it_is_told_without_touching_anything(
+def test_restore_dry_run_shows_the_content_and_changes_nothing(
     home: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     said(capsys, "backup", "b")
@@ -66,12 +66,12 @@ def test_a_restore_says_what_comes_next(home: Path, capsys: pytest.CaptureFixtur
     assert "weft up" in out
     assert "2 jobs wait and will run after `weft up`" in err
     _, err = said(capsys, "restore", "b", "--home", "third", "--halted")
-    assert "2 halted; `weft resume` lets them go on" in err
+    assert "2 halted; `weft resume` continues them" in err
     assert len(document(capsys, "restore", "b", "--home", "fourth")["again"]) == 2
     assert home.is_dir()
 
 
-def test_what_goes_wrong_is_one_line_with_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backup_errors_are_one_line_with_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said(capsys, "backup", "b")
     _, err = said(capsys, "restore", "b", code=5)
     assert "is not empty" in err

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.testbed.platform import Platform
+from tests.waiting import HANG_S
 from weft import Client
 from weft._cli.main import COMMANDS, run
 
@@ -120,7 +121,7 @@ def test_streams_are_one_json_document_per_line(weft: Weft, code: Path) -> None:
         assert sequence, words
 
 
-def test_a_job_as_a_person_sees_it(weft: Weft, code: Path, tmp_path: Path) -> None:
+def test_show_prints_a_job_for_people(weft: Weft, code: Path, tmp_path: Path) -> None:
     followed = weft("train", code, "--follow", "--name", "seen-by-a-person")
     assert followed.code == 0, followed.err
     assert "2 x 0.5 CPUs, 67 MB" in followed.out
@@ -206,7 +207,7 @@ def test_wrong_specs_say_where_and_what(weft: Weft, code: Path) -> None:
     assert "max_runtime: line 8: write a duration" in said.err
 
 
-def test_what_is_not_there_is_not_found(weft: Weft) -> None:
+def test_unknown_job_exits_with_not_found(weft: Weft) -> None:
     for words in (["show", "nobody"], ["logs", "j" + "0" * 22], ["download", "@last-one"]):
         said = weft(*words)
         assert said.code in {2, 4}
@@ -235,7 +236,7 @@ def test_a_dry_run_works_without_a_platform(weft: Weft, code: Path, monkeypatch:
     assert weft("train", code).code == 1
 
 
-def test_on_a_terminal_the_curve_is_drawn_and_nothing_is_asked(weft_up: Platform, code: Path, tmp_path: Path) -> None:
+def test_train_on_a_terminal_draws_the_curve_without_prompting(weft_up: Platform, code: Path, tmp_path: Path) -> None:
     out, code_ = in_terminal(
         [sys.executable, "-c", "from weft._cli.main import main; main()", "train", str(code)],
         {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key, "XDG_CONFIG_HOME": str(tmp_path)},
@@ -263,10 +264,10 @@ def in_terminal(command: list[str], environment: dict[str, str]) -> tuple[str, i
         pass
     finally:
         os.close(ours)
-    return drawn.decode(errors="replace"), process.wait(timeout=30)
+    return drawn.decode(errors="replace"), process.wait(timeout=HANG_S)
 
 
-def test_a_metric_that_nobody_reported_is_told_from_a_job_that_reported_nothing(weft: Weft, code: Path) -> None:
+def test_unknown_metric_and_job_without_metrics_have_different_errors(weft: Weft, code: Path) -> None:
     job = weft("train", code, "-o", "name").out.strip()
     assert weft("wait", job).code == 0
     assert f"nothing reported under acuracy; `weft metrics {job}` lists" in weft("metrics", job, "-m", "acuracy").err
@@ -287,9 +288,9 @@ def test_ctrl_c_ends_the_following_and_not_the_job(weft: Weft, weft_up: Platform
     try:
         assert any("PROCESSING" in line or "hello" in line or "loss" in line for line in follower.stdout)
         follower.send_signal(signal.SIGINT)
-        _, said = follower.communicate(timeout=30)
+        _, said = follower.communicate(timeout=HANG_S)
         assert follower.returncode == 130
-        assert f"the job goes on. `weft {what} -f {job}` follows it again" in " ".join(said.split())
+        assert f"the job keeps running. `weft {what} -f {job}` follows it again" in " ".join(said.split())
         assert weft("show", job, "-o", "json").json["status"] in {"PENDING", "DOWNLOADING", "PROCESSING"}
     finally:
         follower.kill()

@@ -20,7 +20,7 @@ from weft._job import Job
 
 STEPS = 300
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
-DONE_S = 120.0
+DONE_S = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_a_service_killed_in_the_middle_disturbs_no_learner(
     eventually(lambda: in_the_middle(client, job), DONE_S)
     before = weft_up.learner_pids(job.id)
     killed = weft_up.kill(service)
-    eventually(lambda: weft_up.again(service, killed), 10)
+    eventually(lambda: weft_up.again(service, killed))
     assert all(identify(pid) is not None for pid in before.values())
     assert weft_up.learner_pids(job.id) == before
     assert len(before) == 2

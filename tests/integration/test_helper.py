@@ -36,9 +36,9 @@ class HelperTest(Learner):
         self._environment = {"WEFT_DATA_PATHS": str(self.home / "allowed")}
         self.intake = intake
 
-    async def ended(self, timeout: float = 20) -> LearnerStatus:
+    async def ended(self) -> LearnerStatus:
         """What the helper reported last, once it has ended well."""
-        await self.until_stored(timeout)
+        await self.until_stored()
         assert self.intake.last is not None
         return self.intake.last
 
@@ -100,7 +100,7 @@ async def test_a_helper_killed_again_and_again_ships_each_of_ten_thousand_lines_
     learner.reserve("i=0; while [ $i -lt 10000 ]; do echo line $i; i=$((i+1)); done; sleep 0.3; echo end")
     learner.start()
     for at in (500, 3000, 6000, 9000):
-        await until(lambda at=at: len(learner.intake.lines) >= at, 20)  # type: ignore[misc]
+        await until(lambda at=at: len(learner.intake.lines) >= at)  # type: ignore[misc]
         learner.kill_helper()
         learner.start_helper()
     await learner.ended()
@@ -135,11 +135,13 @@ async def test_points_and_progress_come_from_reports_and_from_json_on_stdout(lea
     learner.reserve(
         f"echo '{report}' >> $JOB_STATE_DIR/metrics.jsonl; echo '{progress}' >> $JOB_STATE_DIR/metrics.jsonl;"
         """ echo '{"step": 2, "accuracy": 0.9}'; echo '{"step": "nonsense"'; mkdir $LOG_DIR/m;"""
-        """ echo '{"metrics": {"f1": 1}, "step": 3}' > $LOG_DIR/m/x.jsonl; sleep 2.5""",
+        """ echo '{"metrics": {"f1": 1}, "step": 3}' > $LOG_DIR/m/x.jsonl;"""
+        " until [ -e $JOB_STATE_DIR/end ]; do sleep 0.05; done",
         metrics_files=("m/x.jsonl",),
     )
     learner.start()
     await until(lambda: learner.intake.progress and learner.intake.progress[-1] == (0.25, 2000))
+    (learner.folder / "job" / "end").touch()
     await learner.ended()
     assert learner.intake.values("loss") == [(1, 0.5)]
     assert learner.intake.values("accuracy") == [(2, 0.9)]
@@ -183,14 +185,14 @@ async def test_a_killed_learner_reports_its_end_and_stores_nothing(learner: Help
     learner.start()
     await until(lambda: learner.intake.text() == ["started"])
     learner.stop("kill", 0)
-    last = await learner.ended(5)
+    last = await learner.ended()
     assert last.exit
     assert (last.exit.signal, last.exit.stop_cause) == (9, "kill")
     assert learner.objects("results") == {}
 
 
 async def test_a_second_helper_of_the_same_learner_ends_at_once(learner: HelperTest) -> None:
-    learner.reserve("sleep 1")
+    learner.reserve("until [ -e $JOB_STATE_DIR/end ]; do sleep 0.05; done")
     learner.start()
     await until((learner.folder / "helper.json").exists)
     first = learner.helper
@@ -200,6 +202,7 @@ async def test_a_second_helper_of_the_same_learner_ends_at_once(learner: HelperT
     await until(lambda: second.poll() is not None)
     assert second.returncode == 75
     learner.helper = first
+    (learner.folder / "job" / "end").touch()
     await learner.ended()
 
 

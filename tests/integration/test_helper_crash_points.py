@@ -183,5 +183,5 @@ async def test_a_helper_killed_in_the_middle_of_a_download_is_followed_by_one_th
         one.kill_helper()
         killed.set()
         one.start_helper()
-        await one.until_stored(_END_S)
+        await one.until_stored()
         one.judge()

@@ -37,14 +37,14 @@ async def test_ten_thousand_lines_and_a_hundred_points_arrive_once_through_kills
             learner.reserve(PROGRAM + "sleep 0.5")
             learner.start()
             for number, at in enumerate((500, 2500, 4500, 6500, 8500)):
-                await until(lambda at=at: taken(reader, learner.job, at), 30)  # type: ignore[misc]
+                await until(lambda at=at: taken(reader, learner.job, at))  # type: ignore[misc]
                 if number % 2:
                     learner.kill_helper()
                     learner.start_helper()
                 else:
                     service.kill()
                     service.start()
-            await learner.until_stored(60)
+            await learner.until_stored()
             await check(reader, learner.job)
             entry = await status.get(f"/jobs/{learner.job}/learners/worker-0")
             assert entry

@@ -50,10 +50,10 @@ async def test_an_end_does_not_wait_for_a_metrics_service_that_is_away_and_nothi
         "echo first; echo kept > $RESULT_DIR/out.txt; while [ ! -e $JOB_STATE_DIR/on ]; do sleep 0.05; done; echo last"
     )
     learner.start()
-    await until(lambda: "first" in intake.text(), 30)
+    await until(lambda: "first" in intake.text())
     await intake.stop()
     (learner.folder / "job" / "on").touch()
-    await until((learner.folder / "stored").exists, 30)
+    await until((learner.folder / "stored").exists)
     said = json.loads((learner.folder / "stored").read_text())
     assert (said["phase"], said["reason"]) == ("STORED", "")
     assert "its stored logs" in said["message"]
@@ -62,7 +62,7 @@ async def test_an_end_does_not_wait_for_a_metrics_service_that_is_away_and_nothi
     assert learner.helper is not None
     assert learner.helper.poll() is None, "it stays, in case somebody wants to know more"
     await intake.start()
-    await learner.until_stored(30)
+    await learner.until_stored()
     assert intake.text() == ["first", "last"]
     assert intake.last is not None
     assert (intake.last.phase.value, intake.last.exit and intake.last.exit.code) == ("STORED", 0)
@@ -74,13 +74,13 @@ async def test_a_ruined_spool_neither_stops_a_helper_nor_makes_it_say_anything_t
 ) -> None:
     learner.reserve("echo 1; echo 2; while [ ! -e $JOB_STATE_DIR/on ]; do sleep 0.05; done; echo 3")
     learner.start()
-    await until(lambda: intake.text() == ["1", "2"] and intake.phases[-1] == "PROCESSING", 30)
+    await until(lambda: intake.text() == ["1", "2"] and intake.phases[-1] == "PROCESSING")
     learner.kill_helper()
     for name in ("report.json", "sources.json"):
         poison(learner.folder / "spool" / name, content)
     learner.start_helper()
     (learner.folder / "job" / "on").touch()
-    await learner.until_stored(30)
+    await learner.until_stored()
     assert intake.text() == ["1", "2", "3"]
     seqs = [report.seq for report in intake.reports]
     assert seqs == sorted(set(seqs))
@@ -91,15 +91,15 @@ async def test_a_ruined_spool_neither_stops_a_helper_nor_makes_it_say_anything_t
 async def test_an_end_that_was_written_down_and_cannot_be_read_is_a_loss(learner: Learner, intake: Intake) -> None:
     learner.reserve("echo 1; while [ ! -e $JOB_STATE_DIR/on ]; do sleep 0.05; done")
     learner.start()
-    await until(lambda: intake.text() == ["1"], 30)
+    await until(lambda: intake.text() == ["1"])
     learner.kill_helper()
     (learner.folder / "job" / "on").touch()
-    await until((learner.folder / "runs/1/exit.json").exists, 30)
+    await until((learner.folder / "runs/1/exit.json").exists)
     poison(learner.folder / "runs/1/exit.json", b'{"ti')
     poison(learner.folder / "shim.json", b"{}")
     poison(learner.folder / "runs/1/start.json", b"\xff\xfe")
     learner.start_helper()
-    await learner.until_stored(30)
+    await learner.until_stored()
     assert intake.last is not None
     assert intake.last.exit is not None
     assert intake.last.exit.lost

@@ -42,8 +42,8 @@ class HelperTest(Learner):
     def reserve(self, command: str, **changes: Any) -> None:
         super().reserve(command, **{"store_timeout": 600_000, **changes})
 
-    async def ended(self, timeout: float = 100) -> LearnerStatus:
-        await self.until_stored(timeout)
+    async def ended(self) -> LearnerStatus:
+        await self.until_stored()
         assert self.intake.last is not None
         return self.intake.last
 
@@ -58,9 +58,6 @@ class HelperTest(Learner):
     def large_is_whole(self) -> bool:
         digest = hashlib.sha256(self.objects("results")["worker-0/large"]).hexdigest()
         return self.intake.text() == [f"{digest}  -"]
-
-
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -116,7 +113,7 @@ async def test_a_server_killed_while_results_are_stored_gets_all_of_them_when_it
     learner.intake.on_sign = kill_at
     learner.reserve(WRITE_LARGE)
     learner.start()
-    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message, 60)
+    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message)
     assert learner.intake.last is not None
     assert learner.intake.last.phase == "STORING"
     learner.intake.on_sign = lambda _: None
@@ -136,7 +133,7 @@ async def test_the_next_helper_goes_on_where_a_killed_one_was_in_the_middle_of_a
     learner.intake.on_sign = kill_at_third
     learner.reserve(WRITE_LARGE)
     learner.start()
-    await until(lambda: any(one.part == 3 for one in learner.intake.signed), 60)
+    await until(lambda: any(one.part == 3 for one in learner.intake.signed))
     learner.intake.on_sign = lambda _: None
     learner.start_helper()
     await learner.ended()
@@ -153,7 +150,7 @@ async def test_an_upload_that_was_swept_under_a_killed_helper_begins_anew(learne
     learner.intake.on_sign = kill_at_third
     learner.reserve(WRITE_LARGE)
     learner.start()
-    await until(lambda: any(one.part == 3 for one in learner.intake.signed), 60)
+    await until(lambda: any(one.part == 3 for one in learner.intake.signed))
     learner.intake.on_sign = lambda _: None
     assert await sweep(learner.bucket, older_than_s=-60) == 1
     learner.start_helper()
@@ -188,7 +185,7 @@ async def test_a_store_that_stays_away_is_the_reason_that_is_told_after_store_ti
     command = "echo x > $RESULT_DIR/x; echo started; until [ -e $JOB_STATE_DIR/go-on ]; do sleep 0.05; done; exit 3"
     learner.reserve(command, store_timeout=1_500)
     learner.start()
-    await until(lambda: learner.intake.text() == ["started"], 60)
+    await until(lambda: learner.intake.text() == ["started"])
     learner.s3.kill()
     (learner.folder / "job" / "go-on").touch()
     last = await learner.ended()
@@ -204,7 +201,7 @@ async def test_code_is_waited_for_while_the_store_is_away_and_a_stop_ends_the_wa
     learner.s3.kill()
     learner.reserve("sh train.sh", code_digest=digest)
     learner.start()
-    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message, 60)
+    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message)
     learner.s3.start()
     await learner.ended()
     assert learner.intake.text() == ["I run"]
@@ -212,7 +209,7 @@ async def test_code_is_waited_for_while_the_store_is_away_and_a_stop_ends_the_wa
     learner.s3.kill()
     learner.reserve("sh train.sh", code_digest=digest, attempt=2)
     learner.start()
-    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message, 60)
+    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message)
     learner.stop("halt", 1000)
     last = await learner.ended()
     assert (last.attempt, last.exit and last.exit.stop_cause) == (2, "halt")
@@ -227,7 +224,7 @@ async def test_an_attempt_that_is_over_stores_nothing_more(learner: HelperTest) 
     learner.reserve("echo x > $RESULT_DIR/x; echo started")
     learner.intake.on_append = lambda: setattr(learner.intake, "current", False)
     learner.start()
-    await until((learner.folder / "stored").exists, 60)
+    await until((learner.folder / "stored").exists)
     assert learner.intake.signed == []
     assert learner.objects("results") == {}
 
@@ -265,7 +262,7 @@ async def test_the_results_of_a_training_that_ended_while_the_store_was_full_are
         await store.put(f"filler/{number}", _zeros(4 * MIB), size=4 * MIB)
     crowded.reserve(f"head -c {6 * MIB} /dev/zero > $RESULT_DIR/weights; echo small > $RESULT_DIR/z")
     crowded.start()
-    await until(lambda: crowded.intake.last and "storing waits: NoSpace" in crowded.intake.last.message, 60)
+    await until(lambda: crowded.intake.last and "storing waits: NoSpace" in crowded.intake.last.message)
     assert not (crowded.folder / "stored").exists()
     await store.delete_prefix("filler/")
     last = await crowded.ended()

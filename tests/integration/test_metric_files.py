@@ -17,7 +17,7 @@ from services.core.adapters.sqlite.metrics import SqliteMetricStore
 from services.core.domain.errors import Conflict, Quarantined, Unavailable
 from services.core.ports.metric_store import Batch, LineQuery, LogLine, Point, SourceId
 from services.core.runtime.quarantine import METRICS, Quarantine
-from services.metrics.damaged_files import look_at_damage
+from services.metrics.damaged_files import check_damaged_files
 
 ROOT = Path(__file__).parents[2]
 JOB, OTHER = "j0000000001", "j0000000002"
@@ -114,7 +114,7 @@ async def test_a_damaged_job_says_so_and_harms_no_other(tmp_path: Path, harm: st
             await store.append(JOB, [piece(10, 11)])
         with pytest.raises(Quarantined, match=str(tmp_path / JOB)):
             await store.counts(JOB)
-    await store.look_again(JOB)
+    await store.recheck(JOB)
     assert list(store.damaged()) == [JOB]
     assert await store.append(OTHER, [piece(10, 11)]) == [1100]
     assert await stored(store, OTHER) == numbered(11)
@@ -132,17 +132,17 @@ async def test_a_damaged_job_that_was_mended_goes_on_by_itself(tmp_path: Path) -
     overwrite(index, 0, b"no database" * 400)
     store = await SqliteMetricStore.open(tmp_path)
     quarantine = Quarantine(lambda: 7, CollectorRegistry())
-    await look_at_damage(store, quarantine)
-    assert quarantine.listed() == []  # nobody has asked for it yet
+    await check_damaged_files(store, quarantine)
+    assert quarantine.entries() == []  # nobody has asked for it yet
     with pytest.raises(Quarantined):
         await store.lines(JOB, LineQuery())
-    await look_at_damage(store, quarantine)
-    assert [(one.kind, one.place, one.since) for one in quarantine.listed()] == [(METRICS, JOB, 7)]
+    await check_damaged_files(store, quarantine)
+    assert [(one.kind, one.place, one.since) for one in quarantine.entries()] == [(METRICS, JOB, 7)]
     for leftover in tmp_path.glob(f"{JOB}/index.sqlite-*"):
         leftover.unlink()
     index.write_bytes(sound)
-    await look_at_damage(store, quarantine)
-    assert quarantine.listed() == []
+    await check_damaged_files(store, quarantine)
+    assert quarantine.entries() == []
     assert await store.append(JOB, [piece(10, 11)]) == [1100]
     assert await stored(store) == numbered(11)
     await store.close()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
-import signal
-import time
+import urllib.error
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
@@ -31,8 +29,7 @@ from services.core.ports.status_store import StatusStore
 from tests.testbed.etcd import Etcd
 from tests.testbed.metrics import SECRET, Helper, MetricsProcess, Peer, Reader, job_id, running
 from tests.testbed.s3 import S3
-from tests.testbed.signals import pause
-from tests.waiting import until
+from tests.waiting import Stopwatch, tries_within, until
 
 HelperOf = Callable[..., Helper]
 
@@ -237,18 +234,21 @@ async def test_a_follower_sees_each_line_once_and_soon(helper: HelperOf, reader:
     mine = helper()
     await mine.append(mine.lines(0, [f"old {at}" for at in range(5)]))
     stream = reader.stream("FollowLines", pb.LinesRequest(job_id=job, tail=2))
-    seen: list[str] = []
-    delays: list[float] = []
-    async for reply in stream:
-        now = time.time_ns() // 1_000_000
-        seen += [one.line.text for one in reply.lines]
-        delays += [now - one.line.time_ms for one in reply.lines if one.line.text.startswith("new")]
-        if len(seen) == 22:
-            break
-        await mine.append(mine.lines(3 + len(seen), [f"new {len(seen) - 2}"]))
+    replies = aiter(stream)
+    seen = [one.line.text for one in (await anext(replies)).lines]
+    for stopwatch in tries_within(0.2):  # generous: the bench says how fast
+        delays: list[float] = []
+        while len(delays) < 20:
+            with Stopwatch() as delay:
+                await mine.append(mine.lines(3 + len(seen), [f"new {len(seen) - 2}"]))
+                reply = await anext(replies)
+                while not reply.lines:
+                    reply = await anext(replies)
+            seen += [one.line.text for one in reply.lines]
+            delays.append(delay.took_s)
+        stopwatch.took_s = sorted(delays)[10]
     stream.cancel()
-    assert seen == ["old 3", "old 4", *(f"new {at}" for at in range(20))]
-    assert sorted(delays)[10] < 200  # generous: the bench says how fast
+    assert seen == ["old 3", "old 4", *(f"new {at}" for at in range(len(seen) - 2))]
 
 
 async def test_helpers_may_gather_what_nobody_follows(helper: HelperOf, reader: Reader, job: str) -> None:
@@ -416,43 +416,15 @@ async def test_learners_of_a_former_attempt_do_not_make_a_gang_ready(
     assert await second.beat() == (True, False)
 
 
-async def test_who_was_heard_of_when_and_how_far_they_are(
+async def test_a_job_is_as_far_as_the_slowest_learner_of_its_newest_attempt(
     helper: HelperOf, reader: Reader, status: StatusStore, job: str
 ) -> None:
-    before = time.time_ns() // 1_000_000
     slow, fast, former = helper(0, attempt=2), helper(1, attempt=2), helper(1, attempt=1)
     await announce(status, job, attempt=2)
     for one, progress in ((fast, 0.9), (slow, 0.25), (former, 0.1)):
         await one.call("Beat", pb.BeatRequest(progress=progress, eta_ms=7000))
-    reply = await reader.call("LastSeen", pb.LastSeenRequest(job_id=job))
-    assert set(reply.seen_ms) == {"worker-0", "worker-1"}
-    assert all(seen >= before for seen in reply.seen_ms.values())
-    assert reply.listening_since_ms <= time.time_ns() // 1_000_000
     summary = await reader.call("Summary", pb.SummaryRequest(job_id=job))
     assert (summary.progress, summary.eta_ms) == (0.25, 7000)
-
-
-@own
-async def test_a_service_that_was_stopped_for_a_while_does_not_pretend_to_have_listened(
-    service: MetricsProcess, reader: Reader
-) -> None:
-    async def since() -> int:
-        return int((await reader.call("LastSeen", pb.LastSeenRequest(job_id="j0"))).listening_since_ms)
-
-    before = await since()
-    pause(service.pid)
-    try:
-        stopped = time.monotonic()
-        await until(lambda: time.monotonic() - stopped > 1.6)
-    finally:
-        os.kill(service.pid, signal.SIGCONT)
-    went_on = time.time_ns() // 1_000_000
-    await until(lambda: _later(since, before))
-    assert await since() >= went_on - 100
-
-
-async def _later(since: Callable[[], Any], before: int) -> bool:
-    return bool(await since() > before)
 
 
 # --- the service's own life ---
@@ -464,10 +436,18 @@ async def test_it_is_ready_a_member_and_counted(
     mine = helper()
     await mine.append(mine.lines(0, ["a"]))
     await until(lambda: _members(status))
-    assert json.loads(service.operations("/readyz"))["ready"]
+    await until(lambda: _ready(service))
     told = service.operations("/metrics")
     for name in ("lines_total", "points_total", "batches_refused_total", "followers", "learners_seen", "reports"):
         assert f"weft_metrics_{name}" in told
+
+
+def _ready(service: MetricsProcess) -> bool:
+    try:
+        return bool(json.loads(service.operations("/readyz"))["ready"])
+    except urllib.error.HTTPError as error:  # 503: not yet
+        error.close()
+        return False
 
 
 async def _members(status: StatusStore) -> bool:
@@ -498,11 +478,15 @@ async def test_logs_are_taken_in_while_etcd_is_away_and_reports_come_back_when_i
 
         await announce(status, job)
         await until(lambda: _comes_back(mine, status, job))  # as a helper does: the same state again and again
-        assert await mine.beat() == (True, True)
+        await until(lambda: _goes(mine))
         assert await reader.lines(job) == ["before etcd is there", "etcd is dead"]
         await until(lambda: _members(status))
         for peer in (mine, reader, status):
             await peer.close()
+
+
+async def _goes(mine: Helper) -> bool:
+    return await mine.beat() == (True, True)
 
 
 async def _comes_back(mine: Helper, status: StatusStore, job: str) -> bool:

@@ -76,7 +76,6 @@ async def listed(client: httpx2.AsyncClient) -> AsyncGenerator[dict[str, Any]]:
 
 
 @pytest.mark.promise("R2")
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("environment", ["sqlite", "mongodb"], indirect=True)
 async def test_one_key_is_one_job_though_answers_are_cut_and_sixteen_race(
     tmp_path: Path, environment: dict[str, str], promise: Promise, request: pytest.FixtureRequest
@@ -139,7 +138,7 @@ class Acknowledged:
 async def submitting(url: str, headers: dict[str, str], seen: Acknowledged, *, n: int, worker: int) -> None:
     """One submit after the other, each with code of its own, until ``n`` are acknowledged in all."""
     number = 0
-    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
         while len(seen.jobs) < n:
             number += 1
             code = a_zip({"train.py": f"print({worker}, {number})\n"})
@@ -206,7 +205,6 @@ async def under_kills(
 
 
 @pytest.mark.promise("R1")
-@pytest.mark.timeout(900)
 async def test_an_acknowledged_submit_is_found_with_its_code_though_the_api_was_killed_again_and_again(
     tmp_path: Path, promise: Promise
 ) -> None:
@@ -219,7 +217,6 @@ async def test_an_acknowledged_submit_is_found_with_its_code_though_the_api_was_
 
 
 @pytest.mark.promise("R1")
-@pytest.mark.timeout(900)
 async def test_an_acknowledged_submit_is_found_though_mongodb_and_the_way_to_it_went_away_as_well(
     tmp_path: Path, own_mongo: Mongo, promise: Promise
 ) -> None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from services.core.adapters.etcd._stubs import messages
 from services.core.adapters.etcd.lease import EtcdLease
 from services.core.domain.job import Event, Job
+from services.core.gen.weft.etcd import rpc_pb2
 from services.core.ports.job_store import DispatcherDoc, JobQuery
 from tests.simulation.checker import Checker
 from tests.testbed.memory.jobs import MemoryJobStore
@@ -172,7 +172,7 @@ class _KeepAlives:
     async def read(self) -> Any:
         lease_id = self._asked.pop(0)
         ttl = await self._wire.call("status", "keep_alive", self._granted, (lease_id,), {})
-        return messages.LeaseKeepAliveResponse(ID=lease_id, TTL=int(ttl))
+        return rpc_pb2.LeaseKeepAliveResponse(ID=lease_id, TTL=int(ttl))
 
     async def _granted(self, lease_id: int) -> float:
         return self._etcd.keep_alive(lease_id)

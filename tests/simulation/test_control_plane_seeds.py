@@ -61,7 +61,6 @@ def how(failure: dict[str, Any]) -> str:
     return f"{lines}\nseed {failure['seed']}; again: .venv/bin/python -m tests.simulation.seeds {failure['seed']}"
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.promise("R3", "R8")
 async def test_once_the_faults_stop_every_job_becomes_what_its_owner_wants_and_nothing_was_ever_doubled(
     promise: Promise,
@@ -87,7 +86,6 @@ async def test_once_the_faults_stop_every_job_becomes_what_its_owner_wants_and_n
     promise.saw("wishes: " + ", ".join(f"{applied_keys[kind]} {kind}" for kind in sorted(applied_keys)))
 
 
-@pytest.mark.timeout(300)
 async def test_one_seed_is_one_story_in_whatever_process_it_is_told() -> None:
     one, two = await asyncio.gather(told(500, 12, PYTHONHASHSEED="1"), told(500, 12, PYTHONHASHSEED="2"))
     assert one == two

@@ -16,7 +16,6 @@ _QUICK: Final = ("03", "08", "12", "22")
 _LEAST: Final = 15
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.promise("R3")
 async def test_bugs_planted_in_the_protocols_are_found(promise: Promise, tmp_path: Path) -> None:
     patches = PATCHES if promise.n(short=0, long=1) else [one for one in PATCHES if one.name.startswith(_QUICK)]

@@ -145,7 +145,7 @@ async def _mended(story: Story) -> None:
         if not story.lcm.service.quarantine.places(JOB):
             return
         await asyncio.sleep(0.5)
-    raise AssertionError(f"still in quarantine: {story.lcm.service.quarantine.listed()}")
+    raise AssertionError(f"still in quarantine: {story.lcm.service.quarantine.entries()}")
 
 
 @pytest.mark.promise("R14")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 import zipfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -25,7 +26,7 @@ from services.core.bootstrap.service import http_server, serve_http
 from services.core.domain.job import Job
 from services.core.ports.job_store import JobStore
 from tests.testbed.server import free_port
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 SPEC: dict[str, Any] = {"name": "digits", "command": "python train.py"}
 
@@ -45,7 +46,7 @@ class Api:
 
     def client(self, key: str | None, **options: Any) -> httpx2.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
-        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=60, trust_env=False, **options)
+        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=HANG_S, trust_env=False, **options)
 
     async def key(self, user: str, tenant: str) -> str:
         """A new user's key."""
@@ -70,7 +71,7 @@ class Api:
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
             writer.write(request)
-            return (await asyncio.wait_for(reader.readline(), 10)).strip()
+            return (await asyncio.wait_for(reader.readline(), HANG_S)).strip()
         finally:
             writer.close()
             await writer.wait_closed()
@@ -100,6 +101,7 @@ async def running_api(
         server = http_server(create_app(uses), address)
         serving = asyncio.gather(serve_http(server, stopping), serve_grpc(grpc, uses))
         await until(lambda: server.started or serving.done())
+        await until(lambda: _listens(grpc) or serving.done())
         key = (await FolderSecretStore(home / "secrets").get("admin-key") or b"").decode()
         api = Api(f"http://{address}", loaded, uses, store, registry, key, stopping, grpc)
         async with api.client(key) as api.admin:
@@ -108,6 +110,12 @@ async def running_api(
             finally:
                 stopping.set()
                 await serving
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.partition(":")
+    with socket.socket() as connection:
+        return connection.connect_ex((host, int(port))) == 0
 
 
 def a_zip(files: Mapping[str, bytes | str] | None = None) -> bytes:

@@ -69,7 +69,7 @@ class Metrics:
         guard = f"/jobs/{job}/attempt"
         announced, key = await self._status.get(guard), f"/jobs/{job}/learners/{one.name}"
         present = await self._status.get(key)
-        if PHASE_ORDER[one.phase] >= PHASE_ORDER[Phase.READY] and not one.gave_up:
+        if PHASE_ORDER[one.phase] >= PHASE_ORDER[Phase.READY] and not one.helper_failed:
             self.ready[job, one.attempt].add(one.name)
         if announced is None:
             return False

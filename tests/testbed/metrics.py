@@ -28,12 +28,14 @@ from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.runtime.home import Home
 from services.core.runtime.settings import Settings
 from tests.testbed.server import free_port
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 SECRET = b"metrics tests' own service secret"
+CALL_S = 30.0
+"""For one call: a service that answers later is taken for one that is away."""
 WIDTH = 10
 """Bytes of each line and point."""
-_PATIENCE_S = 20.0
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -82,10 +84,10 @@ class MetricsProcess:
         """SIGTERM; the exit code."""
         assert self._process is not None
         self._process.terminate()
-        return self._process.wait(_PATIENCE_S)
+        return self._process.wait(HANG_S)
 
     def operations(self, path: str) -> str:
-        with _direct.open(f"http://{self.home.address('metrics-ops')}{path}", timeout=5) as answer:
+        with _direct.open(f"http://{self.home.address('metrics-ops')}{path}", timeout=HANG_S) as answer:
             return str(answer.read().decode())
 
 
@@ -109,7 +111,7 @@ class Peer:
 
     async def call(self, method: str, request: Any) -> Any:
         """Raises the table's errors; Unavailable only after long patience."""
-        give_up = time.monotonic() + _PATIENCE_S
+        give_up = time.monotonic() + HANG_S
         while True:
             try:
                 return await self.once(method, request)
@@ -120,7 +122,7 @@ class Peer:
 
     async def once(self, method: str, request: Any) -> Any:
         with translating():
-            return await getattr(self._stub, method)(request, timeout=5)
+            return await getattr(self._stub, method)(request, timeout=CALL_S)
 
     def stream(self, method: str, request: Any) -> Any:
         return getattr(self._stub, method)(request)

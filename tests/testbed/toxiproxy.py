@@ -23,6 +23,7 @@ import pytest
 
 from tests.testbed.go import SERVERS, GoBuilt
 from tests.testbed.server import Server, running
+from tests.waiting import HANG_S
 
 _direct: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -90,7 +91,7 @@ class Toxiproxy(Server):
             method=method,
             data=None if body is None else json.dumps(body).encode(),
         )
-        with _direct.open(asked, timeout=10) as answer:
+        with _direct.open(asked, timeout=HANG_S) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from services.core.domain.errors import Unavailable
-from services.core.failpoints.calls import Call, watched
+from services.core.failpoints.calls import Call, intercept_calls
 
 Port = TypeVar("Port")
 
@@ -49,7 +49,7 @@ class Tripwire:
     """Unset while the process stands still."""
 
     def wrap(self, port: Port, name: str) -> Port:
-        return watched(port, name, self)
+        return intercept_calls(port, name, self)
 
     def resume(self) -> None:
         """After ``pause``."""

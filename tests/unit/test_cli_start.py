@@ -50,7 +50,7 @@ def test_importing_the_sdk_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+def test_command_list_and_command_help_agree(name: str) -> None:
     summary = next(section[name][1] for section in COMMANDS.values() if name in section)
     first = (command(name).help or "").split("\n\n")[0].replace("\n", " ").strip()
     assert first == summary
@@ -91,7 +91,7 @@ def test_every_command_prints_in_any_form(name: str) -> None:
         (["train", "-h", "resorces"], "did you mean 'resources'?"),
     ],
 )
-def test_a_mistyped_word_is_one_line_with_the_nearest(
+def test_mistyped_command_suggests_the_nearest_in_one_line(
     typed: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(typed) == 2

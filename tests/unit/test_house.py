@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from services.core.gen.weft.etcd import rpc_pb2
+
 ROOT = Path(__file__).parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 SCRIPTS = [*sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci" / "run"]
@@ -42,11 +44,18 @@ def test_the_sdk_needs_few_and_small_packages() -> None:
     assert not needed & {"fastapi", "grpcio", "pydantic", "pymongo", "celery", "kubernetes", "numpy"}
 
 
-def test_the_generated_stubs_are_what_the_protos_give() -> None:
+def test_the_generated_stubs_are_what_the_protos_and_etcd3_give() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/proto.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_stubs_of_etcd_leave_its_file_names_to_other_packages() -> None:
+    assert rpc_pb2.DESCRIPTOR.name == "weft/etcd/rpc.proto"
+    assert [file.name for file in rpc_pb2.DESCRIPTOR.dependencies] == ["weft/etcd/kv.proto", "weft/etcd/auth.proto"]
+    # What travels is etcd's own.
+    assert "etcdserverpb.KV" in {service.full_name for service in rpc_pb2.DESCRIPTOR.services_by_name.values()}
 
 
 def test_the_oldest_grpc_that_may_be_installed_runs_the_stubs() -> None:

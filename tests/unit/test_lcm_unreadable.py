@@ -47,7 +47,7 @@ HOW = [
 
 
 def held(process: Process) -> list[tuple[str, str]]:
-    return [(thing.kind, thing.place) for thing in process.service.quarantine.listed()]
+    return [(thing.kind, thing.place) for thing in process.service.quarantine.entries()]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -159,8 +159,8 @@ async def test_a_damaged_document_of_an_ended_job_is_found_by_the_periodic_searc
     sound = dump(await plane.job(jobs[1]))
     plane.jobs.plant(jobs[1], "null")
     await asyncio.sleep(40)
-    (thing,) = lcm.service.quarantine.listed()
-    assert (thing.place, thing.job, "is a mapping, not NoneType" in thing.reason) == (jobs[1], jobs[1], True)
+    (thing,) = lcm.service.quarantine.entries()
+    assert (thing.place, thing.job, "is a NoneType, not a mapping" in thing.reason) == (jobs[1], jobs[1], True)
     assert plane.clock.now_ms() - thing.since < 40_000
     plane.jobs.plant(jobs[1], json.dumps(sound))
     await asyncio.sleep(40)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from services.core.runtime.liveness import silent
-from services.core.runtime.processes import Identity, identify
+from services.core.runtime.liveness import wait_until_hung
+from services.core.runtime.processes import ProcessIdentity, identify
 from tests.testbed.signals import pause
+from tests.waiting import HANG_S
 
 AFTER_S = 0.4
-Start = Callable[[str], Identity]
+Start = Callable[[str], ProcessIdentity]
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def start() -> Iterator[Start]:
     """Runs a program up to where it says that it has begun."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def one(program: str) -> Identity:
+    def one(program: str) -> ProcessIdentity:
         # It waits for its standard input, so that even a program that exits at once can be identified first.
         code = f"import os, signal, threading, time; os.read(0, 1); os.write(1, b'.'); {program}"
         process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -43,10 +44,10 @@ def start() -> Iterator[Start]:
         process.stdout.close()
 
 
-async def is_silent(process: Identity, *, within_s: float = 20 * AFTER_S, every_thread: bool = False) -> bool:
+async def is_silent(process: ProcessIdentity, *, within_s: float = HANG_S, every_thread: bool = False) -> bool:
     try:
         async with asyncio.timeout(within_s):
-            await silent(process, after_s=AFTER_S, every_thread=every_thread)
+            await wait_until_hung(process, after_s=AFTER_S, every_thread=every_thread)
     except TimeoutError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Which attempt is current, and may its gang go: how many questions reach etcd, and how old an answer may be."""
+"""Which attempt is current and whether its gang may start: the number of reads of etcd, and how old a result may be."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ JOB = "j0"
 
 
 class CountedStore(MemoryStatusStore):
-    """Counts reads; while the gate is closed, they have read and do not answer."""
+    """Counts reads; until ``answering`` is set, a read has its result but does not return it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reads = 0
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.answering = asyncio.Event()
+        self.answering.set()
 
     async def get(self, key: str) -> Entry | None:
         self.reads += 1
-        found = await super().get(key)
-        await self.gate.wait()
-        return found
+        entry = await super().get(key)
+        await self.answering.wait()
+        return entry
 
     async def announce(self, attempt: int, learners: int = 1, *, job: str = JOB) -> None:
         await self.put(f"/jobs/{job}/attempt", json.dumps({"attempt": attempt, "learners": learners}))
@@ -69,44 +69,44 @@ def status(of: LearnerIdentity, phase: Phase = Phase.READY, seq: int = 1, messag
     )
 
 
-async def test_questions_that_wait_together_share_one_read(store: CountedStore, attempts: Attempts) -> None:
+async def test_concurrent_checks_of_one_job_share_one_read(store: CountedStore, attempts: Attempts) -> None:
     await store.announce(1, 1000)
     answers = await asyncio.gather(*(attempts.may_go(learner(rank)) for rank in range(1000)))
     assert set(answers) == {(True, False)}
     assert store.reads == 1
 
 
-async def test_a_question_is_not_answered_by_a_read_that_began_before_it(
+async def test_a_check_never_gets_the_result_of_a_read_that_began_earlier(
     store: CountedStore, attempts: Attempts
 ) -> None:
     await store.announce(1)
-    store.gate.clear()
+    store.answering.clear()
     early = asyncio.create_task(attempts.current(learner()))
     await until(lambda: store.reads == 1)
-    await store.announce(2)  # the read that runs has seen attempt 1
+    await store.announce(2)  # the running read has read attempt 1
     late = [asyncio.create_task(attempts.current(learner())) for _ in range(10)]
-    store.gate.set()
+    store.answering.set()
     assert (await early).number == 1
-    assert {one.number for one in await asyncio.gather(*late)} == {2}
+    assert {attempt.number for attempt in await asyncio.gather(*late)} == {2}
     assert store.reads == 2
 
 
-async def test_who_asked_and_left_takes_nobody_s_answer_along(store: CountedStore, attempts: Attempts) -> None:
+async def test_cancelling_one_check_does_not_cancel_the_others(store: CountedStore, attempts: Attempts) -> None:
     await store.announce(1)
-    store.gate.clear()
-    left, stays = (asyncio.create_task(attempts.current(learner())) for _ in range(2))
+    store.answering.clear()
+    cancelled, other = (asyncio.create_task(attempts.current(learner())) for _ in range(2))
     await until(lambda: store.reads == 1)
-    left.cancel()
-    store.gate.set()
-    assert (await stays).number == 1
+    cancelled.cancel()
+    store.answering.set()
+    assert (await other).number == 1
 
 
-async def test_once_told_to_go_beats_cost_etcd_nothing(store: CountedStore, attempts: Attempts) -> None:
+async def test_beats_after_the_start_read_nothing_from_etcd(store: CountedStore, attempts: Attempts) -> None:
     await store.announce(1)
     reports, me = Reports(store, attempts), learner()
     assert await reports.write(me, status(me)) == WRITTEN
     assert await attempts.may_go(me) == (True, True)
-    await until(lambda: attempts.known(JOB) is not None)
+    await until(lambda: attempts.cached(JOB) is not None)
     reads = store.reads
     for _ in range(100):
         assert await attempts.may_go(me) == (True, True)
@@ -114,7 +114,9 @@ async def test_once_told_to_go_beats_cost_etcd_nothing(store: CountedStore, atte
     assert store.reads == reads
 
 
-async def test_each_learner_s_first_go_is_read_afresh(store: CountedStore, attempts: Attempts) -> None:
+async def test_each_learner_s_permission_to_start_takes_a_read_of_its_own(
+    store: CountedStore, attempts: Attempts
+) -> None:
     await store.announce(1, 2)
     reports = Reports(store, attempts)
     for rank in range(2):
@@ -125,7 +127,7 @@ async def test_each_learner_s_first_go_is_read_afresh(store: CountedStore, attem
     assert store.reads == reads + 1
 
 
-async def test_nobody_goes_where_a_helper_has_given_up(store: CountedStore, attempts: Attempts) -> None:
+async def test_no_learner_starts_if_a_helper_of_the_gang_gave_up(store: CountedStore, attempts: Attempts) -> None:
     await store.announce(1, 2)
     reports, me, other = Reports(store, attempts), learner(0), learner(1)
     await reports.write(me, status(me))
@@ -134,23 +136,23 @@ async def test_nobody_goes_where_a_helper_has_given_up(store: CountedStore, atte
     assert await attempts.may_go(me) == (True, False)
 
 
-async def test_a_newer_attempt_ends_the_former_one_s_go(store: CountedStore, attempts: Attempts) -> None:
+async def test_a_newer_attempt_withdraws_the_permission_to_start(store: CountedStore, attempts: Attempts) -> None:
     await store.announce(1)
     me = learner()
     await Reports(store, attempts).write(me, status(me))
     assert await attempts.may_go(me) == (True, True)
     await store.announce(2)
-    await until(lambda: (known := attempts.known(JOB)) is not None and known.number == 2)
+    await until(lambda: (attempt := attempts.cached(JOB)) is not None and attempt.number == 2)
     assert await attempts.may_go(me) == (False, False)
 
 
-async def test_an_etcd_that_lost_everything_ends_nobody(store: CountedStore, attempts: Attempts) -> None:
+async def test_no_learner_is_ended_when_etcd_loses_everything(store: CountedStore, attempts: Attempts) -> None:
     await store.announce(1)
     me, reports = learner(), Reports(store, attempts)
     await reports.write(me, status(me, Phase.PROCESSING))
     assert await attempts.may_go(me) == (True, True)
     store.forget()
-    await until(lambda: attempts.known(JOB) is None)
+    await until(lambda: attempts.cached(JOB) is None)
     with pytest.raises(Unavailable):
         await attempts.may_go(me)
     with pytest.raises(Unavailable):
@@ -160,40 +162,38 @@ async def test_an_etcd_that_lost_everything_ends_nobody(store: CountedStore, att
     assert await attempts.may_go(me) == (True, True)
 
 
-async def test_a_job_that_is_over_is_not_remembered(store: CountedStore, attempts: Attempts) -> None:
+async def test_state_of_a_removed_job_is_dropped(store: CountedStore, attempts: Attempts) -> None:
     await store.announce(1)
     me = learner()
     await Reports(store, attempts).write(me, status(me))
     assert await attempts.may_go(me) == (True, True)
     await store.delete_prefix(f"/jobs/{JOB}/")
-    await until(lambda: attempts.known(JOB) is None)
-    assert not attempts.was_told(me)
+    await until(lambda: attempts.cached(JOB) is None)
+    assert not attempts.is_started(me)
 
 
 @pytest.mark.parametrize("value", ["", "null", "[]", '{"attempt": "x"}', '{"attempt": 1}', "[" * 60_000])
-async def test_a_malformed_value_is_as_if_it_were_not_there(
-    store: CountedStore, attempts: Attempts, value: str
-) -> None:
+async def test_a_malformed_value_is_treated_as_missing(store: CountedStore, attempts: Attempts, value: str) -> None:
     await store.put(f"/jobs/{JOB}/attempt", value)
     await store.put(f"/jobs/{JOB}/learners/worker-0", value)
     await store.announce(1, job="j1")
     with pytest.raises(Unavailable):
         await attempts.may_go(learner())
-    await until(lambda: attempts.known("j1") is not None)  # the view goes on
+    await until(lambda: attempts.cached("j1") is not None)  # the view is still updated
     await store.announce(1)
     assert await Reports(store, attempts).write(learner(), status(learner())) == WRITTEN
 
 
-async def test_a_report_that_was_overtaken_while_it_was_written_is_refused(
+async def test_a_report_is_refused_if_a_newer_attempt_begins_while_it_is_written(
     store: CountedStore, attempts: Attempts
 ) -> None:
     await store.announce(1)
     reports, me = Reports(store, attempts), learner()
-    store.gate.clear()
+    store.answering.clear()
     slow = asyncio.create_task(reports.write(me, status(me)))
     await until(lambda: store.reads == 1)
     await store.announce(2)
-    store.gate.set()
+    store.answering.set()
     assert await slow == STALE
     assert await store.list(f"/jobs/{JOB}/learners/") == []
 
@@ -207,7 +207,7 @@ async def test_a_long_message_keeps_its_end(store: CountedStore, attempts: Attem
     assert len(entry.value) < 4_000
 
 
-def test_a_report_is_of_the_learner_who_sends_it() -> None:
+def test_a_learner_may_report_only_for_itself() -> None:
     me = learner()
     assert status_of(me, json.dumps(dump(status(me))).encode()) == status(me)
     for other in (learner(rank=1), learner(attempt=2)):
@@ -217,30 +217,44 @@ def test_a_report_is_of_the_learner_who_sends_it() -> None:
         status_of(me, b"{}")
 
 
-async def test_a_report_that_etcd_took_just_before_it_forgot_everything_does_not_keep_its_gang_from_going(
+async def test_a_gang_starts_although_etcd_lost_everything_during_a_report(
     store: CountedStore, attempts: Attempts
 ) -> None:
-    """Its answer comes after the view was emptied; revisions begin anew, far below it."""
-    reports, asked, answered = Reports(store, attempts), asyncio.Event(), asyncio.Event()
-    take = store.put_while
+    """The reply comes after the view was emptied; the new revisions are far below the one in the reply."""
+    reports, written, replying = Reports(store, attempts), asyncio.Event(), asyncio.Event()
+    put_while = store.put_while
 
-    async def taken_and_then_forgotten(*args: Any, **kwargs: Any) -> int | None:
-        revision = await take(*args, **kwargs)
-        asked.set()
-        await answered.wait()
+    async def with_late_reply(*args: Any, **kwargs: Any) -> int | None:
+        revision = await put_while(*args, **kwargs)
+        written.set()
+        await replying.wait()
         return revision
 
     for _ in range(50):
         await store.announce(1)
-    store.put_while = taken_and_then_forgotten  # type: ignore[method-assign]
+    store.put_while = with_late_reply  # type: ignore[method-assign]
     writing = asyncio.create_task(reports.write(learner(), status(learner(), Phase.DOWNLOADING, seq=1)))
-    await asked.wait()
+    await written.wait()
     store.forget()
-    await until(lambda: attempts.known(JOB) is None)
-    answered.set()
+    await until(lambda: attempts.cached(JOB) is None)
+    replying.set()
     await writing
-    store.put_while = take  # type: ignore[method-assign]
+    store.put_while = put_while  # type: ignore[method-assign]
     await store.announce(1)
     assert await reports.write(learner(), status(learner(), Phase.DOWNLOADING, seq=1)) == WRITTEN
     assert await reports.write(learner(), status(learner(), Phase.READY, seq=2)) == WRITTEN
     assert await attempts.may_go(learner()) == (True, True)
+
+
+async def test_a_status_under_another_learner_s_key_does_not_make_the_gang_ready(
+    store: CountedStore, attempts: Attempts
+) -> None:
+    await store.announce(1, 2)
+    reports, first, second = Reports(store, attempts), learner(0), learner(1)
+    await reports.write(first, status(first))
+    await store.put(f"/jobs/{JOB}/learners/forged", json.dumps(dump(status(second))))
+    await store.announce(1, job="j1")
+    await until(lambda: attempts.cached("j1") is not None)  # the view has seen the forged status
+    assert await attempts.may_go(first) == (True, False)
+    assert await reports.write(second, status(second)) == WRITTEN
+    assert await attempts.may_go(first) == (True, True)

@@ -1,4 +1,4 @@
-"""When learners were heard of, how far they are, and who follows."""
+"""Last calls of learners, their progress, and followers of jobs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class HandClock:
         self.sleepers.append(sleeper)
         await sleeper
 
-    async def turn(self, ms: int) -> None:
-        """So long passes; then whoever sleeps goes on, until it sleeps again."""
+    async def advance(self, ms: int) -> None:
+        """Advances by ``ms``, wakes the sleeper and waits until it sleeps again."""
         await until(lambda: self.sleepers)
         self.ms += ms
         self.sleepers.pop().set_result(None)
@@ -58,86 +58,69 @@ def heartbeats(clock: HandClock) -> Heartbeats:
     return Heartbeats(clock, remember_s=60)
 
 
-def test_a_learner_is_known_by_its_last_word(heartbeats: Heartbeats, clock: HandClock) -> None:
-    heartbeats.seen(learner())
-    clock.ms += 5
-    heartbeats.seen(learner())
-    assert heartbeats.last_seen("j0") == {"worker-0": 1_000_005}
-    assert heartbeats.last_seen("j1") == {}
+def test_a_call_of_a_former_attempt_does_not_count_for_the_new_one(heartbeats: Heartbeats) -> None:
+    heartbeats.mark_seen(learner(attempt=2))
+    heartbeats.mark_seen(learner(attempt=1))
+    heartbeats.set_progress(learner(attempt=1), 0.9, 1)
+    assert heartbeats.progress("j0") == (-1, -1)
 
 
-def test_a_former_attempt_s_learner_does_not_hide_the_silence_of_the_new_one(
-    heartbeats: Heartbeats, clock: HandClock
+@pytest.mark.parametrize("progress", [math.nan, -0.5, 1.5, math.inf])
+def test_progress_outside_0_to_1_is_unknown(heartbeats: Heartbeats, progress: float) -> None:
+    heartbeats.mark_seen(learner())
+    heartbeats.set_progress(learner(), progress, -7)
+    assert heartbeats.progress("j0") == (-1, -1)
+
+
+def test_progress_of_a_job_is_that_of_the_slowest_reporting_learner_of_its_newest_attempt(
+    heartbeats: Heartbeats,
 ) -> None:
-    heartbeats.seen(learner(attempt=2))
-    clock.ms += 5
-    heartbeats.seen(learner(attempt=1))
-    heartbeats.tell_progress(learner(attempt=1), 0.9, 1)
-    assert heartbeats.last_seen("j0") == {"worker-0": 1_000_000}
-    assert heartbeats.progress("j0") == (-1, -1)
-
-
-@pytest.mark.parametrize("told", [math.nan, -0.5, 1.5, math.inf])
-def test_progress_that_is_none_is_unknown(heartbeats: Heartbeats, told: float) -> None:
-    heartbeats.seen(learner())
-    heartbeats.tell_progress(learner(), told, -7)
-    assert heartbeats.progress("j0") == (-1, -1)
-
-
-def test_a_job_is_as_far_as_the_slowest_of_its_newest_attempt_that_tells(heartbeats: Heartbeats) -> None:
-    for one, progress in ((learner(0, 1), 0.1), (learner(1, 2), 0.75), (learner(2, 2), 0.5), (learner(3, 2), -1.0)):
-        heartbeats.seen(one)
-        heartbeats.tell_progress(one, progress, round(progress * 100))
+    for identity, progress in (
+        (learner(0, 1), 0.1),
+        (learner(1, 2), 0.75),
+        (learner(2, 2), 0.5),
+        (learner(3, 2), -1.0),
+    ):
+        heartbeats.mark_seen(identity)
+        heartbeats.set_progress(identity, progress, round(progress * 100))
     assert heartbeats.progress("j0") == (0.5, 75)
 
 
-async def test_listening_began_anew_after_the_process_missed_its_turn(heartbeats: Heartbeats, clock: HandClock) -> None:
-    listening = asyncio.create_task(heartbeats.listen())
-    await clock.turn(500)
-    assert heartbeats.listening_since_ms == 1_000_000
-    await clock.turn(5_000)
-    assert heartbeats.listening_since_ms == 1_005_500
-    await clock.turn(500)
-    assert heartbeats.listening_since_ms == 1_005_500
-    listening.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await listening
-
-
-async def test_who_is_long_gone_is_forgotten(heartbeats: Heartbeats, clock: HandClock) -> None:
-    listening = asyncio.create_task(heartbeats.listen())
-    heartbeats.seen(learner(job="old"))
-    clock.ms += 61_000
-    heartbeats.seen(learner(job="new"))
-    for _ in range(120):
-        await clock.turn(1)
-    assert heartbeats.last_seen("old") == {}
+async def test_jobs_silent_for_long_are_dropped(heartbeats: Heartbeats, clock: HandClock) -> None:
+    forgetting = asyncio.create_task(heartbeats.forget_old())
+    heartbeats.mark_seen(learner(job="old"))
+    heartbeats.set_progress(learner(job="old"), 0.5, 7)
+    heartbeats.mark_seen(learner(job="active"))
+    clock.ms += 50_000
+    heartbeats.mark_seen(learner(job="active"))
+    await clock.advance(11_000)
+    assert heartbeats.progress("old") == (-1, -1)
     assert len(heartbeats) == 1
-    heartbeats.forget("new")
+    heartbeats.forget("active")
     assert len(heartbeats) == 0
-    listening.cancel()
+    forgetting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await listening
+        await forgetting
 
 
 class Numbers:
-    """A source that grows: what is stored is 1, 2, ... ``count``; matching are the even ones."""
+    """A growing store of the numbers 1, 2, ... ``count``; the even ones match."""
 
     def __init__(self) -> None:
         self.count, self.reads = 0, 0
 
     async def read(self, after: int) -> Page[int]:
         self.reads += 1
-        found = [number for number in range(after + 1, self.count + 1) if number % 2 == 0][:3]
-        full = len(found) == 3
-        return Page(found, found[-1] if full else max(after, self.count), full)
+        matching = [number for number in range(after + 1, self.count + 1) if number % 2 == 0][:3]
+        full = len(matching) == 3
+        return Page(matching, matching[-1] if full else max(after, self.count), full)
 
 
 def follower(*, keep_alive_s: float = 60.0) -> Follower[int]:
     return Follower(Notifier(), asyncio.Event(), keep_alive_s, 0.0)
 
 
-async def test_a_follower_is_woken_and_asks_only_then() -> None:
+async def test_a_follower_reads_the_store_only_when_notified() -> None:
     numbers, follows = Numbers(), follower()
     numbers.count = 8
     pages = follows.follow("j0", 0, numbers.read)
@@ -148,17 +131,17 @@ async def test_a_follower_is_woken_and_asks_only_then() -> None:
     for _ in range(100):
         await asyncio.sleep(0)
     assert numbers.reads == reads
-    follows.notifier.ring("another job")
+    follows.notifier.notify("another job")
     numbers.count = 9
-    follows.notifier.ring("j0")  # nothing that matches
+    follows.notifier.notify("j0")  # 9 does not match
     await until(lambda: numbers.reads == reads + 1)
     numbers.count = 10
-    follows.notifier.ring("j0")
+    follows.notifier.notify("j0")
     assert (await waiting).entries == [10]
     await pages.aclose()
 
 
-async def test_a_quiet_follower_hears_signs_of_life_that_say_where_it_is() -> None:
+async def test_an_idle_follower_gets_empty_pages_with_its_position() -> None:
     numbers, follows = Numbers(), follower(keep_alive_s=0.01)
     pages = follows.follow("j0", 0, numbers.read)
     assert await anext(pages) == Page([], 0, full=False)
@@ -167,7 +150,7 @@ async def test_a_quiet_follower_hears_signs_of_life_that_say_where_it_is() -> No
     await pages.aclose()
 
 
-async def test_a_follower_is_sent_away_when_the_service_stops() -> None:
+async def test_a_follower_ends_when_the_service_stops() -> None:
     follows = follower()
     pages = follows.follow("j0", 0, Numbers().read)
     await anext(pages)

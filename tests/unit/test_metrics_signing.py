@@ -1,4 +1,4 @@
-"""For which objects a learner's helper is given URLs."""
+"""The objects for which a learner's helper gets URLs."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def may(verb: Verb, key: str) -> bool:
 
 
 @pytest.mark.parametrize("key", MINE)
-def test_what_is_its_own_it_reads_and_writes(key: str) -> None:
+def test_a_helper_reads_and_writes_its_own_objects(key: str) -> None:
     assert [verb for verb in VERBS if may(verb, key)] == list(VERBS)
 
 
 @pytest.mark.parametrize("key", TO_READ)
-def test_code_and_checkpoints_it_only_reads(key: str) -> None:
+def test_a_helper_only_reads_code_and_other_checkpoints(key: str) -> None:
     assert {verb for verb in VERBS if may(verb, key)} == READS
 
 
 @pytest.mark.parametrize("key", FOREIGN)
-def test_what_is_another_s_it_neither_reads_nor_writes(key: str) -> None:
+def test_a_helper_neither_reads_nor_writes_foreign_objects(key: str) -> None:
     assert [verb for verb in VERBS if may(verb, key)] == []
 
 
@@ -67,13 +67,13 @@ def test_what_is_another_s_it_neither_reads_nor_writes(key: str) -> None:
         f"{OWN}results/worker-1/x\n", f"{OWN}results/worker-1/\x00", f"{OWN}results/worker-1/" + "x" * 1024,
     ],
 )  # fmt: skip
-def test_a_way_out_is_no_key(key: str) -> None:
+def test_a_key_that_leaves_the_folder_is_refused(key: str) -> None:
     for verb in VERBS:
         with pytest.raises((InvalidRequest, PermissionDenied)):
             check(ME, ObjectRequest(verb, key, "u", 1))
 
 
-def test_there_is_no_other_verb() -> None:
+def test_unknown_verbs_are_refused() -> None:
     for verb in ("delete", "list", "GET", ""):
         with pytest.raises(InvalidRequest):
             check(ME, ObjectRequest(verb, MINE[0]))  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ PART = st.sampled_from(
 
 
 @given(st.lists(PART, max_size=9).map("/".join), st.sampled_from(VERBS))
-def test_whatever_it_writes_lies_below_its_own_attempt(key: str, verb: Verb) -> None:
+def test_a_helper_writes_only_below_its_own_attempt(key: str, verb: Verb) -> None:
     if may(verb, key) and verb not in READS:
         assert key.startswith(OWN)
         assert ".." not in key

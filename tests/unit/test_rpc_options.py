@@ -1,6 +1,6 @@
-"""Quiet streams between services were cut every 15 s ("too_many_pings"), for a server option had the name of its macro.
+"""Idle streams between services were cut every 15 s ("too_many_pings"): a server option was misspelled.
 
-gRPC takes any option without a word; those that it reads are in its compiled library as text.
+gRPC accepts any option name silently; the names that it reads are in its compiled library as text.
 """
 
 from __future__ import annotations
@@ -20,6 +20,6 @@ from services.core.adapters.rpc import client, server
     [client.OPTIONS, server.OPTIONS, api.OPTIONS, connection._OPTIONS],
     ids=["client", "server", "api", "etcd"],
 )
-def test_every_option_of_a_connection_is_one_that_grpc_reads(options: tuple[tuple[str, int], ...]) -> None:
+def test_grpc_knows_the_name_of_every_connection_option(options: tuple[tuple[str, int], ...]) -> None:
     library = next(Path(grpc.__file__).parent.glob("_cython/cygrpc*.so")).read_bytes()
     assert [name for name, _ in options if name.encode() not in library] == []

@@ -65,7 +65,7 @@ def _waits(function: Any) -> bool:
     return "await" in inspect.getsource(function)
 
 
-def test_the_asynchronous_half_is_loaded_only_by_who_uses_it() -> None:
+def test_asynchronous_modules_are_loaded_on_first_use_only() -> None:
     code = "import sys, weft; weft.Client; print([name for name in sys.modules if name.startswith('weft._aio')])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
@@ -89,7 +89,7 @@ async def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path
     assert len({asked.body.count(b"PK\x03\x04") for asked in posts}) == 1
 
 
-async def test_a_stream_goes_on_after_a_cut_with_the_last_id(tmp_path: Path) -> None:
+async def test_cut_stream_resumes_after_the_last_id(tmp_path: Path) -> None:
     line = {"time": JOB["created"], "attempt": 1, "role": "worker", "rank": 0, "run": 1, "stream": "stdout"}
 
     def answer(asked: Params, n: int) -> Say:
@@ -107,7 +107,7 @@ async def test_a_stream_goes_on_after_a_cut_with_the_last_id(tmp_path: Path) -> 
     assert seen == ["1", "2", "3"]
 
 
-async def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+async def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
     body = bytes(range(256)) * 40
     listed = {"path": "attempts/1/results/worker-0/m.bin", "size": len(body), "etag": '"e"', "modified": JOB["created"]}
 

@@ -13,7 +13,7 @@ from weft._cli.ends import exit_code, worst
 @pytest.mark.parametrize(
     "kind", [kind for kind in platform.TABLE if kind is not platform.WeftError], ids=lambda k: k.__name__
 )
-def test_every_error_of_the_platform_has_its_twin(kind: type[platform.WeftError]) -> None:
+def test_every_platform_error_has_an_sdk_error(kind: type[platform.WeftError]) -> None:
     row, twin = platform.TABLE[kind], getattr(sdk, kind.__name__)
     assert (twin.code, twin.exit_code, twin.retryable) == (row.code, row.exit_code, row.retryable)
     assert [parent.__name__ for parent in twin.__mro__] == [parent.__name__ for parent in kind.__mro__]
@@ -22,7 +22,7 @@ def test_every_error_of_the_platform_has_its_twin(kind: type[platform.WeftError]
 @pytest.mark.parametrize(
     "kind", [kind for kind in platform.TABLE if kind is not platform.WeftError], ids=lambda k: k.__name__
 )
-def test_a_problem_becomes_the_error_that_it_was(kind: type[platform.WeftError]) -> None:
+def test_problem_document_becomes_the_matching_error(kind: type[platform.WeftError]) -> None:
     row = platform.TABLE[kind]
     problem = {
         "type": row.problem_type, "title": "T", "status": row.http, "code": row.code, "detail": "what to do",

@@ -18,7 +18,7 @@ from weft._follow import Follow
 from weft._http import Http
 from weft._profile import Profile
 from weft._records import Artifact, parse_time
-from weft._wire import FIRST_PATIENCE_S, PATIENCE_S, pause_s
+from weft._wire import FIRST_RETRY_FOR_S, RETRY_FOR_S, pause_s
 
 JOB = {"id": "j1", "name": "digits", "status": "PROCESSING", "at_rest": False, "created": "2026-11-21T13:20:00.123Z"}
 TIME = "2026-11-21T13:20:00.123Z"
@@ -83,7 +83,7 @@ def test_a_request_carries_the_key_and_goes_round_every_proxy(monkeypatch: pytes
     assert server.asked[0].headers["user-agent"].startswith("weft-sdk/")
 
 
-def test_what_is_unavailable_is_asked_again_until_it_is_there(http: Sessions) -> None:
+def test_unavailable_request_is_retried_until_it_succeeds(http: Sessions) -> None:
     clock = Clock()
     with scripted(lambda _asked, n: unavailable() if n < 3 else say_json({"ok": True})) as server:
         assert http(server.url, clock).json("GET", "/v1/x") == {"ok": True}
@@ -91,21 +91,21 @@ def test_what_is_unavailable_is_asked_again_until_it_is_there(http: Sessions) ->
     assert clock.slept == sorted(clock.slept)
 
 
-def test_retry_after_is_kept(http: Sessions) -> None:
+def test_retry_after_header_is_respected(http: Sessions) -> None:
     clock = Clock()
     with scripted(lambda _asked, n: unavailable("3") if n < 2 else say_json({})) as server:
         http(server.url, clock).json("GET", "/v1/x")
     assert clock.slept == [3.0, 3.0]
 
 
-def test_patience_ends(http: Sessions) -> None:
+def test_retries_end_after_the_limit(http: Sessions) -> None:
     clock = Clock()
     with scripted(lambda _asked, _n: unavailable()) as server, pytest.raises(Unavailable, match="a store is away"):
         http(server.url, clock).json("GET", "/v1/x")
-    assert PATIENCE_S / 2 < clock.now <= PATIENCE_S
+    assert RETRY_FOR_S / 2 < clock.now <= RETRY_FOR_S
 
 
-def test_nobody_waits_long_for_a_platform_that_has_never_answered(http: Sessions) -> None:
+def test_platform_that_never_answered_is_given_up_quickly(http: Sessions) -> None:
     clock = Clock()
     with scripted(lambda _asked, _n: say_json({})) as server:
         url = server.url
@@ -113,7 +113,7 @@ def test_nobody_waits_long_for_a_platform_that_has_never_answered(http: Sessions
         ConnectionFailed, match=r"nothing answers at .* \(connection refused\); start it with `weft up`"
     ):
         http(url, clock).json("GET", "/v1/x")
-    assert 0 < clock.now <= FIRST_PATIENCE_S
+    assert 0 < clock.now <= FIRST_RETRY_FOR_S
 
 
 def test_a_change_that_may_have_happened_is_not_sent_twice(http: Sessions) -> None:
@@ -171,7 +171,7 @@ def test_code_that_the_platform_has_is_not_sent_again(tmp_path: Path) -> None:
     assert json.loads(server.asked[1].body) == {"name": "x"}
 
 
-def test_code_that_was_swept_away_in_between_is_sent_after_all(tmp_path: Path) -> None:
+def test_code_removed_after_the_plan_is_uploaded(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x")
     gone = {"code": "invalid-request", "detail": "d", "errors": [{"pointer": "/code_digest", "message": "m"}]}
     answers = iter([say_json({"code": {"stored": True}}), say_json(gone, 400), say_json(JOB, 201)])
@@ -203,7 +203,7 @@ def test_an_impossible_address_or_key_is_one_clear_error(url: str, key: str) -> 
         one.whoami()
 
 
-def test_pages_are_fetched_as_they_are_asked_for() -> None:
+def test_pages_are_fetched_lazily() -> None:
     def answer(asked: Params, _n: int) -> Say:
         start = int(asked.path.partition("after=")[2].partition("&")[0] or 0)
         return say_json({"jobs": [{"id": f"j{start + n}"} for n in range(100)], "next": str(start + 100)})
@@ -214,20 +214,20 @@ def test_pages_are_fetched_as_they_are_asked_for() -> None:
     assert len(server.asked) == 2
 
 
-def test_waiting_gives_up_in_time_and_leaves_the_job_alone() -> None:
+def test_wait_times_out_and_does_not_change_the_job() -> None:
     late = pytest.raises(NotFinished, match=r"still PROCESSING after 0\.2 s")
     with scripted(lambda _asked, _n: say_json(JOB)) as server, client(server.url) as one, late:
         one.jobs.wait("j1", timeout=0.2)
     assert {asked.method for asked in server.asked} == {"GET"}
 
 
-def test_waiting_ends_when_the_job_is_at_rest() -> None:
+def test_wait_ends_when_the_job_has_ended_or_halted() -> None:
     with scripted(lambda _asked, n: say_json({**JOB, "at_rest": n >= 3})) as server, client(server.url) as one:
         assert one.jobs.wait("j1").at_rest
     assert len(server.asked) == 4
 
 
-def test_a_name_is_no_path() -> None:
+def test_job_name_cannot_become_a_path() -> None:
     with client("http://127.0.0.1:9") as one:
         for bad in ("", "../keys", "a/b", "j1?x"):
             with pytest.raises(NotFound):
@@ -249,7 +249,7 @@ def line(seq: int) -> tuple[str, str, Any]:
     return ("line", str(seq), {**document, "text": f"line {seq}\u2028still", "partial": False})
 
 
-def test_a_cut_stream_goes_on_after_the_last_line_that_was_seen(http: Sessions) -> None:
+def test_cut_stream_resumes_after_the_last_line(http: Sessions) -> None:
     cuts: list[WeftError] = []
     answers = [
         say_events(line(1), line(2)),
@@ -275,14 +275,14 @@ def test_an_end_without_any_event_is_an_end(http: Sessions) -> None:
         assert stream.end is not None
 
 
-def test_a_stream_that_stays_away_is_given_up_after_long_patience(http: Sessions) -> None:
+def test_stream_is_given_up_after_the_retry_limit(http: Sessions) -> None:
     clock = Clock()
     with scripted(lambda _asked, n: say_events(line(1)) if n == 0 else unavailable()) as server:
-        stream = http.follow(server.url, clock, patience_s=100.0)
+        stream = http.follow(server.url, clock, retry_for_s=100.0)
         assert next(stream).data["seq"] == 1
         with pytest.raises(Unavailable):
             next(stream)
-    assert 60 < clock.now <= 100 + PATIENCE_S
+    assert 60 < clock.now <= 100 + RETRY_FOR_S
     assert stream.end is None
 
 
@@ -295,7 +295,7 @@ def test_a_stream_that_stays_away_is_given_up_after_long_patience(http: Sessions
         (Say(200, b"event: line\ndata: {\n\n", {"Content-Type": "text/event-stream"}), Internal),
     ],
 )
-def test_a_stream_that_can_never_go_on_says_so_at_once(answer: Say, kind: type[WeftError], http: Sessions) -> None:
+def test_stream_that_cannot_resume_fails_at_once(answer: Say, kind: type[WeftError], http: Sessions) -> None:
     clock = Clock()
     with scripted(lambda _asked, _n: answer) as server, pytest.raises(kind):
         list(http.follow(server.url, clock))
@@ -328,7 +328,7 @@ def serve(listed: list[dict[str, Any]], cut: dict[int, int], *, etag: str = '"v1
     return answer
 
 
-def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
     listed = [artifact("attempts/1/results/worker-0/model.bin")]
     seen: list[tuple[int, int]] = []
     with scripted(serve(listed, {0: 100_000, 1: 1, 2: 500_000})) as server, client(server.url) as one:
@@ -342,7 +342,7 @@ def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     assert seen[-1] == (len(CONTENT), len(CONTENT))
 
 
-def test_a_download_that_failed_leaves_no_half_file_and_goes_on_when_asked_again(tmp_path: Path) -> None:
+def test_failed_download_leaves_no_partial_file_and_resumes_on_retry(tmp_path: Path) -> None:
     listed = [artifact("attempts/1/results/worker-0/model.bin")]
     always_cut = {0: 50_000, **dict.fromkeys(range(1, 20), 0)}
     with scripted(serve(listed, always_cut)) as server, client(server.url) as one, pytest.raises(ConnectionFailed):
@@ -354,7 +354,7 @@ def test_a_download_that_failed_leaves_no_half_file_and_goes_on_when_asked_again
     assert server.asked[1].headers["range"] == "bytes=50000-"
 
 
-def test_a_part_of_another_version_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_partial_download_of_another_version_is_discarded(tmp_path: Path) -> None:
     name = "attempts/1/results/worker-0/model.bin"
     cut = {0: 10, **dict.fromkeys(range(1, 20), 0)}
     with scripted(serve([artifact(name)], cut)) as server, client(server.url) as one, pytest.raises(ConnectionFailed):

@@ -90,7 +90,7 @@ def test_the_public_functions_write_to_the_learner_s_folder(tmp_path: Path) -> N
     assert second["progress"] == {"fraction": 0.5, "eta_s": 8.0}
 
 
-def test_outside_a_learner_nothing_is_written_and_nothing_said(tmp_path: Path) -> None:
+def test_report_outside_a_learner_writes_and_prints_nothing(tmp_path: Path) -> None:
     code = (
         f"import os, weft; os.chdir({str(tmp_path)!r}); weft.report(step=1, loss=object())\n"
         "weft.progress(0.5); print(weft.checkpoint_requested())"

@@ -31,7 +31,7 @@ def test_the_file_is_readable_by_its_owner_alone_from_the_first_byte(tmp_path: P
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_is_written_is_read_again(environ: dict[str, str]) -> None:
+def test_written_configuration_is_read_back(environ: dict[str, str]) -> None:
     config = read_config(config_file(environ))
     assert config == Config("local", {"local": LOCAL, "other": OTHER})
     document = json.loads(config_file(environ).read_text())
@@ -56,7 +56,7 @@ def test_a_key_is_not_shown_by_accident() -> None:
         ({"url": LOCAL.url}, {}, LOCAL),
     ],
 )
-def test_the_nearer_wins(
+def test_option_wins_over_environment_over_profile(
     environ: dict[str, str], arguments: dict[str, str], more: dict[str, str], used: Profile
 ) -> None:
     assert resolve(**arguments, environ={**environ, **more}) == used
@@ -69,7 +69,7 @@ def test_a_stored_key_is_never_sent_to_another_address(environ: dict[str, str]) 
         resolve(environ={**environ, "WEFT_URL": "http://elsewhere:1"})
 
 
-def test_without_any_profile_one_is_told_what_to_do(tmp_path: Path) -> None:
+def test_missing_profile_error_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Unauthenticated, match=r"weft up.*weft login"):
         resolve(environ={"XDG_CONFIG_HOME": str(tmp_path)})
 
@@ -83,7 +83,7 @@ def test_an_unknown_profile_names_those_there_are(environ: dict[str, str]) -> No
 def test_a_broken_file_is_one_clear_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text, encoding="latin-1")
-    with pytest.raises(InvalidRequest, match="mend or delete it"):
+    with pytest.raises(InvalidRequest, match="correct or delete it"):
         read_config(path)
 
 

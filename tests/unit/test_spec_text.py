@@ -108,10 +108,10 @@ def test_json_is_told_where_it_is_wrong() -> None:
     ids=["brackets", "braces", "json", "dashes", "keys", "aliases", "long json", "long yaml"],
 )
 def test_a_bomb_costs_no_more_than_its_bytes(text: bytes) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()  # not the time for which other programs had the processor
     with pytest.raises(InvalidSpec):
         parse_spec_text(text)
-    assert time.monotonic() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_a_spec_may_be_nested_as_deep_as_is_said() -> None:

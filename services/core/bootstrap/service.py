@@ -162,7 +162,7 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
 
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, told)
-        operations = http_server(operations_app(service), settings.place.address(f"{name}-ops"))
+        operations = http_server(operations_app(service), settings.installation.address(f"{name}-ops"))
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_http(operations, service.stopping))
             await main(service)

@@ -41,7 +41,7 @@ def installation_secrets(settings: Settings) -> SecretStore:
     """Private files in the installation's folder: what must be there before any store answers."""
     from services.core.adapters.folder.secrets import FolderSecretStore
 
-    return FolderSecretStore(settings.place / "secrets")
+    return FolderSecretStore(settings.installation / "secrets")
 
 
 def master_keys(settings: Settings) -> MasterKeyFile:
@@ -49,7 +49,7 @@ def master_keys(settings: Settings) -> MasterKeyFile:
     from services.core.adapters.encrypted import MasterKeyFile
 
     given = settings.master_key_file
-    return MasterKeyFile(given or settings.place / "secrets" / "master-key", made_here=given is None)
+    return MasterKeyFile(given or settings.installation / "secrets" / "master-key", made_here=given is None)
 
 
 async def secret_store(settings: Settings, records: RecordStore) -> EncryptedSecretStore:
@@ -81,10 +81,10 @@ async def job_store(settings: Settings) -> JobStore:
         return await MongoJobStore.on(await trusted(settings.job_store))
     from services.core.adapters.sqlite.jobs import SqliteJobStore
 
-    return await SqliteJobStore.open(settings.place / "jobs.sqlite")
+    return await SqliteJobStore.open(settings.installation / "jobs.sqlite")
 
 
-async def trusted_job_store(settings: Settings) -> None:
+async def check_job_store(settings: Settings) -> None:
     """Only whether it can be trusted, where it is a MongoDB: InvalidRequest or Unavailable where not. Makes nothing."""
     if _on_mongo(settings):
         from services.core.adapters.mongo import close, trusted
@@ -100,7 +100,7 @@ async def record_store(settings: Settings) -> RecordStore:
         return await MongoRecordStore.on(await trusted(settings.job_store))
     from services.core.adapters.sqlite.records import SqliteRecordStore
 
-    return await SqliteRecordStore.open(settings.place / "records.sqlite")
+    return await SqliteRecordStore.open(settings.installation / "records.sqlite")
 
 
 def _bucket(settings: Settings) -> Bucket | None:
@@ -127,7 +127,7 @@ def object_store(settings: Settings) -> ObjectStore:
         return S3ObjectStore(bucket)
     from services.core.adapters.folder.objects import FolderObjectStore
 
-    return FolderObjectStore(settings.place / "objects")
+    return FolderObjectStore(settings.installation / "objects")
 
 
 def object_urls(settings: Settings) -> ObjectUrls | None:
@@ -144,24 +144,33 @@ async def status_store(settings: Settings) -> StatusStore:
     """Liveness and learners' phases. Made inside the loop that uses it."""
     from services.core.adapters.etcd.store import EtcdStatusStore
 
-    return EtcdStatusStore(settings.place.address("etcd"))
+    return EtcdStatusStore(settings.installation.address("etcd"))
 
 
 def cluster(settings: Settings, secret: bytes) -> Cluster:
     """Where learners run."""
     from services.core.adapters.local.cluster import LocalCluster
 
-    return LocalCluster(settings.place.address("node"), secret=secret)
+    return LocalCluster(settings.installation.address("node"), secret=secret)
 
 
-def hints(settings: Settings) -> Hints:
-    """Celery, or nobody where every hint is to be lost."""
+def hints(settings: Settings, secret: bytes) -> Hints:
+    """From the api. On one machine straight to the service, and by the broker where that does not answer; else by the
+    broker. InvalidRequest for a broker that Weft does not know.
+    """
+    from services.core.adapters.celery.broker import FOLDER, Broker
     from services.core.adapters.celery.hints import CeleryHints, DropHints
+    from services.core.adapters.rpc.hints import RpcHints
 
-    return DropHints() if settings.hints == "drop" else CeleryHints(settings)
+    if settings.hints == "drop":
+        return DropHints()
+    by_broker = CeleryHints(settings)
+    if Broker.of(settings).kind != FOLDER:
+        return by_broker
+    return RpcHints(settings.installation.address, secret, otherwise=by_broker)
 
 
-def broker(settings: Settings) -> str:
+def check_broker(settings: Settings) -> str:
     """What carries the hints, asked there now: InvalidRequest or Unavailable where it cannot."""
     from services.core.adapters.celery.broker import Broker
     from services.core.adapters.celery.check import check_broker
@@ -170,15 +179,15 @@ def broker(settings: Settings) -> str:
 
 
 def direct_hints(settings: Settings, secret: bytes) -> Hints:
-    """From one of the inner services straight to another."""
+    """From one of the inner services straight to another, wherever they run."""
     from services.core.adapters.celery.hints import DropHints
     from services.core.adapters.rpc.hints import RpcHints
 
-    return DropHints() if settings.hints == "drop" else RpcHints(settings.place.address, secret)
+    return DropHints() if settings.hints == "drop" else RpcHints(settings.installation.address, secret)
 
 
 def telemetry(settings: Settings, secret: bytes) -> Telemetry:
     """What jobs have reported, asked of the metrics service."""
     from services.core.adapters.rpc.telemetry import Telemetry
 
-    return Telemetry(settings.place.address("metrics"), secret)
+    return Telemetry(settings.installation.address("metrics"), secret)

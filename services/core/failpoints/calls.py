@@ -1,6 +1,6 @@
 """One stand-in for every port: somebody sees each call, before it has an effect and after.
 
-    store = watched(store, "jobs", watcher)     # a JobStore still
+    store = intercept_calls(store, "jobs", watcher)     # a JobStore still
 
 Which calls there are comes from the ports themselves, so nobody keeps a list: what is called through a port is a point
 at which a process may die (``services.core.failpoints.points``) or be cut off (the crash points of tests/simulation).
@@ -41,7 +41,7 @@ class Call:
         return f"{self.name}({self.about})" if self.about else self.name
 
 
-class Watcher(Protocol):
+class CallInterceptor(Protocol):
     async def call(self, call: Call, act: Callable[[], Awaitable[Any]]) -> Any:
         """Whatever ``act`` returns, called once; or something else."""
         ...
@@ -51,13 +51,13 @@ class Watcher(Protocol):
         ...
 
 
-def watched(port: Port, name: str, watcher: Watcher) -> Port:
+def intercept_calls(port: Port, name: str, watcher: CallInterceptor) -> Port:
     """A port that does what ``port`` does, each call through ``watcher``."""
     return cast("Port", _StandIn(port, name, watcher))
 
 
 class _StandIn:
-    def __init__(self, port: Any, name: str, watcher: Watcher) -> None:
+    def __init__(self, port: Any, name: str, watcher: CallInterceptor) -> None:
         self._port, self._name, self._watcher = port, name, watcher
 
     def __getattr__(self, attribute: str) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from services.core.domain.errors import Unavailable
-from services.core.failpoints.calls import Call, watched
+from services.core.failpoints.calls import Call, intercept_calls
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -52,11 +52,11 @@ def _at(port: Port, name: str, points: Failpoints) -> Port:
     """What is no port (a secret, a table, nothing at all) stays as it is."""
     if name in _NO_PORTS or port is None or isinstance(port, bytes | Mapping):
         return port
-    return watched(port, name, _CallPoints(points))
+    return intercept_calls(port, name, _CallPoints(points))
 
 
 class _CallPoints:
-    """A ``services.core.failpoints.calls.Watcher``."""
+    """A ``services.core.failpoints.calls.CallInterceptor``."""
 
     def __init__(self, points: Failpoints) -> None:
         self._points = points

@@ -97,19 +97,6 @@ def find(name: str, version: str | None = None) -> Framework | None:
     return None
 
 
-def mismatches(entries: tuple[Framework, ...]) -> list[str]:
-    """Where an entry's version is not what its lock pins, a sentence each."""
-    found = []
-    for entry in entries:
-        pins = re.findall(rf"^{re.escape(entry.package or '')}==(\S+)", entry.lock_text(), re.MULTILINE)
-        if entry.lock is not None and entry.version not in pins:
-            found.append(
-                f"{entry.name} says version {entry.version}, "
-                f"but {entry.lock} holds {entry.package} {' and '.join(pins) or '(none)'}"
-            )
-    return found
-
-
 def _entry(table: dict[str, Any]) -> Framework:
     try:
         fields: dict[str, Any] = {**table, "aliases": tuple(table.get("aliases", ()))}

@@ -23,7 +23,7 @@ ADVICE: Final = {
     STATUS: "nothing to do: it is written anew, or removed once its job is over",
     LEARNER: "`weft kill` its job; what it had stored stays",
     METRICS: "its job goes on without stored lines and points; restore its folder below metrics/ from a backup",
-    RECORD: "restore it from a backup, or make it anew (a key: `weft key create`)",
+    RECORD: "restore it from a backup, or make it anew (a key: POST /v1/keys)",
     SPOOL: "nothing to do: what could be read of it was taken, the rest counts as lost",
 }
 """Kind -> what to do about it, where its finder knows nothing better."""
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class QuarantineEntry:
     """One thing that cannot be read."""
 
     kind: str
@@ -52,7 +52,7 @@ class Quarantine:
 
     def __init__(self, now_ms: Callable[[], int], registry: CollectorRegistry) -> None:
         self._now_ms = now_ms
-        self._held: dict[tuple[str, str], Held] = {}
+        self._held: dict[tuple[str, str], QuarantineEntry] = {}
         self._gauge = Gauge(
             "weft_quarantined", "Things that cannot be read and are left alone.", ("kind",), registry=registry
         )
@@ -68,7 +68,7 @@ class Quarantine:
         if len(self._held) >= _MOST:
             return
         log.error("quarantine.held", kind=kind, place=place, why=reason, job=job)
-        self._held[key] = Held(
+        self._held[key] = QuarantineEntry(
             kind=kind, place=place, reason=reason, since=self._now_ms(), job=job, advice=advice or ADVICE[kind]
         )
         self._counted(kind, 1)
@@ -85,7 +85,7 @@ class Quarantine:
             if place not in places:
                 self.release(kind, place)
 
-    def to_the_end(self, kind: str, place: str) -> None:
+    def move_to_end(self, kind: str, place: str) -> None:
         """It was looked at: others are first in ``places`` now."""
         held = self._held.pop((kind, place), None)
         if held is not None:
@@ -95,7 +95,7 @@ class Quarantine:
         """Of all that is held of the kind, the one that waits longest first."""
         return [place for its, place in self._held if its == kind]
 
-    def listed(self) -> Sequence[Held]:
+    def entries(self) -> Sequence[QuarantineEntry]:
         """Everything that is held, by kind and place."""
         return [self._held[key] for key in sorted(self._held)]
 

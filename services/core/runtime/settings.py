@@ -48,14 +48,15 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least that is logged; logs are JSON, one object per line."
     )
-    hints: Literal["celery", "drop"] = Field(
-        default="celery", description="'drop' loses every hint on purpose: everything must still work, only slower."
+    hints: Literal["send", "drop"] = Field(
+        default="send", description="'drop' loses every hint on purpose: everything must still work, only slower."
     )
     broker_url: str = Field(
         default="filesystem://",
         repr=False,  # may hold a password
-        description="Carries the hints: filesystem:// (a folder in the home), amqp://user:password@host/vhost "
-        "(RabbitMQ) or redis://:password@host/db. A vhost or db belongs to one installation alone.",
+        description="Carries the api's hints: amqp://user:password@host/vhost (RabbitMQ), redis://:password@host/db "
+        "or, on one machine, filesystem:// (a folder in the home), which carries only those whose service did not "
+        "answer a direct call. A vhost or db belongs to one installation alone.",
     )
     sweep_s: float = Field(
         default=1.0, gt=0, description="How often each actor looks at everything without being told, in seconds."
@@ -65,5 +66,5 @@ class Settings(BaseSettings):
     )
 
     @property
-    def place(self) -> Home:
+    def installation(self) -> Home:
         return Home(self.home)

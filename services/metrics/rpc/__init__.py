@@ -1,1 +1,1 @@
-"""The service's two gRPC faces: what helpers say (intake) and what the other services read (telemetry)."""
+"""The gRPC services: intake for helpers, telemetry for the other services."""

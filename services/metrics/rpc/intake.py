@@ -1,7 +1,7 @@
-"""What helpers say: each for its own job, attempt and rank, which its token names.
+"""The Intake RPCs, for helpers: each writes for its own job, attempt and rank, which its token names.
 
-Taking in logs and points never depends on etcd: a learner of a former attempt may still send what it wrote until then.
-Reports and beats do, for they are about the present.
+Logs and points are taken in without etcd: a learner of a former attempt may still send what it wrote. Reports and beats
+need etcd, because they concern the current attempt.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ PROTOCOL: Final = 1
 log = structlog.get_logger()
 
 
-def me() -> LearnerIdentity:
-    """Whose helper calls."""
+def calling_learner() -> LearnerIdentity:
+    """The learner whose helper calls. Raises PermissionDenied for any other caller."""
     learner = caller()
     if learner is None:
-        raise PermissionDenied("this is for learners' helpers")
+        raise PermissionDenied("only learners' helpers may call this")
     return learner
 
 
@@ -51,16 +51,16 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
     signing: Signing
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
-        learner = me()
-        self.heartbeats.seen(learner)
+        learner = calling_learner()
+        self.heartbeats.mark_seen(learner)
         sources = await self.store.committed(learner.job, learner.attempt, learner.rank)
-        log.info("learner.hello", job=learner.job, attempt=learner.attempt, learner=learner.name)
+        log.info("learner.connected", job=learner.job, attempt=learner.attempt, learner=learner.name)
         return pb.HelloReply(
             protocol=PROTOCOL,
             current=await self._maybe_current(learner),
             sources=[
-                pb.SourceOffset(source=source_message(one.source), committed=one.committed, final=one.final)
-                for one in sources
+                pb.SourceOffset(source=source_message(state.source), committed=state.committed, final=state.final)
+                for state in sources
             ],
         )
 
@@ -71,15 +71,15 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
             return True
 
     async def Append(self, request: pb.AppendRequest, context: Any) -> pb.AppendReply:
-        learner, began = me(), time.perf_counter()
-        self.heartbeats.seen(learner)
-        batches = [batch_of(one) for one in request.batches]
+        learner, began = calling_learner(), time.perf_counter()
+        self.heartbeats.mark_seen(learner)
+        batches = [batch_of(message) for message in request.batches]
         for batch in batches:
             source = batch.source
             if (source.attempt, source.role, source.rank) != (learner.attempt, learner.role, learner.rank):
-                raise PermissionDenied(f"{learner.name} of attempt {learner.attempt} writes for itself only")
+                raise PermissionDenied(f"{learner.name} of attempt {learner.attempt} may write for itself only")
         committed = await self.store.append(learner.job, batches)
-        self.notifier.ring(learner.job)
+        self.notifier.notify(learner.job)
         self._count(batches, committed, time.perf_counter() - began)
         gather_ms = 0 if self.notifier.is_followed(learner.job) else round(self.gather_s * 1000)
         return pb.AppendReply(committed=committed, gather_ms=gather_ms)
@@ -92,28 +92,31 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
         self.instrumentation.append_seconds.observe(seconds)
 
     async def Report(self, request: pb.ReportRequest, context: Any) -> pb.ReportReply:
-        learner = me()
-        self.heartbeats.seen(learner)
+        learner = calling_learner()
+        self.heartbeats.mark_seen(learner)
         status = status_of(learner, request.status)
         result = await self.reports.write(learner, status)
         self.instrumentation.reports.labels(result).inc()
         if result != UNCHANGED:
             log.info(
-                "learner.report", result=result, job=learner.job, attempt=learner.attempt, learner=learner.name,
+                "learner.reported", result=result, job=learner.job, attempt=learner.attempt, learner=learner.name,
                 seq=status.seq, phase=status.phase.value,
             )  # fmt: skip
         return pb.ReportReply(current=result != STALE)
 
     async def Beat(self, request: pb.BeatRequest, context: Any) -> pb.BeatReply:
-        learner = me()
-        self.heartbeats.seen(learner)
-        self.heartbeats.tell_progress(learner, request.progress, request.eta_ms)
+        learner = calling_learner()
+        self.heartbeats.mark_seen(learner)
+        self.heartbeats.set_progress(learner, request.progress, request.eta_ms)
         current, go = await self.attempts.may_go(learner)
         return pb.BeatReply(current=current, go=go)
 
     async def Sign(self, request: pb.SignRequest, context: Any) -> pb.SignReply:
-        learner = me()
-        self.heartbeats.seen(learner)
-        # What is no verb is refused by the check that follows.
-        asked = [ObjectRequest(cast("Verb", one.verb), one.key, one.upload, one.part) for one in request.requests]
-        return pb.SignReply(urls=await self.signing.urls(learner, asked))
+        learner = calling_learner()
+        self.heartbeats.mark_seen(learner)
+        # ``signing`` refuses an unknown verb.
+        requests = [
+            ObjectRequest(cast("Verb", message.verb), message.key, message.upload, message.part)
+            for message in request.requests
+        ]
+        return pb.SignReply(urls=await self.signing.urls(learner, requests))

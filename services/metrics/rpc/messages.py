@@ -1,6 +1,6 @@
-"""Translation between the wire's messages and the metric store's values."""
+"""Translates between protobuf messages and the values of the metric store."""
 
-# ruff: noqa: D103 - the names and types say all there is
+# ruff: noqa: D103 - names and types say what each function does
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from services.core.ports.metric_store import (
 )
 
 PAGE_BYTES: Final = 3 * 2**20
-"""Characters in one reply: even if each takes four bytes, it stays below what a peer accepts."""
+"""Characters in one reply: at four bytes each, a reply stays below the client's message limit."""
 _ENTRY_BYTES: Final = 64
-"""What an entry takes besides its text."""
+"""Size of an entry besides its text."""
 
 
 class Stored(Protocol):
@@ -34,22 +34,22 @@ T = TypeVar("T", bound=Stored)
 
 
 def batch_of(message: pb.SourceBatch) -> Batch:
-    """Values are checked by the store."""
+    """The batch as sent; the store validates it."""
     return Batch(
         source_of(message.source),
         message.start,
         message.end,
-        [LogLine(one.offset, one.time_ms, one.text, one.partial) for one in message.lines],
+        [LogLine(line.offset, line.time_ms, line.text, line.partial) for line in message.lines],
         [
             Point(
-                one.offset,
-                one.time_ms,
-                one.name,
-                one.step if one.HasField("step") else None,
-                one.value,
-                dict(one.context),
+                point.offset,
+                point.time_ms,
+                point.name,
+                point.step if point.HasField("step") else None,
+                point.value,
+                dict(point.context),
             )
-            for one in message.points
+            for point in message.points
         ],
         message.final,
     )
@@ -131,6 +131,5 @@ def line_size(stored: StoredLine) -> int:
 
 
 def point_size(stored: StoredPoint) -> int:
-    """As ``line_size``."""
     point = stored.point
     return _ENTRY_BYTES + len(point.name) + sum(len(key) + len(value) for key, value in point.context.items())

@@ -1,4 +1,4 @@
-"""What the other services and, through the api, the users read. Every reply is bounded."""
+"""The Telemetry RPCs, read by the other services and, through the api, by users. Every reply is bounded."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _MOST_TAIL: Final = 100_000
 _POINTS: Final = 10_000
 _MOST_POINTS: Final = 50_000
 _CURVE_POINTS: Final = 1_000
-"""Of each curve, unless another number is asked for."""
+"""Default number of points of each curve."""
 _MOST_NAMES: Final = 1_000
-"""In a summary."""
+"""Most metric names in a summary."""
 log = structlog.get_logger()
 
 
@@ -56,7 +56,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
     async def FollowLines(self, request: pb.LinesRequest, context: Any) -> AsyncIterator[pb.LinesReply]:
         async def read(after: int) -> Page[StoredLine]:
             page = await self._lines(request, after)
-            request.ClearField("tail")  # it said where to begin
+            request.ClearField("tail")  # applies to the first page only
             return page
 
         with self.instrumentation.followers.labels("lines").track_inprogress():
@@ -69,9 +69,9 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         if query.tail is not None:
             query = replace(query, tail=min(query.tail, _MOST_TAIL))
         limit = min(request.limit or _LINES, _MOST_LINES)
-        stored, _ = await self.store.counts(request.job_id)  # first: what comes after may be missing in the page
-        found = await self.store.lines(request.job_id, query, limit=limit)
-        return _page(found, line_size, limit=limit, through=max(after, stored))
+        stored, _ = await self.store.counts(request.job_id)  # read first: the page may lack what is stored later
+        lines = await self.store.lines(request.job_id, query, limit=limit)
+        return _page(lines, line_size, limit=limit, through=max(after, stored))
 
     async def Points(self, request: pb.PointsRequest, context: Any) -> pb.PointsReply:
         page = await self._points(request, request.after_seq)
@@ -90,17 +90,17 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         query = replace(point_query(request), after_seq=after)
         limit = min(request.limit or _POINTS, _MOST_POINTS)
         _, stored = await self.store.counts(request.job_id)
-        found = await self.store.points(request.job_id, query, limit=limit)
-        return _page(found, point_size, limit=limit, through=max(after, stored))
+        points = await self.store.points(request.job_id, query, limit=limit)
+        return _page(points, point_size, limit=limit, through=max(after, stored))
 
     async def Series(self, request: pb.PointsRequest, context: Any) -> pb.PointsReply:
         query = point_query(request)
         most = query.max_points or _CURVE_POINTS
         points = await self.store.series(request.job_id, replace(query, max_points=most))
         while sum(map(point_size, points)) > PAGE_BYTES and most > 1:
-            most //= 2  # so many curves that each must be coarser
+            most //= 2  # too many curves for one reply: make each coarser
             points = await self.store.series(request.job_id, replace(query, max_points=most))
-        through = max((one.seq for one in points), default=0)
+        through = max((stored.seq for stored in points), default=0)
         return pb.PointsReply(points=point_messages(_cut(points, point_size)), through_seq=through)
 
     async def Summary(self, request: pb.SummaryRequest, context: Any) -> pb.SummaryReply:
@@ -112,11 +112,6 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
             eta_ms=eta_ms,
         )  # fmt: skip
 
-    async def LastSeen(self, request: pb.LastSeenRequest, context: Any) -> pb.LastSeenReply:
-        return pb.LastSeenReply(
-            listening_since_ms=self.heartbeats.listening_since_ms, seen_ms=self.heartbeats.last_seen(request.job_id)
-        )
-
     async def Forget(self, request: pb.ForgetRequest, context: Any) -> pb.ForgetReply:
         await self.store.delete(request.job_id)
         self.heartbeats.forget(request.job_id)
@@ -125,20 +120,20 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         return pb.ForgetReply()
 
 
-def _page(found: Sequence[T], size: Callable[[T], int], *, limit: int, through: int) -> Page[T]:
-    """As much of what was found as one reply may carry. ``through``: up to where it is all that there is."""
-    entries = _cut(found, size)
-    full = len(entries) == limit or len(entries) < len(found)
+def _page(stored: Sequence[T], size: Callable[[T], int], *, limit: int, through: int) -> Page[T]:
+    """As many entries as fit into one reply. ``through``: the stored entries are complete up to this number."""
+    entries = _cut(stored, size)
+    full = len(entries) == limit or len(entries) < len(stored)
     if entries:
         through = entries[-1].seq if full else max(through, entries[-1].seq)
     return Page(entries, through, full=full)
 
 
-def _cut(found: Sequence[T], size: Callable[[T], int]) -> list[T]:
-    """The first ones that fit into one reply; at least one."""
+def _cut(stored: Sequence[T], size: Callable[[T], int]) -> list[T]:
+    """The first entries that fit into one reply; at least one entry."""
     room = PAGE_BYTES
-    for at, entry in enumerate(found):
+    for index, entry in enumerate(stored):
         room -= size(entry)
-        if room < 0 and at:
-            return list(found[:at])
-    return list(found)
+        if room < 0 and index:
+            return list(stored[:index])
+    return list(stored)

@@ -15,7 +15,7 @@ from services.core.domain.document import read_job
 from services.core.domain.errors import Duplicate, NotFound, Quarantined, StaleRevision
 from services.core.domain.job import Event, Job, check_replace
 from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, judged
+from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, job_or_unreadable
 
 
 class MemoryJobStore:
@@ -132,7 +132,7 @@ class MemoryJobStore:
             document = json.loads(found)
         except (ValueError, RecursionError) as error:
             return Unreadable(id=job_id, why=f"the document of job {job_id} is not JSON: {error}")
-        return judged(job_id, document, None)
+        return job_or_unreadable(job_id, document, None)
 
 
 def _job(job_id: str, found: Job | str) -> Job:

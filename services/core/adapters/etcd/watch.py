@@ -22,12 +22,15 @@ from typing import Any, Final
 import grpc.aio
 import structlog
 
-from services.core.adapters.etcd._stubs import PROGRESS_REQUEST, messages, stubs
 from services.core.adapters.etcd.connection import Connection
 from services.core.domain.errors import Unavailable, WeftError
+from services.core.gen.weft.etcd import kv_pb2, rpc_pb2, rpc_pb2_grpc
 from services.core.ports.status_store import Change, Entry
 
 _PAGE: Final = 1000
+_PROGRESS_REQUEST: Final = b"\x1a\x00"
+"""A serialized WatchRequest whose ``progress_request`` (field 3, etcd 3.4) is set: etcd3's messages are older than that
+field, but keep and send fields that they do not know."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _COMPACTED: Final = "required revision has been compacted"
@@ -52,7 +55,7 @@ class Keyspace:
     def key(self, full: bytes) -> str:
         return full.decode().removeprefix(self.prefix)
 
-    def entry(self, pair: Any) -> Entry:
+    def entry(self, pair: kv_pb2.KeyValue) -> Entry:
         return Entry(self.key(pair.key), pair.value.decode(), pair.mod_revision, pair.create_revision)
 
 
@@ -64,9 +67,9 @@ class Position:
     raft_term: int
     revision: int
 
-    def fits(self, header: Any) -> bool:
+    def fits(self, header: rpc_pb2.ResponseHeader) -> bool:
         """Whether an etcd that answers so may still continue what we saw."""
-        return bool(
+        return (
             header.cluster_id == self.cluster_id
             and header.raft_term >= self.raft_term
             and header.revision >= self.revision
@@ -100,7 +103,7 @@ async def _read_pages(connection: Connection, keys: Keyspace, prefix: str) -> Li
     entries: list[Entry] = []
     position: Position | None = None
     while True:
-        request = messages.RangeRequest(
+        request = rpc_pb2.RangeRequest(
             key=first, range_end=end, limit=_PAGE, revision=position.revision if position else 0
         )
         try:
@@ -158,8 +161,8 @@ def _why(error: Exception) -> str:
     return error.code().name.lower() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timeout"
 
 
-def _change(keys: Keyspace, event: Any) -> Change:
-    if event.type == messages.Event.DELETE:
+def _change(keys: Keyspace, event: kv_pb2.Event) -> Change:
+    if event.type == kv_pb2.Event.DELETE:
         return Change("delete", keys.key(event.kv.key))
     entry = keys.entry(event.kv)
     return Change("put", entry.key, entry)
@@ -181,20 +184,20 @@ class _Stream:
     async def open(self, position: Position) -> Position:
         """Follows from the position on; it, with the raft term of now. _HistoryGone where etcd has another history."""
         self._metadata = await self._connection.metadata()
-        self._call = stubs.WatchStub(self._channel).Watch(metadata=self._metadata)
+        self._call = rpc_pb2_grpc.WatchStub(self._channel).Watch(metadata=self._metadata)
         first, end = self._keys.range(self._prefix)
-        create = messages.WatchCreateRequest(key=first, range_end=end, start_revision=position.revision + 1)
-        await self._write(messages.WatchRequest(create_request=create))
+        create = rpc_pb2.WatchCreateRequest(key=first, range_end=end, start_revision=position.revision + 1)
+        await self._write(rpc_pb2.WatchRequest(create_request=create))
         header = (await self._next()).header
         if not position.fits(header):
             # A follower of a healthy cluster may lag behind what we saw; a linearizable read does not.
-            request = messages.RangeRequest(key=first, count_only=True)
+            request = rpc_pb2.RangeRequest(key=first, count_only=True)
             header = (await self._connection.call(self._connection.kv.Range, request)).header
             if not position.fits(header):
                 raise _HistoryGone
         return replace(position, raft_term=header.raft_term)
 
-    async def events(self) -> list[Any]:
+    async def events(self) -> list[kv_pb2.Event]:
         """The next changes; maybe none."""
         return list((await self._next()).events)
 
@@ -208,10 +211,11 @@ class _Stream:
         self._doing, self._call = set(), None
         await self._connection.drop(self._channel)
 
-    async def _next(self) -> Any:
-        response = await self._heard()
-        if response is grpc.aio.EOF:
+    async def _next(self) -> rpc_pb2.WatchResponse:
+        message = await self._heard()
+        if message is grpc.aio.EOF:
             raise Unavailable("etcd ended the watch")
+        response: rpc_pb2.WatchResponse = message
         if response.canceled:
             if response.compact_revision or _COMPACTED in response.cancel_reason:
                 raise _HistoryGone
@@ -225,14 +229,14 @@ class _Stream:
         reading = self._start(self._call.read())
         try:
             if not await self._done(reading):
-                await self._write(messages.WatchRequest.FromString(PROGRESS_REQUEST))
+                await self._write(rpc_pb2.WatchRequest.FromString(_PROGRESS_REQUEST))
                 if not await self._done(reading):
                     raise Unavailable("etcd is silent")
             return reading.result()
         finally:
             del reading  # see close(): a frame that holds a task whose error holds that frame lives for long
 
-    async def _write(self, request: Any) -> None:
+    async def _write(self, request: rpc_pb2.WatchRequest) -> None:
         writing = self._start(self._call.write(request))
         try:
             if not await self._done(writing):

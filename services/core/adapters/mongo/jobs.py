@@ -25,7 +25,7 @@ from services.core.domain.document import read_job
 from services.core.domain.errors import Duplicate, Internal, Quarantined, StaleRevision, Unavailable, WeftError
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
 from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, at_rev, judged
+from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, job_or_unreadable, with_stored_rev
 
 _PAGE: Final = 500
 """Documents read in one go: a bound for the memory of a long list."""
@@ -83,7 +83,9 @@ class MongoJobStore:
 
     async def _one(self, key: Mapping[str, str]) -> Job | None:
         found = await self._jobs.one(key)
-        return None if found is None else at_rev(read_job(str(found["_id"]), found.get("job")), found.get("rev"))
+        return (
+            None if found is None else with_stored_rev(read_job(str(found["_id"]), found.get("job")), found.get("rev"))
+        )
 
     async def replace(self, prior: Job, new: Job) -> Job:
         check_replace(prior, new)
@@ -119,7 +121,7 @@ class MongoJobStore:
         with translated():
             cursor = self._jobs.collection.find({"$and": where} if where else {}).sort("_id", order).limit(limit)
             documents = await cursor.to_list()
-        return [judged(str(one["_id"]), one.get("job"), one.get("rev")) for one in documents]
+        return [job_or_unreadable(str(one["_id"]), one.get("job"), one.get("rev")) for one in documents]
 
     async def count(self, query: JobQuery) -> Mapping[Status, int]:
         known = [status.value for status in Status]

@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 
 from services.core.gen.weft.v1 import operations_pb2, operations_pb2_grpc
-from services.core.runtime.quarantine import Held, Quarantine
+from services.core.runtime.quarantine import Quarantine, QuarantineEntry
 
 _MOST = 1_000
 """Of one answer: whoever mends a thousand sees the rest then."""
@@ -29,7 +29,7 @@ class _Operations(operations_pb2_grpc.OperationsServicer):
                     kind=one.kind, place=one.place, reason=one.reason, since_ms=one.since, job_id=one.job,
                     advice=one.advice,
                 )
-                for one in self._quarantine.listed()[:_MOST]
+                for one in self._quarantine.entries()[:_MOST]
             ]
         )  # fmt: skip
 
@@ -39,11 +39,13 @@ def add_operations(server: grpc.aio.Server, quarantine: Quarantine) -> None:
     operations_pb2_grpc.add_OperationsServicer_to_server(_Operations(quarantine), server)
 
 
-async def ask_quarantine(channel: grpc.aio.Channel, *, timeout_s: float) -> Sequence[Held]:
+async def ask_quarantine(channel: grpc.aio.Channel, *, timeout_s: float) -> Sequence[QuarantineEntry]:
     """What the service at the other end holds."""
     stub = operations_pb2_grpc.OperationsStub(channel)
     reply = await stub.Quarantine(operations_pb2.QuarantineRequest(), timeout=timeout_s)
     return [
-        Held(kind=one.kind, place=one.place, reason=one.reason, since=one.since_ms, job=one.job_id, advice=one.advice)
+        QuarantineEntry(
+            kind=one.kind, place=one.place, reason=one.reason, since=one.since_ms, job=one.job_id, advice=one.advice
+        )
         for one in reply.held
     ]

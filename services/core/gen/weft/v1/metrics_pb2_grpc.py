@@ -321,11 +321,6 @@ class TelemetryStub:
                 request_serializer=weft_dot_v1_dot_metrics__pb2.SummaryRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_metrics__pb2.SummaryReply.FromString,
                 _registered_method=True)
-        self.LastSeen = channel.unary_unary(
-                '/weft.v1.Telemetry/LastSeen',
-                request_serializer=weft_dot_v1_dot_metrics__pb2.LastSeenRequest.SerializeToString,
-                response_deserializer=weft_dot_v1_dot_metrics__pb2.LastSeenReply.FromString,
-                _registered_method=True)
         self.Forget = channel.unary_unary(
                 '/weft.v1.Telemetry/Forget',
                 request_serializer=weft_dot_v1_dot_metrics__pb2.ForgetRequest.SerializeToString,
@@ -376,13 +371,6 @@ class TelemetryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def LastSeen(self, request, context):
-        """When each learner was last heard of, and for how long this service has been listening without a break.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Forget(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -421,11 +409,6 @@ def add_TelemetryServicer_to_server(servicer, server):
                     servicer.Summary,
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.SummaryRequest.FromString,
                     response_serializer=weft_dot_v1_dot_metrics__pb2.SummaryReply.SerializeToString,
-            ),
-            'LastSeen': grpc.unary_unary_rpc_method_handler(
-                    servicer.LastSeen,
-                    request_deserializer=weft_dot_v1_dot_metrics__pb2.LastSeenRequest.FromString,
-                    response_serializer=weft_dot_v1_dot_metrics__pb2.LastSeenReply.SerializeToString,
             ),
             'Forget': grpc.unary_unary_rpc_method_handler(
                     servicer.Forget,
@@ -596,33 +579,6 @@ class Telemetry:
             '/weft.v1.Telemetry/Summary',
             weft_dot_v1_dot_metrics__pb2.SummaryRequest.SerializeToString,
             weft_dot_v1_dot_metrics__pb2.SummaryReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LastSeen(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.v1.Telemetry/LastSeen',
-            weft_dot_v1_dot_metrics__pb2.LastSeenRequest.SerializeToString,
-            weft_dot_v1_dot_metrics__pb2.LastSeenReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -134,8 +134,6 @@ class TelemetryStub:
     FollowPoints: _grpc.UnaryStreamMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]
     Series: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]
     Summary: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.SummaryRequest, _metrics_pb2.SummaryReply]
-    LastSeen: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.LastSeenRequest, _metrics_pb2.LastSeenReply]
-    """When each learner was last heard of, and for how long this service has been listening without a break."""
     Forget: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]
 
 @_typing.type_check_only
@@ -153,8 +151,6 @@ class TelemetryAsyncStub(TelemetryStub):
     FollowPoints: _aio.UnaryStreamMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]  # type: ignore[assignment]
     Series: _aio.UnaryUnaryMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]  # type: ignore[assignment]
     Summary: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SummaryRequest, _metrics_pb2.SummaryReply]  # type: ignore[assignment]
-    LastSeen: _aio.UnaryUnaryMultiCallable[_metrics_pb2.LastSeenRequest, _metrics_pb2.LastSeenReply]  # type: ignore[assignment]
-    """When each learner was last heard of, and for how long this service has been listening without a break."""
     Forget: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]  # type: ignore[assignment]
 
 class TelemetryServicer(metaclass=_abc_1.ABCMeta):
@@ -205,14 +201,6 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.SummaryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.SummaryReply, _abc.Awaitable[_metrics_pb2.SummaryReply]]: ...
-
-    @_abc_1.abstractmethod
-    def LastSeen(
-        self,
-        request: _metrics_pb2.LastSeenRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_metrics_pb2.LastSeenReply, _abc.Awaitable[_metrics_pb2.LastSeenReply]]:
-        """When each learner was last heard of, and for how long this service has been listening without a break."""
 
     @_abc_1.abstractmethod
     def Forget(

@@ -40,7 +40,7 @@ class CapacityReply(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     ISOLATION_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
-    """process | sandbox"""
+    """of new learners: process | sandbox"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCapacity]: ...
     def __init__(
@@ -68,12 +68,17 @@ class NodeCapacity(_message.Message):
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """of the node, as in placements"""
     cpus: _builtins.float
+    """cores"""
     memory: _builtins.int
     """bytes"""
     gpus: _builtins.int
+    """slots"""
     gpu_type: _builtins.str
+    """the first GPU's name; empty without a driver"""
     ready: _builtins.bool
+    """false: nothing new is placed here"""
     def __init__(
         self,
         *,
@@ -99,6 +104,7 @@ class DoRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     step: _builtins.str
+    """reserve | learners | activate, in this order"""
     plan: _builtins.bytes
     """JSON of domain.plan.AttemptPlan"""
     def __init__(
@@ -160,7 +166,9 @@ class ObserveReply(_message.Message):
         """JSON of ports.cluster.LearnerProcess"""
 
     @_builtins.property
-    def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of attempts of which anything exists"""
+
     def __init__(
         self,
         *,
@@ -188,10 +196,13 @@ class StopRequest(_message.Message):
     job_id: _builtins.str
     attempt: _builtins.int
     term: _builtins.int
+    """the Guardian's"""
     generation: _builtins.int
+    """of the job document that wants the stop"""
     cause: _builtins.str
     """halt | kill | peer | deadline"""
     grace_ms: _builtins.int
+    """between SIGTERM and SIGKILL; 0: SIGKILL at once"""
     def __init__(
         self,
         *,
@@ -235,6 +246,7 @@ class TeardownRequest(_message.Message):
     job_id: _builtins.str
     attempt: _builtins.int
     term: _builtins.int
+    """the Guardian's"""
     def __init__(
         self,
         *,

@@ -9,7 +9,7 @@ from services.core.ports.record_store import Record
 from services.local.backup.retry_policy import Retrying
 from tests.testbed.memory import MemoryRecordStore
 
-ONE = Record(kind="k", id="1", body={"a": 1}, index={})
+RECORD = Record(kind="k", id="1", body={"a": 1}, index={})
 
 
 class Faltering(MemoryRecordStore):
@@ -31,18 +31,18 @@ class Faltering(MemoryRecordStore):
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("after", [False, True])
-async def test_what_was_not_answered_is_written_once(after: bool) -> None:  # noqa: FBT001 - a parameter of the test
+async def test_write_whose_answer_was_lost_is_made_once(after: bool) -> None:  # noqa: FBT001 - a parameter of the test
     store = Faltering(after=after)
-    patient = Retrying(store)
-    await patient.insert(ONE)
+    retrying = Retrying(store)
+    await retrying.insert(RECORD)
     assert store.calls == 2
-    assert await patient.get("k", "1") == ONE
+    assert await retrying.get("k", "1") == RECORD
     with pytest.raises(Duplicate):
-        await patient.insert(ONE)
+        await retrying.insert(RECORD)
 
 
-async def test_a_store_that_stays_away_is_told_at_last() -> None:
+async def test_unavailable_is_raised_after_the_retry_limit() -> None:
     store = Faltering(after=False)
     with pytest.raises(Unavailable, match="gone for a moment"):
-        await Retrying(store, patience_s=-1).insert(ONE)
+        await Retrying(store, retry_for_s=-1).insert(RECORD)
     assert store.calls == 1
