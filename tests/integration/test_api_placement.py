@@ -132,7 +132,7 @@ async def test_the_cluster_is_shown_as_the_dispatcher_counts_it(installation: In
         return shown if shown.get("used", {}).get("gpus") else None
 
     shown = await until(in_use)
-    assert [(found["name"], found["cpus"], found["gpus"], found["ready"]) for found in shown["nodes"]] == [
+    assert [tuple(listed[name] for name in ("name", "cpus", "gpus", "ready")) for listed in shown["nodes"]] == [
         ("a", 4, 2, True), ("b", 4, 0, True),
     ]  # fmt: skip
     assert (shown["isolation"], shown["total"]) == ("process", {"cpus": 8, "memory": 32 * GB, "gpus": 2})

@@ -1,4 +1,4 @@
-"""Whole lives of jobs on the running platform: real processes, through the SDK, as a user sees them."""
+"""Lives of jobs on the running platform, through the SDK."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_the_learner_that_failed_first_is_named_and_its_peers_are_ended(client: 
 
 
 def test_a_learner_that_runs_out_of_memory_fails_as_oom_killed(client: Client, weft_up: Platform) -> None:
-    told = PLATFORM.status(str(weft_up.home.root))["isolation"]
-    if "memory" not in told["enforced"]:
-        assert "not enforced" in told["why"]
+    isolation = PLATFORM.status(str(weft_up.home.root))["isolation"]
+    if "memory" not in isolation["enforced"]:
+        assert "not enforced" in isolation["why"]
         return
     job = client.jobs.submit(spec("python3 -c 'x = b\"x\" * (1 << 28)'")).wait(DONE_S)
     assert (job.status, job.reason) == ("FAILED", "OOMKilled")
@@ -83,9 +83,9 @@ def test_only_the_exit_codes_named_in_retries_are_retried(client: Client) -> Non
 
 
 def test_a_killed_job_has_no_process_left_after_a_second(client: Client, weft_up: Platform) -> None:
-    # Traps every signal it can, and leaves children in sessions of their own.
+    # It ignores every signal that it can, and leaves children in sessions of their own.
     command = "trap '' TERM INT; setsid sleep 600 & (setsid sleep 600 &) ; echo up; while :; do sleep 1; done"
-    # A sweep finds the wish within a second where the hint is lost; what follows it is what is promised.
+    # Without a hint a sweep finds the kill within a second; the promise is about what follows.
     for stopwatch in tries_within(1.0 if weft_up.hints else 2.5):
         job = client.jobs.submit(spec(command, learners=2))
         eventually(lambda: running(job) and len(list(job.logs())) == 2)  # noqa: B023 - in this round only
@@ -171,7 +171,7 @@ def test_learners_see_nothing_of_the_machine_or_of_each_other(client: Client, we
     text = "\n".join(line.text for line in job.logs())
     assert weft_up.key not in text
     assert "WEFT_HOME" not in text
-    assert text.count("Permission denied") + text.count("No such file or directory") == 2  # as the isolation has it
+    assert text.count("Permission denied") + text.count("No such file or directory") == 2  # depends on the isolation
 
 
 def test_a_running_job_cannot_be_deleted_without_kill(client: Client) -> None:
@@ -179,4 +179,4 @@ def test_a_running_job_cannot_be_deleted_without_kill(client: Client) -> None:
     with pytest.raises(Conflict):
         job.delete()
     job.delete(kill=True)
-    assert job.id not in [one.id for one in client.jobs.list()]
+    assert job.id not in [listed.id for listed in client.jobs.list()]
