@@ -17,7 +17,7 @@ from services.core.domain.status import Desired, Status
 _ADVICE: Final[Mapping[str, str]] = {
     "NoMatchingFlavor": "`weft kill {id}`, and submit it again with less `resources` or fewer `learners`",
     "WaitingForCapacity": "it starts by itself once running jobs have ended",
-    "BackOff": "it is tried again by itself; `retries.backoff` says how long after",
+    "BackOff": "it is tried again by itself; `retries.backoff` sets the pause",
     "Releasing": "the hardware of its last attempt is being given back; it continues by itself",
     "ExitCode": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "Signalled": "`weft logs {id}{rank} --tail 50` shows its last lines",
@@ -28,7 +28,7 @@ _NEXT: Final[Mapping[Status, tuple[str, ...]]] = {
     Status.DOWNLOADING: ("its code, data and packages are being prepared; new packages take longest",),
     Status.PROCESSING: ("`weft logs -f {id}` follows what it prints", "`weft metrics {id}` shows its curves"),
     Status.COMPLETED: ("`weft download {id}` fetches its results", "`weft metrics {id}` shows its curves"),
-    Status.HALTED: ("`weft resume {id}` goes on from its checkpoints",),
+    Status.HALTED: ("`weft resume {id}` continues from its checkpoints",),
 }
 
 
@@ -56,20 +56,21 @@ def _summary(job: Job, waiting: Waiting | None, *, now: int) -> str:
         why = waiting.message if waiting else job.state.message
         return f"{place}: {why}" if why else f"{place} to be admitted"
     if job.at_rest or job.finished is not None:
-        return f"is {job.status.value}{_course(job)}{f': {_why(job)}' if _why(job) else ''}"
+        message = _end_message(job)
+        return f"is {job.status.value}{_run_time(job)}{f': {message}' if message else ''}"
     if job.observed_generation < job.generation and job.desired is not Desired.RUN:
-        return f"is {job.status.value}; its owner asked to {job.desired.value} it, which is under way"
-    lasts = f" for {_span(now - job.state.since)}{_attempt(job)}"
-    return f"is {job.status.value}{lasts}" + (f": {job.state.message}" if job.state.message else "")
+        return f"is {job.status.value}; a {job.desired.value} by its owner is under way"
+    duration = f" for {_span(now - job.state.since)}{_attempt(job)}"
+    return f"is {job.status.value}{duration}" + (f": {job.state.message}" if job.state.message else "")
 
 
-def _why(job: Job) -> str:
+def _end_message(job: Job) -> str:
     if job.state.message or job.status is not Status.KILLED:
         return job.state.message
     return "its owner ended it" if job.desired is Desired.KILL else ""
 
 
-def _course(job: Job) -> str:
+def _run_time(job: Job) -> str:
     """How long its last attempt ran, and its number if it was not the first."""
     if job.attempt.started is None:
         return " before it ever ran"

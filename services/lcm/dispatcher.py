@@ -111,7 +111,7 @@ class Dispatcher:
     """The last job id beyond the scanned part of the queue whose ``max_pending`` was checked."""
     _snapshot: Snapshot | None = None
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by a round, and by a snapshot outside a round: both update what is kept from one reading to the next."""
+    """Held during a round and during a snapshot outside a round: both update the gangs and unreadable jobs."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:

@@ -56,4 +56,4 @@ def test_a_killed_job_says_that_its_owner_ended_it() -> None:
 
 
 def test_a_halted_job_names_the_command_that_resumes_it() -> None:
-    assert explained(job(Status.HALTED, released=NOW))[1] == [f"`weft resume {ID}` goes on from its checkpoints"]
+    assert explained(job(Status.HALTED, released=NOW))[1] == [f"`weft resume {ID}` continues from its checkpoints"]
