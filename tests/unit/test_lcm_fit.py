@@ -59,7 +59,7 @@ async def fit(of: Dispatcher, **fields: Any) -> Fit:
 
 nodes = st.lists(
     st.builds(
-        Node, name=st.uuids().map(str), cpus=st.integers(1, 8), memory=st.integers(1, 8).map(lambda gb: gb * GB),
+        Node, name=st.uuids().map(str), cpus=st.integers(4, 16), memory=st.integers(4, 16).map(lambda gb: gb * GB),
         gpus=st.integers(0, 4), gpu_type=st.sampled_from(["v100", "h100"]), ready=st.sampled_from([True, True, False]),
     ),
     min_size=1, max_size=4,
@@ -80,7 +80,7 @@ gangs = st.fixed_dictionaries(
 )
 
 
-@given(nodes, st.lists(gangs, max_size=6), gangs)
+@given(nodes, st.lists(gangs, min_size=2, max_size=8), gangs)
 def test_a_dry_run_on_several_nodes_agrees_with_what_the_dispatcher_then_decides(
     cluster: list[Node], before: list[dict[str, Any]], gang: dict[str, Any]
 ) -> None:
