@@ -1,4 +1,4 @@
-"""Waiting for a condition instead of for a time."""
+"""Waiting for a condition, instead of for a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeVar, overload
 T = TypeVar("T")
 HANG_S: Final = 120.0
 """Seconds. The limit of every wait that has no other: it ends a test that hangs, and no test on a busy machine."""
-_EVERY_S: Final = 0.01
+_INTERVAL_S: Final = 0.01
 
 
 @overload
@@ -26,28 +26,37 @@ async def until(condition: Callable[[], T], timeout: float = HANG_S) -> T: ...
 async def until(condition: Callable[[], Any], timeout: float = HANG_S) -> Any:
     """The first true value of ``condition`` (a function, or a coroutine function), called every 10 ms.
 
-    AssertionError with its last value where there is none in ``timeout`` seconds.
+    Raises AssertionError with the last value after ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:
-        found = condition()
-        value = await found if inspect.isawaitable(found) else found
+        result = condition()
+        value = await result if inspect.isawaitable(result) else result
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout} s: {inspect.getsource(condition).strip()} is still {value!r}")
-        await asyncio.sleep(_EVERY_S)
+            raise AssertionError(_late(condition, timeout, value))
+        await asyncio.sleep(_INTERVAL_S)
 
 
 def eventually(condition: Callable[[], T], timeout: float = HANG_S) -> T:
     """``until``, for tests without an event loop."""
-    return asyncio.run(until(condition, timeout))
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(_late(condition, timeout, value))
+        time.sleep(_INTERVAL_S)
+    return value
 
 
-def in_thread(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What a coroutine function answers, for fixtures without ``async`` that may run while some loop does."""
+def _late(condition: Callable[[], object], timeout: float, value: object) -> str:
+    return f"not within {timeout} s: {inspect.getsource(condition).strip()} is still {value!r}"
+
+
+def in_thread(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Returns the result of a coroutine function, for synchronous fixtures that may run while an event loop does."""
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, ask()).result()
+        return thread.submit(asyncio.run, function()).result()
 
 
 class Stopwatch:

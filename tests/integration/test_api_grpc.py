@@ -32,9 +32,9 @@ from services.core.gen.weft.v1 import jobs_pb2_grpc
 from services.core.gen.weft.v1 import platform_pb2 as pp
 from tests.testbed.api import Api, a_zip, running_api
 from tests.testbed.etcd import Etcd
+from tests.testbed.learner_telemetry import api_over, running_learner
 from tests.testbed.metrics import MetricsProcess, running
 from tests.testbed.mongo import Mongo
-from tests.testbed.telling import api_over, learning
 from tests.testbed.user_rpc import Rpc, refusal, speaking, stream_of
 from tests.waiting import until
 
@@ -390,10 +390,10 @@ async def test_a_follower_goes_on_where_it_was_cut_and_hears_how_it_ended(
 ) -> None:
     async with (
         api_over(tmp_path, metrics.address) as api,
-        learning(api, metrics, etcd) as learner,
+        running_learner(api, metrics, etcd) as learner,
         speaking(api.grpc, api.admin_key) as rpc,
     ):
-        await learner.says("one", "two")
+        await learner.write_lines("one", "two")
         seen: list[Any] = []
         stream = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job), metadata=rpc.metadata)
         async for reply in stream:
@@ -402,7 +402,7 @@ async def test_a_follower_goes_on_where_it_was_cut_and_hears_how_it_ended(
                 stream.cancel()
                 break
         await until(lambda: "weft_followers 0.0" in api.measured())
-        await learner.says("three")
+        await learner.write_lines("three")
         again = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job, after=seen[-1][0]), metadata=rpc.metadata)
         end: Any = None
         async for reply in again:
@@ -410,7 +410,7 @@ async def test_a_follower_goes_on_where_it_was_cut_and_hears_how_it_ended(
                 end = reply.end
             else:
                 seen += [(one.seq, one.text) for one in reply.lines.lines]
-                await learner.ends()
+                await learner.complete_and_release()
         assert [text for _, text in seen] == ["one", "two", "three"]
         assert (end.status, end.at_rest) == ("COMPLETED", True)
         await learner_points(rpc, learner.job)
@@ -432,10 +432,10 @@ async def test_a_stream_that_the_service_cuts_as_it_stops_says_so_and_gives_no_e
 ) -> None:
     async with (
         api_over(tmp_path, metrics.address) as api,
-        learning(api, metrics, etcd) as learner,
+        running_learner(api, metrics, etcd) as learner,
         speaking(api.grpc, api.admin_key) as rpc,
     ):
-        await learner.says("one")
+        await learner.write_lines("one")
         stream = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job), metadata=rpc.metadata)
         replies = aiter(stream)
         assert [one.text for one in (await anext(replies)).lines.lines] == ["one"]

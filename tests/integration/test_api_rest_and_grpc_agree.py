@@ -25,8 +25,8 @@ from services.core.gen.weft.v1 import jobs_pb2 as pb
 from services.core.gen.weft.v1 import platform_pb2 as pp
 from tests.testbed.api import SPEC, Api, a_zip
 from tests.testbed.etcd import Etcd
+from tests.testbed.learner_telemetry import Learner, api_over, running_learner
 from tests.testbed.metrics import MetricsProcess, running
-from tests.testbed.telling import Learner, api_over, learning
 from tests.testbed.user_rpc import Rpc, as_shape, bare, speaking, stream_of
 
 SERVICERS: tuple[type, ...] = (Jobs, Keys, Platform)
@@ -230,9 +230,9 @@ class Doors:
 
 @pytest.fixture
 async def spoken(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncIterator[Learner]:
-    async with learning(api, metrics, etcd) as learner:
-        await learner.says("one", "two", "three")
-        await learner.instrumentation(0.5, float("nan"), float("-inf"))
+    async with running_learner(api, metrics, etcd) as learner:
+        await learner.write_lines("one", "two", "three")
+        await learner.write_points(0.5, float("nan"), float("-inf"))
         yield learner
 
 

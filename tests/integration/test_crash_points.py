@@ -60,7 +60,7 @@ def test_status_and_doctor_say_that_failpoints_are_on(embedded: Bed) -> None:
     (check,) = [check for check in PLATFORM.doctor(str(home.root)) if check["check"] == "failpoints"]
     assert (check["ok"], check["detail"]) == (False, f"on in {len(services)} services: they may die on purpose")
     logs = {path.stem: path.read_text() for path in (home / "logs").glob("*.log")}
-    with_failpoints = {name for name, log in logs.items() if "failpoints.on" in log}
+    with_failpoints = {name for name, log in logs.items() if "failpoints.turned_on" in log}
     assert with_failpoints >= {"api", "guardian", "lcm", "metrics", "node", "worker"}
 
 

@@ -236,5 +236,5 @@ def test_a_second_signal_ends_a_draining_service_at_once(tmp_path: Path, second:
         process.kill()
         process.wait()
     assert (process.returncode, out) == (0, "ends\n")
-    events = ["service.starting", "service.stopping", "service.hurried", "service.stopped"]
+    events = ["service.starting", "service.stopping", "service.cancelled", "service.stopped"]
     assert [json.loads(line)["event"] for line in err.splitlines()] == events

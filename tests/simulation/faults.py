@@ -168,7 +168,7 @@ class Faults:
                 if port == "status":
                     self._world.etcd.come_back()
                 if port == "cluster":
-                    self._world.machines.say("")
+                    self._world.machines.notify("")
 
         self.later(seconds or self._chance.choice([0.5, 2, 5, 8]), back)
 

@@ -72,12 +72,12 @@ class Machines(MemoryCluster):
             for learner in self.learners(job_id):
                 if learner.plan.node == name:
                     self.vanish(learner, cut_off=cut_off)
-        self.say("")
+        self.notify("")
 
     def find(self, name: str) -> None:
         """It is back, empty."""
         self.nodes = [replace(node, ready=True) if node.name == name else node for node in self.nodes]
-        self.say("")
+        self.notify("")
 
     def vanish(self, learner: MemoryLearner, *, cut_off: bool = False) -> None:
         """A learner without a trace; ``cut_off``: it is where nobody sees it."""
@@ -205,7 +205,7 @@ class Crew:
             self._checker.gave_up(learner)
             await self._report(learner, beside, Phase.STORED)
             learner.reason, learner.message, learner.stored = reason, message, True
-            learner.tell()
+            learner.notify()
             return False
         if learner.exit is None:
             self._checker.prepared(learner)
@@ -233,7 +233,7 @@ class Crew:
             self._checker.results_stored(learner)
         await self._report(learner, beside, Phase.STORED)
         learner.stored = True
-        learner.tell()
+        learner.notify()
 
     async def _unless_over(self, learner: MemoryLearner, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

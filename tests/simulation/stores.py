@@ -90,7 +90,7 @@ class Etcd(MemoryStatusStore):
 
     def keep_alive(self, lease_id: int) -> float:
         """The TTL granted, in seconds; 0 where there is no such lease (any more). Unavailable."""
-        self._answer()
+        self._check_reachable()
         lease = self._leases.get(lease_id)
         if lease is None:
             return 0

@@ -125,7 +125,7 @@ async def _mended(story: Story) -> None:
     """Every victim whose document is what it was goes on by itself, and comes to the end that its owner wants."""
     plane = story.plane
     for job_id, document in list(story.victims.items()):
-        place = plane.cluster._places.get(job_id)
+        place = plane.cluster._jobs.get(job_id)
         if place is not None and place.highest[0] > document["attempt"]["number"]:
             # A flipped digit named a later attempt, and nobody could know better: what is of the past stays fenced off.
             await plane.jobs.delete(job_id)

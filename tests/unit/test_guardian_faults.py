@@ -496,13 +496,13 @@ async def test_a_lost_race_for_the_attempt_key_is_retried(plane: ControlPlane) -
 async def test_learners_that_start_slowly_are_not_provisioned_again(plane: ControlPlane) -> None:
     # As if the cluster reports late: the pods exist and do not run yet.
     await plane.start_pool()
-    plane.cluster.lags = True
+    plane.cluster.hides_activation = True
     plane.metrics.away = True
     job_id = await plane.submit()
     await asyncio.sleep(30)
     assert [step for step, _ in plane.cluster.done] == list(plane.cluster.steps())
     assert not (await plane.job(job_id)).attempt.committed
-    plane.cluster.lags = plane.metrics.away = False
+    plane.cluster.hides_activation = plane.metrics.away = False
     assert (await plane.rested(job_id)).attempt.number == 1
 
 
