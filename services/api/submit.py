@@ -162,7 +162,7 @@ class Submissions:
         if not replayed:
             await self._hints.send("submitted", job.id)
             self._instrumentation.count_accepted(spec)
-        return Submitted(job, replayed, _warnings(await self._platform.fit(spec, now=False)))
+        return Submitted(job, replayed, _warnings(await self._platform.recent_fit(spec)))
 
     async def _insert(
         self,

@@ -12,7 +12,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from services.api.artifacts import Artifacts
-from services.api.clients import DispatcherClient, NodeClient, ServiceClient, TelemetryClient, quarantined_of
+from services.api.clients import DispatcherClient, ServiceClient, TelemetryClient, quarantined_of
 from services.api.following import Following
 from services.api.idempotency import IdempotencyKeys
 from services.api.instrumentation import Instrumentation
@@ -77,7 +77,6 @@ async def open_services(
         platform = Platform(
             store,
             DispatcherClient(clients["lcm"]),
-            NodeClient(clients["node"]),
             quarantine=quarantine,
             others={name: partial(quarantined_of, client) for name, client in clients.items()},
         )

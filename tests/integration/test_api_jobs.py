@@ -3,23 +3,16 @@
 import asyncio
 import hashlib
 import json
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
 
-from services.core.adapters.rpc.server import serve
-from services.core.bootstrap.wiring import SERVICE_SECRET, installation_secrets
 from services.core.domain.job import Job, admitted, moved, released
 from services.core.domain.status import Status
-from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
-from services.core.runtime.settings import Settings
 from tests.testbed.api import SPEC, Api, a_zip, running_api
-from tests.testbed.server import free_port
 from tests.waiting import until
 
 ZIP = a_zip()
@@ -414,32 +407,3 @@ async def test_a_submit_is_counted_by_framework_and_resources(api: Api) -> None:
     assert f"trainer_trainings_create_total{{{shape}}} 1.0" in api.measured()
     answered = 'weft_http_requests_total{method="POST",route="/v1/jobs",status="201"} 1.0'
     await until(lambda: answered in api.measured())  # counted once the answer is on its way
-
-
-async def test_consecutive_submits_share_one_query_of_the_cluster(tmp_path: Path) -> None:
-    queries = 0
-
-    class Cluster(node_pb2_grpc.NodeServicer):
-        async def Capacity(self, request: Any, context: Any) -> node_pb2.CapacityReply:  # noqa: N802 - the proto's name
-            nonlocal queries
-            queries += 1
-            node = node_pb2.NodeCapacity(name="here", cpus=2, memory=2**31, ready=True)
-            return node_pb2.CapacityReply(nodes=[node], isolation="process")
-
-    async def keep() -> None:
-        await installation_secrets(Settings(home=tmp_path)).put(SERVICE_SECRET, b"s" * 32)
-
-    def register(server: grpc.aio.Server) -> None:
-        # Only the method that the api calls; mypy counts the others as abstract.
-        node_pb2_grpc.add_NodeServicer_to_server(Cluster(), server)  # type: ignore[abstract]
-
-    address = f"127.0.0.1:{free_port()}"
-    server = await serve(address, b"s" * 32, register)
-    async with running_api(tmp_path, {"node": address}, before=keep) as api:
-        began = time.monotonic()
-        for _ in range(30):
-            assert (await api.submit())["warnings"] == []
-        large = await api.submit({**SPEC, "learners": 50})
-        assert large["warnings"] != []
-    await server.stop(None)
-    assert 1 <= queries <= 2 + time.monotonic() - began, "an answer is used for two seconds"

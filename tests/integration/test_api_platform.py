@@ -61,7 +61,7 @@ def test_a_plan_tells_if_the_job_fits(api: httpx2.Client) -> None:
     assert eventually(lambda: plan(api)["fits"] == "now")
     never = plan(api, learners=100)
     assert never["fits"] == "never"
-    assert "50 CPUs, the whole cluster has 4" in never["fits_message"]
+    assert "50 CPUs (4 in all)" in never["fits_message"]
     assert never["warnings"] == [never["fits_message"]]
 
 
@@ -78,7 +78,7 @@ def test_a_job_that_never_fits_does_not_delay_the_plan_of_the_next_job(api: http
 def test_a_waiting_job_shows_its_position_and_reason(api: httpx2.Client) -> None:
     large = api.post("/v1/jobs", json={**SPEC, "learners": 100})
     assert large.status_code == 201
-    assert "it waits until that changes" in large.json()["warnings"][0]
+    assert "this cluster can never hold it" in large.json()["warnings"][0]
     behind = api.post("/v1/jobs", json=SPEC).json()
     ids = [large.json()["id"], behind["id"]]
     try:

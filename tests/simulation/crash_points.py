@@ -182,7 +182,7 @@ async def _run_scenario(scenario: Scenario, job_kind: JobKind, home: Path, fault
 async def _set_desired(run: ScenarioRun, desired: Desired) -> None:
     with suppress(IllegalTransition):  # the job had ended
         for job_id in run.jobs:
-            await run.plane.wish(job_id, desired)
+            await run.plane.set_desired(job_id, desired)
 
 
 async def _recover(scenario: Scenario, run: ScenarioRun, fault: Fault | None) -> None:

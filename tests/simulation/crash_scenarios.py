@@ -71,7 +71,7 @@ def _changed(desired: Desired) -> Callable[[ScenarioRun], Awaitable[None]]:
         await run.submit()
         await run.run_without_end()
         run.mark("desired")
-        await run.plane.wish(run.job_id, desired)
+        await run.plane.set_desired(run.job_id, desired)
 
     return lead
 

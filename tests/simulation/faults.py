@@ -244,7 +244,7 @@ class FaultInjector:
         alive = [name for name in PLACES if name[0] == "lcm" and name in self._platform.alive]
         self._submit()
         for name in alive:
-            leads = self._platform.alive[name].of.term > 0
+            leads = self._platform.alive[name].service.term > 0
             call = "after jobs.dispatcher" if leads else "cluster.capacity"
             self._platform.connection_of(name).pause_at = (call, self._chance.uniform(4.5, 7))
 
@@ -252,7 +252,7 @@ class FaultInjector:
         """Pauses the collector between two reads; meanwhile jobs begin under another dispatcher."""
         self._submit()
         for name in PLACES:
-            if name[0] == "lcm" and name in self._platform.alive and self._platform.alive[name].of.term > 0:
+            if name[0] == "lcm" and name in self._platform.alive and self._platform.alive[name].service.term > 0:
                 self._platform.connection_of(name).pause_at = ("cluster.jobs", self._chance.uniform(5, 8))
 
     def two_guardians(self) -> None:

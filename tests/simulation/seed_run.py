@@ -189,7 +189,7 @@ class SeedRun:
         if request == "delete":
             accepted = await self.platform.delete(job_id)
         else:
-            accepted = await self.platform.set_desired(job_id, Desired(request))
+            accepted = await self.platform.request_desired(job_id, Desired(request))
         self.accepted[request] += accepted
         self.trace.note("request", request, job_id, "accepted" if accepted else "refused")
         if request == "halt" and accepted and self.chance.random() < 0.5:
@@ -202,7 +202,7 @@ class SeedRun:
                 return
             await asyncio.sleep(0.02)
         for _ in range(20):
-            if await self.platform.set_desired(job_id, Desired.RUN):
+            if await self.platform.request_desired(job_id, Desired.RUN):
                 self.accepted["run"] += 1
                 self.trace.note("request run", job_id, "accepted, after a halt")
                 return

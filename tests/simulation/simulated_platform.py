@@ -128,7 +128,7 @@ class SimulatedPlatform(ControlPlane):
         self.clock: Any = clock
         self.hints: Any = _ProcessHints(self.hint_bus, connection)
         process = await (self.start_pool if service == "guardian" else self.start_lcm)(connection, place=place)
-        self.hint_bus.receivers.append(process.hear)
+        self.hint_bus.receivers.append(process.on_hint)
         self.checker.joined(connection.name, process.membership.id)
         self.alive[service, place] = process
         for task in process.tasks:
@@ -146,7 +146,7 @@ class SimulatedPlatform(ControlPlane):
         connection.dead.set()
         connection.running.set()
         self.alive = {name: other for name, other in self.alive.items() if other is not process}
-        self.hint_bus.receivers.remove(process.hear)
+        self.hint_bus.receivers.remove(process.on_hint)
         self._processes.remove(process)
         joining = process.membership._task
         keepers = [lease._keeper for lease in connection.leases]
@@ -194,7 +194,7 @@ class SimulatedPlatform(ControlPlane):
             return None
         return answer
 
-    async def set_desired(self, job_id: str, desired: Desired) -> bool:
+    async def request_desired(self, job_id: str, desired: Desired) -> bool:
         """Sets what the owner wants. Returns False where the job refuses it."""
         jobs, now = self.api.wrap(self.job_store, "jobs"), self._true_clock.now_ms()
         while True:
@@ -240,7 +240,7 @@ class _ProcessHints:
     def __init__(self, hint_bus: HintBus, connection: Connection) -> None:
         self._hint_bus, self._connection = hint_bus, connection
         self.sent = self.dropped = 0
-        self.hear: list[Any] = []
+        self.receivers: list[Any] = []
         """The control plane registers receivers here; they are not used: the bus has its own."""
 
     async def send(self, topic: str, job_id: str) -> None:

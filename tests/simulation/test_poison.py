@@ -33,7 +33,7 @@ UNEXPECTED_ERRORS = {
     "dispatcher.round_failed",
     "pool.watch_failed",
     "guardian.crashed",
-    "chore.failed",
+    "background.failed",
 }
 """Log events of errors that a service did not expect."""
 
@@ -59,7 +59,7 @@ class PoisonRun:
         await plane.rested(completed)
         for job in (running, halted):
             await plane.running(job)
-        await plane.wish(halted, Desired.HALT)
+        await plane.set_desired(halted, Desired.HALT)
         await plane.rested(halted)
         await plane.rested(second_completed)
         too_large = await plane.submit(learners=900)
@@ -143,7 +143,7 @@ async def check_repaired_jobs_continue(run: PoisonRun) -> None:
             plane.jobs.plant(job_id, json.dumps(document))
     for job_id in run.victims:
         if not (await plane.job(job_id)).at_rest or (await plane.job(job_id)).status is Status.HALTED:
-            await plane.wish(job_id, Desired.KILL)
+            await plane.set_desired(job_id, Desired.KILL)
 
     def at_rest(job: Job) -> bool:
         return job.at_rest
@@ -151,10 +151,10 @@ async def check_repaired_jobs_continue(run: PoisonRun) -> None:
     for job_id in run.victims:
         await plane.until(at_rest, job_id, within_s=120)
     for _ in range(60):
-        if not run.lcm.of.quarantine.places(JOB):
+        if not run.lcm.service.quarantine.places(JOB):
             return
         await asyncio.sleep(0.5)
-    raise AssertionError(f"still in quarantine: {run.lcm.of.quarantine.entries()}")
+    raise AssertionError(f"still in quarantine: {run.lcm.service.quarantine.entries()}")
 
 
 @pytest.mark.promise("R14")

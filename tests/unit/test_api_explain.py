@@ -55,4 +55,4 @@ def test_explanation_of_a_killed_job_names_its_owner() -> None:
 
 
 def test_explanation_of_a_halted_job_names_the_resume_command() -> None:
-    assert explained(job(Status.HALTED, released=NOW))[1] == [f"`weft resume {ID}` goes on from its checkpoints"]
+    assert explained(job(Status.HALTED, released=NOW))[1] == [f"`weft resume {ID}` continues from its checkpoints"]

@@ -79,8 +79,10 @@ class ClusterNode(Answer):
 class ClusterState(Answer):
     """The cluster and its use. What only the cluster knows is left out while it does not answer."""
 
-    used: Annotated[ResourceSize, doc("Hardware that jobs hold.")]
     jobs: Annotated[dict[str, int], doc("Number of jobs by status.")]
+    used: Annotated[ResourceSize | UnsetType, doc("Hardware that jobs hold. Only while the lcm service answers.")] = (
+        UNSET
+    )
     nodes: Annotated[list[ClusterNode] | UnsetType, doc("All nodes. Only while the cluster answers.")] = UNSET
     isolation: Annotated[
         str | UnsetType, doc("How learners are isolated: process or sandbox. Only while the cluster answers.")
@@ -146,7 +148,7 @@ async def get_queue(services: ApiServices, principal: Principal, params: TenantP
 async def get_cluster(services: ApiServices, principal: Principal, params: TenantParams) -> ClusterState:
     """Nodes, and the hardware in use."""
     state = await services.platform.cluster(principal.listed_tenant(params.tenant))
-    used = size_answer(state.used)
+    used = size_answer(state.used) if state.used is not None else UNSET
     jobs = {status.value: count for status, count in state.jobs.items()}
     if state.nodes is None or state.isolation is None:
         return ClusterState(used=used, jobs=jobs)
