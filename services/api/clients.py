@@ -1,28 +1,28 @@
-"""The other services as the api asks them: metrics for what a job reported, the dispatcher, the node agent.
+"""Clients of the other services: metrics (what a job reported) and the life-cycle manager (queue and cluster).
 
-Channels are made when first needed and again when a peer's address changed, so the api starts and serves without any of
-them. Answers are the types of the ports; errors those of the one table.
+A channel is opened at the first call, and again after a service's address has changed, so the api starts and serves
+while other services are away. Answers are the types of the ports; errors are those of the error table.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import grpc.aio
 
 from services.core.adapters.rpc.client import connect, streaming, translating
 from services.core.adapters.rpc.operations import ask_quarantine
 from services.core.domain.errors import Unavailable
+from services.core.domain.sizes import Size
 from services.core.gen.weft.v1 import (
     control_pb2,
     control_pb2_grpc,
     metrics_pb2,
     metrics_pb2_grpc,
-    node_pb2,
-    node_pb2_grpc,
 )
 from services.core.ports.cluster import Node
 from services.core.ports.metric_store import (
@@ -39,15 +39,15 @@ from services.core.runtime.quarantine import QuarantineEntry
 
 _QUERY_S: Final = 30.0
 """A search through all of a long job's lines may take a while."""
-_ASIDE_S: Final = 1.0
-"""For what is only an ornament of an answer: positions, capacity."""
-_HELD_S: Final = 3.0
-"""An operator looks for trouble: who is merely slow is waited for."""
+_OPTIONAL_S: Final = 1.0
+"""For parts of an answer that may be left out: queue positions, capacity."""
+_QUARANTINE_S: Final = 3.0
+"""An operator looks for a fault: a slow service gets time to answer."""
 _FOLLOW_S: Final = 24 * 3600.0
 
 
 class ServiceClient:
-    """One other service, by its name in the addresses file."""
+    """The channel to one other service, by its name in the addresses file."""
 
     def __init__(self, home: Home, name: str, secret: bytes) -> None:
         self._home = home
@@ -57,7 +57,7 @@ class ServiceClient:
         self._channel: grpc.aio.Channel | None = None
 
     async def channel(self) -> grpc.aio.Channel:
-        """Unavailable where it has no address yet."""
+        """The open channel. Raises Unavailable if the service has no address yet."""
         try:
             address = self._home.address(self._name)
         except Unavailable:
@@ -69,7 +69,7 @@ class ServiceClient:
 
     @contextmanager
     def answering(self) -> Generator[None]:
-        """Inside it, calls raise the errors of the table; one that is not answered names the service."""
+        """Within it, calls raise the errors of the error table; Unavailable names the service."""
         with translating(f"the {self._name} service"):
             yield
 
@@ -81,105 +81,141 @@ class ServiceClient:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What the dispatcher knows of a job that waits."""
+    """The dispatcher's last decision for a job that waits."""
 
     job_id: str
     position: int
+    """In the queue, from 1."""
     pending_reason: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a job has reported up to now. ``lines`` and ``points`` are also the highest seq of each."""
+    """What a job has reported up to now."""
 
     lines: int
+    """Number of log lines, which is also the highest seq."""
     points: int
+    """Number of metric points, which is also the highest seq."""
     latest: Mapping[str, StoredPoint]
+    """The newest point by name of the metric."""
     progress: float | None
+    """From 0 to 1; None if the job does not report it."""
     eta_ms: int | None
+    """Milliseconds until the end; None if it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterUsage:
+    """The cluster as the dispatcher counts it."""
+
+    nodes: Sequence[Node]
+    isolation: str
+    """How learners are isolated: process | sandbox."""
+    used: Size
+    """What jobs hold of all nodes together."""
 
 
 class DispatcherClient:
+    """Every method raises Unavailable if the life-cycle manager does not answer within a second."""
+
     def __init__(self, client: ServiceClient) -> None:
-        self._peer = client
+        self._client = client
 
     async def explain(self, job_ids: Sequence[str] = ()) -> Sequence[Waiting]:
-        """Waiting jobs in their order; without ids all of them."""
-        stub = control_pb2_grpc.QueueStub(await self._peer.channel())
-        with self._peer.answering():
-            reply = await stub.Explain(control_pb2.ExplainRequest(job_ids=job_ids), timeout=_ASIDE_S)
-        return [Waiting(one.job_id, one.position, one.pending_reason, one.message) for one in reply.waiting]
+        """Waiting jobs in their order: all, or these."""
+        stub = control_pb2_grpc.QueueStub(await self._client.channel())
+        with self._client.answering():
+            reply = await stub.Explain(control_pb2.ExplainRequest(job_ids=job_ids), timeout=_OPTIONAL_S)
+        return [
+            Waiting(waiting.job_id, waiting.position, waiting.pending_reason, waiting.message)
+            for waiting in reply.waiting
+        ]
+
+    async def fit(self, spec: Mapping[str, Any]) -> tuple[str, str]:
+        """(now | later | never, why not now) for a spec in its stored form."""
+        stub = control_pb2_grpc.QueueStub(await self._client.channel())
+        request = control_pb2.FitRequest(spec=json.dumps(spec).encode())
+        with self._client.answering():
+            reply = await stub.Fit(request, timeout=_OPTIONAL_S)
+        return reply.verdict, reply.message
+
+    async def cluster_usage(self) -> ClusterUsage:
+        """The nodes, and what jobs hold of them."""
+        stub = control_pb2_grpc.QueueStub(await self._client.channel())
+        with self._client.answering():
+            reply = await stub.ClusterUsage(control_pb2.ClusterUsageRequest(), timeout=_OPTIONAL_S)
+        nodes = [
+            Node(
+                name=node.name, cpus=node.cpus, memory=node.memory, gpus=round(node.gpus), gpu_type=node.gpu_type,
+                ready=node.ready,
+            )
+            for node in reply.nodes
+        ]  # fmt: skip
+        used = Size(
+            sum(node.used_gpus for node in reply.nodes),
+            sum(node.used_cpus for node in reply.nodes),
+            sum(node.used_memory for node in reply.nodes),
+        )
+        return ClusterUsage(nodes, reply.isolation, used)
 
 
 async def quarantined_of(client: ServiceClient) -> Sequence[QuarantineEntry]:
     """What that service cannot read and leaves alone."""
     channel = await client.channel()
     with client.answering():
-        return await ask_quarantine(channel, timeout_s=_HELD_S)
-
-
-class NodeClient:
-    def __init__(self, client: ServiceClient) -> None:
-        self._peer = client
-
-    async def capacity(self) -> tuple[Sequence[Node], str]:
-        """The nodes, and the isolation of isolation that learners get."""
-        stub = node_pb2_grpc.NodeStub(await self._peer.channel())
-        with self._peer.answering():
-            reply = await stub.Capacity(node_pb2.CapacityRequest(), timeout=_ASIDE_S)
-        nodes = [
-            Node(name=one.name, cpus=one.cpus, memory=one.memory, gpus=one.gpus, gpu_type=one.gpu_type, ready=one.ready)
-            for one in reply.nodes
-        ]
-        return nodes, reply.isolation
+        return await ask_quarantine(channel, timeout_s=_QUARANTINE_S)
 
 
 class TelemetryClient:
     def __init__(self, client: ServiceClient) -> None:
-        self._peer = client
+        self._client = client
 
     async def lines(self, job_id: str, query: LineQuery, *, limit: int) -> tuple[Sequence[StoredLine], int]:
-        """A page, and the seq up to which everything that matches has been given."""
-        stub = metrics_pb2_grpc.TelemetryStub(await self._peer.channel())
-        with self._peer.answering():
+        """A page of lines, and the seq up to which it contains every line that matches."""
+        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        with self._client.answering():
             reply = await stub.Lines(_lines_request(job_id, query, limit), timeout=_QUERY_S)
-        return [_line(one) for one in reply.lines], reply.through_seq
+        return [_line(line) for line in reply.lines], reply.through_seq
 
     async def follow_lines(self, job_id: str, query: LineQuery) -> AsyncGenerator[tuple[Sequence[StoredLine], int]]:
-        """Batches as they are stored, from ``after_seq`` on. May end or fail at any time: go on after the last seq."""
-        stub = metrics_pb2_grpc.TelemetryStub(await self._peer.channel())
+        """Batches beyond ``after_seq`` as they are stored. May end or fail; call again with the last seq."""
+        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
         async with aclosing(
             streaming(stub.FollowLines(_lines_request(job_id, query, 0), timeout=_FOLLOW_S))
         ) as replies:
             async for reply in replies:
-                yield [_line(one) for one in reply.lines], reply.through_seq
+                yield [_line(line) for line in reply.lines], reply.through_seq
 
     async def points(self, job_id: str, query: PointQuery, *, limit: int) -> tuple[Sequence[StoredPoint], int]:
-        stub = metrics_pb2_grpc.TelemetryStub(await self._peer.channel())
-        with self._peer.answering():
+        """As ``lines``."""
+        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        with self._client.answering():
             reply = await stub.Points(_points_request(job_id, query, limit), timeout=_QUERY_S)
-        return [_point(one) for one in reply.points], reply.through_seq
+        return [_point(point) for point in reply.points], reply.through_seq
 
     async def follow_points(self, job_id: str, query: PointQuery) -> AsyncGenerator[tuple[Sequence[StoredPoint], int]]:
-        stub = metrics_pb2_grpc.TelemetryStub(await self._peer.channel())
+        """As ``follow_lines``."""
+        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
         async with aclosing(
             streaming(stub.FollowPoints(_points_request(job_id, query, 0), timeout=_FOLLOW_S))
         ) as replies:
             async for reply in replies:
-                yield [_point(one) for one in reply.points], reply.through_seq
+                yield [_point(point) for point in reply.points], reply.through_seq
 
     async def series(self, job_id: str, query: PointQuery) -> Sequence[StoredPoint]:
-        stub = metrics_pb2_grpc.TelemetryStub(await self._peer.channel())
-        with self._peer.answering():
+        """The points of curves, thinned out to ``query.max_points`` each."""
+        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        with self._client.answering():
             reply = await stub.Series(_points_request(job_id, query, 0), timeout=_QUERY_S)
-        return [_point(one) for one in reply.points]
+        return [_point(point) for point in reply.points]
 
     async def summary(self, job_id: str) -> Summary:
-        stub = metrics_pb2_grpc.TelemetryStub(await self._peer.channel())
-        with self._peer.answering():
+        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        with self._client.answering():
             reply = await stub.Summary(metrics_pb2.SummaryRequest(job_id=job_id), timeout=_QUERY_S)
-        latest = {one.point.name: _point(one) for one in reply.latest}
+        latest = {stored.point.name: _point(stored) for stored in reply.latest}
         return Summary(
             lines=reply.lines, points=reply.points, latest=latest,
             progress=reply.progress if reply.progress >= 0 else None,
@@ -202,20 +238,20 @@ def _points_request(job_id: str, query: PointQuery, limit: int) -> metrics_pb2.P
     )  # fmt: skip
 
 
-def _source(one: metrics_pb2.Source) -> SourceId:
-    return SourceId(one.attempt, one.role, one.rank, one.run, one.source, one.generation)
+def _source(source: metrics_pb2.Source) -> SourceId:
+    return SourceId(source.attempt, source.role, source.rank, source.run, source.source, source.generation)
 
 
-def _line(one: metrics_pb2.StoredLine) -> StoredLine:
-    line = one.line
-    return StoredLine(one.seq, _source(one.source), LogLine(line.offset, line.time_ms, line.text, line.partial))
+def _line(stored: metrics_pb2.StoredLine) -> StoredLine:
+    line = stored.line
+    return StoredLine(stored.seq, _source(stored.source), LogLine(line.offset, line.time_ms, line.text, line.partial))
 
 
-def _point(one: metrics_pb2.StoredPoint) -> StoredPoint:
-    point = one.point
+def _point(stored: metrics_pb2.StoredPoint) -> StoredPoint:
+    point = stored.point
     step = point.step if point.HasField("step") else None
     return StoredPoint(
-        one.seq,
-        _source(one.source),
+        stored.seq,
+        _source(stored.source),
         Point(point.offset, point.time_ms, point.name, step, point.value, dict(point.context)),
     )

@@ -1,6 +1,6 @@
-"""A job's state in a sentence, and what its owner can do about it: what `weft explain` shows.
+"""The text of `weft explain`: a job's state in a sentence, and what its owner can do.
 
-Every command in a hint carries the job's id, so it can be typed as it stands.
+Every command in a hint contains the job's id, so that it can be copied and run.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from services.core.domain.status import Desired, Status
 _ADVICE: Final[Mapping[str, str]] = {
     "NoMatchingFlavor": "`weft kill {id}`, and submit it again with less `resources` or fewer `learners`",
     "WaitingForCapacity": "it starts by itself once running jobs have ended",
-    "BackOff": "it is tried again by itself; `retries.backoff` says how long after",
-    "Releasing": "what its last attempt held is being given back; it goes on by itself",
+    "BackOff": "it is tried again by itself; `retries.backoff` sets the pause",
+    "Releasing": "the hardware of its last attempt is being given back; it continues by itself",
     "ExitCode": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "Signalled": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "OOMKilled": "ask for more with `resources.memory`",
-    "EnvironmentFailed": "mend requirements.txt (packages are installed from wheels only) and submit it again",
+    "EnvironmentFailed": "correct requirements.txt (packages are installed from wheels only) and submit it again",
 }
 _NEXT: Final[Mapping[Status, tuple[str, ...]]] = {
-    Status.DOWNLOADING: ("its code, data and packages are made ready; new packages take longest",),
+    Status.DOWNLOADING: ("its code, data and packages are being prepared; new packages take longest",),
     Status.PROCESSING: ("`weft logs -f {id}` follows what it prints", "`weft metrics {id}` shows its curves"),
     Status.COMPLETED: ("`weft download {id}` fetches its results", "`weft metrics {id}` shows its curves"),
-    Status.HALTED: ("`weft resume {id}` goes on from its checkpoints",),
+    Status.HALTED: ("`weft resume {id}` continues from its checkpoints",),
 }
 
 
 def explain_json(job: Job, waiting: Waiting | None, *, now: int) -> ExplainJson:
-    """Why it is as it is, in words, and what to do. ``now``: Unix milliseconds."""
+    """The job's state, its reason, and hints. ``waiting``: the dispatcher's decision, if known. ``now``: Unix ms."""
     state = job.state
     pending = waiting.pending_reason if waiting else state.pending_reason
     out: ExplainJson = {
@@ -56,21 +56,22 @@ def _summary(job: Job, waiting: Waiting | None, *, now: int) -> str:
         why = waiting.message if waiting else job.state.message
         return f"{place}: {why}" if why else f"{place} to be admitted"
     if job.at_rest or job.finished is not None:
-        return f"is {job.status.value}{_course(job)}{f': {_why(job)}' if _why(job) else ''}"
+        message = _end_message(job)
+        return f"is {job.status.value}{_run_time(job)}{f': {message}' if message else ''}"
     if job.observed_generation < job.generation and job.desired is not Desired.RUN:
-        return f"is {job.status.value}; its owner asked to {job.desired.value} it, which is under way"
-    lasts = f" for {_span(now - job.state.since)}{_attempt(job)}"
-    return f"is {job.status.value}{lasts}" + (f": {job.state.message}" if job.state.message else "")
+        return f"is {job.status.value}; a {job.desired.value} by its owner is under way"
+    duration = f" for {_span(now - job.state.since)}{_attempt(job)}"
+    return f"is {job.status.value}{duration}" + (f": {job.state.message}" if job.state.message else "")
 
 
-def _why(job: Job) -> str:
+def _end_message(job: Job) -> str:
     if job.state.message or job.status is not Status.KILLED:
         return job.state.message
     return "its owner ended it" if job.desired is Desired.KILL else ""
 
 
-def _course(job: Job) -> str:
-    """How long its last attempt ran, and how many there were."""
+def _run_time(job: Job) -> str:
+    """How long its last attempt ran, and its number if it was not the first."""
     if job.attempt.started is None:
         return " before it ever ran"
     ended = job.state.since if job.finished is None else job.finished
@@ -93,7 +94,7 @@ def _hints(job: Job, pending: str) -> list[str]:
 
 
 def _span(ms: int) -> str:
-    """A length of time for people: 0.7 s, 38 s, 2 min 5 s, 3 h 12 min."""
+    """Formats milliseconds: 0.7 s, 38 s, 2 min 5 s, 3 h 12 min."""
     seconds = max(0, ms) / 1000
     if seconds < 9.95:
         return f"{seconds:.1f} s"

@@ -1,1 +1,1 @@
-"""One Guardian per job: provisions all of it or nothing, watches it, decides how it ends, and gives everything back."""
+"""One Guardian per job: provisions all of its learners or none, watches them, decides the end, releases everything."""

@@ -21,7 +21,7 @@ from services.guardian.wiring import connect
 
 
 async def main(service: Service) -> None:
-    """Serves until told to stop."""
+    """Serves until ``service.stopping`` is set."""
     settings = GuardianSettings()
     ports = await connect(settings)
     service.checks |= {"jobs": ports.jobs.ping, "status": ports.status.ping, "cluster": ports.cluster.ping}

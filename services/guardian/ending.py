@@ -1,9 +1,9 @@
-"""The end of an attempt, in the one order that loses nothing (architecture.md, "The end, in order").
+"""Ends an attempt, in the only order that loses nothing (architecture.md, "The end, in order").
 
     verdict (written before) -> stop -> STORING until stored -> terminal status -> teardown, gone -> etcd -> released
 
-A crash anywhere leaves a document from which the next Guardian goes on: the verdict keeps a finished job from being
-trained again, and ``released`` keeps what is still held from being given to another.
+After a crash at any point the next Guardian continues from the document: the verdict prevents that a finished job is
+trained again, and ``released`` prevents that hardware still in use is given to another job.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from services.core.domain.job import Claim, Job, Verdict, advanced, moved, relea
 from services.core.domain.learner import LearnerStatus, step_times
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
+from services.core.domain.status_keys import job_prefix
 from services.core.ports.cluster import Observation
 from services.core.use_cases.jobs import update
 from services.guardian import observed_state
@@ -29,7 +30,7 @@ from services.guardian.settings import GuardianSettings
 
 _AFTER_LOSS_MS: Final = 1_000
 _AFTER_LOSS_MOST_MS: Final = 10_000
-"""A lost machine is no fault of the job's: it is tried again soon, but not in a frenzy."""
+"""First and longest back-off after a lost machine, in milliseconds: the loss is not the job's fault, so it is short."""
 _BACKOFF_MOST_MS: Final = 300_000
 _DEFAULTS: Final = parse_spec({"name": "unreadable", "command": "unreadable"})
 _Log = structlog.typing.FilteringBoundLogger
@@ -37,21 +38,24 @@ _Log = structlog.typing.FilteringBoundLogger
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a spec grants to learners that end, in milliseconds; the defaults where it cannot be read any more."""
+    """What a spec says about the end, in milliseconds."""
 
     grace: int
+    """Between SIGTERM and SIGKILL."""
     store_timeout: int
+    """For storing results, after ``grace``."""
     backoff: int
+    """Before the first retry."""
 
     @classmethod
     def of(cls, spec: JobSpec | None) -> Limits:
-        """Those of the spec."""
-        given = spec or _DEFAULTS
-        return cls(given.grace, given.store_timeout, given.retries.backoff)
+        """The spec's limits; the defaults if it cannot be read any more (None)."""
+        source = spec or _DEFAULTS
+        return cls(source.grace, source.store_timeout, source.retries.backoff)
 
 
 class Ending:
-    """One per Guardian; ``step`` is called until the job is released."""
+    """One per Guardian. Call ``step`` until the job is released."""
 
     def __init__(
         self,
@@ -69,30 +73,37 @@ class Ending:
             bound,
         )
         self._stopped: tuple[str, int] | None = None
-        self._since: float | None = None
-        """When we first stopped it, by the clock that never jumps: a wall clock put wrong must not cost results."""
+        """(cause, grace in ms) of the last stop."""
+        self._stopping_since_s: float | None = None
+        """On the boot-time clock: a wall clock that jumps must not cost results."""
 
     async def step(
-        self, job: Job, verdict: Verdict, limits: Limits, known: Mapping[str, LearnerStatus], seen: Observation
+        self,
+        job: Job,
+        verdict: Verdict,
+        limits: Limits,
+        learners: Mapping[str, LearnerStatus],
+        observed: Observation,
     ) -> float:
-        """Takes the job, whose verdict is written, as far as it can go now. Seconds until the next look."""
+        """Takes a job with a verdict as far as it can go now. Returns the seconds after which to call again."""
         if job.status in ADMITTED:
-            verdict = await self._overruled(job, verdict)
-            cause, grace_ms = self._how(verdict, limits)
+            verdict = await self._apply_kill(job, verdict)
+            cause, grace_ms = self._stop_parameters(verdict, limits)
             if await self.stop(job, cause=cause, grace_ms=grace_ms):
-                return 0.0  # what was seen before the stop may have changed
+                return 0.0  # the observation is older than the stop
+            missing = ""
             if verdict.to is not Status.KILLED:
-                job = await self._storing(job, known)
+                job = await self._to_storing(job, learners)
                 left_ms = limits.grace + limits.store_timeout - self._stopping_ms()
-                if observed_state.unstored(job.attempt.number, known, seen) and left_ms > 0:
+                if observed_state.not_stored(job.attempt.number, learners, observed) and left_ms > 0:
                     return min(self._settings.observe_s, left_ms / 1000)
-            unkept = "" if verdict.to is Status.KILLED else observed_state.unkept(job.attempt.number, known, seen)
-            job = await self._finish(job, limits, verdict, unkept)
+                missing = observed_state.storage_failures(job.attempt.number, learners, observed)
+            job = await self._finish(job, limits, verdict, missing)
         await self._release(job)
         return 0.0
 
     async def stop(self, job: Job, *, cause: str, grace_ms: int) -> bool:
-        """Tells the learners to end: once for each cause, the cluster remembers it. Whether this was the first time."""
+        """Stops the learners, once for each cause and grace. Returns whether this call did it."""
         if self._stopped == (cause, grace_ms):
             return False
         await self._ports.cluster.stop(
@@ -104,22 +115,24 @@ class Ending:
 
     def _stopping_ms(self) -> float:
         now = self._ports.clock.boottime()
-        self._since = now if self._since is None else self._since
-        return (now - self._since) * 1000
+        self._stopping_since_s = now if self._stopping_since_s is None else self._stopping_since_s
+        return (now - self._stopping_since_s) * 1000
 
-    async def _overruled(self, job: Job, verdict: Verdict) -> Verdict:
-        """The verdict; a kill that came after it overrules every one but success."""
+    async def _apply_kill(self, job: Job, verdict: Verdict) -> Verdict:
+        """The verdict that counts: a kill that came later replaces every verdict but COMPLETED."""
         if job.desired is not Desired.KILL or verdict.to in {Status.KILLED, Status.COMPLETED}:
             return verdict
         before = f" while it ended: {verdict.message}" if verdict.to is Status.FAILED else ""
         killed = replace(
             verdict, to=Status.KILLED, reason="Killed", message=f"killed by its owner{before}", budgeted=False
         )
-        await self._update(job, lambda one: replace(one, verdict=killed, observed_generation=one.generation))
+        await self._update(
+            job, lambda current: replace(current, verdict=killed, observed_generation=current.generation)
+        )
         return killed
 
-    def _how(self, verdict: Verdict, limits: Limits) -> tuple[str, int]:
-        """(cause, grace in ms) for the learners that still run when this verdict falls."""
+    def _stop_parameters(self, verdict: Verdict, limits: Limits) -> tuple[str, int]:
+        """(cause, grace in ms) for learners that still run after this verdict."""
         if verdict.to is Status.KILLED:
             return "kill", 0
         if verdict.to is Status.HALTED:
@@ -128,19 +141,20 @@ class Ending:
             return "deadline", limits.grace
         return "peer", min(limits.grace, round(self._settings.peer_grace_s * 1000))
 
-    async def _storing(self, job: Job, known: Mapping[str, LearnerStatus]) -> Job:
-        """STORING, if there is anything to store: where no process ever ran the history must not say so."""
-        times = step_times(known.values())
+    async def _to_storing(self, job: Job, learners: Mapping[str, LearnerStatus]) -> Job:
+        """Moves the job to STORING if a process of it ever ran: else there is nothing to store."""
+        times = step_times(learners.values())
         if Status.PROCESSING not in times:
             return job
         now = self._ports.clock.now_ms()
         return await self._update(
-            job, lambda one: advanced(one, Status.STORING, actor="guardian", now=now, times=times)
+            job, lambda current: advanced(current, Status.STORING, actor="guardian", now=now, times=times)
         )
 
-    async def _finish(self, job: Job, limits: Limits, verdict: Verdict, unkept: str) -> Job:
+    async def _finish(self, job: Job, limits: Limits, verdict: Verdict, missing: str) -> Job:
+        """Writes the status that the verdict says. ``missing``: results that could not be stored, for people."""
         summary, now = await self._summary(job), self._ports.clock.now_ms()
-        message = "; ".join(filter(None, (verdict.message, unkept)))
+        message = "; ".join(filter(None, (verdict.message, missing)))
 
         def change(current: Job) -> Job:
             ended = moved(current, verdict.to, actor="guardian", now=now, reason=verdict.reason, message=message)
@@ -155,19 +169,20 @@ class Ending:
         return ended
 
     async def _summary(self, job: Job) -> Mapping[str, Any]:
-        """The metrics service being away or slow must not keep hardware from being given back."""
+        """The job's last metrics; the former summary if the metrics service is away or slow: hardware must not wait."""
         try:
             async with asyncio.timeout(self._settings.summary_timeout_s):
                 return await self._ports.summaries.summary(job.id)
         except (WeftError, TimeoutError) as error:
-            self._log.warning("job.no_summary", why=str(error) or "the metrics service takes too long")
+            self._log.warning("job.no_summary", why=str(error) or "the metrics service took too long")
             return job.summary
 
     async def _release(self, job: Job) -> None:
+        """Removes everything of the attempt, then records that its hardware is free."""
         await self._ports.cluster.teardown(job.id, attempt=job.attempt.number, term=self._claim.term)
-        await self._ports.status.delete_prefix(f"/jobs/{job.id}/")
+        await self._ports.status.delete_prefix(job_prefix(job.id))
         now = self._ports.clock.now_ms()
-        await self._update(job, lambda one: released(one, now=now) if one.holds else one)
+        await self._update(job, lambda current: released(current, now=now) if current.holds else current)
         self._log.info("job.released", attempt=job.attempt.number)
         with structlog.contextvars.bound_contextvars(traceparent=job.trace):
             await self._ports.hints.send("released", job.id)
@@ -177,9 +192,10 @@ class Ending:
 
 
 def _queued_again(job: Job, limits: Limits, verdict: Verdict, now: int) -> Job:
-    """Counted against the job's budget only where the job itself failed.
+    """The job with its counters and back-off for the next attempt.
 
-    Waits double: for its own failures and for roll-backs from what its owner chose, after a loss from a second.
+    Only a failure of the job itself counts against its retry budget. The back-off doubles: from ``retries.backoff``
+    after its own failures and after roll-backs, from one second after the loss of a machine.
     """
     counters, own, undone = job.counters, verdict.budgeted, not job.attempt.committed
     counters = replace(
@@ -189,11 +205,11 @@ def _queued_again(job: Job, limits: Limits, verdict: Verdict, now: int) -> Job:
         rollbacks=counters.rollbacks + 1 if undone and not own else 0,
     )
     if own:
-        wait, times, most = limits.backoff, counters.retries, _BACKOFF_MOST_MS
+        first_ms, times, most_ms = limits.backoff, counters.retries, _BACKOFF_MOST_MS
     elif undone:
-        wait, times, most = max(limits.backoff, _AFTER_LOSS_MS), counters.rollbacks, _BACKOFF_MOST_MS
+        first_ms, times, most_ms = max(limits.backoff, _AFTER_LOSS_MS), counters.rollbacks, _BACKOFF_MOST_MS
     else:
-        wait, times, most = _AFTER_LOSS_MS, counters.restarts, _AFTER_LOSS_MOST_MS
-    # A wait that its owner made longer than ours may ever become stays as long as that.
-    wait = max(wait, min(wait * 2 ** min(times - 1, 20), most))
-    return replace(job, counters=counters, not_before=now + wait)
+        first_ms, times, most_ms = _AFTER_LOSS_MS, counters.restarts, _AFTER_LOSS_MOST_MS
+    # An owner's back-off that is longer than the longest here stays as long as it is.
+    wait_ms = max(first_ms, min(first_ms * 2 ** min(times - 1, 20), most_ms))
+    return replace(job, counters=counters, not_before=now + wait_ms)

@@ -1,4 +1,4 @@
-"""What the guardian service counts for Prometheus. FfDL's names where the thing is the same."""
+"""The guardian service's Prometheus metrics. Names are FfDL's where FfDL has the same metric."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ _REASON: Final = re.compile(r"[A-Za-z]{1,40}")
 
 
 class Instrumentation:
-    """One per process; ``registry`` is Prometheus's own, or a test's."""
+    """One per process. ``registry``: Prometheus's default one, or a new one in tests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.running = Gauge("weft_guardian_running", "Guardians hosted by this process.", registry=registry)
+        self.running = Gauge("weft_guardian_running", "Guardians in this process.", registry=registry)
         self.claims = Counter("weft_guardian_claims", "Jobs claimed: new, or taken over.", ("kind",), registry=registry)
         self.crashes = Counter(
-            "weft_guardian_crashes", "Guardians that ended by an error of ours; each is started again.",
+            "weft_guardian_crashes", "Guardians that ended by a bug; each is started again.",
             registry=registry,
         )  # fmt: skip
         self._succeeded = Counter("trainer_trainings_success", "Jobs that completed.", registry=registry)
         self._failed = Counter("trainer_trainings_failed", "Jobs that failed.", ("reason",), registry=registry)
         self._killed = Counter(
-            "lcm_trainings_killed", "Jobs killed, and how far they were.", ("progress",), registry=registry
+            "lcm_trainings_killed", "Jobs killed, by the status they had.", ("progress",), registry=registry
         )
         self._undone = Counter(
-            "lcm_trainings_launch_failed", "Attempts that were not provisioned and were undone.", ("reason",),
+            "lcm_trainings_launch_failed", "Attempts that were rolled back before they were provisioned.", ("reason",),
             registry=registry,
         )  # fmt: skip
         self._retried = Counter(
-            "weft_trainings_retried", "Attempts that are tried again.", ("reason",), registry=registry
+            "weft_trainings_retried", "Attempts after which the job was queued again.", ("reason",), registry=registry
         )
 
     def ended(self, job: Job, verdict: Verdict) -> None:
-        """``job`` as it was before its attempt ended."""
+        """Counts the end of an attempt. ``job``: as it was before."""
         reason = verdict.reason if _REASON.fullmatch(verdict.reason) else "Other"
         if verdict.to is Status.COMPLETED:
             self._succeeded.inc()

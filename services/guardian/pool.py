@@ -1,8 +1,8 @@
-"""Many Guardians in one process, each an asyncio task; all keys of the process hang on its one lease.
+"""Many Guardians in one process, each an asyncio task. All keys of the process hang on its one lease.
 
-A hint makes a Guardian start or look at once; a sweep over all jobs that hold hardware finds whatever a hint missed:
-admitted jobs without a Guardian, jobs of dead processes, wishes nobody told us of. One job's trouble is its own: it is
-logged, and tried again after waits that double.
+A hint starts a Guardian, or its next reconcile, at once. A sweep over all jobs that hold hardware finds what hints have
+missed: admitted jobs without a Guardian, jobs of dead processes, changes of the desired state. A failure of one job's
+Guardian is logged, and the Guardian is started again with back-off; other jobs are not affected.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -22,11 +22,12 @@ from services.core.ports.job_store import JobQuery
 from services.core.ports.status_store import Lease
 from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import Quarantine
+from services.core.runtime.retry import Backoff
 from services.core.use_cases.jobs import all_jobs
 from services.guardian.actor import Guardian
 from services.guardian.claim import claim
 from services.guardian.instrumentation import Instrumentation
-from services.guardian.learner_view import EVERYONE, LearnerView
+from services.guardian.learner_view import ALL_JOBS, LearnerView
 from services.guardian.ports import GuardianPorts
 from services.guardian.settings import GuardianSettings
 
@@ -34,21 +35,21 @@ SERVICE: Final = "guardian"
 _RESTART_S: Final = 1.0
 _RESTART_MOST_S: Final = 60.0
 _STEADY_S: Final = 120.0
-"""A Guardian that lived so long was well: what it met is not what the one before met."""
+"""After a Guardian that ran for so long the back-off starts again."""
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class _Trouble:
-    """A job whose Guardians end before their time."""
+@dataclass
+class _Restart:
+    """When the next Guardian of a job may start, after one failed. The first restart does not wait."""
 
-    times: int
-    until: float
-    """Boot-time clock, in seconds: no new Guardian before."""
+    not_before_s: float
+    """On the boot-time clock."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(first_s=_RESTART_S, most_s=_RESTART_MOST_S))
 
 
 class Pool:
-    """``run`` until stopped; ``nudge`` for hints from outside."""
+    """Call ``run`` once; ``nudge`` is for hints from other services."""
 
     def __init__(
         self,
@@ -66,38 +67,39 @@ class Pool:
         )
         self._guardians: dict[str, Guardian] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._troubles: dict[str, _Trouble] = {}
+        self._restarts: dict[str, _Restart] = {}
         self._nudged: set[str] = set()
         self._wake = asyncio.Event()
-        self._next_sweep = 0.0
-        self._strangers: frozenset[str] = frozenset()
-        self.view = LearnerView(self.poke, quarantine)
+        self._next_sweep_s = 0.0
+        self._unknown_jobs: frozenset[str] = frozenset()
+        """Jobs in the view that held nothing at the last sweep."""
+        self.view = LearnerView(self.request_reconcile, quarantine)
 
-    def poke(self, job_id: str, *, look: bool = False) -> None:
-        """Something happened to a job, or to ``EVERYONE``; of one we do not guard the sweep takes a look."""
-        for each in list(self._guardians) if job_id == EVERYONE else [job_id]:
-            if each in self._guardians:
-                self._guardians[each].poke(look=look)
+    def request_reconcile(self, job_id: str, *, cluster_changed: bool = False) -> None:
+        """Starts a reconcile of a job that has a Guardian here, or of ``ALL_JOBS``. The sweep finds other jobs."""
+        for guarded_id in list(self._guardians) if job_id == ALL_JOBS else [job_id]:
+            if guarded_id in self._guardians:
+                self._guardians[guarded_id].request_reconcile(cluster_changed=cluster_changed)
 
     def nudge(self, job_id: str) -> None:
-        """A hint from outside: new work, or a wish."""
+        """A hint: the job was admitted, or its desired state has changed."""
         if job_id in self._guardians:
-            self.poke(job_id)
+            self.request_reconcile(job_id)
         else:
             self._nudged.add(job_id)
             self._wake.set()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Guards until ``stopping``; then lets go of everything, as it is."""
+        """Runs Guardians until ``stopping`` is set; then cancels them and leaves their jobs as they are."""
         background = [
-            asyncio.create_task(self._for_ever(self._follow_learners)),
-            asyncio.create_task(self._for_ever(self._watch_cluster)),
-            asyncio.create_task(self._for_ever(self._watch_members)),
+            asyncio.create_task(self._repeat(self._follow_learners)),
+            asyncio.create_task(self._repeat(self._watch_cluster)),
+            asyncio.create_task(self._repeat(self._watch_members)),
         ]
         try:
             while not stopping.is_set():
                 self._wake.clear()
-                await self._turn()
+                await self._sweep_or_start_nudged()
                 await self._pause(stopping)
         finally:
             tasks = [*background, *self._tasks.values()]
@@ -105,30 +107,30 @@ class Pool:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _turn(self) -> None:
-        """Everything when it is time for that; else what we were told to look at."""
+    async def _sweep_or_start_nudged(self) -> None:
+        """Sweeps if it is time; else starts Guardians for nudged jobs only."""
         try:
-            if self._ports.clock.boottime() >= self._next_sweep:
+            if self._ports.clock.boottime() >= self._next_sweep_s:
                 self._nudged.clear()
-                self._next_sweep = self._ports.clock.boottime() + self._settings.sweep_s
+                self._next_sweep_s = self._ports.clock.boottime() + self._settings.sweep_s
                 await self.sweep()
             else:
-                await self._look_at_nudged()
+                await self._start_nudged()
         except WeftError as error:
             log.warning("pool.sweep_interrupted", why=str(error))
 
     async def _pause(self, stopping: asyncio.Event) -> None:
-        """Until told something, told to stop, or the sweep's time has come."""
+        """Returns after a nudge, when ``stopping`` is set, or at the next sweep."""
         waits = [asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(stopping.wait())]
-        left = max(0.001, self._next_sweep - self._ports.clock.boottime())
-        await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        left_s = max(0.001, self._next_sweep_s - self._ports.clock.boottime())
+        await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 
-    # --- what is watched -----------------------------------------------------------
+    # --- watches -------------------------------------------------------------------
 
-    async def _for_ever(self, watch: Callable[[], Awaitable[None]]) -> None:
-        """A watch that ends would leave us blind without a word: whatever ends it, it is begun anew."""
+    async def _repeat(self, watch: Callable[[], Awaitable[None]]) -> None:
+        """Runs a watch again whenever it ends, until cancelled: without it the pool would miss all its events."""
         while True:
             try:
                 await watch()
@@ -141,20 +143,20 @@ class Pool:
 
     async def _watch_cluster(self) -> None:
         async for job_id in self._ports.cluster.watch():
-            self.poke(job_id or EVERYONE, look=True)
+            self.request_reconcile(job_id or ALL_JOBS, cluster_changed=True)
 
     async def _watch_members(self) -> None:
-        """Another process of the pool is gone: its jobs are taken over now, not at the next sweep."""
+        """Sweeps at once when another guardian process is gone: its jobs are taken over now."""
         async with aclosing(self._ports.status.watch(member_key(SERVICE, ""))) as changes:
             async for change in changes:
                 if change.kind == "delete":
-                    self._next_sweep = 0.0
+                    self._next_sweep_s = 0.0
                     self._wake.set()
 
-    # --- who guards what -----------------------------------------------------------
+    # --- which process guards which job ----------------------------------------------
 
     async def sweep(self) -> None:
-        """Looks at every job that holds hardware: pokes what changed, claims what nobody guards."""
+        """Reads every job that holds hardware: reconciles what changed, claims jobs without a Guardian."""
         holding: set[str] = set()
         unguarded: list[Job] = []
         async for job in all_jobs(self._ports.jobs, JobQuery(holding=True, deleted=True)):
@@ -163,27 +165,27 @@ class Pool:
             if guardian is None:
                 unguarded.append(job)
             elif guardian.generation != job.generation or guardian.claim.nonce != job.guardian.nonce:
-                guardian.poke()
-        self._tidy(holding)
-        # What is half provisioned or half stopped holds hardware for nothing: it goes first.
-        unguarded.sort(key=lambda one: (one.attempt.committed and one.verdict is None, one.id))
-        await self._take(unguarded)
+                guardian.request_reconcile()
+        self._forget_released(holding)
+        # Jobs that are partly provisioned or partly stopped hold hardware without using it: they go first.
+        unguarded.sort(key=lambda job: (job.attempt.committed and job.verdict is None, job.id))
+        await self._take_over(unguarded)
 
-    async def _look_at_nudged(self) -> None:
+    async def _start_nudged(self) -> None:
         nudged, self._nudged = self._nudged, set()
-        found = [await self._ports.jobs.get(job_id) for job_id in sorted(nudged)]
-        await self._take([job for job in found if job is not None and job.holds])
+        jobs = [await self._ports.jobs.get(job_id) for job_id in sorted(nudged)]
+        await self._take_over([job for job in jobs if job is not None and job.holds])
 
-    def _tidy(self, holding: set[str]) -> None:
-        """Forgets jobs that hold nothing, once two sweeps have said so: one may have been admitted meanwhile."""
-        strangers = self.view.strangers(holding | set(self._guardians))
-        for job_id in strangers & self._strangers:
+    def _forget_released(self, holding: set[str]) -> None:
+        """Forgets jobs that held nothing in two sweeps: after one, a job may just have been admitted."""
+        unknown = self.view.known_beyond(holding | set(self._guardians))
+        for job_id in unknown & self._unknown_jobs:
             self.view.forget(job_id)
-        self._strangers = strangers
-        self._troubles = {job_id: one for job_id, one in self._troubles.items() if job_id in holding}
+        self._unknown_jobs = unknown
+        self._restarts = {job_id: restart for job_id, restart in self._restarts.items() if job_id in holding}
 
-    async def _take(self, jobs: list[Job]) -> None:
-        """Starts a Guardian for each of these that is ours, or nobody's."""
+    async def _take_over(self, jobs: list[Job]) -> None:
+        """Starts a Guardian for each of these jobs that this process, or no live process, has claimed."""
         lease = self._membership.lease
         if not jobs or lease is None or not lease.alive:
             return
@@ -191,29 +193,31 @@ class Pool:
         for job in jobs:
             if len(self._guardians) >= self._settings.max_guardians or not lease.alive:
                 return
-            trouble = self._troubles.get(job.id)
+            restart = self._restarts.get(job.id)
             ours = job.guardian.holder == self._membership.id
-            if job.id in self._guardians or (trouble and self._ports.clock.boottime() < trouble.until):
+            if job.id in self._guardians or (restart and self._ports.clock.boottime() < restart.not_before_s):
                 continue
-            if ours and trouble is None:
+            if ours and restart is None:
                 self._start(job)
             elif ours or job.guardian.holder not in live:
-                # Ours in trouble: under a new term, in case it is the old one that somebody refuses.
+                # Our own after a failure: under a new term, in case the old one is refused.
                 await self._claim(job, lease, live)
 
     async def _claim(self, job: Job, lease: Lease, live: frozenset[str]) -> None:
         try:
-            taken = await claim(self._ports, job, member=self._membership.id, lease=lease, live=live)
+            claimed = await claim(self._ports, job, member=self._membership.id, lease=lease, live=live)
         except Unavailable:
             raise
-        except WeftError as error:  # one job's trouble is not its neighbours'
-            self._trouble(job.id)
+        except WeftError as error:  # one bad job must not stop the others
+            self._delay_restart(job.id)
             log.warning("job.not_claimed", job=job.id, why=str(error), trace=job.trace)
             return
-        if taken is not None:
+        if claimed is not None:
             self._instrumentation.claims.labels("take-over" if job.guardian.holder else "new").inc()
-            log.info("job.claimed", job=job.id, term=taken.guardian.term, previous=job.guardian.holder, trace=job.trace)
-            self._start(taken)
+            log.info(
+                "job.claimed", job=job.id, term=claimed.guardian.term, previous=job.guardian.holder, trace=job.trace
+            )
+            self._start(claimed)
 
     def _start(self, job: Job) -> None:
         guardian = Guardian(job, self._ports, self._settings, self.view, self._instrumentation)
@@ -222,32 +226,35 @@ class Pool:
         self._instrumentation.running.set(len(self._guardians))
 
     async def _host(self, guardian: Guardian) -> None:
-        began = self._ports.clock.boottime()
+        began_s = self._ports.clock.boottime()
         try:
             await guardian.run()
-            self._troubles.pop(guardian.job_id, None)
+            self._restarts.pop(guardian.job_id, None)
         except StaleFence as error:
-            log.info("guardian.superseded", **_named(guardian), why=str(error))
-            self._trouble(guardian.job_id, began)
-        except Exception:  # a fault of ours in one job's Guardian: it is started again, others go on
+            log.info("guardian.superseded", **_log_fields(guardian), why=str(error))
+            self._delay_restart(guardian.job_id, began_s)
+        except Exception:  # the edge of a task: a bug ends one job's Guardian; it is started again, others go on
             self._instrumentation.crashes.inc()
-            log.exception("guardian.crashed", **_named(guardian))
-            self._trouble(guardian.job_id, began)
+            log.exception("guardian.crashed", **_log_fields(guardian))
+            self._delay_restart(guardian.job_id, began_s)
         finally:
             del self._guardians[guardian.job_id], self._tasks[guardian.job_id]
             self._instrumentation.running.set(len(self._guardians))
-            self.nudge(guardian.job_id)  # it may have been admitted anew meanwhile
+            self.nudge(guardian.job_id)  # it may have been admitted again in the meantime
 
-    def _trouble(self, job_id: str, began: float | None = None) -> None:
-        """The first time costs no wait: most often the job was admitted anew while its old Guardian looked away."""
-        now = self._ports.clock.boottime()
-        known = self._troubles.get(job_id)
-        steady = began is not None and now - began > _STEADY_S
-        times = 1 if known is None or steady else known.times + 1
-        wait = 0.0 if times == 1 else min(_RESTART_S * 2 ** min(times - 2, 10), _RESTART_MOST_S)
-        self._troubles[job_id] = _Trouble(times, now + wait)
+    def _delay_restart(self, job_id: str, began_s: float | None = None) -> None:
+        """Sets the back-off before the job's next Guardian. ``began_s``: when the one that failed started.
+
+        The first restart does not wait: mostly the job was admitted again while its former Guardian was ending.
+        """
+        now_s = self._ports.clock.boottime()
+        restart = self._restarts.get(job_id)
+        steady = began_s is not None and now_s - began_s > _STEADY_S
+        if restart is None or steady:
+            self._restarts[job_id] = _Restart(now_s)
+        else:
+            restart.not_before_s = now_s + restart.backoff.next()
 
 
-def _named(guardian: Guardian) -> dict[str, object]:
-    """What names it in the log."""
+def _log_fields(guardian: Guardian) -> dict[str, object]:
     return {"job": guardian.job_id, "term": guardian.claim.term, "trace": guardian.trace}

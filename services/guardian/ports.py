@@ -1,4 +1,4 @@
-"""What a Guardian works with."""
+"""The ports of the guardian service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.core.ports.status_store import StatusStore
 
 class Summaries(Protocol):
     async def summary(self, job_id: str) -> Mapping[str, Any]:
-        """The job's last metrics and its counts, as they go into its document with the end. Unavailable."""
+        """The job's last metrics and counts, as its document stores them at the end. Raises Unavailable."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The guardian service's gRPC face: hints from the other services."""
+"""The guardian service's gRPC services: hints from the other services."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.guardian.pool import Pool
 
 
 class Control(control_pb2_grpc.ControlServicer):
-    """Wakes up ``pool``."""
+    """Passes hints to the pool."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

@@ -8,26 +8,27 @@ from services.core.runtime.settings import Settings
 
 
 class GuardianSettings(Settings):
-    max_guardians: int = Field(default=2_000, gt=0, description="Guardians that one process hosts at most.")
+    max_guardians: int = Field(default=2_000, gt=0, description="The most Guardians in one process.")
     provision_timeout_s: float = Field(
-        default=600, gt=0, description="An attempt that is not provisioned by then is rolled back and queued again."
+        default=600,
+        gt=0,
+        description="An attempt that is not provisioned after so many seconds is rolled back and queued again.",
     )
     start_timeout_s: float = Field(
         default=86_400, gt=0,
-        description="A provisioned attempt whose first process does not run by then fails, with what its learners were"
-        " at: data that never ends, a helper that never says anything.",
+        description="A provisioned attempt whose first process does not run after so many seconds fails, e.g. because"
+        " a download never ends or a helper reports nothing.",
     )  # fmt: skip
     provision_tries: int = Field(
-        default=5, gt=0, description="After so many roll-backs in a row the job fails, with the last reason."
+        default=5, gt=0, description="After so many roll-backs in a row the job fails with the last reason."
     )
     peer_grace_s: float = Field(
         default=5, ge=0,
-        description="Learners whose peer failed get at most this long: they cannot finish, and hold hardware.",
+        description="The most seconds between SIGTERM and SIGKILL for learners whose peer failed: they cannot finish,"
+        " and hold hardware.",
     )  # fmt: skip
-    observe_s: float = Field(
-        default=5, gt=0, description="How often the cluster is asked about a quiet job, without any hint, in seconds."
-    )
+    observe_s: float = Field(default=5, gt=0, description="A job without events is reconciled so often, in seconds.")
     summary_timeout_s: float = Field(
         default=2, gt=0,
-        description="How long a job's last metrics are waited for at its end, in seconds: its hardware waits as well.",
+        description="How long the end of a job waits for its last metrics, in seconds: its hardware waits as well.",
     )  # fmt: skip

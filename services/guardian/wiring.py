@@ -1,4 +1,4 @@
-"""Which adapters the guardian service runs on."""
+"""Chooses the adapters of the guardian service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.guardian.settings import GuardianSettings
 
 
 async def connect(settings: GuardianSettings) -> GuardianPorts:
-    """The ports of the profile that the settings name."""
+    """The ports that the settings name."""
     secret = await core.service_secret(settings)
     ports = GuardianPorts(
         jobs=await core.job_store(settings),

@@ -22,10 +22,21 @@ from typing import TYPE_CHECKING, Final
 from services.core.domain.errors import NoSpace
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.status import Phase
+from services.core.runtime.learner_folder import (
+    ACTIVE_FILE,
+    GO_FILE,
+    HELPER_FILE,
+    HELPER_LOCK,
+    PREPARED_FILE,
+    RUN,
+    SPOOL_FOLDER,
+    STORED_FILE,
+    Assignment,
+    LearnerFolder,
+)
 from services.core.runtime.processes import identify
 from services.helper.fetch.progress import FetchCancelled, FetchFailed
 from services.helper.fetch.thread import FetchThread
-from services.helper.folder import Assignment, LearnerFolder
 from services.helper.log import log_event
 from services.helper.objects import UrlSigner
 from services.helper.settings import load_settings
@@ -38,8 +49,6 @@ if TYPE_CHECKING:
     from services.helper.reporter import Reporter
     from services.helper.ship.shipper import Shipper
 
-RUN: Final = 1
-"""A learner is started once per attempt; starting it again within one is not available yet."""
 QUICK_S: Final = 0.01
 POLL_S: Final = 0.1
 """How often files are read: at first, and while nothing happens."""
@@ -57,13 +66,13 @@ def main(root: Path) -> int:
     """Runs the helper of the learner's folder ``root``. Returns 0 once the learner is stored, or HELD."""
     os.umask(0o022)
     folder = LearnerFolder(root)
-    if folder.lock() is None:
+    if folder.lock(HELPER_LOCK) is None:
         return HELD
     me = identify(os.getpid())
     # The agent can do without it: a disk that the learner has filled must not keep its results from being stored.
     with contextlib.suppress(OSError, NoSpace):
-        folder.write("helper.json", asdict(me) if me is not None else {})
-    if not folder.has("stored"):
+        folder.write(HELPER_FILE, asdict(me) if me is not None else {})
+    if not folder.is_stored:
         asyncio.run(Helper(folder).run())
     return 0
 
@@ -74,7 +83,7 @@ class Helper:
     def __init__(self, folder: LearnerFolder) -> None:
         self._folder = folder
         self._assignment: Assignment = folder.assignment()
-        self._spool = Spool(folder.root / "spool")
+        self._spool = Spool(folder.root / SPOOL_FOLDER)
         self._fetch: FetchThread | None = None
         self._shipper: Shipper | None = None
         self._signer: UrlSigner
@@ -83,7 +92,7 @@ class Helper:
     async def run(self) -> None:
         """Returns when the learner is stored, or when its folder was removed."""
         self._signer = UrlSigner()
-        if self._folder.has("active"):
+        if self._folder.has(ACTIVE_FILE):
             self._begin_fetching()
         reporter, intake = self._connect()
         reporting = asyncio.create_task(reporter.run())
@@ -101,10 +110,10 @@ class Helper:
 
     def _write_stored(self, reporter: Reporter) -> None:
         """Writes ``stored``, once. The agent reports it, too, so no end waits for an unavailable metrics service."""
-        if not self._folder.is_removed and not self._folder.has("stored"):
+        if not self._folder.is_removed and not self._folder.is_stored:
             status = reporter.status
             document = {"phase": status.phase.value, "reason": status.reason, "message": status.message}
-            self._folder.write("stored", document)
+            self._folder.write(STORED_FILE, document)
 
     def _connect(self) -> tuple[Reporter, IntakeClient]:
         # Imported only now: see the module's docstring.
@@ -136,7 +145,7 @@ class Helper:
         return self._folder.exit(RUN)
 
     def _begin_fetching(self) -> None:
-        if not any(map(self._folder.has, ("go", "prepared.json"))) and self._exit() is None:
+        if not any(map(self._folder.has, (GO_FILE, PREPARED_FILE))) and self._exit() is None:
             self._fetch = FetchThread(self._folder, self._assignment, self._signer)
 
     async def _start_process(self, reporter: Reporter) -> bool:
@@ -148,7 +157,7 @@ class Helper:
             return False  # an earlier helper has reported it
         if self._exit() is not None:
             return True
-        if not await self._wait_until(lambda: self._folder.has("active")):
+        if not await self._wait_until(lambda: self._folder.has(ACTIVE_FILE)):
             return True
         if self._fetch is None:
             self._begin_fetching()
@@ -162,16 +171,16 @@ class Helper:
                 reporter.enter(Phase.STORED, reason=failure.reason, message=failure.message)
                 return False
         try:
-            prepared = self._folder.read("prepared.json") or {}
+            prepared = self._folder.read(PREPARED_FILE) or {}
         except (TypeError, ValueError) as error:  # the learner's own errors will show what it lacks
             log_event("prepared.unreadable", why=str(error))
             prepared = {}
         reporter.set_fields(**{name: prepared.get(name, "") for name in ("env_digest", "data_digest")})
-        if not self._folder.has("go"):
+        if not self._folder.has(GO_FILE):
             reporter.enter(Phase.READY)
             if not await self._wait_until(lambda: reporter.go.is_set, reporter.go):
                 return True
-            self._folder.write("go", {})
+            self._folder.write(GO_FILE, {})
         ShimWatch(self._folder).notify()
         return True
 
@@ -185,7 +194,7 @@ class Helper:
             if fetch.message != reporter.status.message and loop.time() - message_at >= MESSAGE_S:
                 message_at = loop.time()
                 reporter.set_message(fetch.message)
-        self._folder.write("prepared.json", asdict(fetch.result()))
+        self._folder.write(PREPARED_FILE, asdict(fetch.result()))
 
     async def _wait_until(self, condition: Callable[[], bool], wakeup: Wakeup | None = None) -> bool:
         """Waits for the condition; ``wakeup`` makes it look at once.

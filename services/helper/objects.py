@@ -23,7 +23,7 @@ from services.core.ports.object_urls import ObjectRequest
 
 if TYPE_CHECKING:
     from services.core.adapters.s3.transfer import Patience, Upload
-    from services.helper.folder import Assignment
+    from services.core.runtime.learner_folder import Assignment
     from services.helper.metrics_client import IntakeClient
     from services.helper.spool import Spool
 

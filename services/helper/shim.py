@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from services.core.domain.learner import Exit
+from services.core.runtime.learner_folder import SHIM_FILE, LearnerFolder, start_file
 from services.core.runtime.processes import ProcessIdentity, alive, send_signal
-from services.helper.folder import LearnerFolder
 from services.helper.log import log_event
 from services.helper.wakeup import Wakeup
 
@@ -21,7 +21,6 @@ QUICK_S: Final = 0.01
 POLL_S: Final = 0.1
 WATCHED_S: Final = 1.0
 """How often files are read while the end of the shim wakes us."""
-_SHIM: Final = "shim.json"
 
 
 class ShimWatch:
@@ -43,7 +42,7 @@ class ShimWatch:
 
     def notify(self) -> None:
         """Sends SIGUSR1: the shim reads its files again. A hint; it reads them each second anyway."""
-        shim = self._folder.process(_SHIM)
+        shim = self._folder.process(SHIM_FILE)
         if shim is not None:
             send_signal(shim, signal.SIGUSR1)
 
@@ -59,7 +58,7 @@ class ShimWatch:
         """The exit of a learner that is gone with its shim and left no ``exit.json`` for ``LOST_S``; else None."""
         if self._fd is not None:
             return None  # the shim lives
-        learner, shim = self._folder.process(f"runs/{run}/start.json"), self._folder.process(_SHIM)
+        learner, shim = self._folder.process(start_file(run)), self._folder.process(SHIM_FILE)
         if learner is None or alive(learner) or (shim is not None and alive(shim)):
             self._missing_since = None
             return None
@@ -71,7 +70,7 @@ class ShimWatch:
         return Exit(time=time.time_ns() // 1_000_000, lost=True)
 
     def _watch(self) -> None:
-        shim = self._folder.process(_SHIM)
+        shim = self._folder.process(SHIM_FILE)
         self._fd = _open_pidfd(shim) if shim is not None else None
         if self._fd is not None:
             asyncio.get_running_loop().add_reader(self._fd, self._ended.set)

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.errors import NoSpace, WeftError
-from services.helper.folder import Assignment, LearnerFolder
+from services.core.domain.plan import Folder
+from services.core.runtime.learner_folder import Assignment, LearnerFolder, job_folder
 from services.helper.learner_files import LearnerFile, SkippedFile, list_files, open_file
 from services.helper.log import log_event
 from services.helper.objects import Objects, UrlSigner, open_objects
@@ -118,7 +119,7 @@ async def store_outputs(
             pause_s = _FULL_PAUSE_FIRST_S
             while True:
                 await _store_logs(storing, f"{prefix}/logs/learner-{assignment.learner.rank + 1}", spool, run)
-                await storing.store_tree(("job", "results"), f"{prefix}/results/{assignment.learner.name}")
+                await storing.store_tree(job_folder(Folder.RESULT), f"{prefix}/results/{assignment.learner.name}")
                 await _store_checkpoints(storing, f"{prefix}/checkpoints/{assignment.learner.name}")
                 if not storing.outcome.is_full:
                     break
@@ -248,7 +249,7 @@ async def _store_logs(storing: _Storing, key: str, spool: Spool, run: int) -> No
     if present:
         await storing.put(f"{key}/{_MERGED}", lambda: _join(_merge_streams(storing, streams, present, spool, run)))
     taken = frozenset({_MERGED, *(f"{name}.{run}" for name in present)})
-    await storing.store_tree(("job", "logs"), key, taken=taken)
+    await storing.store_tree(job_folder(Folder.LOG), key, taken=taken)
 
 
 def _merge_streams(
@@ -290,7 +291,7 @@ def _join(lines: Iterator[bytes]) -> Iterator[bytes]:
 
 async def _store_checkpoints(storing: _Storing, key: str) -> None:
     """The files first: a manifest promises that everything it lists can be restored, and that nothing is missing."""
-    entries, is_complete = await storing.store_tree(("job", "checkpoints"), key)
+    entries, is_complete = await storing.store_tree(job_folder(Folder.CHECKPOINT), key)
     if not is_complete:
         storing.outcome.incomplete_checkpoint = True
     elif entries:

@@ -1,1 +1,1 @@
-"""The life-cycle manager: the queue, who is admitted and when, and the sweep that finds what a lost hint missed."""
+"""The life-cycle manager: keeps the queue, decides which jobs are admitted and when, and removes leftovers."""

@@ -24,7 +24,7 @@ from services.lcm.wiring import connect
 
 
 async def main(service: Service) -> None:
-    """Serves until told to stop."""
+    """Serves until ``service.stopping`` is set."""
     settings = LcmSettings()
     ports = await connect(settings)
     service.checks |= {"jobs": ports.jobs.ping, "status": ports.status.ping, "cluster": ports.cluster.ping}
@@ -51,19 +51,16 @@ async def main(service: Service) -> None:
 
     server = await serve(settings.installation.address("lcm"), ports.secret, register)
     service.started = True
-    chores = BackgroundTasks(
-        ports, settings, dispatcher, Collector(ports.jobs, ports.status, ports.cluster, instrumentation)
-    )
-    background = [
-        asyncio.create_task(chore())
-        for chore in (chores.copy_histories, chores.collect, chores.watch_cluster, chores.look_for_unreadable)
-    ]
+    collector = Collector(ports.jobs, ports.status, ports.cluster, instrumentation)
+    background = BackgroundTasks(ports, settings, dispatcher, collector)
+    loops = (background.copy_histories, background.collect, background.watch_cluster, background.find_unreadable)
+    tasks = [asyncio.create_task(loop()) for loop in loops]
     try:
         await dispatcher.run(service.stopping)
     finally:
-        for task in background:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await server.stop(1)
         await membership.leave()
         await ports.hints.close()

@@ -1,6 +1,6 @@
-"""What the life-cycle manager does besides dispatching, each at its own pace: the timers behind the hints.
+"""The life-cycle manager's periodic tasks beside dispatching: they find what lost hints missed.
 
-(Not Celery's beat: it dies with the broker.) A chore outlives every error.
+They are not run by Celery's beat, which dies with the broker. A task goes on after every error.
 """
 
 from __future__ import annotations
@@ -17,34 +17,39 @@ from services.lcm.history import copy_histories
 from services.lcm.settings import LcmSettings
 from services.lcm.wiring import LcmPorts
 
-_LOOKED_AT: Final = 200
-"""Documents in one look: about a hundredth of a core while a large store is looked through."""
+_DOCUMENTS: Final = 200
+"""Documents that one search for unreadable ones reads: about 1 % of a core while it goes through a large store."""
 log = structlog.get_logger()
 
 
 class BackgroundTasks:
-    """Each method runs for ever; cancel its task."""
+    """Each public method runs until its task is cancelled."""
 
     def __init__(self, ports: LcmPorts, settings: LcmSettings, dispatcher: Dispatcher, collector: Collector) -> None:
         self._ports, self._settings, self._dispatcher, self._collector = ports, settings, dispatcher, collector
-        self._through = True
+        self._at_end = True
 
     async def copy_histories(self) -> None:
-        await self._every(self._settings.sweep_s, self._copy_histories)
+        """Copies events to the history collection every ``sweep_s``."""
+        await self._repeat(self._settings.sweep_s, self._copy_histories)
 
     async def collect(self) -> None:
-        await self._every(self._settings.collect_s, self._collect)
+        """Removes leftovers every ``collect_s`` while this process leads."""
+        await self._repeat(self._settings.collect_s, self._collect)
 
-    async def look_for_unreadable(self) -> None:
-        """All documents, a few at a time; once through, again after a while."""
+    async def find_unreadable(self) -> None:
+        """Reads all documents, a page every ``sweep_s``; at the end it begins again after ``quarantine_s``."""
         while True:
-            self._through = True
-            await self._once(self._look_for_unreadable)
-            await self._ports.clock.sleep(self._settings.quarantine_s if self._through else self._settings.sweep_s)
+            self._at_end = True
+            await self._run(self._find_unreadable)
+            await self._ports.clock.sleep(self._settings.quarantine_s if self._at_end else self._settings.sweep_s)
 
     async def watch_cluster(self) -> None:
-        """Learners coming and going free nothing (a release does, and says so); capacity that comes back does."""
-        await self._every(self._settings.sweep_s, self._watch_cluster)
+        """Wakes the dispatcher when the cluster's capacity may have changed.
+
+        Events of single learners are ignored: hardware becomes free by a release, which sends a hint of its own.
+        """
+        await self._repeat(self._settings.sweep_s, self._watch_cluster)
 
     async def _copy_histories(self) -> None:
         await copy_histories(self._ports.jobs, limit=self._settings.history_batch)
@@ -58,18 +63,18 @@ class BackgroundTasks:
             if not job_id:
                 self._dispatcher.wake()
 
-    async def _look_for_unreadable(self) -> None:
-        self._through = await self._dispatcher.unreadable.look(limit=_LOOKED_AT)
+    async def _find_unreadable(self) -> None:
+        self._at_end = await self._dispatcher.unreadable.look(limit=_DOCUMENTS)
 
-    async def _every(self, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, seconds: float, task: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await self._once(act)
+            await self._run(task)
             await self._ports.clock.sleep(seconds)
 
-    async def _once(self, act: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, task: Callable[[], Awaitable[None]]) -> None:
         try:
-            await act()
+            await task()
         except WeftError as error:
-            log.warning("chore.interrupted", chore=act.__name__, why=str(error))
-        except Exception:  # the edge of a loop: a fault of ours in a chore must not end it for good
-            log.exception("chore.failed", chore=act.__name__)
+            log.warning("background.interrupted", task=task.__name__, why=str(error))
+        except Exception:  # the edge of a loop: a bug in a task must not end it for good
+            log.exception("background.failed", task=task.__name__)

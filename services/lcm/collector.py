@@ -1,8 +1,9 @@
-"""Removes what jobs that are over have left behind: keys in etcd, learners in the cluster.
+"""Removes what released jobs have left behind: keys in etcd, learners in the cluster.
 
-A Guardian leaves nothing; this is for what died between two lines, and for late effects that came after it. It acts
-only for the dispatcher that leads, on what two looks in a row have shown, and after the job's own document, read
-linearizably, has said that it holds nothing, or is not there at all. A document that cannot be read protects its job.
+A Guardian leaves nothing behind. Leftovers come from processes that died between two steps, and from calls that took
+effect late. The collector acts only for the dispatcher that leads, on leftovers seen in two collections in a row, and
+after a linearizable read of the job's own document has shown that the job holds nothing or does not exist. A document
+that cannot be read protects its job.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import structlog
 
 from services.core.domain.errors import StaleFence, Unavailable, WeftError
 from services.core.domain.job import Job
+from services.core.domain.status_keys import JOBS, job_prefix, parse_job_key
 from services.core.ports.cluster import Cluster
 from services.core.ports.job_store import JobQuery, JobStore
 from services.core.ports.status_store import StatusStore
 from services.core.use_cases.jobs import all_jobs
 from services.lcm.instrumentation import Instrumentation
 
-JOBS: Final = "/jobs/"
-_BEYOND: Final = 2**53
-"""A term that no Guardian will ever have: for jobs whose document is gone for good."""
+_HIGHEST_TERM: Final = 2**53
+"""Higher than the term of any Guardian: for learners of jobs that have no document."""
 log = structlog.get_logger()
 
 
@@ -32,41 +33,45 @@ class Collector:
         self._suspects: dict[str, frozenset[str]] = {}
 
     async def collect(self, term: int) -> int:
-        """One look, on behalf of the dispatcher of this term; how many leftovers were removed."""
-        keys = {entry.key.removeprefix(JOBS).partition("/")[0] for entry in await self._status.list(JOBS)}
-        here = await self._cluster.jobs()
-        # Read after the other two: who began before them is known to it.
+        """Removes the leftovers that the last collection has seen, too. Returns how many jobs' leftovers were removed.
+
+        Raises StaleFence if the dispatcher of this term does not lead any more, Unavailable if a store is away.
+        """
+        with_keys = {parse_job_key(entry.key).job_id for entry in await self._status.list(JOBS)}
+        on_cluster = await self._cluster.jobs()
+        # Read after the other two: it contains every job that began before they were read.
         holding = {job.id async for job in all_jobs(self._jobs, JobQuery(holding=True, deleted=True))}
         if (await self._jobs.dispatcher()).term != term:
             raise StaleFence("a newer dispatcher leads")
         removed = 0
-        for where, found in (("status", keys), ("cluster", here)):
-            for job_id in self._twice(where, found, holding):
-                removed += await self._remove(where, job_id)
+        for place, job_ids in (("status", with_keys), ("cluster", on_cluster)):
+            for job_id in self._seen_twice(place, job_ids, holding):
+                removed += await self._remove(place, job_id)
         return removed
 
-    def _twice(self, where: str, found: Collection[str], holding: Collection[str]) -> list[str]:
-        suspects = frozenset(found) - frozenset(holding)
-        before, self._suspects[where] = self._suspects.get(where, frozenset()), suspects
+    def _seen_twice(self, place: str, job_ids: Collection[str], holding: Collection[str]) -> list[str]:
+        """The jobs that hold nothing and were here in the last collection already."""
+        suspects = frozenset(job_ids) - frozenset(holding)
+        before, self._suspects[place] = self._suspects.get(place, frozenset()), suspects
         return sorted(suspects & before)
 
-    async def _remove(self, where: str, job_id: str) -> bool:
+    async def _remove(self, place: str, job_id: str) -> bool:
         try:
             job = await self._jobs.get(job_id)
             if job is not None and job.holds:
                 return False
-            if where == "status":
-                await self._status.delete_prefix(f"{JOBS}{job_id}/")
-                await self._status.delete(f"{JOBS}{job_id}")  # nobody of ours writes one, and so nobody removes it
+            if place == "status":
+                await self._status.delete_prefix(job_prefix(job_id))
+                await self._status.delete(f"{JOBS}{job_id}")  # written by no service, so removed by no other code
             else:
                 await self._tear_down(job_id, job)
         except Unavailable:
             raise
-        except WeftError as error:  # one job's trouble is not its neighbours'
-            log.warning("leftover.not_removed", where=where, job=job_id, why=str(error))
+        except WeftError as error:  # one bad job must not stop the others
+            log.warning("leftover.not_removed", where=place, job=job_id, why=str(error))
             return False
-        self._instrumentation.collected.labels(where).inc()
-        log.warning("leftover.removed", where=where, job=job_id, known=job is not None)
+        self._instrumentation.collected.labels(place).inc()
+        log.warning("leftover.removed", where=place, job=job_id, known=job is not None)
         return True
 
     async def _tear_down(self, job_id: str, job: Job | None) -> None:
@@ -74,4 +79,4 @@ class Collector:
             await self._cluster.teardown(job_id, attempt=job.attempt.number, term=job.guardian.term)
             return
         attempts = (await self._cluster.observe(job_id)).attempts
-        await self._cluster.teardown(job_id, attempt=max(attempts, default=1), term=_BEYOND)
+        await self._cluster.teardown(job_id, attempt=max(attempts, default=1), term=_HIGHEST_TERM)

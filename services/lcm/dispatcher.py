@@ -1,13 +1,16 @@
-"""The dispatcher: one at a time, it admits waiting gangs that fit as a whole.
+"""The dispatcher: one process at a time admits waiting gangs that fit as a whole.
 
-Leadership is a key in etcd on a lease, but nothing rests on it: the ``dispatcher`` document's term does. A new leader
-raises the term by compare-and-set and only then scans what is held; every admission carries the term, and a Guardian
-waits where the term of its admission is not the current one. So two dispatchers that both believe to lead cannot both
-get a job provisioned: an admission of the older one is stamped anew where it fits beside all others, and taken back by
-a verdict where it does not.
+The leader's key in etcd is only a hint; the term in the ``dispatcher`` document is the fence. A new leader raises the
+term by compare-and-set before it reads which jobs hold hardware. Each admission carries the term, and a Guardian waits
+while the term of its admission is not the current one. So two dispatchers that both believe they lead cannot both get a
+job provisioned: the leader stamps an admission of an older term with its own if it fits beside all others, and else
+withdraws it by a verdict.
 
-Free = capacity - unreleased admissions - what others have. Status is not asked: a job that has ended but not released
-still holds, and so does one whose document cannot be read (``unreadable``).
+Free = capacity - unreleased admissions - what unreadable jobs hold. The job's status does not matter: a job that has
+ended and is not released still holds hardware.
+
+The same code answers whether a gang would fit (``snapshot``), on processes that do not lead, too: no other service
+computes placement (docs/adr/0012-placement-has-one-owner.md).
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ import structlog
 from services.core.domain.errors import InvalidSpec, StaleFence, Unavailable, WeftError
 from services.core.domain.job import Job, Verdict, admitted, moved
 from services.core.domain.sizes import SIZES, Size
-from services.core.domain.spec import parse_spec
+from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import Status
+from services.core.domain.status_keys import LEADER
 from services.core.domain.units import format_duration
 from services.core.ports.clock import Clock
-from services.core.ports.cluster import Cluster
+from services.core.ports.cluster import Cluster, Node
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore, Unreadable
 from services.core.ports.status_store import Lease, StatusStore
@@ -35,20 +39,55 @@ from services.core.runtime.quarantine import JOB, Quarantine
 from services.core.use_cases.jobs import all_jobs, update
 from services.lcm.instrumentation import Instrumentation
 from services.lcm.scheduling import fifo
-from services.lcm.scheduling.placement import Free, Gang, Placed, fits_at, gang, taken, whole, without
+from services.lcm.scheduling.placement import (
+    Free,
+    Gang,
+    Piece,
+    Placed,
+    all_free,
+    fits_as_placed,
+    gang_of,
+    pieces,
+    subtract,
+)
+from services.lcm.scheduling.snapshot import Fit, Snapshot
 from services.lcm.settings import LcmSettings
 from services.lcm.unreadable import UnreadableJobs
 
-LEADER_KEY: Final = "/lcm/leader"
 _PAGE: Final = 250
-"""Of documents that are in memory at once."""
+"""Job documents in memory at once while the queue is read."""
+_FRESH_SWEEPS: Final = 2
+"""A snapshot older than so many sweeps is made anew: this process does not lead, or its rounds fail."""
 _SPEC_ADVICE: Final = "`weft kill` it, and submit it anew"
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The cluster's nodes, and the jobs that hold hardware on them."""
+
+    nodes: Sequence[Node]
+    capacity: Sequence[Free]
+    jobs: Sequence[Job]
+    """All readable documents that hold hardware."""
+    placed: Mapping[str, Placed]
+    """By job id: those whose spec can be read."""
+    unreadable: Mapping[str, Sequence[Piece]]
+    """By job id: what all other jobs hold."""
+
+    def free(self) -> list[Free]:
+        """What no job holds."""
+        readable = [piece for placed in self.placed.values() for piece in pieces(*placed)]
+        return subtract(self.beside_unreadable(), readable)
+
+    def beside_unreadable(self) -> list[Free]:
+        """What unreadable jobs leave of the capacity."""
+        return subtract(self.capacity, (piece for held in self.unreadable.values() for piece in held))
+
+
 @dataclass
 class Dispatcher:
-    """Call ``run()`` once; ``wake()`` whenever something may have changed."""
+    """Call ``run()`` once; call ``wake()`` whenever something may have changed."""
 
     jobs: JobStore
     status: StatusStore
@@ -61,36 +100,39 @@ class Dispatcher:
     quarantine: Quarantine
     sizes: Mapping[str, Size] = field(default_factory=lambda: dict(SIZES))
     waiting: Sequence[fifo.Decision] = ()
-    """The last round's decisions on those that wait, in order: what ``Explain`` answers."""
+    """The last round's decisions for the jobs that wait, in order. Empty while this process does not lead."""
     term: int = 0
-    """Of this dispatcher while it leads; else 0."""
+    """The term of this dispatcher while it leads; else 0."""
     _gangs: dict[str, tuple[int, Gang | None]] = field(default_factory=dict)
-    """Of each job that waits or holds: its spec's fingerprint, and what was made of it."""
-    _alike: dict[Gang, Gang] = field(default_factory=dict)
-    """Equal ones are kept once."""
-    _beyond: str | None = None
-    """Up to this id the jobs beyond the scanned part of the queue were asked for their ``max_pending``."""
+    """By id of each job that waits or holds hardware: (fingerprint of its spec, its gang or None)."""
+    _shared_gangs: dict[Gang, Gang] = field(default_factory=dict)
+    """One object for all equal gangs."""
+    _given_up_to: str | None = None
+    """The last job id beyond the scanned part of the queue whose ``max_pending`` was checked."""
+    _snapshot: Snapshot | None = None
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held during a round and during a snapshot outside a round: both update the gangs and unreadable jobs."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.unreadable = UnreadableJobs(self.jobs, self.cluster, self.quarantine, self.sizes)
 
     def wake(self) -> None:
-        """Something may have changed: the next round is now."""
+        """Starts the next round now: something may have changed."""
         self._wake.set()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Leads whenever it can, until ``stopping``."""
+        """Leads whenever it can, until ``stopping`` is set."""
         while not stopping.is_set():
             self._wake.clear()
             lease = self.membership.lease
             if lease is not None and lease.alive:
                 try:
-                    if await self._rise(lease):
+                    if await self._try_to_lead(lease):
                         await self._lead(lease, stopping)
                 except WeftError as error:
                     log.warning("dispatcher.interrupted", why=str(error))
-                except Exception:  # the edge of a loop: a fault of ours must not end it for good
+                except Exception:  # the edge of a loop: a bug must not end it for good
                     log.exception("dispatcher.failed")
                 finally:
                     self._set_term(0)
@@ -99,15 +141,15 @@ class Dispatcher:
 
     # --- leading -------------------------------------------------------------------
 
-    async def _rise(self, lease: Lease) -> bool:
-        """Becomes the leader, unless another is."""
-        mine = f'"{self.membership.id}"'
-        held = await self.status.get(LEADER_KEY)
-        if held is not None and held.value != mine and await self._lives(held.value):
+    async def _try_to_lead(self, lease: Lease) -> bool:
+        """Becomes the leader unless another process is. Returns whether it leads."""
+        own_value = f'"{self.membership.id}"'
+        entry = await self.status.get(LEADER)
+        if entry is not None and entry.value != own_value and await self._is_alive(entry.value):
             return False
-        # Ours may hang on a lease that we have lost since: it is written anew, on the one we have.
-        revision = held.mod_revision if held is not None else 0
-        if await self.status.put_if(LEADER_KEY, mine, mod_revision=revision, lease=lease) is None:
+        # Our own key may hang on a lease that we have lost since: it is written anew, on the current lease.
+        revision = entry.mod_revision if entry is not None else 0
+        if await self.status.put_if(LEADER, own_value, mod_revision=revision, lease=lease) is None:
             return False
         prior = await self.jobs.dispatcher()
         raised = await self.jobs.replace_dispatcher(
@@ -117,10 +159,9 @@ class Dispatcher:
         log.info("dispatcher.leads", term=self.term)
         return True
 
-    async def _lives(self, value: str) -> bool:
-        """Whether this is the name of another LCM that lives: a key that nobody's lease removes must not rule us."""
-        others = await members(self.status, self.membership.service)
-        return value.strip('"') in others
+    async def _is_alive(self, value: str) -> bool:
+        """True if the leader's key names a live LCM process. A key that no lease removes must not block the lead."""
+        return value.strip('"') in await members(self.status, self.membership.service)
 
     async def _lead(self, lease: Lease, stopping: asyncio.Event) -> None:
         while not stopping.is_set() and lease.alive:
@@ -130,14 +171,14 @@ class Dispatcher:
                     await self.round()
             except StaleFence:
                 raise
-            except WeftError as error:  # somebody is away: we go on leading
+            except WeftError as error:  # a store or the cluster is away: this process goes on leading
                 log.warning("dispatcher.round_interrupted", why=str(error))
-            except Exception:  # the edge of a loop, as above; who leads goes on leading
+            except Exception:  # the edge of a loop, as above: this process goes on leading
                 log.exception("dispatcher.round_failed")
             await self._pause(stopping)
 
     async def _pause(self, stopping: asyncio.Event) -> None:
-        """Until woken, told to stop, or the sweep's time has come."""
+        """Returns after ``wake()``, when ``stopping`` is set, or after ``sweep_s``."""
         waits = [asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(stopping.wait())]
         await asyncio.wait(waits, timeout=self.settings.sweep_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -150,90 +191,105 @@ class Dispatcher:
     # --- one round -----------------------------------------------------------------
 
     async def round(self) -> int:
-        """Looks at everything once and admits what fits; how many were admitted. StaleFence: another leads."""
-        capacity = whole(await self.cluster.capacity())
-        left_out: list[Unreadable] = []
-        query = JobQuery(holding=True, deleted=True)
-        holding = [job async for job in all_jobs(self.jobs, query, left_out=left_out)]
-        gangs = {job.id: (its, job.attempt.placement) if (its := self._gang(job)) else None for job in holding}
-        others = await self.unreadable.pieces(gangs, left_out)
-        free = await self._free(without(capacity, others), holding)
-        decisions = await self._decide(free, capacity)
+        """Reads everything once and admits what fits. Returns the number of admissions.
+
+        Raises StaleFence if another dispatcher leads.
+        """
+        async with self._reading:
+            return await self._round()
+
+    async def _round(self) -> int:
+        time_s = self.clock.boottime()
+        held = await self._read_held()
+        free = await self._judge_admissions(held)
+        walk, decisions = await self._walk_queue(free, held.capacity)
         self.waiting = [decision for decision in decisions if decision.placement is None]
         self.instrumentation.waiting(decision.job.gang for decision in self.waiting)
-        self.instrumentation.holding.set(len(holding))
-        done = 0
+        self.instrumentation.holding.set(len(held.jobs))
+        admissions: dict[str, Placed] = {}
         for decision in decisions:
-            its, placement = decision.job.gang, decision.placement
-            if its is not None and placement is not None and await self._admit(decision, placement):
-                self.instrumentation.admitted(its)
-                done += 1
+            gang, placement = decision.job.gang, decision.placement
+            if gang is not None and placement is not None and await self._admit(decision, placement):
+                self.instrumentation.admitted(gang)
+                admissions[decision.job.id] = gang, placement
+        self._snapshot = Snapshot(held.nodes, {**held.placed, **admissions}, held.unreadable, walk, time_s)
         queue = [decision.job for decision in decisions]
-        for waiter in [*queue, *await self._out_of_sight(queue)]:
-            await self._give_up(waiter)
-        self._forget({job.id for job in holding} | {waiter.id for waiter in queue})
-        return done
+        for waiter in [*queue, *await self._beyond_scan(queue)]:
+            await self._fail_if_expired(waiter)
+        self._forget_others({*(job.id for job in held.jobs), *(waiter.id for waiter in queue)})
+        return len(admissions)
 
-    async def _free(self, capacity: Sequence[Free], holding: Sequence[Job]) -> Sequence[Free]:
-        """What nobody holds. Admissions of older dispatchers are judged here: they are counted last."""
-        placed: list[Placed] = []
-        old: list[tuple[Job, Gang]] = []
-        for job in holding:
-            its = self._gang(job)
-            if its is None:
-                continue  # its Guardian ends it; until then what the cluster says is counted
+    async def _read_held(self) -> _Held:
+        nodes = await self.cluster.capacity()
+        left_out: list[Unreadable] = []
+        query = JobQuery(holding=True, deleted=True)
+        jobs = [job async for job in all_jobs(self.jobs, query, left_out=left_out)]
+        gangs = {job.id: (gang, job.attempt.placement) if (gang := self._gang(job)) else None for job in jobs}
+        unreadable = await self.unreadable.held(gangs, left_out)
+        placed = {job_id: placed for job_id, placed in gangs.items() if placed is not None}
+        return _Held(nodes, all_free(nodes), jobs, placed, unreadable)
+
+    async def _judge_admissions(self, held: _Held) -> Sequence[Free]:
+        """Stamps or withdraws admissions of older terms, which are counted last. Returns what no job holds."""
+        current: list[Piece] = []
+        older: list[tuple[Job, Gang]] = []
+        for job in held.jobs:
+            if job.id not in held.placed:
+                continue  # its Guardian ends it; until then the cluster's own count is used
+            gang, placement = held.placed[job.id]
             if job.dispatcher_term > self.term:
                 raise StaleFence("a newer dispatcher leads")
             if job.dispatcher_term < self.term and not job.attempt.committed and job.verdict is None:
-                old.append((job, its))
+                older.append((job, gang))
             else:
-                placed.append((its, job.attempt.placement))
-        free = taken(capacity, placed)
-        for job, its in old:
-            if fits_at(free, its, job.attempt.placement):
+                current += pieces(gang, placement)
+        free = subtract(held.beside_unreadable(), current)
+        for job, gang in older:
+            if fits_as_placed(free, gang, job.attempt.placement):
                 await self._change(job.id, self._stamped)
             else:
                 await self._change(job.id, self._withdrawn)
                 self.instrumentation.withdrawn.inc()
-            free = taken(free, [(its, job.attempt.placement)])  # until it is released, in any case
+            free = subtract(free, pieces(gang, job.attempt.placement))  # a withdrawn one, too, until it is released
         return free
 
     def _stamped(self, job: Job) -> Job:
         return replace(job, dispatcher_term=self.term) if job.holds else job
 
     def _withdrawn(self, job: Job) -> Job:
-        """Its Guardian gives back what it may have got already, and queues it again."""
+        """The job with a verdict by which its Guardian gives back what it may have and queues the job again."""
         if not job.holds or job.verdict is not None or job.attempt.committed or job.dispatcher_term > self.term:
             return job
-        message = "the dispatcher before had not counted everything: its place was given to others"
+        message = "the former dispatcher had not counted every job: its place was given to others"
         verdict = Verdict(to=Status.QUEUED, reason="AdmissionWithdrawn", message=message, time=self.clock.now_ms())
         return replace(job, verdict=verdict, attempt=replace(job.attempt, direction="undo"))
 
-    async def _decide(self, free: Sequence[Free], capacity: Sequence[Free]) -> list[fifo.Decision]:
-        """What happens to each that waits, up to one that waits for hardware and a part of those behind it."""
-        queue: list[fifo.Waiter] = []
+    async def _walk_queue(
+        self, free: Sequence[Free], capacity: Sequence[Free]
+    ) -> tuple[fifo.QueueWalk, list[fifo.Decision]]:
+        """Decides for the waiting jobs in order, ``queue_scan`` at a time, until one of them waits for hardware."""
+        walk = fifo.QueueWalk(free=free, capacity=capacity, now=self.clock.now_ms())
+        decisions: list[fifo.Decision] = []
         while True:
-            scanned = await self._queued(queue[-1].id if queue else None)
-            queue += scanned
-            decisions = fifo.decide(queue, free=free, capacity=capacity, now=self.clock.now_ms())
-            blocked = any(decision.pending_reason == fifo.BLOCKS for decision in decisions)
-            if len(scanned) < self.settings.queue_scan or blocked:
-                return decisions
+            scanned = await self._read_queue(after=decisions[-1].job.id if decisions else None)
+            decisions += [walk.decide(waiter) for waiter in scanned]
+            if len(scanned) < self.settings.queue_scan or walk.blocked:
+                return walk, decisions
 
-    async def _queued(self, after: str | None) -> list[fifo.Waiter]:
-        """The next ``queue_scan`` of those that wait. Their documents are read a page at a time, and let go."""
-        found: list[fifo.Waiter] = []
-        while limit := min(_PAGE, self.settings.queue_scan - len(found)):
+    async def _read_queue(self, after: str | None) -> list[fifo.Waiter]:
+        """The next ``queue_scan`` waiting jobs. Only a page of documents is in memory at a time."""
+        waiters: list[fifo.Waiter] = []
+        while limit := min(_PAGE, self.settings.queue_scan - len(waiters)):
             query = JobQuery(statuses=(Status.QUEUED,), after=after)
             page = await self.jobs.find(query, newest_first=False, limit=limit)
-            found += [fifo.Waiter.of(job, self._gang(job)) for job in page]
+            waiters += [fifo.Waiter.of(job, self._gang(job)) for job in page]
             if len(page) < limit:
                 break
             after = page[-1].id
-        return found
+        return waiters
 
     async def _admit(self, decision: fifo.Decision, placement: Mapping[str, str]) -> bool:
-        """Whether it is admitted now; not where it has changed since it was looked at."""
+        """Admits the job unless it has changed since it was read. Returns whether it was admitted."""
         if (await self.jobs.dispatcher()).term != self.term:
             raise StaleFence("a newer dispatcher leads")
         now = self.clock.now_ms()
@@ -246,8 +302,8 @@ class Dispatcher:
         try:
             job = await self._change(decision.job.id, change)
         except Unavailable as error:
-            # It may be written yet, when its place is another's: under an older term it is judged before it counts.
-            raise StaleFence(f"an admission may come late; to lead anew, under a new term: {error}") from error
+            # The write may still arrive when another job has the place. Under a new term it is judged as an older one.
+            raise StaleFence(f"an admission may arrive late; a new term is needed: {error}") from error
         if job is None or job.attempt.number != decision.job.attempt + 1 or job.dispatcher_term != self.term:
             return False
         log.info("job.admitted", job=job.id, attempt=job.attempt.number, trace=job.trace)
@@ -255,20 +311,49 @@ class Dispatcher:
             await self.hints.send("admitted", job.id)
         return True
 
-    # --- waiting too long ----------------------------------------------------------
+    # --- whether a gang fits ---------------------------------------------------------
 
-    async def _out_of_sight(self, queue: Sequence[fifo.Waiter]) -> list[fifo.Waiter]:
-        """Some of those beyond the scanned part of the queue, others each round: they, too, may wait too long."""
+    async def fit(self, spec: JobSpec) -> Fit:
+        """Whether a job of this spec would be admitted if it were submitted now. Raises as ``snapshot``."""
+        return (await self.snapshot()).fit(gang_of(spec, self.sizes))
+
+    async def snapshot(self) -> Snapshot:
+        """The cluster and the queue, at most two sweeps old: of the last round, or read now if that is older.
+
+        A process that does not lead gives the same answers: it reads, and admits nothing. Raises Unavailable if the
+        cluster or the job store does not answer.
+        """
+        if self._snapshot is not None and self._is_fresh(self._snapshot):
+            return self._snapshot
+        async with self._reading:
+            if self._snapshot is None or not self._is_fresh(self._snapshot):
+                self._snapshot = await self._read_snapshot()
+            return self._snapshot
+
+    def _is_fresh(self, snapshot: Snapshot) -> bool:
+        return self.clock.boottime() - snapshot.time_s <= _FRESH_SWEEPS * self.settings.sweep_s
+
+    async def _read_snapshot(self) -> Snapshot:
+        time_s = self.clock.boottime()
+        held = await self._read_held()
+        walk, decisions = await self._walk_queue(held.free(), held.capacity)
+        self._forget_others({*(job.id for job in held.jobs), *(decision.job.id for decision in decisions)})
+        return Snapshot(held.nodes, held.placed, held.unreadable, walk, time_s)
+
+    # --- jobs that waited too long ---------------------------------------------------
+
+    async def _beyond_scan(self, queue: Sequence[fifo.Waiter]) -> list[fifo.Waiter]:
+        """Some jobs beyond the scanned part of the queue, other ones each round: they may have waited too long, too."""
         if len(queue) < self.settings.queue_scan:
-            self._beyond = None
+            self._given_up_to = None
             return []
         last = queue[-1].id
-        found = await self._queued(max(last, self._beyond or last))
-        self._beyond = found[-1].id if found else None
-        return found
+        waiters = await self._read_queue(after=max(last, self._given_up_to or last))
+        self._given_up_to = waiters[-1].id if waiters else None
+        return waiters
 
-    async def _give_up(self, waiter: fifo.Waiter) -> None:
-        """A job that waited longer than its ``max_pending`` fails, and says so."""
+    async def _fail_if_expired(self, waiter: fifo.Waiter) -> None:
+        """Fails a job that waited longer than its ``max_pending``."""
         now, limit = self.clock.now_ms(), waiter.gang.max_pending if waiter.gang else None
         if limit is None or now < waiter.since + limit:
             return
@@ -281,10 +366,13 @@ class Dispatcher:
 
         await self._change(waiter.id, change)
 
-    # --- inside --------------------------------------------------------------------
+    # --- helpers ---------------------------------------------------------------------
 
     async def _change(self, job_id: str, change: Callable[[Job], Job]) -> Job | None:
-        """The job as it is now; None where this one cannot be changed, which harms no other."""
+        """The job after ``change``, or None if this job cannot be changed: other jobs must not suffer from that.
+
+        Raises Unavailable.
+        """
         try:
             return await update(self.jobs, job_id, None, change)
         except Unavailable:
@@ -294,12 +382,12 @@ class Dispatcher:
             return None
 
     def _gang(self, job: Job) -> Gang | None:
-        """Of the job's spec, parsed once; None, and quarantine, where it cannot be read."""
+        """The gang of the job's spec, parsed once. None if the spec cannot be read: then it is in quarantine."""
         fingerprint, known = hash(repr(job.spec)), self._gangs.get(job.id)
         if known is None or known[0] != fingerprint:
             try:
-                its = gang(parse_spec(job.spec), self.sizes)
-                known = (fingerprint, self._alike.setdefault(its, its))
+                gang = gang_of(parse_spec(job.spec), self.sizes)
+                known = (fingerprint, self._shared_gangs.setdefault(gang, gang))
             except InvalidSpec as error:
                 known = (fingerprint, None)
                 why = f"the spec of job {job.id} cannot be read: {error}"
@@ -309,12 +397,12 @@ class Dispatcher:
             self._gangs[job.id] = known
         return known[1]
 
-    def _forget(self, there: Collection[str]) -> None:
-        """All but these jobs."""
-        for job_id in self._gangs.keys() - there:
+    def _forget_others(self, job_ids: Collection[str]) -> None:
+        """Forgets the gangs of all jobs but these."""
+        for job_id in self._gangs.keys() - job_ids:
             self.quarantine.release(JOB, _spec_place(job_id))
-        self._gangs = {job_id: known for job_id, known in self._gangs.items() if job_id in there}
-        self._alike = {its: its for _, its in self._gangs.values() if its is not None}
+        self._gangs = {job_id: known for job_id, known in self._gangs.items() if job_id in job_ids}
+        self._shared_gangs = {gang: gang for _, gang in self._gangs.values() if gang is not None}
 
 
 def _spec_place(job_id: str) -> str:

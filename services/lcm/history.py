@@ -1,4 +1,4 @@
-"""Copies events that lie in job documents only to the history collection, so that documents stay small."""
+"""Copies events that are only in job documents to the history collection, so that documents stay small."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ log = structlog.get_logger()
 
 
 async def copy_histories(jobs: JobStore, *, limit: int) -> int:
-    """How many documents were looked at. Anyone may run it, any time."""
-    found = await jobs.find(JobQuery(untrimmed=True, deleted=True), newest_first=False, limit=limit)
-    for job in found:
+    """Copies the events of at most ``limit`` jobs. Returns how many documents it read.
+
+    Any process may run it at any time. Raises Unavailable.
+    """
+    page = await jobs.find(JobQuery(untrimmed=True, deleted=True), newest_first=False, limit=limit)
+    for job in page:
         try:
             await copy_history(jobs, job)
         except Unavailable:
             raise
-        except WeftError as error:  # one document's trouble is not its neighbours'
+        except WeftError as error:  # one bad document must not stop the others
             log.warning("history.not_copied", job=job.id, why=str(error))
-    return len(found)
+    return len(page)

@@ -1,4 +1,4 @@
-"""What the life-cycle manager counts for Prometheus. FfDL's names where the thing is the same."""
+"""The life-cycle manager's Prometheus metrics. Names are FfDL's where FfDL has the same metric."""
 
 from __future__ import annotations
 
@@ -13,32 +13,36 @@ _ROUND_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
 class Instrumentation:
-    """One per process; ``registry`` is Prometheus's own, or a test's."""
+    """One per process. ``registry``: Prometheus's default one, or a new one in tests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._admitted = Counter("lcm_trainings", "Gangs admitted.", ("framework",), registry=registry)
         self._waiting = Gauge("trainer_queue_size", "Jobs that wait.", ("gpuType",), registry=registry)
         self.holding = Gauge("weft_lcm_jobs_holding", "Jobs that hold hardware.", registry=registry)
         self.term = Gauge(
-            "weft_lcm_dispatcher_term", "Of this dispatcher while it leads; 0: it does not.", registry=registry
+            "weft_lcm_dispatcher_term",
+            "Term of this dispatcher; 0 while it does not lead.",
+            registry=registry,
         )
         self.round_s = Histogram(
-            "weft_lcm_round_seconds", "Looking at everything once, and admitting what fits.", buckets=_ROUND_S,
-            registry=registry,
+            "weft_lcm_round_seconds", "Duration of one round: reading everything, admitting what fits.",
+            buckets=_ROUND_S, registry=registry,
         )  # fmt: skip
         self.withdrawn = Counter(
-            "weft_lcm_admissions_withdrawn", "Admissions of an older dispatcher that did not fit.", registry=registry
+            "weft_lcm_admissions_withdrawn",
+            "Admissions of an older dispatcher that were withdrawn.",
+            registry=registry,
         )
         self.collected = Counter(
-            "weft_lcm_collected", "Jobs something was left behind of.", ("where",), registry=registry
+            "weft_lcm_collected", "Jobs whose leftovers were removed.", ("where",), registry=registry
         )
 
     def admitted(self, gang: Gang) -> None:
-        """One more gang."""
+        """Counts one more gang."""
         self._admitted.labels(gang.framework).inc()
 
     def waiting(self, gangs: Iterable[Gang | None]) -> None:
-        """All that wait now."""
+        """Sets the gauge to the gangs that wait now, by GPU type."""
         self._waiting.clear()
         for gpu_type, count in Tally(gang.gpu_type if gang else "" for gang in gangs).items():
             self._waiting.labels(gpu_type).set(count)

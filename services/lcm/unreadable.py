@@ -1,13 +1,12 @@
-"""Jobs whose documents cannot be read: shown to the operator, left alone, and their hardware given to nobody.
+"""Jobs whose documents cannot be read: shown to the operator, left alone, and their hardware given to no other job.
 
-What such a job holds is known from wherever it can still be known, best first: from its document as it was when this
-process last could read it; from what can be made out of the document now; from the cluster itself, which is also asked
-about learners of jobs that nobody knows. So neither a document of a newer version nor a ruined one frees what its
-learners use.
+What such a job holds comes from the first of these sources that still has it: its document as this process last could
+read it; the readable parts of its document now; the cluster itself. The cluster is also asked about learners of jobs
+without a document. So neither a document of a newer version nor a damaged one frees what its learners use.
 
-A list cannot show a document in which not even the indexed fields can be seen. It is found all the same: who held
-hardware a moment ago and is in no list now is asked for by its id, and the whole store is looked through again and
-again, a page at a time.
+A list cannot show a document whose indexed fields cannot be read. It is found in two other ways: a job that held
+hardware in the last reading and is in no list now is read by its id, and the whole store is read again and again, a
+page at a time.
 """
 
 from __future__ import annotations
@@ -22,87 +21,91 @@ from services.core.domain.spec import parse_spec
 from services.core.ports.cluster import Cluster
 from services.core.ports.job_store import JobStore, Unreadable
 from services.core.runtime.quarantine import JOB, Quarantine
-from services.lcm.scheduling.placement import Placed, gang
+from services.lcm.scheduling.placement import Piece, Placed, gang_of, pieces
 
 _RECHECKED: Final = 100
-"""Of those that are known, in one look: a thousand ruined documents must not take all of its time."""
+"""Known unreadable jobs that one ``look`` reads again: a thousand damaged documents must not take all of its time."""
 
 
 class UnreadableJobs:
     def __init__(self, jobs: JobStore, cluster: Cluster, quarantine: Quarantine, sizes: Mapping[str, Size]) -> None:
         self._jobs, self._cluster, self._quarantine, self._sizes = jobs, cluster, quarantine, sizes
         self._known: dict[str, Unreadable] = {}
-        self._held: dict[str, Placed] = {}
-        """Who held what when its document could last be read."""
+        self._placed: dict[str, Placed] = {}
+        """By job id: what each job held when its document could last be read."""
         self._after = ""
 
-    async def pieces(
-        self, holding: Mapping[str, Placed | None], left_out: Sequence[Unreadable]
-    ) -> list[tuple[str, Size]]:
-        """(node, what is taken of it) by all that hold hardware beside those of ``holding`` whose gang is known.
+    async def held(
+        self, readable: Mapping[str, Placed | None], left_out: Sequence[Unreadable]
+    ) -> dict[str, list[Piece]]:
+        """What all jobs hold whose gang is not in ``readable``, by job id.
 
-        ``holding``: all readable documents that hold, None where a spec cannot be read. ``left_out``: met beside them.
+        ``readable``: every readable document that holds hardware; None if its spec cannot be read. ``left_out``: the
+        unreadable documents that were found beside them. Raises Unavailable.
         """
-        for one in left_out:
-            self._note(one)
-        for job_id in [one for one in self._known if one in holding]:
+        for unreadable in left_out:
+            self._add(unreadable)
+        for job_id in [job_id for job_id in self._known if job_id in readable]:
             self._forget(job_id)
-        for job_id in self._held.keys() - holding.keys() - self._known.keys():
-            await self._look_at(job_id)  # most have been released
-        placed = {job_id: has for job_id in self._known if (has := self._last_known(job_id)) is not None}
-        there = await self._cluster.jobs()
-        unknown = [one for one in there if holding.get(one) is None and one not in placed]
-        taken = [piece for has in placed.values() for piece in _pieces(has)]
-        for job_id in unknown:
-            taken += [
-                (one.node, Size(gpus=one.gpus, cpus=one.cpus, memory=one.memory))
-                for one in (await self._cluster.observe(job_id)).learners
-            ]
-        self._held = {job_id: has for job_id, has in holding.items() if has is not None} | placed
-        return taken
+        for job_id in self._placed.keys() - readable.keys() - self._known.keys():
+            await self._read(job_id)  # most have been released
+        placed = {job_id: known for job_id in self._known if (known := self._last_known(job_id)) is not None}
+        held = {job_id: list(pieces(*known)) for job_id, known in placed.items()}
+        for job_id in await self._cluster.jobs():
+            if readable.get(job_id) is None and job_id not in placed:
+                held[job_id] = await self._observed(job_id)
+        self._placed = {job_id: known for job_id, known in readable.items() if known is not None} | placed
+        return held
 
     async def look(self, *, limit: int) -> bool:
-        """The next ``limit`` documents of the store, and those that are known. Whether it has been looked through."""
+        """Reads the next ``limit`` documents of the store, and some of the jobs that are known to be unreadable.
+
+        Returns True at the end of the store.
+        """
         for job_id in list(self._known)[:_RECHECKED]:
-            del self._known[job_id]  # and to the end of the line
-            await self._look_at(job_id)
-        found, self._after = await self._jobs.unreadable(after=self._after, limit=limit)
-        for one in found:
-            self._note(one)
+            del self._known[job_id]  # it is added again at the end of the line
+            await self._read(job_id)
+        page, self._after = await self._jobs.unreadable(after=self._after, limit=limit)
+        for unreadable in page:
+            self._add(unreadable)
         return not self._after
 
-    async def _look_at(self, job_id: str) -> None:
+    async def _observed(self, job_id: str) -> list[Piece]:
+        """What the job's learners hold according to the cluster."""
+        learners = (await self._cluster.observe(job_id)).learners
+        return [
+            Piece(learner.node, Size(gpus=learner.gpus, cpus=learner.cpus, memory=learner.memory))
+            for learner in learners
+        ]
+
+    async def _read(self, job_id: str) -> None:
         try:
             await self._jobs.get(job_id)
         except Quarantined as error:
-            self._note(self._known.get(job_id) or Unreadable(id=job_id, why=error.message))
+            self._add(self._known.get(job_id) or Unreadable(id=job_id, why=error.message))
         except Conflict as error:
-            self._note(Unreadable(id=job_id, why=error.message, newer=True))
+            self._add(Unreadable(id=job_id, why=error.message, newer=True))
         else:
             self._forget(job_id)
 
-    def _note(self, one: Unreadable) -> None:
-        self._known[one.id] = one
-        if not one.newer:
-            self._quarantine.hold(JOB, one.id, one.why, job=one.id)
+    def _add(self, unreadable: Unreadable) -> None:
+        self._known[unreadable.id] = unreadable
+        if not unreadable.newer:
+            self._quarantine.hold(JOB, unreadable.id, unreadable.why, job=unreadable.id)
 
     def _forget(self, job_id: str) -> None:
         self._known.pop(job_id, None)
         self._quarantine.release(JOB, job_id)
 
     def _last_known(self, job_id: str) -> Placed | None:
-        known = self._held.get(job_id)
+        known = self._placed.get(job_id)
         if known is not None:
             return known
-        seen = held_placement(self._known[job_id].document)
-        if seen is None:
+        partial = held_placement(self._known[job_id].document)
+        if partial is None:
             return None
+        spec, placement = partial
         try:
-            return gang(parse_spec(seen[0]), self._sizes), seen[1]
+            return gang_of(parse_spec(spec), self._sizes), placement
         except InvalidSpec:
             return None
-
-
-def _pieces(placed: Placed) -> list[tuple[str, Size]]:
-    of, placement = placed
-    return [(placement.get(learner, ""), want) for learner, want, _ in of.learners]

@@ -1,4 +1,4 @@
-"""Which adapters the life-cycle manager runs on."""
+"""Chooses the adapters of the life-cycle manager."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LcmPorts:
 
 
 async def connect(settings: LcmSettings) -> LcmPorts:
-    """The ports of the profile that the settings name."""
+    """The ports that the settings name."""
     secret = await core.service_secret(settings)
     ports = LcmPorts(
         jobs=await core.job_store(settings),

@@ -1,7 +1,7 @@
-"""The Celery worker: carries hints to the services, and is nothing more. ``python -m services.lcm.worker``.
+"""The Celery worker: passes hints on to the services. ``python -m services.lcm.worker``.
 
-Threads, not processes: gRPC does not survive a fork. Not Celery's own program: its banner, its root logger and its
-signals are not ours. When it dies, hints are late by a sweep.
+It runs threads, not processes, because gRPC does not survive a fork. It does not start Celery's own program, because
+that has its own banner, root logger and signal handlers. While the worker is away, hints are late by one sweep.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from services.core.failpoints.ports import at_failpoint
 from services.core.runtime.settings import Settings
 
 _AT_ONCE: Final = 4
-"""Hints under way at once; each waits for a service for at most two seconds."""
-_PULSE_S: Final = 0.25
+"""Threads that pass hints on; each waits for a service for at most two seconds."""
+_POLL_S: Final = 0.25
 _DRAIN_S: Final = 8
-"""What is under way when the worker is told to end may take so long, then it is left: as with a broker that hangs."""
+"""After SIGTERM, hints under way get so long; then they are abandoned, e.g. if the broker hangs."""
 log = structlog.get_logger()
 
 
 def main() -> int:
-    """Runs until SIGTERM; the exit code."""
+    """Runs until SIGTERM. Returns the exit code."""
     settings = Settings()
     configure_logging("worker", settings.log_level)
     watch_failpoints("worker")
-    _bring_in_line(logging.getLogger())
+    _format_celery_logs(logging.getLogger())
     try:
         broker = Broker.of(settings)
         nudges = Nudges(settings.installation.address, asyncio.run(wiring.service_secret(settings)))
         nudger = Nudger(at_failpoint(nudges, "services", "worker"))
         operations = settings.installation.address("worker-ops")
     except WeftError as error:
-        log.error("service.cannot_run", why=[error.message])  # noqa: TRY400 - no trace for people
+        log.error("service.cannot_run", why=[error.message])  # noqa: TRY400 - a trace would not help
         return 1
     connection = BrokerConnection()
     service = Service("worker", settings, checks={"broker": connection.ping}, started=True)
@@ -73,18 +73,19 @@ def main() -> int:
         concurrency=_AT_ONCE,
         hostname="weft@localhost",
         consumer_cls=consumer_class(connection),
-        # For the heartbeats of RabbitMQ. The other transports are drained, so that what they cannot read ends nothing.
+        # RabbitMQ needs the event loop for heartbeats. Other transports are drained, so that a message that cannot be
+        # read does not end the worker.
         use_eventloop=broker.kind == RABBITMQ,
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
     )
     if broker.kind == FOLDER:
-        _take_in_private(broker.folder / "taken")
+        _use_own_temporary_folder(broker.folder / "taken")
     log.info("service.starting")
     if not _run(worker):
-        # A thread that waits for a broker cannot be told to end. What it carries may be lost.
-        log.warning("service.left", why=f"what was under way has not ended within {_DRAIN_S} s")
+        # A thread that waits for a broker cannot be stopped. Its hint may be lost.
+        log.warning("worker.hints_abandoned", why=f"hints under way were not sent within {_DRAIN_S} s")
         os._exit(0)
     nudger.loop.call_soon_threadsafe(service.stopping.set)
     serving.result()
@@ -94,32 +95,32 @@ def main() -> int:
 
 
 def _run(worker: Any) -> bool:
-    """Until SIGTERM; then what is under way is finished. False: it was not, within its time.
+    """Runs ``worker`` until SIGTERM, then waits until hints under way are sent. False if that took too long.
 
-    On a thread of its own: a broker that hangs keeps it for seconds, and the main thread of a process that lives is
-    never silent for so long (services.core.runtime.liveness).
+    The worker has a thread of its own: a broker that hangs blocks it for seconds, and a main thread that is silent for
+    so long counts as hung (services.core.runtime.liveness).
     """
     stopping = threading.Event()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sign, lambda *_: stopping.set())
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: stopping.set())
     thread = threading.Thread(target=worker.start, name="worker", daemon=True)
     thread.start()
-    while thread.is_alive() and not stopping.wait(_PULSE_S):
+    while thread.is_alive() and not stopping.wait(_POLL_S):
         pass
-    # Celery's loop looks at this between two messages, once it is awake.
+    # Celery's loop reads this between two messages, after it has woken up.
     state.should_stop = 0
     if worker.hub is not None:
         worker.hub.call_soon(lambda: None)
     deadline = time.monotonic() + _DRAIN_S
     while thread.is_alive() and time.monotonic() < deadline:
-        thread.join(_PULSE_S)
+        thread.join(_POLL_S)
     return not thread.is_alive()
 
 
-def _take_in_private(folder: Path) -> None:
-    """Gives this process a temporary folder of its own: kombu moves each message through it.
+def _use_own_temporary_folder(folder: Path) -> None:
+    """Sets this process's temporary folder, through which kombu moves each message, and empties it.
 
-    What is left in it by a worker that was killed is lost, as hints may be.
+    A message that a killed worker left in it is lost, as hints may be.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for left in folder.iterdir():
@@ -127,8 +128,8 @@ def _take_in_private(folder: Path) -> None:
     tempfile.tempdir = str(folder)
 
 
-def _bring_in_line(root: logging.Logger) -> None:
-    """What Celery logs (its troubles only) in the form of our own lines."""
+def _format_celery_logs(root: logging.Logger) -> None:
+    """Formats Celery's log lines as our own; only warnings and errors."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -146,11 +147,11 @@ def _bring_in_line(root: logging.Logger) -> None:
     )
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
-    # They say of each lost connection what our consumer says once, and of each hint given back at the end that it was.
-    for chatty in ("celery.worker.consumer", "kombu.transport.virtual"):
-        logging.getLogger(chatty).setLevel(logging.ERROR)
+    # They repeat each lost connection, which our consumer logs once, and log each hint that is given back at the end.
+    for logger in ("celery.worker.consumer", "kombu.transport.virtual"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
     logging.captureWarnings(capture=True)
-    # That hints under way are not cancelled with the connection they came by: they take two seconds at most.
+    # Celery warns that hints under way are not cancelled with their connection: they take two seconds at most.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
 
 

@@ -75,8 +75,10 @@ class Bench:
         try:
             with _direct.open(request, timeout=self.ask_s) as answer:
                 document: dict[str, Any] = json.load(answer)
+        except TimeoutError:
+            self.ask_s *= 2  # the api of a busy machine may answer late
+            return None
         except (OSError, http.client.HTTPException):
-            self.ask_s *= 1.1  # on a busy machine the api may answer late
             return None
         self.ask_s = _ASK_S
         return document

@@ -1,4 +1,4 @@
-"""The running platform under kill -9 at its own side effects: whatever dies where, the job ends as it should (R4, R5).
+"""The running platform under kill -9 at its own side effects: the job completes wherever a process dies (R4, R5).
 
 A life is recorded: each call of a port and each change of a file, of every process but etcd
 (``services.core.failpoints.points``). Then a process is killed at one of these points, in a life of its own for each.
@@ -27,19 +27,19 @@ from tests.waiting import eventually
 _SEED = os.environ.get("WEFT_SEED", "4")
 _EVERY = 10**9
 _TRIES = 20
-"""Some points come by in most lives and not in all: a wait that ends at once, a race that others win."""
+"""Lives in which a point is waited for: some points are passed in most lives only, e.g. after a lost race."""
 
 
 @dataclass(frozen=True)
 class Bed:
-    """A platform whose processes may be killed at their own side effects, and how to tell them where."""
+    """A platform whose processes may be killed at their own side effects, and the folder that says where."""
 
     living: Lives
     failpoints: FailpointFolder
 
 
 @contextmanager
-def bed(folder: Path, environment: Mapping[str, str]) -> Generator[Bed]:
+def start_bed(folder: Path, environment: Mapping[str, str]) -> Generator[Bed]:
     failpoints = FailpointFolder(folder / "failpoints")
     with lives({**environment, **failpoints.environment}) as living:
         yield Bed(living, failpoints)
@@ -47,74 +47,74 @@ def bed(folder: Path, environment: Mapping[str, str]) -> Generator[Bed]:
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
-    with bed(tmp_path_factory.mktemp("embedded"), {}) as one:
-        yield one
+    with start_bed(tmp_path_factory.mktemp("embedded"), {}) as platform:
+        yield platform
 
 
-def test_whoever_asks_is_told_that_services_may_die_on_purpose(embedded: Bed) -> None:
+def test_status_and_doctor_say_that_failpoints_are_on(embedded: Bed) -> None:
     home = embedded.living.weft.home
     ready = {("ready", "failpoints are on: it may die on purpose")}
     services = _services(home)
     # The worker need not be ready for the platform to be up.
-    eventually(lambda: {(one["state"], one["why"]) for one in _services(home)} == ready)
-    (check,) = [one for one in PLATFORM.doctor(str(home.root)) if one["check"] == "failpoints"]
+    eventually(lambda: {(service["state"], service["why"]) for service in _services(home)} == ready)
+    (check,) = [check for check in PLATFORM.doctor(str(home.root)) if check["check"] == "failpoints"]
     assert (check["ok"], check["detail"]) == (False, f"on in {len(services)} services: they may die on purpose")
     logs = {path.stem: path.read_text() for path in (home / "logs").glob("*.log")}
-    said = {name for name, log in logs.items() if "failpoints.turned_on" in log}
-    assert said >= {"api", "guardian", "lcm", "metrics", "node", "worker"}
+    with_failpoints = {name for name, log in logs.items() if "failpoints.turned_on" in log}
+    assert with_failpoints >= {"api", "guardian", "lcm", "metrics", "node", "worker"}
 
 
 @pytest.mark.promise("R4", "R5")
-def test_a_process_that_is_killed_at_any_side_effect_leaves_the_job_as_it_should_be(
+def test_a_job_completes_though_a_process_is_killed_at_any_side_effect(
     embedded: Bed, request: pytest.FixtureRequest, tmp_path: Path, promise: Promise
 ) -> None:
     most = promise.n(short=10, long=_EVERY)
     kill_everywhere(embedded, tmp_path, promise, most, "SQLite")
     if os.environ.get("WEFT_PROMISE"):
         mongo = request.getfixturevalue("own_mongo")
-        with bed(tmp_path, {"WEFT_JOB_STORE": f"{mongo.uri}weft"}) as one:
-            kill_everywhere(one, tmp_path, promise, most, "MongoDB")
+        with start_bed(tmp_path, {"WEFT_JOB_STORE": f"{mongo.uri}weft"}) as on_mongo:
+            kill_everywhere(on_mongo, tmp_path, promise, most, "MongoDB")
 
 
 def _services(home: Home) -> list[dict[str, Any]]:
-    """As ``weft status`` shows them, but for etcd."""
-    return [one for one in PLATFORM.status(str(home.root))["services"] if one["name"] != "etcd"]
+    """The services that ``weft status`` shows, without etcd."""
+    return [service for service in PLATFORM.status(str(home.root))["services"] if service["name"] != "etcd"]
 
 
-def kill_everywhere(one: Bed, folder: Path, promise: Promise, most: int, store: str) -> None:
-    """So many kills, each in a life of its own."""
-    recorded = record(one, folder)
+def kill_everywhere(bed: Bed, folder: Path, promise: Promise, most: int, store: str) -> None:
+    """Kills a process at ``most`` points at most, each in a life of its own."""
+    recorded = record(bed, folder)
     faults = chosen(recorded, most)
-    wrong = [why for when, point in faults if (why := suffer(one, folder, when, point))]
+    wrong = [why for when, point in faults if (why := suffer(bed, folder, when, point))]
     assert not wrong, "\n".join(wrong)
     for process, points in by_process(recorded).items():
         tried = sum(point.startswith(f"{process}.") for _, point in faults)
         promise.saw(f"{store}, {process}: {len(points)} points in a life, killed {tried} times")
     promise.kept(len(faults), f"processes of the running platform on {store} killed at a side effect")
-    promise.saw(f"{store}: nothing of a job is left {one.living.gone_s:.1f} s after its end at most (promised: 30 s)")
+    promise.saw(f"{store}: nothing of a job is left {bed.living.gone_s:.1f} s after its end at most (promised: 30 s)")
 
 
-def record(one: Bed, folder: Path) -> Sequence[str]:
-    """The points that are passed in each of two undisturbed lives, after a first one that finds everything cold."""
-    one.living.live(folder)
-    one.failpoints.passed()
-    one.living.live(folder)
-    first = one.failpoints.passed()
-    one.living.live(folder)
-    second = one.failpoints.passed()
+def record(bed: Bed, folder: Path) -> Sequence[str]:
+    """The points passed in both of two undisturbed lives, after a first one that fills the caches."""
+    bed.living.live(folder)
+    bed.failpoints.passed()
+    bed.living.live(folder)
+    first = bed.failpoints.passed()
+    bed.living.live(folder)
+    second = bed.failpoints.passed()
     return [point for point in first if point in second]
 
 
 def by_process(points: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    grouped: dict[str, list[str]] = {}
     for point in points:
-        found.setdefault(point.partition(".")[0], []).append(point)
-    return found
+        grouped.setdefault(point.partition(".")[0], []).append(point)
+    return grouped
 
 
 def chosen(points: Sequence[str], most: int) -> Sequence[tuple[str, str]]:
-    """(when, point): all, or so many, of each process in turn; others for another seed."""
-    by_rank = [sorted(_faults(each), key=_rank) for each in by_process(points).values()]
+    """(when, point): at most ``most``, of each process in turn. Another seed chooses others."""
+    by_rank = [sorted(_faults(of_process), key=_rank) for of_process in by_process(points).values()]
     in_turn = [fault for turn in zip_longest(*by_rank) for fault in turn if fault is not None]
     return in_turn[:most]
 
@@ -127,19 +127,19 @@ def _rank(fault: tuple[str, str]) -> str:
     return hashlib.sha256(" ".join([_SEED, *fault]).encode()).hexdigest()
 
 
-def suffer(one: Bed, folder: Path, when: str, point: str) -> str:
-    """What is wrong with a life in which a process was killed there: "", if all is as it should be.
+def suffer(bed: Bed, folder: Path, when: str, point: str) -> str:
+    """Runs lives until a process was killed at this point. Returns what was wrong with the last life; "" if nothing.
 
-    Lives go on until it was: a point that is never passed again shows nothing.
+    A point that is not passed again shows nothing: then an error says so.
     """
-    one.failpoints.arm(when, "kill", point)
+    bed.failpoints.arm(when, "kill", point)
     try:
         for _ in range(_TRIES):
-            one.living.live(folder, hurry=lambda: one.failpoints.fired, may_be_lost=point.startswith("shim."))
-            if one.failpoints.fired:
+            bed.living.live(folder, hurry=lambda: bed.failpoints.fired, may_be_lost=point.startswith("shim."))
+            if bed.failpoints.fired:
                 return ""
     except AssertionError as error:
         return f"killed {when} {point}: {error}"
     finally:
-        one.failpoints.disarm()
+        bed.failpoints.disarm()
     return f"{point} was recorded, and never passed again in {_TRIES} lives"

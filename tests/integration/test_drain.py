@@ -1,4 +1,4 @@
-"""SIGTERM ends each service in order, under load: nothing is lost, and nothing of it has to run out first."""
+"""SIGTERM ends each service in order, under load: nothing is lost, and no lease of it has to expire."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ from weft import Client, Job, Unavailable
 
 T = TypeVar("T")
 SMALL: Final = {"cpus": 0.25, "memory": "64MiB"}
-TALKS: Final = 'n=0; while :; do echo "line $n"; n=$((n+1)); sleep 0.01; done'
+PRINTS: Final = 'n=0; while :; do echo "line $n"; n=$((n+1)); sleep 0.01; done'
 LIMIT_S: Final = HANG_S
-"""Ten seconds are what the supervisor gives them; a machine may be busy."""
+"""The supervisor gives them ten seconds; a machine may be busy."""
 SERVICES: Final = ("api", "lcm", "guardian", "metrics", "node", "worker")
 MEMBERS: Final = ("lcm", "guardian", "metrics")
 
 
-def patiently(ask: Callable[[], T]) -> T:
-    """As a program does that has time: the SDK gives up after 20 seconds, and a busy machine may need longer."""
+def with_retries(call: Callable[[], T]) -> T:
+    """Calls until it is answered: the SDK gives up after 20 seconds, and a busy machine may need longer."""
     while True:
         try:
-            return ask()
+            return call()
         except Unavailable:
             continue
 
 
 class Load:
-    """Submits, reads and follows without a pause, as users do: with the SDK, which tries again."""
+    """Submits, reads and follows without a pause, through the SDK, which retries."""
 
-    def __init__(self, one: Platform, talking: str) -> None:
-        self._one, self._talking = one, talking
+    def __init__(self, weft: Platform, printing: str) -> None:
+        self._weft, self._printing = weft, printing
         self._enough = threading.Event()
         self.errors: list[BaseException] = []
         self.done = 0
         self.lines: list[int] = []
-        self._threads = [threading.Thread(target=self._run, args=(each,)) for each in (self._submit, self._follow)]
+        self._threads = [threading.Thread(target=self._run, args=(body,)) for body in (self._submit, self._follow)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -69,7 +69,7 @@ class Load:
 
     def _run(self, body: Any) -> None:
         try:
-            with Client(self._one.url, self._one.key) as client:
+            with Client(self._weft.url, self._weft.key) as client:
                 body(client)
         except BaseException as error:  # noqa: BLE001 - of a thread: the test raises it
             self.errors.append(error)
@@ -77,13 +77,13 @@ class Load:
     def _submit(self, client: Client) -> None:
         spec = {"name": "s", "command": "sleep 600", "resources": SMALL}
         while not self._enough.is_set():
-            job = patiently(partial(client.jobs.submit, spec, idempotency_key=uuid.uuid4().hex))
-            assert patiently(job.refresh).id == job.id
-            patiently(job.kill)
+            job = with_retries(partial(client.jobs.submit, spec, idempotency_key=uuid.uuid4().hex))
+            assert with_retries(job.refresh).id == job.id
+            with_retries(job.kill)
             self.done += 1
 
     def _follow(self, client: Client) -> None:
-        for line in patiently(lambda: client.jobs.get(self._talking)).logs(follow=True):
+        for line in with_retries(lambda: client.jobs.get(self._printing)).logs(follow=True):
             self.lines.append(int(line.text.split()[1]))
             if self._enough.is_set():
                 return
@@ -96,43 +96,43 @@ def weft_up() -> Iterator[Platform]:
 
 
 @pytest.fixture(scope="module")
-def talking(weft_up: Platform) -> Iterator[Job]:
-    """A job that trains all the while."""
+def printing(weft_up: Platform) -> Iterator[Job]:
+    """A job that prints a line every 10 ms."""
     with Client(weft_up.url, weft_up.key) as client:
-        job = client.jobs.submit({"name": "t", "command": TALKS, "resources": SMALL})
+        job = client.jobs.submit({"name": "t", "command": PRINTS, "resources": SMALL})
         eventually(lambda: weft_up.learner_pids(job.id))
         yield job
         job.kill()
 
 
-def said_by(one: Platform, process: ProcessIdentity, service: str, *, since: int) -> list[dict[str, Any]]:
-    """What this very process has logged beyond a byte of the log; what is not of our form, whoever said it."""
-    with (one.home / "logs" / f"{service}.log").open() as file:
+def logged_by(weft: Platform, process: ProcessIdentity, service: str, *, since: int) -> list[dict[str, Any]]:
+    """Log lines of this process beyond byte ``since``, and all lines there that are not JSON."""
+    with (weft.home / "logs" / f"{service}.log").open() as file:
         file.seek(since)
-        said = [_parsed(line) for line in file]
-    return [each for each in said if each["pid"] in {process.pid, None}]
+        lines = [_parsed(line) for line in file]
+    return [line for line in lines if line["pid"] in {process.pid, None}]
 
 
 def _parsed(line: str) -> dict[str, Any]:
     try:
-        said: dict[str, Any] = json.loads(line)
+        parsed: dict[str, Any] = json.loads(line)
     except ValueError:
         return {"pid": None, "level": "none", "event": line}
-    return said
+    return parsed
 
 
-def how_it_ended(one: Platform, service: str, *, since: int) -> list[dict[str, Any]]:
-    """What the supervisor has said of the service beyond a byte of its log, up to its first end."""
-    with (one.home / "logs" / "supervisor.log").open() as file:
+def logged_by_supervisor(weft: Platform, service: str, *, since: int) -> list[dict[str, Any]]:
+    """The supervisor's log lines about the service beyond byte ``since``, up to the service's first end."""
+    with (weft.home / "logs" / "supervisor.log").open() as file:
         file.seek(since)
-        said = [each for each in map(_parsed, file) if each.get("service") == service and "event" in each]
-    ends = [at for at, each in enumerate(said) if each["event"] == "service.ended"]
-    return said[: ends[0] + 1] if ends else []
+        lines = [line for line in map(_parsed, file) if line.get("service") == service and "event" in line]
+    ends = [at for at, line in enumerate(lines) if line["event"] == "service.ended"]
+    return lines[: ends[0] + 1] if ends else []
 
 
-async def keys_of(one: Platform, service: str) -> frozenset[str]:
-    """Ids of the live processes of a service, as etcd has them."""
-    store = EtcdStatusStore(one.home.address("etcd"))
+async def members_of(weft: Platform, service: str) -> frozenset[str]:
+    """Ids of the live processes of a service according to etcd."""
+    store = EtcdStatusStore(weft.home.address("etcd"))
     try:
         while True:
             with contextlib.suppress(errors.Unavailable):  # a busy machine's etcd may be late
@@ -142,37 +142,35 @@ async def keys_of(one: Platform, service: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_that_is_told_to_stop_under_load_ends_in_order_and_nobody_notices(
-    weft_up: Platform, talking: Job, service: str
-) -> None:
-    pids = weft_up.learner_pids(talking.id)
-    with Load(weft_up, talking.id) as load:
+def test_a_service_that_gets_sigterm_under_load_loses_nothing(weft_up: Platform, printing: Job, service: str) -> None:
+    pids = weft_up.learner_pids(printing.id)
+    with Load(weft_up, printing.id) as load:
         eventually(lambda: load.errors or (load.done > 1 and load.lines))
         process = weft_up.process(service)
-        held = asyncio.run(keys_of(weft_up, service))
+        held = asyncio.run(members_of(weft_up, service))
         so_far = (weft_up.home / "logs" / f"{service}.log").stat().st_size
         watched = (weft_up.home / "logs" / "supervisor.log").stat().st_size
         assert send_signal(process, signal.SIGTERM)
         assert wait_gone(process, LIMIT_S), "it does not end"
-        left = held & asyncio.run(keys_of(weft_up, service))
+        left = held & asyncio.run(members_of(weft_up, service))
         eventually(lambda: weft_up.again(service, process), LIMIT_S)
-        before, seen = load.done, len(load.lines)
-        eventually(lambda: load.errors or (load.done > before + 2 and len(load.lines) > seen + 5))
+        jobs_before, lines_before = load.done, len(load.lines)
+        eventually(lambda: load.errors or (load.done > jobs_before + 2 and len(load.lines) > lines_before + 5))
     assert load.errors == []
     assert load.lines == list(range(load.lines[0], load.lines[0] + len(load.lines))), "a follower lost or doubled lines"
     assert bool(held) == (service in MEMBERS)
-    assert left == frozenset(), "its membership has to run out"
-    ended = how_it_ended(weft_up, service, since=watched)
-    assert [(each["event"], each.get("exit")) for each in ended] == [("service.ended", 0)], ended
-    said = said_by(weft_up, process, service, since=so_far)
-    # That a hint was dropped says that its receiver was busy, and is said by whoever runs.
-    assert [one for one in said if one["level"] not in {"info", "debug"} and one["event"] != "hints.dropped"] == []
-    assert said[-1]["event"] == "service.stopped"
-    assert (talking.refresh().status, weft_up.learner_pids(talking.id)) == ("PROCESSING", pids)
+    assert left == frozenset(), "its membership has to expire"
+    ended = logged_by_supervisor(weft_up, service, since=watched)
+    assert [(line["event"], line.get("exit")) for line in ended] == [("service.ended", 0)], ended
+    lines = logged_by(weft_up, process, service, since=so_far)
+    # A dropped hint only means that its receiver was busy.
+    assert [line for line in lines if line["level"] not in {"info", "debug"} and line["event"] != "hints.dropped"] == []
+    assert lines[-1]["event"] == "service.stopped"
+    assert (printing.refresh().status, weft_up.learner_pids(printing.id)) == ("PROCESSING", pids)
 
 
-def test_a_submit_that_is_under_way_when_the_api_is_told_to_stop_is_answered(weft_up: Platform) -> None:
-    """Half of its body is sent after the signal, when nobody is let in any more."""
+def test_a_submission_under_way_at_sigterm_of_the_api_is_answered(weft_up: Platform) -> None:
+    """Half of its body is sent after the signal, when the api accepts no new connection."""
     host, port = weft_up.home.address("api").split(":")
     body = json.dumps({"name": "s", "command": "true", "resources": SMALL}).encode()
     head = (
@@ -183,10 +181,10 @@ def test_a_submit_that_is_under_way_when_the_api_is_told_to_stop_is_answered(wef
     with socket.create_connection((host, int(port)), timeout=LIMIT_S) as connection:
         connection.sendall(head.encode() + body[:10])
         with Client(weft_up.url, weft_up.key) as client:
-            client.version()  # asked after it: the half is there by now
+            client.version()  # sent after it, so the first half has arrived
         so_far = (weft_up.home / "logs" / "api.log").stat().st_size
         assert send_signal(process, signal.SIGTERM)
-        eventually(lambda: said_by(weft_up, process, "api", since=so_far), LIMIT_S)
+        eventually(lambda: logged_by(weft_up, process, "api", since=so_far), LIMIT_S)
         connection.sendall(body[10:])
         answer = b"".join(iter(partial(connection.recv, 65_536), b""))
     assert answer.startswith(b"HTTP/1.1 201 "), answer
@@ -194,12 +192,12 @@ def test_a_submit_that_is_under_way_when_the_api_is_told_to_stop_is_answered(wef
     eventually(lambda: weft_up.again("api", process), LIMIT_S)
     job_id = json.loads(answer.partition(b"\r\n\r\n")[2])["id"]
     with Client(weft_up.url, weft_up.key) as client:
-        assert patiently(lambda: client.jobs.get(job_id)).id == job_id
+        assert with_retries(lambda: client.jobs.get(job_id)).id == job_id
 
 
 # --- one service alone ----------------------------------------------------------------
 
-DRAINS_FOR_EVER = """
+NEVER_DRAINED = """
 import asyncio, sys
 from pathlib import Path
 from services.core.bootstrap.service import run
@@ -213,18 +211,18 @@ async def main(service):
     try:
         await asyncio.Event().wait()
     finally:
-        print("lets go", flush=True)
+        print("ends", flush=True)
 
 sys.exit(run("api", Settings(), main))
 """
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_hurries_a_service_that_drains(tmp_path: Path, second: signal.Signals) -> None:
+def test_a_second_signal_ends_a_draining_service_at_once(tmp_path: Path, second: signal.Signals) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "addresses.json").write_text(json.dumps({"api-ops": f"127.0.0.1:{free_port()}"}))
     process = subprocess.Popen(
-        [sys.executable, "-c", DRAINS_FOR_EVER], env={**os.environ, "WEFT_HOME": str(tmp_path)},
+        [sys.executable, "-c", NEVER_DRAINED], env={**os.environ, "WEFT_HOME": str(tmp_path)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -237,6 +235,6 @@ def test_a_second_signal_hurries_a_service_that_drains(tmp_path: Path, second: s
     finally:
         process.kill()
         process.wait()
-    assert (process.returncode, out) == (0, "lets go\n")
+    assert (process.returncode, out) == (0, "ends\n")
     events = ["service.starting", "service.stopping", "service.cancelled", "service.stopped"]
     assert [json.loads(line)["event"] for line in err.splitlines()] == events

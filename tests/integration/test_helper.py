@@ -16,7 +16,7 @@ import pytest
 from services.core.domain.errors import NoSpace
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import Input
-from services.helper.folder import LearnerFolder
+from services.core.runtime.learner_folder import LearnerFolder
 from services.helper.metrics_client import IntakeClient
 from services.helper.ship.shipper import Shipper
 from services.helper.spool import Spool

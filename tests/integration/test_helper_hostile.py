@@ -16,9 +16,9 @@ import pytest
 
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
+from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.checkpoints import restore
 from services.helper.fetch.progress import FetchProgress
-from services.helper.folder import Assignment
 from services.helper.objects import UrlSigner
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import TENANT, Learner

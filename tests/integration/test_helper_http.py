@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
+from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.http_data import fetch_http
 from services.helper.fetch.progress import FetchCancelled, FetchFailed, FetchProgress
 from services.helper.fetch.versions import DataVersions
-from services.helper.folder import Assignment
 from services.helper.settings import HelperSettings
 
 

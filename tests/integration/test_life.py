@@ -1,4 +1,4 @@
-"""Whole lives of jobs on the running platform: real processes, through the SDK, as a user sees them."""
+"""Lives of jobs on the running platform, through the SDK."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_job_goes_through_every_status_once_and_leaves_its_result(client: Clie
     assert [path.read_text() for path in tmp_path.rglob("answer")] == ["42\n"]
 
 
-def test_a_follower_gets_every_line_once_and_leaves_when_the_job_is_at_rest(client: Client) -> None:
+def test_a_follower_gets_every_line_once_and_ends_when_the_job_is_released(client: Client) -> None:
     job = client.jobs.submit(spec("for i in $(seq 2000); do echo line $i; done"))
     lines = list(job.logs(follow=True))
     assert [line.text for line in lines] == [f"line {i}" for i in range(1, 2001)]
@@ -58,10 +58,10 @@ def test_the_learner_that_failed_first_is_named_and_its_peers_are_ended(client: 
     assert weft_up.processes_of(job.id) == []
 
 
-def test_a_learner_that_runs_out_of_memory_is_told_so(client: Client, weft_up: Platform) -> None:
-    told = PLATFORM.status(str(weft_up.home.root))["isolation"]
-    if "memory" not in told["enforced"]:
-        assert "not enforced" in told["why"]
+def test_a_learner_that_runs_out_of_memory_fails_as_oom_killed(client: Client, weft_up: Platform) -> None:
+    isolation = PLATFORM.status(str(weft_up.home.root))["isolation"]
+    if "memory" not in isolation["enforced"]:
+        assert "not enforced" in isolation["why"]
         return
     job = client.jobs.submit(spec("python3 -c 'x = b\"x\" * (1 << 28)'")).wait(DONE_S)
     assert (job.status, job.reason) == ("FAILED", "OOMKilled")
@@ -75,17 +75,17 @@ def test_a_failure_is_retried_within_its_budget_and_not_beyond(client: Client) -
     assert path_of(job) == ["QUEUED", *once, "QUEUED", *once, "QUEUED", *once, "FAILED"]
 
 
-def test_only_the_failures_that_were_named_are_retried(client: Client) -> None:
+def test_only_the_exit_codes_named_in_retries_are_retried(client: Client) -> None:
     retries = {"max": 5, "backoff": "10ms", "on": ["exit:9"]}
     job = client.jobs.submit(spec('[ "$WEFT_ATTEMPT" = 1 ] && exit 9; exit 8', retries=retries)).wait(DONE_S)
     assert (job.status, job.attempt) == ("FAILED", 2)
     assert "code 8" in job.message
 
 
-def test_killed_means_everything_gone_within_a_second(client: Client, weft_up: Platform) -> None:
-    # Traps every signal it can, and leaves children in sessions of their own.
+def test_a_killed_job_has_no_process_left_after_a_second(client: Client, weft_up: Platform) -> None:
+    # It ignores every signal that it can, and leaves children in sessions of their own.
     command = "trap '' TERM INT; setsid sleep 600 & (setsid sleep 600 &) ; echo up; while :; do sleep 1; done"
-    # A sweep finds the wish within a second where the hint is lost; what follows it is what is promised.
+    # Without a hint a sweep finds the kill within a second; the promise is about what follows.
     for stopwatch in tries_within(1.0 if weft_up.hints else 2.5):
         job = client.jobs.submit(spec(command, learners=2))
         eventually(lambda: running(job) and len(list(job.logs())) == 2)  # noqa: B023 - in this round only
@@ -97,7 +97,7 @@ def test_killed_means_everything_gone_within_a_second(client: Client, weft_up: P
         assert (job.refresh().status, path_of(job)[-1]) == ("KILLED", "KILLED")
 
 
-def test_a_halted_job_keeps_its_checkpoint_and_goes_on_from_it(client: Client) -> None:
+def test_a_halted_job_resumes_from_its_checkpoint(client: Client) -> None:
     command = """
       n=$(cat "$CHECKPOINT_DIR/n" 2>/dev/null || echo 0)
       trap 'echo "$n" > "$CHECKPOINT_DIR/n"; exit 143' TERM
@@ -117,14 +117,14 @@ def test_a_halted_job_keeps_its_checkpoint_and_goes_on_from_it(client: Client) -
     assert second == list(range(last + 1, 41))
 
 
-def test_a_job_that_is_halted_after_it_had_completed_has_completed(client: Client) -> None:
+def test_a_completed_job_cannot_be_halted(client: Client) -> None:
     job = client.jobs.submit(spec("true")).wait(DONE_S)
     with pytest.raises(Conflict):
         job.halt()
     assert job.refresh().status == "COMPLETED"
 
 
-def test_a_job_is_stopped_at_its_max_runtime_and_what_it_had_is_stored(client: Client, tmp_path: Path) -> None:
+def test_a_job_stopped_at_max_runtime_keeps_its_results(client: Client, tmp_path: Path) -> None:
     command = 'echo partial > "$RESULT_DIR/answer"; exec sleep 600'
     job = client.jobs.submit(spec(command, max_runtime="3s")).wait(DONE_S)
     assert (job.status, job.reason) == ("FAILED", "DeadlineExceeded")
@@ -132,7 +132,7 @@ def test_a_job_is_stopped_at_its_max_runtime_and_what_it_had_is_stored(client: C
     assert [path.read_text() for path in tmp_path.rglob("answer")] == ["partial\n"]
 
 
-def test_a_gang_that_does_not_fit_waits_whole_says_why_and_can_be_given_up(client: Client) -> None:
+def test_a_gang_that_does_not_fit_waits_as_a_whole_and_says_why(client: Client) -> None:
     first = client.jobs.submit(spec("exec sleep 600", resources={"cpus": 3, "memory": "64MiB"}))
     eventually(lambda: running(first), DONE_S)
     second = client.jobs.submit(spec("true", learners=2, resources={"cpus": 1, "memory": "64MiB"}))
@@ -144,7 +144,7 @@ def test_a_gang_that_does_not_fit_waits_whole_says_why_and_can_be_given_up(clien
     assert second.wait(DONE_S).status == "COMPLETED"
 
 
-def test_a_job_larger_than_the_cluster_is_accepted_with_a_warning_and_blocks_nobody(client: Client) -> None:
+def test_a_job_larger_than_the_cluster_is_accepted_with_a_warning_and_blocks_no_other(client: Client) -> None:
     huge = client.jobs.submit(spec("true", learners=500))
     assert huge.warnings
     assert client.jobs.submit(spec("true")).wait(DONE_S).status == "COMPLETED"
@@ -155,7 +155,7 @@ def test_a_job_larger_than_the_cluster_is_accepted_with_a_warning_and_blocks_nob
     assert huge.refresh().status == "KILLED"
 
 
-def test_roles_run_their_own_commands_and_the_one_that_decides_ends_the_job(client: Client) -> None:
+def test_roles_run_their_own_commands_and_the_deciding_role_ends_the_job(client: Client) -> None:
     roles = {
         "ps": {"count": 1, "command": "exec sleep 600"},
         "chief": {"count": 1, "decides": True, "command": "echo chief $WEFT_RANK of $WEFT_WORLD_SIZE"},
@@ -171,12 +171,12 @@ def test_learners_see_nothing_of_the_machine_or_of_each_other(client: Client, we
     text = "\n".join(line.text for line in job.logs())
     assert weft_up.key not in text
     assert "WEFT_HOME" not in text
-    assert text.count("Permission denied") + text.count("No such file or directory") == 2  # as the isolation has it
+    assert text.count("Permission denied") + text.count("No such file or directory") == 2  # depends on the isolation
 
 
-def test_deleted_means_gone_for_its_owner_and_only_once_nothing_runs(client: Client) -> None:
+def test_a_running_job_cannot_be_deleted_without_kill(client: Client) -> None:
     job = client.jobs.submit(spec("exec sleep 600"))
     with pytest.raises(Conflict):
         job.delete()
     job.delete(kill=True)
-    assert job.id not in [one.id for one in client.jobs.list()]
+    assert job.id not in [listed.id for listed in client.jobs.list()]

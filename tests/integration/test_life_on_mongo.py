@@ -10,7 +10,7 @@ from weft import Client
 SMALL = {"cpus": 0.5, "memory": "64MiB"}
 
 
-def test_a_running_job_and_its_platform_outlive_a_kill_of_mongodb(own_mongo: Mongo) -> None:
+def test_a_running_job_survives_a_kill_of_mongodb(own_mongo: Mongo) -> None:
     with platform({"WEFT_JOB_STORE": f"{own_mongo.uri}weft"}) as weft, Client(weft.url, weft.key) as client:
         command = "echo started; exec sleep 600"
         job = client.jobs.submit({"name": "life", "command": command, "resources": SMALL, "grace": "10s"})

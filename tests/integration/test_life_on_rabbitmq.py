@@ -14,28 +14,28 @@ from weft._job import Job
 
 SMALL = {"cpus": 0.5, "memory": "64MiB"}
 PATH = ["QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMPLETED"]
-UNTIL_TOLD = 'until [ -e "$JOB_STATE_DIR/go-on" ]; do sleep 0.1; done'
+UNTIL_FILE = 'until [ -e "$JOB_STATE_DIR/go-on" ]; do sleep 0.1; done'
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def test_jobs_outlive_a_kill_of_rabbitmq_and_hints_flow_again_afterwards(own_rabbitmq: RabbitMQ) -> None:
+def test_jobs_survive_a_kill_of_rabbitmq_and_hints_are_delivered_afterwards(own_rabbitmq: RabbitMQ) -> None:
     with (
         platform({"WEFT_BROKER_URL": own_rabbitmq.url, "WEFT_NODE_CPUS": "4"}) as weft,
         Client(weft.url, weft.key) as client,
     ):
         eventually(lambda: why_not_ready(weft) == "")
-        running = [client.jobs.submit(spec(UNTIL_TOLD)) for _ in range(2)]
+        running = [client.jobs.submit(spec(UNTIL_FILE)) for _ in range(2)]
         for job in running:
             wait_for(job, "PROCESSING")
         eventually(lambda: weft.counter("worker", "weft_hints_delivered_total") >= 2)
-        assert list((weft.home / "broker").rglob("*.msg")) == [], "the folder carries nothing"
+        assert list((weft.home / "broker").rglob("*.msg")) == [], "no hint is in the folder"
 
         own_rabbitmq.kill()
         try:
             eventually(lambda: "the broker of WEFT_BROKER_URL is away" in why_not_ready(weft))
             meanwhile = client.jobs.submit(spec("echo done")).wait(HANG_S)
             assert path_of(meanwhile) == PATH
-            go_on(weft, running[0])
+            release_learners(weft, running[0])
             assert path_of(running[0].wait(HANG_S)) == PATH
         finally:
             own_rabbitmq.start()
@@ -45,7 +45,7 @@ def test_jobs_outlive_a_kill_of_rabbitmq_and_hints_flow_again_afterwards(own_rab
         before = weft.counter("worker", "weft_hints_delivered_total")
         later = client.jobs.submit(spec("echo done")).wait(HANG_S)
         eventually(lambda: weft.counter("worker", "weft_hints_delivered_total") > before)
-        go_on(weft, running[1])
+        release_learners(weft, running[1])
         assert path_of(running[1].wait(HANG_S)) == path_of(later) == PATH
         assert {job.refresh().attempt for job in (*running, meanwhile, later)} == {1}
         # Those of the meantime: the api has found out that the broker is away before it counts them.
@@ -60,7 +60,7 @@ def path_of(job: Job) -> list[str]:
     return [event.to for event in job.history()]
 
 
-def go_on(weft: Platform, job: Job) -> None:
+def release_learners(weft: Platform, job: Job) -> None:
     for learner in (weft.home / "node" / job.id / "1").glob("*/job"):
         (learner / "go-on").touch()
 
@@ -70,7 +70,7 @@ def wait_for(job: Job, status: str) -> None:
 
 
 def why_not_ready(weft: Platform) -> str:
-    """What `weft status` says of the worker; empty: it is ready."""
+    """The reason that the worker gives for not being ready; empty if it is ready."""
     try:
         with _direct.open(f"http://{weft.home.address('worker-ops')}/readyz", timeout=HANG_S):
             return ""

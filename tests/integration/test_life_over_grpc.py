@@ -1,4 +1,4 @@
-"""A job's whole life by gRPC, and by the SDK with `await`, on the running platform."""
+"""A job's life over gRPC, and through the asynchronous SDK, on the running platform."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import HANG_S
 from weft import AsyncClient
 
 SPEC = """
-name: doors
+name: over-grpc
 command: sh train.sh
 resources: {cpus: 0.5, memory: 64MiB}
 """
@@ -26,8 +26,8 @@ echo '{"step": 1, "loss": 0.5}'
 printf learned > "$RESULT_DIR/model.txt"
 echo two
 """
-SAID = ["one", '{"step": 1, "loss": 0.5}', "two"]
-# One set of stores is enough: what differs between them lies behind both doors.
+LINES = ["one", '{"step": 1, "loss": 0.5}', "two"]
+# One set of stores is enough: both entry points use the same use cases.
 pytestmark = pytest.mark.parametrize("weft_up", ["embedded"], indirect=True)
 
 
@@ -38,19 +38,19 @@ async def test_a_job_is_submitted_followed_and_fetched_by_grpc(weft_up: Platform
             pb.SubmitJobRequest(head=pb.Submission(yaml=SPEC)),
             pb.SubmitJobRequest(code=a_zip({"train.sh": TRAIN})),
         ]
-        job = await rpc.jobs.SubmitJob(stream_of(parts), metadata=rpc.under("doors"))
+        job = await rpc.jobs.SubmitJob(stream_of(parts), metadata=rpc.under("over-grpc"))
         lines: list[str] = []
         ends: list[pb.JobEnd] = []
         async for reply in rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=job.id), metadata=rpc.metadata, timeout=HANG_S):
-            lines += [one.text for one in reply.lines.lines]
+            lines += [line.text for line in reply.lines.lines]
             ends += [reply.end] if reply.HasField("end") else []
-        assert lines == SAID
-        assert [(one.status, one.at_rest) for one in ends] == [("COMPLETED", True)]
+        assert lines == LINES
+        assert [(end.status, end.at_rest) for end in ends] == [("COMPLETED", True)]
         points = await rpc.jobs.GetMetrics(pb.GetMetricsRequest(job_id=job.id), metadata=rpc.metadata)
-        assert [(one.name, one.step, one.value) for one in points.points] == [("loss", 1, 0.5)]
-        wanted = pb.GetArtifactRequest(job_id=job.id, path="attempts/1/results/worker-0/model.txt")
-        replies = [one async for one in rpc.jobs.GetArtifact(wanted, metadata=rpc.metadata)]
-        assert b"".join(one.data for one in replies) == b"learned"
+        assert [(point.name, point.step, point.value) for point in points.points] == [("loss", 1, 0.5)]
+        request = pb.GetArtifactRequest(job_id=job.id, path="attempts/1/results/worker-0/model.txt")
+        replies = [reply async for reply in rpc.jobs.GetArtifact(request, metadata=rpc.metadata)]
+        assert b"".join(reply.data for reply in replies) == b"learned"
 
 
 async def test_a_job_is_submitted_followed_and_fetched_with_await(weft_up: Platform, tmp_path: Path) -> None:
@@ -59,12 +59,12 @@ async def test_a_job_is_submitted_followed_and_fetched_with_await(weft_up: Platf
     (tmp_path / "weft.yaml").write_text(SPEC)
     async with AsyncClient(weft_up.url, weft_up.key) as client:
         job = await client.jobs.submit(tmp_path / "weft.yaml", code=tmp_path / "code")
-        assert [line.text async for line in job.logs(follow=True)] == SAID
+        assert [line.text async for line in job.logs(follow=True)] == LINES
         assert (await job.wait(HANG_S)).status == "COMPLETED"
         steps, values = await job.metrics("loss")
         assert (steps, values) == ([1], [0.5])
         [path] = await job.download(tmp_path / "out")
         assert path.read_text() == "learned"
-        assert job.id in [one.id async for one in client.jobs.list(name="doors")]
+        assert job.id in [listed.id async for listed in client.jobs.list(name="over-grpc")]
         assert [event.to for event in await job.history()][-1] == "COMPLETED"
         await job.delete()

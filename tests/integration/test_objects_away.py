@@ -1,4 +1,4 @@
-"""The platform while its S3 server is away: what needs objects is told to come again, and nothing that runs notices."""
+"""The platform while its S3 server is away: requests that need objects get 503 with Retry-After; running jobs go on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def code(number: int) -> bytes:
 
 
 def submit(weft: Platform, number: int) -> httpx2.Response:
-    """With code that the store has not seen."""
+    """Submits with code that the store does not have."""
     spec = {"name": "short", "command": "sh train.sh", "code": ".", "resources": SMALL}
     files: dict[str, Any] = {"spec": ("spec.json", json.dumps(spec), "application/json"), "code": code(number)}
     return httpx2.post(
@@ -52,7 +52,7 @@ def submit(weft: Platform, number: int) -> httpx2.Response:
 
 @pytest.mark.promise("R13")
 @pytest.mark.timeout(0)
-def test_while_objects_are_away_submits_are_told_when_to_come_again_and_what_runs_goes_on(
+def test_submissions_are_refused_and_jobs_run_on_while_the_object_store_is_away(
     own_s3: S3, promise: Promise, tmp_path: Path
 ) -> None:
     rounds = promise.n(short=2, long=100)
@@ -64,7 +64,7 @@ def test_while_objects_are_away_submits_are_told_when_to_come_again_and_what_run
         learners = weft.learner_pids(long.id)
         for number in range(rounds):
             storing = client.jobs.submit(STORES)
-            eventually(lambda: list(storing.logs()))  # noqa: B023 - asked in this round only
+            eventually(lambda: list(storing.logs()))  # noqa: B023 - called in this round only
             own_s3.kill()
             refused = submit(weft, number)
             assert refused.status_code == 503, refused.text
@@ -91,7 +91,7 @@ def test_while_objects_are_away_submits_are_told_when_to_come_again_and_what_run
 
 
 def _accepted(answer: httpx2.Response) -> dict[str, str]:
-    """The job; nothing where the api says to come again."""
+    """The job; empty if the api answers 503."""
     if answer.status_code == 503:
         return {}
     assert answer.status_code == 201, answer.text

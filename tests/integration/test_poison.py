@@ -1,4 +1,4 @@
-"""R14 on real stores, files and processes: what is ruined harms itself only, and the api never answers with a 5xx.
+"""R14 on real stores, files and processes: a damaged object harms its own job only; the api never answers with a 5xx.
 
 In memory, by the thousand: tests/simulation/test_poison.py.
 """
@@ -41,14 +41,14 @@ def answered(response: httpx2.Response) -> None:
 
 
 class Files:
-    """The installation's SQLite files, which somebody else writes into."""
+    """The installation's SQLite files, which a test damages."""
 
     def __init__(self, home: Path, harm: Mutator) -> None:
         self.home, self.harm = home, harm
         self.sound: dict[tuple[str, str, str, tuple[Any, ...]], str] = {}
 
-    def know(self, file: str, table: str, column: str, *keys: str) -> None:
-        """Every row of it is to be ruined, from what it is now."""
+    def add(self, file: str, table: str, column: str, *keys: str) -> None:
+        """Adds every row of a table to those that ``damage`` chooses from, with its present content."""
         select = f"SELECT {', '.join(keys)}, {column} FROM {table}"  # noqa: S608 - our own words
         where = " AND ".join(f"{key} = ?" for key in keys)
         update = f"UPDATE {table} SET {column} = ? WHERE {where}"  # noqa: S608 - as above
@@ -62,16 +62,16 @@ class Files:
         finally:
             connection.close()
 
-    def ruin(self, spare: str) -> None:
-        """One row; none that has to do with ``spare``."""
-        place = self.harm.random.choice([one for one in sorted(self.sound, key=str) if spare not in str(one[3])])
+    def damage(self, spare: str) -> None:
+        """Damages one row that does not contain ``spare`` in its key."""
+        place = self.harm.random.choice([row for row in sorted(self.sound, key=str) if spare not in str(row[3])])
         self.harm.counts[place[2]] += 1
         text = self.harm.text(json.loads(self.sound[place]))
         self._rows(place[0], place[1], (text.encode("utf-8", "replace").decode(), *place[3]))
 
 
-async def look(api: Api, victims: list[str], healthy: str) -> None:
-    """Everything that does not need another service."""
+async def read_all(api: Api, victims: list[str], healthy: str) -> None:
+    """Calls everything that needs no other service."""
     for path in ("/v1/jobs", "/v1/jobs?status=QUEUED", "/v1/queue", "/v1/cluster", "/v1/keys", "/v1/quarantine"):
         answered(await api.admin.get(path))
     for job in victims:
@@ -85,29 +85,29 @@ async def look(api: Api, victims: list[str], healthy: str) -> None:
 
 @pytest.mark.promise("R14")
 @pytest.mark.timeout(1800)
-async def test_no_ruined_document_event_or_record_makes_the_api_stumble(promise: Promise, tmp_path: Path) -> None:
+async def test_the_api_answers_with_damaged_documents_events_and_records(promise: Promise, tmp_path: Path) -> None:
     n = promise.n(short=20, long=2_000)
     harm = Mutator(14)
     async with running_api(tmp_path) as api:
         healthy = (await api.submit())["id"]
         victims = [(await api.submit())["id"] for _ in range(3)]
         for job in victims[1:]:
-            await api.change(job, lambda one: admitted(one, placement={"worker-0": "local"}, dispatcher_term=1, now=5))
+            await api.change(job, lambda job: admitted(job, placement={"worker-0": "local"}, dispatcher_term=1, now=5))
         for number in range(2):
             await api.key(f"user-{number}", "acme")
-        await look(api, victims, healthy)
+        await read_all(api, victims, healthy)
         for job_id in (*victims, healthy):
             job = await api.store.get(job_id)
             assert job is not None
             await api.store.append_history(job.id, job.tenant, job.history_tail)
         files, admin = Files(tmp_path, harm), api.admin_key.split("_")[1]
-        files.know("jobs.sqlite", "jobs", "doc", "id")
-        files.know("jobs.sqlite", "history", "event", "job", "seq")
-        files.know("records.sqlite", "records", "body", "kind", "id")
+        files.add("jobs.sqlite", "jobs", "doc", "id")
+        files.add("jobs.sqlite", "history", "event", "job", "seq")
+        files.add("records.sqlite", "records", "body", "kind", "id")
         files.sound = {place: text for place, text in files.sound.items() if admin not in str(place[3])}
         for _ in range(n):
-            files.ruin(spare=healthy)
-            await look(api, victims, healthy)
+            files.damage(spare=healthy)
+            await read_all(api, victims, healthy)
         assert (await api.submit())["status"] == "QUEUED"
     promise.kept(n, "mutations of documents, events and records on SQLite; no answer of the api was a 5xx")
     promise.saw("of these " + ", ".join(f"{count} {kind}" for kind, count in sorted(harm.counts.items())))
@@ -116,8 +116,8 @@ async def test_no_ruined_document_event_or_record_makes_the_api_stumble(promise:
 # --- the whole platform ----------------------------------------------------------------
 
 
-class Beside:
-    """Ruins what belongs to victims while others work."""
+class Damager:
+    """Damages data of the victims while other jobs run."""
 
     def __init__(self, running: Platform, harm: Mutator, victims: list[str]) -> None:
         self.platform, self.harm, self.victims = running, harm, victims
@@ -130,7 +130,8 @@ class Beside:
         connection.close()
         return json.loads(str(text))
 
-    async def ruin(self) -> None:
+    async def damage(self) -> None:
+        """Damages one thing of one victim."""
         job = self.harm.random.choice(self.victims)
         kinds: dict[str, Callable[[str], Any]] = {
             "job document": self._job_document, "node file": self._node_file, "metric file": self._metric_file,
@@ -149,8 +150,8 @@ class Beside:
         connection.execute("UPDATE jobs SET doc = ? WHERE id = ?", (made.encode("utf-8", "replace").decode(), job))
         connection.close()
 
-    def mend(self) -> None:
-        """Documents are as they were."""
+    def restore(self) -> None:
+        """Writes the sound documents back."""
         for job, document in self.documents.items():
             self._job_document(job, json.dumps(document))
 
@@ -163,11 +164,11 @@ class Beside:
         if not present:
             return
         path = self.harm.random.choice(sorted(present))
-        beside = path.with_name(f".{path.name}.poison")
-        beside.write_bytes(
+        temporary = path.with_name(f".{path.name}.poison")
+        temporary.write_bytes(
             self.harm.content({"schema": 1, "pid": 1, "start_time": 1, "boot_id": "b", "time": 5, "run": 1})
         )
-        beside.replace(path)
+        temporary.replace(path)
 
     def _metric_file(self, job: str) -> None:
         present = [path for path in (self.home / "metrics" / job).glob("*") if path.is_file()]
@@ -194,13 +195,13 @@ def spec(command: str, **fields: Any) -> dict[str, Any]:
 
 
 def noisy(harm: Mutator) -> str:
-    """A learner that prints, and reports, what nobody should."""
+    """A command that prints, and reports as metrics, malformed lines."""
     lines = b"\n".join([harm.line()[:3_000] for _ in range(20)] + [b"the end"])
     text = base64.b64encode(lines).decode()
     return f"echo {text} | base64 -d; echo; echo {text} | base64 -d >> $JOB_STATE_DIR/metrics.jsonl; sleep 0.2"
 
 
-def looked(client: httpx2.Client, job: str) -> None:
+def read_job(client: httpx2.Client, job: str) -> None:
     for path in ("/v1/jobs", "/v1/queue", "/v1/cluster", "/v1/quarantine"):
         answered(client.get(path))
     for path in ("", "/history", "/explain", "/progress", "/logs", "/metrics", "/metrics?series=true", "/artifacts"):
@@ -209,7 +210,7 @@ def looked(client: httpx2.Client, job: str) -> None:
 
 @pytest.mark.promise("R14")
 @pytest.mark.timeout(3600)
-def test_a_healthy_job_and_the_next_one_end_while_everything_beside_them_is_ruined(promise: Promise) -> None:
+def test_healthy_jobs_complete_while_all_data_beside_them_is_damaged(promise: Promise) -> None:
     n = promise.n(short=10, long=400)
     harm = Mutator(41)
     waits = "while [ ! -e $JOB_STATE_DIR/on ]; do sleep 0.1; done; echo done"
@@ -223,13 +224,13 @@ def test_a_healthy_job_and_the_next_one_end_while_everything_beside_them_is_ruin
         for job in (healthy, victim):
             assert eventually(lambda job=job: _runs(job), DONE_S)  # type: ignore[misc]
         before = {service: running.process(service) for service in SERVICES}
-        beside = Beside(running, harm, [over.id, victim.id])
+        damager = Damager(running, harm, [over.id, victim.id])
         headers = {"Authorization": f"Bearer {running.key}"}
         with httpx2.Client(base_url=running.url, headers=headers, trust_env=False, timeout=HANG_S) as api:
             for _ in range(n):
-                asyncio.run(beside.ruin())
-                looked(api, harm.random.choice([over.id, victim.id, healthy.id]))
-            beside._job_document(over.id, "{")
+                asyncio.run(damager.damage())
+                read_job(api, harm.random.choice([over.id, victim.id, healthy.id]))
+            damager._job_document(over.id, "{")
             asyncio.run(until(lambda: asyncio.to_thread(_held, running, over.id), DONE_S))
             for folder in (running.home / "node" / healthy.id / "1").iterdir():
                 (folder / "job" / "on").touch()
@@ -238,7 +239,7 @@ def test_a_healthy_job_and_the_next_one_end_while_everything_beside_them_is_ruin
             following = client.jobs.submit(spec("true")).wait(DONE_S)
             assert (following.status, following.attempt) == ("COMPLETED", 1)
             assert {service: running.process(service) for service in SERVICES} == before
-            beside.mend()
+            damager.restore()
             asyncio.run(until(lambda: asyncio.to_thread(_free, running, over.id), DONE_S))
             victim.refresh().kill()
             victim.wait(DONE_S)
@@ -253,16 +254,18 @@ def _runs(job: Job) -> bool:
 
 
 def _held(running: Platform, job: str) -> bool:
-    """Whether `weft status` names it, and `weft doctor` what to do."""
+    """True if `weft status` names the job, and `weft doctor` says what to do."""
     held = (PLATFORM.status(str(running.home.root))["quarantine"] or {"held": []})["held"]
-    (line,) = [one for one in PLATFORM.doctor(str(running.home.root)) if one["check"] == "quarantine"]
-    named = any((one["kind"], one["job"]) == ("job", job) for one in held)
+    (line,) = [check for check in PLATFORM.doctor(str(running.home.root)) if check["check"] == "quarantine"]
+    named = any((entry["kind"], entry["job"]) == ("job", job) for entry in held)
     return named and not line["ok"] and job in line["detail"] and "backup" in line["fix"]
 
 
 def _free(running: Platform, job: str) -> bool:
-    told = PLATFORM.status(str(running.home.root))["quarantine"]
-    return told is not None and not any((one["kind"], one["job"]) == ("job", job) for one in told["held"])
+    quarantine = PLATFORM.status(str(running.home.root))["quarantine"]
+    if quarantine is None:
+        return False
+    return all((entry["kind"], entry["job"]) != ("job", job) for entry in quarantine["held"])
 
 
 def _few(counts: Counter[str]) -> str:

@@ -1,4 +1,4 @@
-"""R13: a store away is an answer in time (503, and when to try again), a look at what was known, and soon forgotten."""
+"""R13: while a store is away the api answers in time: 503, or a stale read; it recovers with the store."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tests.waiting import until
 
 STARTS = 5
 ANSWER_S = 30.0
-"""Two questions to a store that says nothing, five seconds each; on a machine that may be very busy."""
+"""Two calls of a silent store take five seconds each; the machine may be very busy."""
 BACK_S = 5.0
 
 
 @asynccontextmanager
 async def on_mongo(home: Path, uri: str) -> AsyncGenerator[tuple[Api, Proxy]]:
-    """The api, and the line between it and its stores. One that finds its store too slow is started again."""
+    """The api, and the proxy between it and its stores. If the store is too slow at the start it is started again."""
     address = urlsplit(uri).netloc
     async with proxied(address) as line, AsyncExitStack() as stack:
-        yield await begun(stack, home, uri.replace(address, line.address)), line
+        yield await start(stack, home, uri.replace(address, line.address)), line
 
 
-async def begun(stack: AsyncExitStack, home: Path, uri: str) -> Api:
+async def start(stack: AsyncExitStack, home: Path, uri: str) -> Api:
     for again in range(STARTS):
         with suppress(Unavailable):
             return await stack.enter_async_context(running_api(home / str(again), job_store=uri, key_cache_s=0.1))
@@ -48,9 +48,9 @@ async def shown(api: Api, path: str) -> bool:
     return (await api.admin.get(path)).status_code == 200
 
 
-async def timed(asked: Any) -> tuple[httpx2.Response, float]:
+async def timed(request: Any) -> tuple[httpx2.Response, float]:
     began = time.monotonic()
-    answer: httpx2.Response = await asked
+    answer: httpx2.Response = await request
     return answer, time.monotonic() - began
 
 
@@ -77,24 +77,24 @@ async def test_while_the_job_store_is_away_the_api_answers_in_time_and_recovers_
                 line.cut()
             else:
                 line.freeze()
-            asked = [
+            requests = [
                 timed(api.admin.post("/v1/jobs", json=SPEC)),
                 timed(api.admin.get(f"/v1/jobs/{chance.choice(acknowledged)}/history")),
                 timed(api.admin.get("/v1/frameworks")),
                 timed(api.admin.get(f"/v1/jobs/{acknowledged[-1]}")),
                 timed(api.admin.get("/v1/jobs")),
             ]
-            answers = await asyncio.gather(*asked)
+            answers = await asyncio.gather(*requests)
             slowest = max(slowest, *(seconds for _, seconds in answers))
-            submit, history, frameworks, one, page = (answer for answer, _ in answers)
+            submit, history, frameworks, single, page = (answer for answer, _ in answers)
             assert frameworks.status_code == 200
             if kind == "cut":
                 refused(submit)
                 refused(history)
-                for seen in (one, page):
-                    assert seen.status_code == 200
-                    assert int(seen.headers["Age"]) >= 0, "it is marked as what was known before"
-            else:  # another line may be found in time
+                for stale in (single, page):
+                    assert stale.status_code == 200
+                    assert int(stale.headers["Age"]) >= 0, "a stale answer says how old it is"
+            else:  # a new connection may succeed in time
                 assert all(answer.status_code in {200, 201, 503} for answer, _ in answers)
                 if submit.status_code == 201:
                     acknowledged.append(submit.json()["id"])
@@ -106,7 +106,7 @@ async def test_while_the_job_store_is_away_the_api_answers_in_time_and_recovers_
         for job in acknowledged:
             assert await until(lambda job=job: shown(api, f"/v1/jobs/{job}"))  # type: ignore[misc]
     assert slowest < ANSWER_S
-    promise.kept(n, "outages of the job store: 503 in time, what was known is shown with its age, none lost")
+    promise.kept(n, "outages of the job store: 503 in time, stale reads with their age, none lost")
     promise.saw(f"slowest answer {slowest:.1f} s; back after at most {max(recoveries):.1f} s (promised: {BACK_S:.0f})")
 
 
@@ -118,7 +118,7 @@ async def accepted(api: Api) -> str:
     return str(made.json()["id"])
 
 
-async def test_a_file_that_somebody_else_has_locked_refuses_changes_in_time_and_is_read_all_the_same(
+async def test_a_locked_database_file_refuses_changes_in_time_and_can_be_read(
     tmp_path: Path,
 ) -> None:
     async with running_api(tmp_path) as api:

@@ -1,4 +1,4 @@
-"""The real api over uvicorn on a free port: SQLite, folders, and whatever other services the test starts."""
+"""The real api over uvicorn on a free port, with SQLite and folders; other services are those that the test starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from services.api.grpc.server import serve as serve_grpc
 from services.api.rest.app import create_app
 from services.api.services import ApiServices
 from services.api.settings import ApiSettings
-from services.api.wiring import gateway
+from services.api.wiring import open_services
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.bootstrap.service import http_server, serve_http
 from services.core.domain.job import Job
@@ -35,13 +35,13 @@ SPEC: dict[str, Any] = {"name": "digits", "command": "python train.py"}
 class Api:
     url: str
     settings: ApiSettings
-    gateway: ApiServices
+    services: ApiServices
     store: JobStore
     registry: CollectorRegistry
     admin_key: str
     stopping: asyncio.Event
     grpc: str = ""
-    """``host:port`` of its gRPC."""
+    """``host:port`` of gRPC."""
     admin: httpx2.AsyncClient = field(init=False)
 
     def client(self, key: str | None, **options: Any) -> httpx2.AsyncClient:
@@ -60,13 +60,13 @@ class Api:
         return dict(made.json())
 
     async def change(self, job_id: str, change: Callable[[Job], Job]) -> Job:
-        """What a Guardian or the dispatcher would write."""
+        """Replaces the job's document, as a Guardian or the dispatcher does."""
         job = await self.store.get(job_id)
         assert job is not None
         return await self.store.replace(job, change(job))
 
     async def first_line(self, request: bytes) -> bytes:
-        """The status line that answers these bytes, while the rest of the request never comes."""
+        """The status line of the response to these bytes; the rest of the request is never sent."""
         host, _, port = self.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
@@ -77,6 +77,7 @@ class Api:
             await writer.wait_closed()
 
     def measured(self) -> str:
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry).decode()
 
 
@@ -87,7 +88,7 @@ async def running_api(
     before: Callable[[], Awaitable[object]] | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Api]:
-    """``addresses``: of the other services that are there. ``before``: is done in the new home first."""
+    """``addresses``: of the other services. ``before``: runs before the api opens its home."""
     address = f"127.0.0.1:{free_port()}"
     (home / "run").mkdir(parents=True, exist_ok=True)
     (home / "run" / "addresses.json").write_text(json.dumps({"api": address, **(addresses or {})}))
@@ -97,13 +98,13 @@ async def running_api(
     if before is not None:
         await before()
     stopping, registry = asyncio.Event(), CollectorRegistry()
-    async with gateway(loaded, stopping=stopping, registry=registry) as (uses, store):
-        server = http_server(create_app(uses), address)
-        serving = asyncio.gather(serve_http(server, stopping), serve_grpc(grpc, uses))
+    async with open_services(loaded, stopping=stopping, registry=registry) as (services, store):
+        server = http_server(create_app(services), address)
+        serving = asyncio.gather(serve_http(server, stopping), serve_grpc(grpc, services))
         await until(lambda: server.started or serving.done())
         await until(lambda: _listens(grpc) or serving.done())
         key = (await FolderSecretStore(home / "secrets").get("admin-key") or b"").decode()
-        api = Api(f"http://{address}", loaded, uses, store, registry, key, stopping, grpc)
+        api = Api(f"http://{address}", loaded, services, store, registry, key, stopping, grpc)
         async with api.client(key) as api.admin:
             try:
                 yield api

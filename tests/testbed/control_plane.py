@@ -1,7 +1,7 @@
 """The control plane in one event loop and in virtual time: real Dispatchers and Guardian pools over ports in memory.
 
-Each service is a *process* of its own: it has its ports through a ``Tripwire``, a lease of its own, and can be killed
-between any two calls. What is shared (stores, cluster, helpers) outlives them, as on a machine.
+Each service is a *process* of its own: it calls its ports through a ``Tripwire``, has a lease of its own, and can be
+killed between any two calls. Stores, cluster and helpers are shared and outlive the processes, as on a machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from services.core.domain.errors import Unavailable
-from services.core.domain.job import Job, set_desired
+from services.core.domain.job import Job
+from services.core.domain.job import set_desired as with_desired
 from services.core.domain.sizes import SIZES
 from services.core.domain.status import Desired, Status
 from services.core.ports.cluster import Node
@@ -25,14 +26,14 @@ from services.core.ports.status_store import Lease
 from services.core.runtime.membership import Membership
 from services.core.runtime.quarantine import Quarantine
 from services.core.use_cases.jobs import history, update
-from services.guardian.instrumentation import Instrumentation as GuardianMeters
+from services.guardian.instrumentation import Instrumentation as GuardianInstrumentation
 from services.guardian.pool import Pool
 from services.guardian.ports import GuardianPorts
 from services.guardian.settings import GuardianSettings
 from services.lcm.background import BackgroundTasks
 from services.lcm.collector import Collector
 from services.lcm.dispatcher import Dispatcher
-from services.lcm.instrumentation import Instrumentation as LcmMeters
+from services.lcm.instrumentation import Instrumentation as LcmInstrumentation
 from services.lcm.settings import LcmSettings
 from services.lcm.wiring import LcmPorts
 from tests.documents import a_job
@@ -49,7 +50,7 @@ WHOLE_LIFE = ["QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMP
 
 
 class VirtualClock:
-    """The loop's time, which a test moves by waiting."""
+    """Shows the time of the event loop, which advances while a test waits."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -69,38 +70,38 @@ class VirtualClock:
 
 
 class Summaries:
-    """The metrics service's answer at the end of a job."""
+    """Answers as the metrics service at the end of a job."""
 
     def __init__(self) -> None:
         self.away = False
         self.delay_s = 0.0
         self.broken: set[str] = set()
-        """Jobs whose summary fails as no port may."""
+        """Jobs whose summary raises an error that no port may raise."""
 
     async def summary(self, job_id: str) -> Mapping[str, Any]:
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         if job_id in self.broken:
-            raise ValueError("a fault of ours")
+            raise ValueError("a bug")
         if self.away:
             raise Unavailable("metrics does not answer")
         return {"lines": 1, "points": 0, "latest": {}}
 
 
 class Direct:
-    """Hints that arrive at once, or never."""
+    """Hints that arrive at once, or never (``lost``)."""
 
     def __init__(self) -> None:
         self.lost = False
         self.sent = 0
         self.dropped = 0
-        self.hear: list[Callable[[str, str], None]] = []
+        self.receivers: list[Callable[[str, str], None]] = []
 
     async def send(self, topic: str, job_id: str) -> None:
         self.dropped += self.lost
         self.sent += not self.lost
-        for each in [] if self.lost else self.hear:
-            each(topic, job_id)
+        for receive in [] if self.lost else self.receivers:
+            receive(topic, job_id)
 
     async def close(self) -> None: ...
 
@@ -113,14 +114,14 @@ class Process:
     membership: Membership
     stopping: asyncio.Event
     tasks: list[asyncio.Task[Any]]
-    hear: Callable[[str, str], None]
-    of: Any
+    on_hint: Callable[[str, str], None]
+    service: Any
     """The Pool or the Dispatcher."""
 
 
 @dataclass
 class ControlPlane:
-    """Make it inside the loop; ``close`` it there."""
+    """Create it, and ``close`` it, inside the event loop."""
 
     home: Path
     nodes: Sequence[Node] = (Node(name="local", cpus=16, memory=64 * 10**9, gpus=4),)
@@ -140,17 +141,17 @@ class ControlPlane:
         self.summaries = Summaries()
         self.hints = Direct()
         self.faults: list[str] = []
-        """What must never happen, and did."""
+        """Violations that were seen; ``close`` asserts that there are none."""
         self.starts: list[tuple[str, int, str]] = []
-        """(job, attempt, learner) whose process was started, in order."""
+        """(job, attempt, learner) of each process that was started, in order."""
         self._processes: list[Process] = []
         self._orphans: list[Lease] = []
-        """Of killed processes."""
+        """Leases of killed processes."""
 
     # --- processes -----------------------------------------------------------------
 
     async def start_pool(self, wire: Tripwire | None = None, *, place: str = "one", **settings: Any) -> Process:
-        """A guardian service; a second one of the same ``place`` is the restarted first one."""
+        """Starts a guardian service. A second one of the same ``place`` is the restarted first one."""
         wire, chosen = wire or Tripwire(), GuardianSettings(home=self.home / place, **{**self.guardian, **settings})
         ports = GuardianPorts(
             jobs=wire.wrap(self.jobs, "jobs"), status=wire.wrap(self.status, "status"),
@@ -159,13 +160,13 @@ class ControlPlane:
         )  # fmt: skip
         membership = Membership("guardian", ports.status, self.clock, chosen)
         quarantine = Quarantine(self.clock.now_ms, CollectorRegistry())
-        pool = Pool(ports, chosen, membership, GuardianMeters(CollectorRegistry()), quarantine)
+        pool = Pool(ports, chosen, membership, GuardianInstrumentation(CollectorRegistry()), quarantine)
 
-        def hear(topic: str, job_id: str) -> None:
+        def on_hint(topic: str, job_id: str) -> None:
             if topic in {"admitted", "desired"}:
                 pool.nudge(job_id)
 
-        return await self._start(wire, membership, [pool.run], hear, pool)
+        return await self._start(wire, membership, [pool.run], on_hint, pool)
 
     async def start_lcm(self, wire: Tripwire | None = None, *, place: str = "one", **settings: Any) -> Process:
         wire, chosen = wire or Tripwire(), LcmSettings(home=self.home / place, **{**self.lcm, **settings})
@@ -175,7 +176,10 @@ class ControlPlane:
             secret=SECRET,
         )  # fmt: skip
         membership = Membership("lcm", ports.status, self.clock, chosen)
-        instrumentation, quarantine = LcmMeters(CollectorRegistry()), Quarantine(self.clock.now_ms, CollectorRegistry())
+        instrumentation, quarantine = (
+            LcmInstrumentation(CollectorRegistry()),
+            Quarantine(self.clock.now_ms, CollectorRegistry()),
+        )
         dispatcher = Dispatcher(
             ports.jobs,
             ports.status,
@@ -187,36 +191,40 @@ class ControlPlane:
             instrumentation,
             quarantine,
         )
-        chores = BackgroundTasks(
-            ports, chosen, dispatcher, Collector(ports.jobs, ports.status, ports.cluster, instrumentation)
-        )
+        collector = Collector(ports.jobs, ports.status, ports.cluster, instrumentation)
+        background = BackgroundTasks(ports, chosen, dispatcher, collector)
 
-        def hear(topic: str, _: str) -> None:
+        def on_hint(topic: str, _: str) -> None:
             if topic in {"submitted", "released"}:
                 dispatcher.wake()
 
-        every = (chores.copy_histories, chores.collect, chores.watch_cluster, chores.look_for_unreadable)
-        work = [dispatcher.run, *(_without_end(each) for each in every)]
-        return await self._start(wire, membership, work, hear, dispatcher)
+        loops = (background.copy_histories, background.collect, background.watch_cluster, background.find_unreadable)
+        work = [dispatcher.run, *(_until_stopping(loop) for loop in loops)]
+        return await self._start(wire, membership, work, on_hint, dispatcher)
 
     async def _start(
-        self, wire: Tripwire, membership: Membership, work: list[Any], hear: Callable[[str, str], None], of: Any
+        self,
+        wire: Tripwire,
+        membership: Membership,
+        work: list[Any],
+        on_hint: Callable[[str, str], None],
+        service: Any,
     ) -> Process:
         stopping = asyncio.Event()
 
         async def live() -> None:
             await membership.start()
-            await asyncio.gather(*(each(stopping) for each in work))
+            await asyncio.gather(*(run(stopping) for run in work))
 
-        process = Process(wire, membership, stopping, [asyncio.create_task(live())], hear, of)
-        self.hints.hear.append(hear)
+        process = Process(wire, membership, stopping, [asyncio.create_task(live())], on_hint, service)
+        self.hints.receivers.append(on_hint)
         self._processes.append(process)
         return process
 
     async def kill(self, process: Process) -> None:
-        """kill -9: nothing it was about to do happens. Its lease is not given back: it runs out."""
+        """kill -9: no further call of it takes effect, and its lease is not revoked but expires."""
         process.wire.dead.set()
-        self.hints.hear.remove(process.hear)
+        self.hints.receivers.remove(process.on_hint)
         self._processes.remove(process)
         stay = process.membership._task
         for task in [*process.tasks, *([stay] if stay is not None else [])]:
@@ -225,20 +233,21 @@ class ControlPlane:
                 await task
         if process.membership.lease is not None:
             self._orphans.append(process.membership.lease)
-        self._let_run_out()
+        self._pause_orphans()
 
     def pause(self, process: Process) -> None:
-        """SIGSTOP: nothing of it moves, and its lease runs out. ``wire.resume()`` lets it go on, where it was."""
+        """SIGSTOP: it stands still and its lease expires. ``wire.resume()`` continues it where it was."""
         process.wire.moving.clear()
         if process.membership.lease is not None:
             self.status.pause(process.membership.lease.id)
 
     def etcd_comes_back(self) -> None:
-        """After ``status.go_away``: the living keep their leases alive again, the dead do not."""
+        """After ``status.go_away``: live processes keep their leases alive again, killed ones do not."""
         self.status.come_back()
-        self._let_run_out()
+        self._pause_orphans()
 
-    def _let_run_out(self) -> None:
+    def _pause_orphans(self) -> None:
+        """Lets the leases of killed processes expire."""
         self._orphans = [lease for lease in self._orphans if lease.alive]
         for lease in self._orphans:
             self.status.pause(lease.id)
@@ -248,7 +257,7 @@ class ControlPlane:
         process.stopping.set()
         for task in process.tasks:
             await task
-        self.hints.hear.remove(process.hear)
+        self.hints.receivers.remove(process.on_hint)
         self._processes.remove(process)
         await process.membership.leave()
 
@@ -267,9 +276,10 @@ class ControlPlane:
         await self.hints.send("submitted", job.id)
         return job.id
 
-    async def wish(self, job_id: str, wish: Desired) -> Job:
+    async def set_desired(self, job_id: str, desired: Desired) -> Job:
+        """The job after its owner's halt, resume or kill."""
         now = self.clock.now_ms()
-        job = await update(self.jobs, job_id, None, lambda one: set_desired(one, wish, actor="user:ada", now=now))
+        job = await update(self.jobs, job_id, None, lambda job: with_desired(job, desired, actor="user:ada", now=now))
         await self.hints.send("desired", job_id)
         return job
 
@@ -281,16 +291,16 @@ class ControlPlane:
         return job
 
     async def path(self, job_id: str) -> list[str]:
-        """The statuses of its history."""
+        """The statuses of its history, which has no gap and no double."""
         events = await history(self.jobs, await self.job(job_id))
         assert [event.seq for event in events] == list(range(1, len(events) + 1)), "the history has a gap or a double"
         return [event.to.value for event in events]
 
     async def until(self, condition: Callable[[Job], bool], job_id: str, *, within_s: float = 60) -> Job:
-        """The job, once the condition holds. AssertionError where it does not within so much virtual time."""
+        """The job, once the condition holds. AssertionError if it does not within so much virtual time."""
         deadline = self.clock.boottime() + within_s
         while not condition(job := await self.job(job_id)):
-            assert self.clock.boottime() < deadline, f"still so after {within_s} s: {job}"
+            assert self.clock.boottime() < deadline, f"not within {within_s} s: {job}"
             await asyncio.sleep(_POLL_S)
         return job
 
@@ -298,50 +308,51 @@ class ControlPlane:
         return await self.until(lambda job: job.status is status, job_id, within_s=within_s)
 
     async def running(self, job_id: str, *, within_s: float = 60) -> Job:
-        """The job, once every process of its newest attempt runs, whatever its document says."""
+        """The job, once every process of its newest attempt runs according to the cluster."""
 
         def all_run(_: Job) -> bool:
             learners = self.cluster.learners(job_id)
-            return bool(learners) and all(one.state == "running" for one in learners)
+            return bool(learners) and all(learner.state == "running" for learner in learners)
 
         return await self.until(all_run, job_id, within_s=within_s)
 
     async def rested(self, job_id: str, *, within_s: float = 60) -> Job:
-        """The job, once nothing of it runs, is held or will come."""
+        """The job, once it has ended and is released."""
         return await self.until(lambda job: job.at_rest, job_id, within_s=within_s)
 
     async def leftovers(self) -> list[str]:
-        """What is in the status store and on the cluster; [] once all jobs are over."""
+        """Keys in the status store and learners on the cluster; none once all jobs are released."""
         keys = [entry.key for entry in await self.status.list("/jobs/")]
         return [
             *keys,
             *(
-                f"{one.job}/{one.attempt}/{one.name}"
+                f"{learner.job}/{learner.attempt}/{learner.name}"
                 for job in await self.cluster.jobs()
-                for one in self.cluster.learners(job)
+                for learner in self.cluster.learners(job)
             ),
         ]
 
     def _check_start(self, learner: MemoryLearner) -> None:
-        """No learner's process is started twice, nor while one of another attempt runs; no node is overcommitted."""
+        """Records a violation if a process is started twice or beside another attempt, or its node is overcommitted."""
         self.starts.append((learner.job, learner.attempt, learner.name))
         if learner.runs > 1:
             self.faults.append(f"{learner.job}/{learner.attempt}/{learner.name} was started twice")
-        for one in self.cluster.learners(learner.job):
-            if one.attempt != learner.attempt and one.state == "running":
-                self.faults.append(f"attempt {one.attempt} of {one.job} still ran when {learner.attempt} started")
-        there = [one for job in self.cluster.present() for one in self.cluster.learners(job) if one.state == "running"]
+        for other in self.cluster.learners(learner.job):
+            if other.attempt != learner.attempt and other.state == "running":
+                self.faults.append(f"attempt {other.attempt} of {other.job} still ran when {learner.attempt} started")
+        everywhere = [other for job in self.cluster.present() for other in self.cluster.learners(job)]
+        running = [other for other in everywhere if other.state == "running"]
         for node in self.nodes:
-            here = [one.plan for one in there if one.plan.node == node.name]
-            if sum(one.cpus for one in here) > node.cpus or sum(one.gpus for one in here) > node.gpus:
-                self.faults.append(f"{node.name} is overcommitted: {[one.name for one in there]}")
+            plans = [other.plan for other in running if other.plan.node == node.name]
+            if sum(plan.cpus for plan in plans) > node.cpus or sum(plan.gpus for plan in plans) > node.gpus:
+                self.faults.append(f"{node.name} is overcommitted: {[other.name for other in running]}")
 
 
-def _without_end(chore: Callable[[], Any]) -> Callable[[asyncio.Event], Any]:
-    """A chore ends with its process only: it is cancelled once that is told to stop."""
+def _until_stopping(loop: Callable[[], Any]) -> Callable[[asyncio.Event], Any]:
+    """``loop`` as a coroutine function that cancels it when its argument is set."""
 
     async def run(stopping: asyncio.Event) -> None:
-        task = asyncio.create_task(chore())
+        task = asyncio.create_task(loop())
         try:
             await stopping.wait()
         finally:

@@ -1,7 +1,7 @@
-"""Whole lives of jobs with data stores on the running platform, watched from outside: SDK, etcd, processes, folders.
+"""Lives of jobs with data stores on the running platform, observed through SDK, etcd, processes and folders.
 
-Each stage waits until it was seen (or until ``hurry`` says that something has happened): so every life passes the same
-points, on a slow machine too.
+Each stage waits until it was observed, or until ``hurry`` is true, so that every life passes the same points on a slow
+machine, too.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ _LOOK_S = 0.02
 
 
 class Lives:
-    """``live`` as often as wanted, one job after the other."""
+    """Call ``live`` for one job after the other."""
 
-    def __init__(self, weft: Platform, client: Client, url: str, data: Path, gate: threading.Event) -> None:
-        self.weft, self._client, self._url, self._data, self._gate = weft, client, url, data, gate
+    def __init__(self, weft: Platform, client: Client, url: str, data: Path, data_served: threading.Event) -> None:
+        self.weft, self._client, self._url, self._data, self._data_served = weft, client, url, data, data_served
         self.gone_s = 0.0
         """Seconds for which anything of a job is left after its end, at most. Promised: 30, on an idle machine (R5)."""
         self._number = 0
 
     def live(self, folder: Path, *, hurry: Callable[[], bool] = lambda: False, may_be_lost: bool = False) -> None:
-        """A job from submission to rest. AssertionError where it is not as its owner wants, or anything is left.
+        """Runs a job from submission to release. AssertionError if its result is wrong, or anything is left of it.
 
-        ``may_be_lost``: a learner may be; then it ends so in a second attempt.
+        ``may_be_lost``: a learner may be lost; then the job completes in a second attempt.
         """
         self._number += 1
-        self._gate.clear()
+        self._data_served.clear()
         name = f"life-{self._number}"
         key = uuid.uuid4().hex
         job = answered(lambda: self._client.jobs.submit(self._spec(name), idempotency_key=key))
         self._lead(job, hurry)
-        assert [one.id for one in answered(lambda: list(self._client.jobs.list(name=name)))] == [job.id]
+        assert [listed.id for listed in answered(lambda: list(self._client.jobs.list(name=name)))] == [job.id]
         answered(lambda: self._judge(job, folder, may_be_lost=may_be_lost))
         began = time.monotonic()
         while left := self.left_of(job.id):
@@ -81,14 +81,14 @@ class Lives:
         }
 
     def _lead(self, job: Job, hurry: Callable[[], bool]) -> None:
-        """To its rest; the data comes once it was seen DOWNLOADING, the end once it was seen PROCESSING."""
+        """Waits for the release. Serves the data once it is DOWNLOADING, and ends the learners once PROCESSING."""
         deadline = time.monotonic() + _REST_S
         while not answered(job.refresh).at_rest:
             assert time.monotonic() < deadline, f"{job.id} is still {job.status} after {_REST_S} s: {job.message}"
             if job.status == "DOWNLOADING" or hurry():
-                self._gate.set()
+                self._data_served.set()
             if job.status == "PROCESSING" or hurry():
-                with suppress(FileNotFoundError):  # torn down meanwhile; looked for again, if anything is left
+                with suppress(FileNotFoundError):  # torn down in the meantime; leftovers are searched for later
                     for folder in (self.weft.home.root / "node" / job.id).glob("[0-9]*/*/job"):
                         (folder / "go-on").touch()
             time.sleep(_LOOK_S)
@@ -99,16 +99,16 @@ class Lives:
         lost = [] if job.attempt == 1 else STAGES[:5]
         assert [event.to for event in job.history()] == [*lost, *STAGES]
         job.download(folder / job.id)
-        found = {path.name: path.read_text() for path in (folder / job.id).rglob("*") if path.is_file()}
+        files = {path.name: path.read_text() for path in (folder / job.id).rglob("*") if path.is_file()}
         results = [path.read_text() for path in (folder / job.id).rglob("sum")]
-        assert results == [_WHOLE] * LEARNERS, found
+        assert results == [_WHOLE] * LEARNERS, files
         if job.attempt == 1:
             lines = sorted((line.rank, line.stream, line.text) for line in job.logs())
-            each = [("stderr", "two"), ("stdout", "one"), ("stdout", "three")]
-            assert lines == [(rank, *line) for rank in range(LEARNERS) for line in each]
+            of_learner = [("stderr", "two"), ("stdout", "one"), ("stdout", "three")]
+            assert lines == [(rank, *line) for rank in range(LEARNERS) for line in of_learner]
 
     def left_of(self, job_id: str) -> list[str]:
-        """What there still is of a job that is over: processes, control groups, folders, keys in etcd."""
+        """What is left of a released job: processes, control groups, folders, keys in etcd."""
         return [
             *(f"process {pid}" for pid in self.weft.processes_of(job_id)),
             # A walk and not a glob, which fails where a group goes while it is looked at.
@@ -118,12 +118,12 @@ class Lives:
         ]
 
 
-def answered(ask: Callable[[], T]) -> T:
-    """Asked again while the api is away for longer than the SDK waits: on a machine as busy as that."""
+def answered(call: Callable[[], T]) -> T:
+    """Calls again while the api is away for longer than the SDK waits, as on a busy machine."""
     deadline = time.monotonic() + _REST_S
     while True:
         try:
-            return ask()
+            return call()
         except (ConnectionFailed, Unavailable):
             if time.monotonic() > deadline:
                 raise
@@ -133,7 +133,7 @@ async def _keys(etcd: str, prefix: str) -> list[str]:
     store = EtcdStatusStore(etcd)
     try:
         return [entry.key for entry in await store.list(prefix)]
-    except errors.Unavailable as error:  # then nobody knows yet
+    except errors.Unavailable as error:  # unknown until it answers
         return [str(error)]
     finally:
         await store.close()
@@ -141,13 +141,13 @@ async def _keys(etcd: str, prefix: str) -> list[str]:
 
 @contextmanager
 def lives(environment: Mapping[str, str]) -> Generator[Lives]:
-    """On a platform of its own."""
-    data, gate = Path(tempfile.mkdtemp(prefix="weft-test-data-")), threading.Event()
-    data.chmod(0o755)  # for learners' own users
+    """Lives on a platform of their own."""
+    data, data_served = Path(tempfile.mkdtemp(prefix="weft-test-data-")), threading.Event()
+    data.chmod(0o755)  # readable by the learners' users
     (data / "part").write_text("local\n")
 
-    def answer(asked: Params, before: int) -> Say:
-        assert gate.wait(_REST_S)
+    def answer(request: Params, before: int) -> Say:
+        assert data_served.wait(_REST_S)
         return Say(200, b"remote\n", {"ETag": '"1"'})
 
     allowed = {"WEFT_DATA_PATHS": str(data), "WEFT_HTTP_ALLOW": "127.0.0.1", "WEFT_NODE_CPUS": "4"}
@@ -157,6 +157,6 @@ def lives(environment: Mapping[str, str]) -> Generator[Lives]:
             platform({**environment, **allowed}) as weft,
             Client(weft.url, weft.key) as client,
         ):
-            yield Lives(weft, client, server.url, data, gate)
+            yield Lives(weft, client, server.url, data, data_served)
     finally:
         shutil.rmtree(data)

@@ -1,6 +1,6 @@
 """A second process of a service in the same installation, as on another machine: its own addresses, the same stores.
 
-Its folder shows everything of the installation but what belongs to the processes of one machine (run/ and logs/).
+Its folder links to everything of the installation, except what belongs to the processes of one machine (run/, logs/).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OWN: Final = frozenset({"run", "logs", "lock"})
 
 
 class Second:
-    """Keeps its folder and its addresses over all its lives. ``start`` again is harmless."""
+    """Keeps its folder and its addresses when it is started again. ``start`` of a running one does nothing."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Second:
         *,
         through: Callable[[str], str] = lambda address: address,
     ) -> None:
-        """``through``: by which address it reaches that of another."""
+        """``through``: maps the address of another service to the one that this process uses."""
         self._service, self._view = service, view
         self._environment = {**os.environ, **environment, "WEFT_HOME": str(view)}
         self._process: subprocess.Popen[bytes] | None = None
@@ -48,7 +48,7 @@ class Second:
 
     @property
     def process(self) -> ProcessIdentity | None:
-        """None where it does not run now."""
+        """None if it does not run."""
         return identify(self._process.pid) if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
@@ -60,7 +60,7 @@ class Second:
                 )  # fmt: skip
 
     def stop(self, *, within_s: float = 15) -> None:
-        """In order; with force where that takes too long."""
+        """SIGTERM, and SIGKILL after ``within_s``."""
         process = self.process
         if process is not None:
             send_signal(process, signal.SIGTERM)

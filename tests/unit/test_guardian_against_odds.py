@@ -1,4 +1,4 @@
-"""What the simulation of seeds brought to light: clocks that are wrong, machines that go while a gang is being made."""
+"""Cases that simulated seeds have found: wrong clocks, machines that are lost during provisioning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.core.domain.spec import parse_spec
 from services.core.domain.status import Desired, Status
 from services.core.ports.cluster import Node
 from services.lcm.scheduling import fifo
-from services.lcm.scheduling.placement import gang, whole
+from services.lcm.scheduling.placement import all_free, gang_of
 from tests.documents import NOW, a_job, at_status
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane, VirtualClock
 
@@ -23,7 +23,7 @@ HOUR_MS = 3_600_000
 
 
 class WrongClock(VirtualClock):
-    """A wall clock that is wrong; boot time is what it is."""
+    """A wall clock that is wrong by ``wrong_ms``; the boot-time clock is right."""
 
     wrong_ms = 0
 
@@ -31,7 +31,7 @@ class WrongClock(VirtualClock):
         return super().now_ms() + self.wrong_ms
 
 
-async def test_results_are_waited_for_although_the_wall_clock_jumps_an_hour_ahead(plane: ControlPlane) -> None:
+async def test_results_are_stored_although_the_wall_clock_jumps_an_hour_ahead(plane: ControlPlane) -> None:
     clock = plane.clock = WrongClock()
     await plane.start_lcm()
     await plane.start_pool()
@@ -57,21 +57,23 @@ async def test_a_job_is_provisioned_although_the_life_cycle_managers_clock_is_an
     assert (job.status, job.attempt.number) == (Status.COMPLETED, 1)
 
 
-def test_a_retry_does_not_wait_an_hour_because_a_clock_was_wrong_by_one() -> None:
+def test_a_clock_that_was_an_hour_ahead_does_not_delay_a_retry_by_an_hour() -> None:
     far, near = NOW + HOUR_MS, NOW + 1_000
     jobs = [
         at_status(replace(a_job(), not_before=begun + 2_000), Status.PENDING, Status.QUEUED, now=begun)
         for begun in (far, near)
     ]
-    machine = whole([Node(name="local", cpus=16, memory=64 * 10**9, gpus=4)])
-    queue = [fifo.Waiter.of(job, gang(parse_spec(job.spec), SIZES)) for job in jobs]
+    machine = all_free([Node(name="local", cpus=16, memory=64 * 10**9, gpus=4)])
+    queue = [fifo.Waiter.of(job, gang_of(parse_spec(job.spec), SIZES)) for job in jobs]
     first, second = fifo.decide(queue, free=machine, capacity=machine, now=NOW)
     assert first.placement is not None
     assert second.pending_reason == "BackOff"
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-async def test_a_gang_whose_machine_goes_while_it_is_made_is_made_anew(plane: ControlPlane, lost: int) -> None:
+async def test_a_gang_that_loses_its_machine_during_provisioning_gets_a_new_attempt(
+    plane: ControlPlane, lost: int
+) -> None:
     await plane.start_lcm()
     await plane.start_pool()
     job_id = await plane.submit(learners=2, retries={"backoff": "100ms"})
@@ -83,21 +85,21 @@ async def test_a_gang_whose_machine_goes_while_it_is_made_is_made_anew(plane: Co
 
 
 async def _lose(plane: ControlPlane, job_id: str, many: int) -> bool:
-    """Once the first attempt is reserved, before any of it was let go."""
-    gate = plane.cluster.hold("do")
+    """Loses learners of the first attempt after they were reserved and before they are activated."""
+    do = plane.cluster.hold("do")
     await plane.until(lambda job: job.guardian.holder != "", job_id)
-    gate.set()
-    while not plane.cluster.learners(job_id):  # noqa: ASYNC110 - at once, before the next step
+    do.set()
+    while not plane.cluster.learners(job_id):  # noqa: ASYNC110 - before the next step
         await asyncio.sleep(0)
-    gate.clear()
+    do.clear()
     for learner in plane.cluster.learners(job_id)[:many]:
         plane.cluster.drop(learner)
-    gate.set()
+    do.set()
     return True
 
 
-async def test_a_deleted_job_cannot_be_brought_back_by_a_resume_that_comes_too_late() -> None:
+async def test_a_deleted_job_cannot_be_resumed() -> None:
     job = removed(at_status(a_job(), Status.HALTED), now=NOW)
-    for wish in Desired:
+    for desired in Desired:
         with pytest.raises(NotFound):
-            set_desired(job, wish, actor="user:ada", now=NOW)
+            set_desired(job, desired, actor="user:ada", now=NOW)

@@ -23,7 +23,7 @@ async def plane(plane: ControlPlane) -> ControlPlane:
     return plane
 
 
-async def test_a_job_goes_through_its_whole_life_each_step_once(plane: ControlPlane) -> None:
+async def test_a_job_passes_every_status_once(plane: ControlPlane) -> None:
     job_id = await plane.submit(learners=2)
     job = await plane.rested(job_id)
     assert await plane.path(job_id) == WHOLE_LIFE
@@ -34,40 +34,40 @@ async def test_a_job_goes_through_its_whole_life_each_step_once(plane: ControlPl
     assert await plane.leftovers() == []
 
 
-async def test_the_hardware_is_free_within_a_second_of_the_last_result(plane: ControlPlane) -> None:
+async def test_hardware_is_free_within_a_second_after_the_last_result(plane: ControlPlane) -> None:
     job_id = await plane.submit()
     job = await plane.rested(job_id)
     at = {event.to: event.time for event in await history(plane.jobs, job)}
     assert job.released is not None
-    # 0.2 s of storing are the helper's.
+    # The helper stores for 0.2 s.
     assert job.released - at[Status.STORING] <= 1200
 
 
-async def test_every_hint_lost_costs_time_and_nothing_else(plane: ControlPlane) -> None:
+async def test_jobs_are_completed_halted_and_killed_with_every_hint_lost(plane: ControlPlane) -> None:
     plane.hints.lost = True
     job_ids = [await plane.submit() for _ in range(3)]
     plane.helpers.fate(job_ids[1], run_s=None)
     plane.helpers.fate(job_ids[2], run_s=None)
     for job_id in job_ids[1:]:
         await plane.reached(job_id, Status.PROCESSING)
-    await plane.wish(job_ids[1], Desired.HALT)
-    await plane.wish(job_ids[2], Desired.KILL)
+    await plane.set_desired(job_ids[1], Desired.HALT)
+    await plane.set_desired(job_ids[2], Desired.KILL)
     ended = [(await plane.rested(job_id, within_s=20)).status for job_id in job_ids]
     assert ended == [Status.COMPLETED, Status.HALTED, Status.KILLED]
     assert plane.hints.dropped > 0
     assert await plane.leftovers() == []
 
 
-# --- how it fails ------------------------------------------------------------------
+# --- failures -----------------------------------------------------------------------
 
 
-async def test_the_first_cause_wins_and_the_peers_are_stopped_because_of_it(plane: ControlPlane) -> None:
+async def test_the_first_failure_is_the_cause_and_its_peers_are_stopped(plane: ControlPlane) -> None:
     job_id = await plane.submit(learners=3)
     plane.helpers.fate(job_id, run_s=None, store_s=5)
     plane.helpers.fate(job_id, name="worker-1", run_s=0.5, code=3)
     job = await plane.reached(job_id, Status.STORING)
-    ends = {one.name: one.exit for one in plane.cluster.learners(job_id)}
-    assert {name: end.stop_cause for name, end in ends.items() if end} == {
+    exits = {learner.name: learner.exit for learner in plane.cluster.learners(job_id)}
+    assert {name: exit_.stop_cause for name, exit_ in exits.items() if exit_} == {
         "worker-0": "peer", "worker-1": "", "worker-2": "peer",
     }  # fmt: skip
     job = await plane.rested(job_id)
@@ -78,7 +78,7 @@ async def test_the_first_cause_wins_and_the_peers_are_stopped_because_of_it(plan
     assert len(plane.helpers.stored) == 3
 
 
-async def test_of_failures_seen_at_once_the_earliest_is_the_cause(plane: ControlPlane) -> None:
+async def test_the_earliest_of_failures_observed_together_is_the_cause(plane: ControlPlane) -> None:
     job_id = await plane.submit(learners=3)
     for name, run_s, code in (("worker-0", 0.9, 5), ("worker-1", 0.7, 3), ("worker-2", 0.8, 4)):
         plane.helpers.fate(job_id, name=name, run_s=run_s, code=code)
@@ -93,7 +93,7 @@ async def test_of_failures_seen_at_once_the_earliest_is_the_cause(plane: Control
     assert (job.verdict.learner, job.verdict.exit_code) == ("worker-1", 3)
 
 
-async def test_a_helper_that_cannot_fetch_fails_the_job_with_its_own_words(plane: ControlPlane) -> None:
+async def test_a_helper_that_cannot_fetch_fails_the_job_with_its_message(plane: ControlPlane) -> None:
     job_id = await plane.submit(learners=2)
     plane.helpers.fate(job_id, name="worker-0", fails=("DataStoreDenied", "no such folder: /data"))
     job = await plane.rested(job_id)
@@ -104,10 +104,10 @@ async def test_a_helper_that_cannot_fetch_fails_the_job_with_its_own_words(plane
     assert plane.helpers.stored == []
 
 
-# --- trying again ------------------------------------------------------------------
+# --- retries -----------------------------------------------------------------------
 
 
-async def test_retries_use_up_their_budget_with_waits_that_double(plane: ControlPlane) -> None:
+async def test_retries_stop_at_their_budget_and_back_off_doubles(plane: ControlPlane) -> None:
     job_id = await plane.submit(retries={"max": 2, "backoff": "4s"})
     plane.helpers.fate(job_id, code=1)
     job = await plane.rested(job_id)
@@ -122,7 +122,7 @@ async def test_retries_use_up_their_budget_with_waits_that_double(plane: Control
     assert "retry 1 of 2" in next(event.message for event in events if event.to is Status.QUEUED and event.attempt)
 
 
-async def test_lost_learners_are_replaced_soon_and_never_counted(plane: ControlPlane) -> None:
+async def test_lost_learners_are_replaced_soon_and_cost_no_retry(plane: ControlPlane) -> None:
     job_id = await plane.submit(retries={"backoff": "1h"})
     for attempt in (1, 2, 3, 4, 5, 6):
         plane.helpers.fate(job_id, attempt=attempt, lost=True, run_s=0.1)
@@ -131,21 +131,21 @@ async def test_lost_learners_are_replaced_soon_and_never_counted(plane: ControlP
     assert (job.counters.retries, job.counters.restarts, job.counters.rollbacks) == (0, 6, 0)
 
 
-@pytest.mark.parametrize("who", [["worker-1"], ["worker-0", "worker-1"]])
-async def test_learners_that_vanish_with_their_machine_are_lost(plane: ControlPlane, who: list[str]) -> None:
+@pytest.mark.parametrize("lost", [["worker-1"], ["worker-0", "worker-1"]])
+async def test_learners_that_vanish_with_their_machine_are_lost(plane: ControlPlane, lost: list[str]) -> None:
     job_id = await plane.submit(learners=2)
     plane.helpers.fate(job_id, attempt=1, run_s=None)
     await plane.running(job_id)
     await plane.until(lambda job: job.attempt.committed, job_id)
-    for name in who:
+    for name in lost:
         plane.cluster.drop(plane.cluster.learner(job_id, name))
     job = await plane.rested(job_id)
     assert (job.status, job.attempt.number, job.counters.restarts) == (Status.COMPLETED, 2, 1)
-    lost = [event.reason for event in await history(plane.jobs, job) if event.to is Status.QUEUED]
-    assert lost == ["", "LearnerLost"]
+    reasons = [event.reason for event in await history(plane.jobs, job) if event.to is Status.QUEUED]
+    assert reasons == ["", "LearnerLost"]
 
 
-async def test_a_retry_may_restore_the_checkpoints_of_all_attempts_before_it(plane: ControlPlane) -> None:
+async def test_a_retry_can_restore_checkpoints_of_all_earlier_attempts(plane: ControlPlane) -> None:
     job_id = await plane.submit(retries={"max": 2, "backoff": "10ms"})
     plane.helpers.fate(job_id, attempt=1, code=1)
     plane.helpers.fate(job_id, attempt=2, code=1)
@@ -167,10 +167,10 @@ async def test_a_job_that_the_cluster_cannot_run_fails_with_the_clusters_reason(
     assert await plane.leftovers() == []
 
 
-async def test_what_cannot_be_provisioned_now_is_undone_and_queued_again(plane: ControlPlane) -> None:
+async def test_an_attempt_that_cannot_be_provisioned_is_rolled_back_and_queued_again(plane: ControlPlane) -> None:
     plane.cluster.refuse("learners", NoSpace("the disk is full"), attempt=1)
     job_id = await plane.submit(learners=2, retries={"backoff": "2s"})
-    job = await plane.until(lambda one: one.counters.restarts == 1 and not one.holds, job_id)
+    job = await plane.until(lambda job: job.counters.restarts == 1 and not job.holds, job_id)
     assert (job.status, job.state.reason) == (Status.QUEUED, "NoSpace")
     assert plane.cluster.learners(job_id) == []
     job = await plane.rested(job_id)
@@ -187,7 +187,7 @@ async def test_roll_backs_in_a_row_are_bounded(plane: ControlPlane) -> None:
     assert await plane.path(job_id) == [*PENDING * 5, "FAILED"]
 
 
-async def test_losses_before_do_not_make_a_single_roll_back_fatal(plane: ControlPlane) -> None:
+async def test_earlier_losses_do_not_count_as_roll_backs(plane: ControlPlane) -> None:
     job_id = await plane.submit(retries={"backoff": "0s"})
     for attempt in range(1, 6):
         plane.helpers.fate(job_id, attempt=attempt, lost=True, run_s=0.1)
@@ -201,28 +201,28 @@ async def test_a_framework_of_the_library_is_named_in_the_plan(plane: ControlPla
     assert plane.cluster.done[-1][1].framework.startswith("jax-")
 
 
-async def test_a_framework_that_the_platform_has_no_longer_is_said_so(plane: ControlPlane) -> None:
+async def test_a_job_whose_framework_was_removed_fails_and_names_it(plane: ControlPlane) -> None:
     job_id = await plane.submit(framework={"name": "abacus", "version": "1"})
     job = await plane.rested(job_id)
     assert (job.status, job.state.reason) == (Status.FAILED, "InvalidRequest")
     assert "abacus 1" in job.state.message
 
 
-async def test_a_cluster_that_stays_away_too_long_costs_the_attempt(plane: ControlPlane) -> None:
-    gate = plane.cluster.hold("do")
+async def test_an_attempt_is_rolled_back_when_the_cluster_is_away_for_too_long(plane: ControlPlane) -> None:
+    do = plane.cluster.hold("do")
     job_id = await plane.submit(retries={"backoff": "0s"})
     await plane.reached(job_id, Status.PENDING)
     plane.cluster.go_away()
-    gate.set()
+    do.set()
     await asyncio.sleep(601)
     plane.cluster.come_back()
-    job = await plane.until(lambda one: one.attempt.number == 2, job_id)
+    job = await plane.until(lambda job: job.attempt.number == 2, job_id)
     events = await history(plane.jobs, job)
     assert [event.reason for event in events if event.to is Status.QUEUED] == ["", "ProvisionTimeout"]
     assert (await plane.rested(job_id)).status is Status.COMPLETED
 
 
-async def test_a_cluster_that_is_away_for_a_while_costs_only_time(plane: ControlPlane) -> None:
+async def test_an_attempt_continues_after_a_short_absence_of_the_cluster(plane: ControlPlane) -> None:
     plane.cluster.hold("do").set()
     job_id = await plane.submit()
     plane.cluster.go_away()
@@ -235,7 +235,7 @@ async def test_a_cluster_that_is_away_for_a_while_costs_only_time(plane: Control
 # --- time limits -------------------------------------------------------------------
 
 
-async def test_a_job_that_runs_too_long_is_ended_and_what_it_has_is_stored(plane: ControlPlane) -> None:
+async def test_a_job_is_stopped_at_max_runtime_and_its_results_are_stored(plane: ControlPlane) -> None:
     job_id = await plane.submit(max_runtime="7s", grace="2s")
     plane.helpers.fate(job_id, run_s=None, on_term=None)
     job = await plane.reached(job_id, Status.STORING)
@@ -249,14 +249,14 @@ async def test_a_job_that_runs_too_long_is_ended_and_what_it_has_is_stored(plane
     assert len(plane.helpers.stored) == 1
 
 
-async def test_max_runtime_counts_anew_for_each_attempt(plane: ControlPlane) -> None:
+async def test_max_runtime_counts_for_each_attempt_alone(plane: ControlPlane) -> None:
     job_id = await plane.submit(max_runtime="3s", retries={"max": 1, "backoff": "0s"})
     plane.helpers.fate(job_id, run_s=2)
     plane.helpers.fate(job_id, attempt=1, run_s=2, code=1)
     assert (await plane.rested(job_id)).status is Status.COMPLETED
 
 
-async def test_a_job_that_waits_too_long_for_hardware_fails(plane: ControlPlane) -> None:
+async def test_a_job_fails_after_max_pending(plane: ControlPlane) -> None:
     job_id = await plane.submit(learners=100, max_pending="30s")
     job = await plane.rested(job_id)
     assert (job.status, job.state.reason) == (Status.FAILED, "Unschedulable")
@@ -264,7 +264,7 @@ async def test_a_job_that_waits_too_long_for_hardware_fails(plane: ControlPlane)
     assert await plane.path(job_id) == ["QUEUED", "FAILED"]
 
 
-async def test_a_helper_that_never_says_stored_is_waited_for_until_store_timeout(plane: ControlPlane) -> None:
+async def test_a_job_ends_after_store_timeout_if_its_helper_never_stores(plane: ControlPlane) -> None:
     job_id = await plane.submit(store_timeout="20s", grace="1s")
     plane.helpers.fate(job_id, store_s=None)
     job = await plane.rested(job_id)
@@ -276,7 +276,9 @@ async def test_a_helper_that_never_says_stored_is_waited_for_until_store_timeout
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, Status.COMPLETED), (3, Status.FAILED)])
-async def test_a_job_whose_results_could_not_be_stored_says_so(plane: ControlPlane, code: int, status: Status) -> None:
+async def test_the_message_names_results_that_could_not_be_stored(
+    plane: ControlPlane, code: int, status: Status
+) -> None:
     job_id = await plane.submit(learners=3)
     for name in ("worker-1", "worker-2"):
         plane.helpers.fate(job_id, name=name, code=0, unkept="2 files could not be stored, the first is x: full")
@@ -287,7 +289,7 @@ async def test_a_job_whose_results_could_not_be_stored_says_so(plane: ControlPla
     assert (code == 3) == ("code 3" in job.state.message)
 
 
-async def test_a_helper_that_never_speaks_keeps_nobody_from_knowing_how_its_learner_ended(plane: ControlPlane) -> None:
+async def test_an_exit_code_is_known_although_the_helper_is_silent(plane: ControlPlane) -> None:
     job_id = await plane.submit(learners=2)
     plane.helpers.fate(job_id, silent=True, code=9)
     job = await plane.rested(job_id)
@@ -298,21 +300,21 @@ async def test_a_helper_that_never_speaks_keeps_nobody_from_knowing_how_its_lear
 # --- metrics -----------------------------------------------------------------------
 
 
-async def test_a_metrics_service_that_is_away_keeps_no_hardware(plane: ControlPlane) -> None:
+async def test_hardware_is_released_while_the_metrics_service_is_away(plane: ControlPlane) -> None:
     plane.summaries.away = True
     job_id = await plane.submit()
     job = await plane.rested(job_id)
     assert (job.status, dict(job.summary)) == (Status.COMPLETED, {})
 
 
-async def test_a_metrics_service_that_hangs_keeps_no_hardware(plane: ControlPlane) -> None:
+async def test_hardware_is_released_while_the_metrics_service_hangs(plane: ControlPlane) -> None:
     plane.summaries.delay_s = 3600
     job_id = await plane.submit()
     job = await plane.rested(job_id, within_s=10)
     assert job.status is Status.COMPLETED
 
 
-async def test_without_metrics_nothing_starts_and_nothing_is_rolled_back(plane: ControlPlane) -> None:
+async def test_learners_wait_while_the_metrics_service_is_away_and_nothing_is_rolled_back(plane: ControlPlane) -> None:
     plane.metrics.away = True
     job_id = await plane.submit()
     await asyncio.sleep(1000)

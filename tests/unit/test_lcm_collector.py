@@ -1,4 +1,4 @@
-"""What jobs leave behind is removed; what belongs to a job that lives, or that nobody can read, is not."""
+"""Leftovers of released jobs are removed; keys and learners of live and of unreadable jobs are not."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ def collector(plane: ControlPlane) -> Collector:
 
 
 async def learner_of(plane: ControlPlane, job_id: str, *, attempt: int = 1, term: int = 1) -> None:
-    """A late effect: a learner, let go, that no Guardian knows of."""
-    one = LearnerPlan(
+    """A late effect: an activated learner that no Guardian knows of."""
+    learner = LearnerPlan(
         name="worker-0", role="worker", rank=0, command="true", cpus=1, memory=1, gpus=0, node="local", token="t"
     )
     plan = AttemptPlan(
-        job=job_id, tenant="t", attempt=attempt, term=term, learners=(one,), distribution="none", framework="",
+        job=job_id, tenant="t", attempt=attempt, term=term, learners=(learner,), distribution="none", framework="",
         code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
     )  # fmt: skip
     for step in plane.cluster.steps():
         await plane.cluster.do(step, plan)
 
 
-async def test_two_looks_remove_what_a_job_at_rest_has_left(plane: ControlPlane, collector: Collector) -> None:
+async def test_leftovers_of_a_released_job_are_removed_by_the_second_collection(
+    plane: ControlPlane, collector: Collector
+) -> None:
     await plane.start_lcm(collect_s=10_000)
     await plane.start_pool()
     job_id = await plane.submit()
@@ -50,7 +52,7 @@ async def test_two_looks_remove_what_a_job_at_rest_has_left(plane: ControlPlane,
     assert await plane.leftovers() == []
 
 
-async def test_learners_and_keys_of_a_job_that_nobody_knows_are_removed(
+async def test_learners_and_keys_of_a_job_without_a_document_are_removed(
     plane: ControlPlane, collector: Collector
 ) -> None:
     await learner_of(plane, "jghost", attempt=4, term=9)
@@ -64,10 +66,10 @@ async def test_a_late_learner_of_a_released_attempt_is_removed(plane: ControlPla
     lcm, pool = await plane.start_lcm(collect_s=10_000), await plane.start_pool()
     job_id = await plane.submit(retries={"max": 1, "backoff": "1h"})
     plane.helpers.fate(job_id, code=1)
-    await plane.until(lambda one: one.counters.retries == 1 and not one.holds, job_id)
+    await plane.until(lambda job: job.counters.retries == 1 and not job.holds, job_id)
     await plane.kill(pool)
     await plane.kill(lcm)
-    plane.cluster._jobs.pop(job_id)  # a cluster that has lost its memory of the fence, too
+    plane.cluster._jobs.pop(job_id)  # the cluster has lost its fence, too
     await learner_of(plane, job_id)
     term = (await plane.jobs.dispatcher()).term
     await collector.collect(term)
@@ -75,7 +77,7 @@ async def test_a_late_learner_of_a_released_attempt_is_removed(plane: ControlPla
     assert plane.cluster.present() == []
 
 
-async def test_what_belongs_to_a_job_that_lives_stays(plane: ControlPlane, collector: Collector) -> None:
+async def test_keys_and_learners_of_a_running_job_are_kept(plane: ControlPlane, collector: Collector) -> None:
     await plane.start_lcm()
     await plane.start_pool()
     job_id = await plane.submit()
@@ -87,14 +89,11 @@ async def test_what_belongs_to_a_job_that_lives_stays(plane: ControlPlane, colle
     assert plane.cluster.learner(job_id).state == "running"
 
 
-async def test_a_job_that_was_admitted_between_the_looks_keeps_what_it_has(
-    plane: ControlPlane, collector: Collector
-) -> None:
+async def test_a_job_admitted_between_two_collections_keeps_its_keys(plane: ControlPlane, collector: Collector) -> None:
     job_id = await plane.submit()
     await plane.status.put(f"/jobs/{job_id}/attempt", "{}")
     await collector.collect(0)
-    found = collector._twice("status", [job_id], [])
-    assert found == [job_id]
+    assert collector._seen_twice("status", [job_id], []) == [job_id]
     lcm = await plane.start_lcm()
     await plane.reached(job_id, Status.PENDING)
     await plane.kill(lcm)
@@ -115,7 +114,7 @@ async def test_a_document_that_cannot_be_read_protects_its_job(
     assert await plane.status.get(f"/jobs/{job_id}/attempt") is not None
 
 
-async def test_only_the_dispatcher_that_leads_removes_anything(plane: ControlPlane, collector: Collector) -> None:
+async def test_only_the_leading_dispatcher_removes_leftovers(plane: ControlPlane, collector: Collector) -> None:
     await plane.status.put("/jobs/jghost/attempt", "{}")
     await collector.collect(0)
     await plane.jobs.replace_dispatcher(DispatcherDoc(), DispatcherDoc(term=5))
@@ -124,14 +123,14 @@ async def test_only_the_dispatcher_that_leads_removes_anything(plane: ControlPla
     assert await plane.status.get("/jobs/jghost/attempt") is not None
 
 
-async def test_leftovers_wait_for_a_store_that_is_away(plane: ControlPlane) -> None:
+async def test_leftovers_are_removed_after_the_status_store_returns(plane: ControlPlane) -> None:
     await plane.start_lcm(Tripwire(at=("status.delete_prefix", 1), what="cut"))
     await plane.status.put("/jobs/jghost/attempt", "{}")
     await asyncio.sleep(50)
     assert await plane.leftovers() == []
 
 
-async def test_the_life_cycle_manager_collects_by_itself(plane: ControlPlane) -> None:
+async def test_the_life_cycle_manager_removes_leftovers_periodically(plane: ControlPlane) -> None:
     await plane.start_lcm()
     await learner_of(plane, "jghost")
     await plane.status.put("/jobs/jghost/attempt", "{}")

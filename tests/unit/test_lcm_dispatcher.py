@@ -1,4 +1,4 @@
-"""The dispatcher: one leads, whole gangs, nothing promised twice, whoever dies or is late."""
+"""The dispatcher: one process leads, gangs are admitted as a whole, no place is given away twice."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.testbed.tripwire import Tripwire
 pytestmark = pytest.mark.looptime(noop_cycles=0)
 PENDING = ["QUEUED", "PENDING"]
 ALL = {"resources": {"cpus": 16, "memory": "1GB"}}
-"""All CPUs of the one node there is."""
+"""All CPUs of the only node."""
 
 
 async def leading(plane: ControlPlane, process: Process) -> int:
-    """Its term, once it leads."""
-    while not process.of.term:  # noqa: ASYNC110 - virtual time
+    """The process's term, once it leads."""
+    while not process.service.term:  # noqa: ASYNC110 - virtual time
         await asyncio.sleep(0.05)
-    return int(process.of.term)
+    return int(process.service.term)
 
 
 async def late_admission(plane: ControlPlane, job_id: str, *, term: int) -> None:
-    """What a dispatcher writes that was paused between its last look and its write."""
+    """Writes what a dispatcher writes that was paused between its last read and its write."""
     job = await plane.job(job_id)
     late = admitted(job, placement={"worker-0": "local"}, dispatcher_term=term, now=plane.clock.now_ms())
     await copy_history(plane.jobs, await plane.jobs.replace(job, late))
@@ -42,62 +42,62 @@ async def late_admission(plane: ControlPlane, job_id: str, *, term: int) -> None
 # --- leadership --------------------------------------------------------------------
 
 
-async def test_one_leads_and_the_other_follows_when_it_dies(plane: ControlPlane) -> None:
+async def test_a_second_dispatcher_leads_after_the_first_was_killed(plane: ControlPlane) -> None:
     first = await plane.start_lcm(place="one")
     assert await leading(plane, first) == 1
     second = await plane.start_lcm(place="two")
     await asyncio.sleep(10)
-    assert (first.of.term, second.of.term) == (1, 0)
+    assert (first.service.term, second.service.term) == (1, 0)
     await plane.kill(first)
     await asyncio.sleep(4)
-    assert second.of.term == 2
+    assert second.service.term == 2
     await plane.start_pool()
     assert (await plane.rested(await plane.submit())).status is Status.COMPLETED
 
 
-async def test_a_restarted_one_leads_again_at_once(plane: ControlPlane) -> None:
+async def test_a_restarted_dispatcher_leads_again_at_once(plane: ControlPlane) -> None:
     first = await plane.start_lcm()
     await leading(plane, first)
     await plane.kill(first)
     second = await plane.start_lcm()
     await asyncio.sleep(1.1)
-    assert second.of.term == 2
+    assert second.service.term == 2
 
 
-async def test_one_that_stops_gives_the_lead_away_at_once(plane: ControlPlane) -> None:
+async def test_a_stopped_dispatcher_hands_the_lead_over_at_once(plane: ControlPlane) -> None:
     first = await plane.start_lcm(place="one")
     await leading(plane, first)
     second = await plane.start_lcm(place="two")
     await plane.stop(first)
     await asyncio.sleep(1.1)
-    assert second.of.term == 2
+    assert second.service.term == 2
 
 
-async def test_a_leader_goes_on_leading_after_etcd_forgot_that_it_does(plane: ControlPlane) -> None:
+async def test_a_leader_continues_to_lead_after_etcd_lost_its_data(plane: ControlPlane) -> None:
     process = await plane.start_lcm()
     await leading(plane, process)
     plane.status.forget()
     await asyncio.sleep(3)
-    assert process.of.term == 2
+    assert process.service.term == 2
     entry = await plane.status.get("/lcm/leader")
     assert entry is not None
     assert process.membership.id in entry.value
 
 
-async def test_a_leader_whose_lease_was_lost_hangs_its_key_on_the_new_one(plane: ControlPlane) -> None:
+async def test_a_leader_that_lost_its_lease_leads_again_on_a_new_lease(plane: ControlPlane) -> None:
     process = await plane.start_lcm()
     await leading(plane, process)
     first = process.membership.lease
     assert first is not None
     plane.status.pause(first.id)
     await asyncio.sleep(5)
-    assert process.of.term == 2
+    assert process.service.term == 2
     await asyncio.sleep(20)
-    assert process.of.term == 2
+    assert process.service.term == 2
     assert await plane.status.get("/lcm/leader") is not None
 
 
-async def test_a_cluster_that_is_away_costs_no_lead(plane: ControlPlane) -> None:
+async def test_a_leader_keeps_the_lead_while_the_cluster_is_away(plane: ControlPlane) -> None:
     process = await plane.start_lcm()
     await leading(plane, process)
     plane.cluster.go_away()
@@ -105,38 +105,36 @@ async def test_a_cluster_that_is_away_costs_no_lead(plane: ControlPlane) -> None
     plane.cluster.come_back()
     job_id = await plane.submit()
     await plane.reached(job_id, Status.PENDING, within_s=2)
-    assert process.of.term == 1
+    assert process.service.term == 1
 
 
-async def test_one_that_never_led_ends_when_told_to(plane: ControlPlane) -> None:
+async def test_a_dispatcher_that_never_led_stops_on_request(plane: ControlPlane) -> None:
     first = await plane.start_lcm(place="one")
     await leading(plane, first)
     second = await plane.start_lcm(place="two")
     await asyncio.sleep(1)
     await plane.stop(second)
-    assert second.of.term == 0
+    assert second.service.term == 0
 
 
-async def test_of_two_that_rise_at_once_one_leads(plane: ControlPlane) -> None:
+async def test_only_one_of_two_dispatchers_that_start_at_once_leads(plane: ControlPlane) -> None:
     other = make_id("m", now_ms=plane.clock.now_ms(), random_bits=99)
     await plane.status.put(f"/members/lcm/{other}", "{}")
     wire = Tripwire(at=("status.put_if", 1), what="act", act=lambda: plane.status.put("/lcm/leader", f'"{other}"'))
     process = await plane.start_lcm(wire)
     await asyncio.sleep(5)
-    assert (process.of.term, (await plane.jobs.dispatcher()).term) == (0, 0)
+    assert (process.service.term, (await plane.jobs.dispatcher()).term) == (0, 0)
 
 
 @pytest.mark.parametrize("value", ['"m-nobody"', "{", "", '"m-\\u0000"', "[" * 10_000])
-async def test_a_leader_s_key_that_names_nobody_alive_keeps_nobody_from_leading(
-    plane: ControlPlane, value: str
-) -> None:
+async def test_a_leader_key_without_a_live_holder_does_not_prevent_leading(plane: ControlPlane, value: str) -> None:
     await plane.status.put("/lcm/leader", value)
     await plane.start_lcm()
     await plane.start_pool()
     assert (await plane.rested(await plane.submit())).status is Status.COMPLETED
 
 
-async def test_who_was_deposed_without_knowing_admits_nobody(plane: ControlPlane) -> None:
+async def test_a_superseded_dispatcher_admits_no_job(plane: ControlPlane) -> None:
     process = await plane.start_lcm()
     await leading(plane, process)
     await plane.jobs.replace_dispatcher(await plane.jobs.dispatcher(), DispatcherDoc(term=7, holder="m-other", rev=1))
@@ -146,17 +144,17 @@ async def test_who_was_deposed_without_knowing_admits_nobody(plane: ControlPlane
         assert (await plane.job(job_id)).status is Status.QUEUED
         await asyncio.sleep(2)
     assert "a newer dispatcher leads" in [line.get("why") for line in logs]
-    assert process.of.term == 8
+    assert process.service.term == 8
     assert (await plane.job(job_id)).dispatcher_term == 8
 
 
-async def test_who_was_deposed_without_knowing_takes_back_nothing_that_its_successor_admitted(
+async def test_a_superseded_dispatcher_withdraws_no_admission_of_its_successor(
     plane: ControlPlane,
 ) -> None:
     process = await plane.start_lcm()
     await leading(plane, process)
     plane.hints.lost = True
-    job_id = await plane.submit(learners=1000)  # it fits nowhere that the deposed one knows of
+    job_id = await plane.submit(learners=1000)  # too large for the only node
     await late_admission(plane, job_id, term=7)
     with capture_logs() as logs:
         await asyncio.sleep(3)
@@ -166,10 +164,10 @@ async def test_who_was_deposed_without_knowing_takes_back_nothing_that_its_succe
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_an_admission_of_unknown_outcome_is_of_an_older_term_when_it_comes_late(
+async def test_an_admission_of_unknown_outcome_has_an_older_term_if_it_arrives_late(
     plane: ControlPlane, when: str
 ) -> None:
-    """Else it takes the place that the next round, which could not see it, has given to another job."""
+    """Else it would take the place that the next round, which could not see it, gives to another job."""
     wire = Tripwire()
     process = await plane.start_lcm(wire)
     await leading(plane, process)
@@ -177,13 +175,13 @@ async def test_an_admission_of_unknown_outcome_is_of_an_older_term_when_it_comes
     await copy_history(plane.jobs, await plane.job(job_id))
     wire.at, wire.when, wire.what = ("jobs.replace", wire.calls.count("jobs.replace") + 1), when, "cut"
     await plane.until(lambda job: job.dispatcher_term == 2, job_id, within_s=5)
-    assert (process.of.term, (await plane.job(job_id)).attempt.number) == (2, 1)
+    assert (process.service.term, (await plane.job(job_id)).attempt.number) == (2, 1)
 
 
 # --- admissions of an older dispatcher -----------------------------------------------
 
 
-async def test_an_admission_of_an_older_dispatcher_is_not_provisioned_before_it_is_stamped_anew(
+async def test_an_admission_of_an_older_dispatcher_is_provisioned_only_after_it_was_stamped(
     plane: ControlPlane,
 ) -> None:
     await plane.jobs.replace_dispatcher(DispatcherDoc(), DispatcherDoc(term=2, holder="m-newer"))
@@ -198,7 +196,7 @@ async def test_an_admission_of_an_older_dispatcher_is_not_provisioned_before_it_
     assert (job.status, job.attempt.number, job.dispatcher_term) == (Status.COMPLETED, 1, 3)
 
 
-async def test_a_late_admission_that_fits_is_stamped_by_whoever_leads(plane: ControlPlane) -> None:
+async def test_a_late_admission_that_fits_is_stamped_by_the_leader(plane: ControlPlane) -> None:
     process = await plane.start_lcm()
     await leading(plane, process)
     await plane.start_pool()
@@ -209,7 +207,7 @@ async def test_a_late_admission_that_fits_is_stamped_by_whoever_leads(plane: Con
     assert await plane.path(job_id) == WHOLE_LIFE
 
 
-async def test_a_late_admission_whose_place_is_taken_is_taken_back_and_never_provisioned(plane: ControlPlane) -> None:
+async def test_a_late_admission_whose_place_is_taken_is_withdrawn_and_never_provisioned(plane: ControlPlane) -> None:
     process = await plane.start_lcm()
     await leading(plane, process)
     await plane.start_pool()
@@ -219,7 +217,7 @@ async def test_a_late_admission_whose_place_is_taken_is_taken_back_and_never_pro
     plane.hints.lost = True
     second = await plane.submit(retries={"backoff": "0s"}, **ALL)
     await late_admission(plane, second, term=0)
-    job = await plane.until(lambda one: one.status is Status.QUEUED and not one.holds, second, within_s=10)
+    job = await plane.until(lambda job: job.status is Status.QUEUED and not job.holds, second, within_s=10)
     assert (job.state.reason, job.counters.retries) == ("AdmissionWithdrawn", 0)
     assert {plan.job for _, plan in plane.cluster.done} == {first}
     job = await plane.rested(second)
@@ -227,7 +225,7 @@ async def test_a_late_admission_whose_place_is_taken_is_taken_back_and_never_pro
     assert job.attempt.number == 2
 
 
-async def test_what_was_committed_is_not_taken_back_whatever_the_capacity_has_become(plane: ControlPlane) -> None:
+async def test_a_committed_attempt_is_not_withdrawn_when_capacity_shrinks(plane: ControlPlane) -> None:
     lcm = await plane.start_lcm()
     await plane.start_pool()
     job_id = await plane.submit(**ALL)
@@ -239,7 +237,7 @@ async def test_what_was_committed_is_not_taken_back_whatever_the_capacity_has_be
     assert (await plane.rested(job_id)).attempt.number == 1
 
 
-async def test_a_release_that_comes_while_an_admission_is_judged_stays_a_release(plane: ControlPlane) -> None:
+async def test_a_release_during_the_check_of_an_old_admission_is_kept(plane: ControlPlane) -> None:
     wire = Tripwire()
     process = await plane.start_lcm(wire)
     await leading(plane, process)
@@ -258,30 +256,33 @@ async def test_a_release_that_comes_while_an_admission_is_judged_stays_a_release
         assert (job.released is not None, job.verdict, job.dispatcher_term) == (True, None, 0)
 
 
-async def test_a_wish_that_comes_while_the_job_is_admitted_is_not_overrun(plane: ControlPlane) -> None:
+async def test_a_halt_during_the_admission_is_not_overwritten(plane: ControlPlane) -> None:
     wire = Tripwire(at=("jobs.replace", 1))
     process = await plane.start_lcm(wire)
     await leading(plane, process)
     plane.hints.lost = True
     job_id = await plane.submit()
-    await copy_history(plane.jobs, await plane.job(job_id))  # else a chore's write would be the first
-    wire.act = partial(plane.wish, job_id, Desired.HALT)
+    await copy_history(plane.jobs, await plane.job(job_id))  # else a background task's write would be the first
+    wire.act = partial(plane.set_desired, job_id, Desired.HALT)
     await asyncio.sleep(3)
     job = await plane.job(job_id)
     assert (job.status, job.attempt.number) == (Status.HALTED, 0)
 
 
-async def test_a_job_admitted_elsewhere_is_not_given_up(plane: ControlPlane) -> None:
+async def test_a_job_halted_at_the_end_of_max_pending_is_not_failed(plane: ControlPlane) -> None:
     wire = Tripwire()
     process = await plane.start_lcm(wire)
     await leading(plane, process)
     job_id = await plane.submit(learners=1000, max_pending="3s")
-    wire.at, wire.act = ("jobs.replace", wire.calls.count("jobs.replace") + 2), lambda: plane.wish(job_id, Desired.HALT)
+    wire.at, wire.act = (
+        ("jobs.replace", wire.calls.count("jobs.replace") + 2),
+        lambda: plane.set_desired(job_id, Desired.HALT),
+    )
     await asyncio.sleep(10)
     assert (await plane.job(job_id)).status is Status.HALTED
 
 
-async def test_a_holding_job_whose_spec_cannot_be_read_stands_in_nobodys_way(plane: ControlPlane) -> None:
+async def test_a_holding_job_with_an_unreadable_spec_blocks_no_other(plane: ControlPlane) -> None:
     process = await plane.start_lcm()
     await leading(plane, process)
     job_id = await plane.submit(**ALL)
@@ -295,54 +296,56 @@ async def test_a_holding_job_whose_spec_cannot_be_read_stands_in_nobodys_way(pla
 # --- what is free ------------------------------------------------------------------
 
 
-async def test_a_job_that_has_completed_still_holds_what_is_not_released(plane: ControlPlane) -> None:
+async def test_a_completed_job_holds_its_hardware_until_it_is_released(plane: ControlPlane) -> None:
     await plane.start_lcm()
     await plane.start_pool()
-    gate = plane.cluster.hold("teardown")
+    teardown = plane.cluster.hold("teardown")
     first, second = await plane.submit(**ALL), await plane.submit(**ALL)
     await plane.reached(first, Status.COMPLETED)
     await asyncio.sleep(30)
     assert (await plane.job(second)).status is Status.QUEUED
-    gate.set()
+    teardown.set()
     await plane.until(lambda job: job.attempt.number == 1, second, within_s=1)
     await plane.rested(second)
 
 
-async def test_a_spec_that_cannot_be_read_waits_and_stands_in_nobodys_way(plane: ControlPlane) -> None:
+async def test_a_waiting_job_with_an_unreadable_spec_blocks_no_other(plane: ControlPlane) -> None:
     process = await plane.start_lcm()
     await leading(plane, process)
     job_id = await plane.submit(nonsense=True)
     other = await plane.submit()
     await plane.reached(other, Status.PENDING)
-    assert [(one.job.id, one.pending_reason) for one in process.of.waiting] == [(job_id, "Misconfigured")]
+    assert [(decision.job.id, decision.pending_reason) for decision in process.service.waiting] == [
+        (job_id, "Misconfigured")
+    ]
     with capture_logs() as logs:
         await asyncio.sleep(30)
     assert [line for line in logs if line.get("job") == job_id] == []
-    assert (await plane.wish(job_id, Desired.KILL)).status is Status.KILLED
+    assert (await plane.set_desired(job_id, Desired.KILL)).status is Status.KILLED
 
 
-async def test_those_beyond_the_scanned_part_are_seen_where_nobody_before_them_waits_for_hardware(
+async def test_jobs_beyond_queue_scan_are_admitted_if_no_job_before_them_waits_for_hardware(
     plane: ControlPlane,
 ) -> None:
     await plane.start_lcm(queue_scan=3)
-    hopeless = [await plane.submit(learners=1000) for _ in range(7)]
+    too_large = [await plane.submit(learners=1000) for _ in range(7)]
     fitting = await plane.submit()
     await plane.reached(fitting, Status.PENDING)
-    assert {(await plane.job(job_id)).status for job_id in hopeless} == {Status.QUEUED}
+    assert {(await plane.job(job_id)).status for job_id in too_large} == {Status.QUEUED}
 
 
-async def test_max_pending_holds_for_those_far_behind_too(plane: ControlPlane) -> None:
+async def test_max_pending_applies_to_jobs_beyond_queue_scan(plane: ControlPlane) -> None:
     await plane.start_lcm(queue_scan=2)
     held = await plane.submit(**ALL)
     await plane.reached(held, Status.PENDING)
-    waiting = [await plane.submit(max_pending="20s" if place % 2 else "1h", **ALL) for place in range(11)]
+    waiting = [await plane.submit(max_pending="20s" if number % 2 else "1h", **ALL) for number in range(11)]
     await asyncio.sleep(30)
     assert [(await plane.job(job_id)).status for job_id in waiting] == [
-        Status.FAILED if place % 2 else Status.QUEUED for place in range(11)
+        Status.FAILED if number % 2 else Status.QUEUED for number in range(11)
     ]
 
 
-async def test_a_job_that_cannot_be_changed_harms_nobody_else(plane: ControlPlane) -> None:
+async def test_a_job_that_the_store_refuses_to_change_blocks_no_other(plane: ControlPlane) -> None:
     process = await plane.start_lcm()
     await leading(plane, process)
     # The store refuses every admission of it: its dispatcher's term would fall.
@@ -357,7 +360,7 @@ async def test_a_job_that_cannot_be_changed_harms_nobody_else(plane: ControlPlan
 
 
 async def admit_two(home: Path, wire: Tripwire) -> list[str]:
-    """Two jobs that need all there is, and a small one; the first life-cycle manager has the tripwire."""
+    """Runs two jobs that need the whole node, and a small one; the first life-cycle manager has the tripwire."""
     plane = ControlPlane(home)
     first = await plane.start_lcm(wire)
     await plane.start_pool()
@@ -383,9 +386,7 @@ async def admit_two(home: Path, wire: Tripwire) -> list[str]:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("what", ["crash", "cut"])
-async def test_whatever_call_of_the_dispatcher_goes_wrong_everybody_runs_once(
-    what: str, when: str, tmp_path: Path
-) -> None:
+async def test_every_job_runs_once_whichever_call_of_the_dispatcher_fails(what: str, when: str, tmp_path: Path) -> None:
     calls = await admit_two(tmp_path / "undisturbed", Tripwire())
     assert len(calls) > 50
     for number, call in enumerate(calls):
@@ -397,33 +398,33 @@ async def test_whatever_call_of_the_dispatcher_goes_wrong_everybody_runs_once(
             raise AssertionError(f"{what} {when} call {number} ({call}): {error}") from error
 
 
-async def test_histories_wait_for_a_store_that_is_away(plane: ControlPlane) -> None:
+async def test_histories_are_copied_after_the_store_returns(plane: ControlPlane) -> None:
     wire = Tripwire(at=("jobs.append_history", 1), what="cut")
     await plane.start_lcm(wire)
     job_id = await plane.submit(learners=1000)
-    await plane.until(lambda one: not one.history_tail, job_id)
+    await plane.until(lambda job: not job.history_tail, job_id)
 
 
-async def test_a_history_that_cannot_be_copied_harms_no_other(plane: ControlPlane) -> None:
+async def test_a_history_that_cannot_be_copied_stops_no_other(plane: ControlPlane) -> None:
     gone, good = await plane.submit(learners=1000), await plane.submit(learners=1000)
     wire = Tripwire(at=("jobs.append_history", 1), what="act", act=lambda: plane.jobs.delete(gone))
     await plane.start_lcm(wire)
-    await plane.until(lambda one: not one.history_tail, good)
+    await plane.until(lambda job: not job.history_tail, good)
 
 
-async def test_without_etcd_nobody_leads_until_it_comes(plane: ControlPlane) -> None:
+async def test_no_dispatcher_leads_until_etcd_answers(plane: ControlPlane) -> None:
     plane.status.go_away()
     process = await plane.start_lcm()
     await asyncio.sleep(10)
-    assert process.of.term == 0
+    assert process.service.term == 0
     plane.status.come_back()
     await asyncio.sleep(2)
-    assert process.of.term == 1
+    assert process.service.term == 1
 
 
-async def test_a_chore_outlives_a_fault_of_ours(plane: ControlPlane) -> None:
+async def test_a_background_task_continues_after_a_bug(plane: ControlPlane) -> None:
     async def fault() -> None:
-        raise ValueError("a fault of ours")
+        raise ValueError("a bug")
 
     wire = Tripwire(at=("cluster.jobs", 1), what="act", act=fault)
     await plane.start_lcm(wire)
@@ -432,8 +433,8 @@ async def test_a_chore_outlives_a_fault_of_ours(plane: ControlPlane) -> None:
     assert await plane.leftovers() == []
 
 
-async def test_history_is_copied_and_documents_stay_small(plane: ControlPlane) -> None:
+async def test_history_is_copied_and_removed_from_the_document(plane: ControlPlane) -> None:
     await plane.start_lcm()
     job_id = await plane.submit(learners=1000)
-    job = await plane.until(lambda one: not one.history_tail, job_id)
+    job = await plane.until(lambda job: not job.history_tail, job_id)
     assert [event.to for event in await history(plane.jobs, job)] == [Status.QUEUED]

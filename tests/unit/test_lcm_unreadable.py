@@ -1,6 +1,4 @@
-"""A job whose document cannot be read: its hardware is given to nobody, nobody else waits for it, and it goes on once
-it is mended.
-"""
+"""A job with an unreadable document: no other job gets its hardware or waits for it, and it continues once repaired."""
 
 from __future__ import annotations
 
@@ -19,11 +17,11 @@ from tests.testbed.control_plane import ControlPlane, Process
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
 MOST = {"resources": {"cpus": 10, "memory": "1GB"}}
-"""Two of them do not fit on the one node, which has 16 CPUs."""
+"""Two of them do not fit on the only node, which has 16 CPUs."""
 SMALL = {"resources": {"cpus": 2, "memory": "1GB"}}
 
 
-def ruined(job: Job, how: str) -> str:
+def damaged(job: Job, how: str) -> str:
     whole: dict[str, Any] = dump(job)
     match how:
         case "not JSON":
@@ -49,39 +47,39 @@ HOW = [
 
 
 def held(process: Process) -> list[tuple[str, str]]:
-    return [(one.kind, one.place) for one in process.of.quarantine.entries()]
+    return [(thing.kind, thing.place) for thing in process.service.quarantine.entries()]
 
 
 @pytest.mark.parametrize("how", HOW)
-async def test_what_runs_keeps_its_hardware_though_its_document_is_ruined(plane: ControlPlane, how: str) -> None:
+async def test_a_running_job_keeps_its_hardware_when_its_document_is_damaged(plane: ControlPlane, how: str) -> None:
     lcm = await plane.start_lcm()
     await plane.start_pool()
     job_id = await plane.submit(**MOST)
     plane.helpers.fate(job_id, run_s=1_000)
     await plane.running(job_id)
     sound = await plane.job(job_id)
-    plane.jobs.plant(job_id, ruined(sound, how))
+    plane.jobs.plant(job_id, damaged(sound, how))
     too_large, small = await plane.submit(**MOST), await plane.submit(**SMALL)
     await asyncio.sleep(60)
 
     assert held(lcm) == [(JOB, job_id)]
     assert (await plane.job(too_large)).status is Status.QUEUED
-    assert [one.runs for one in plane.cluster.learners(job_id)] == [1]
-    await plane.kill(lcm)  # the next one has never seen the document whole
+    assert [learner.runs for learner in plane.cluster.learners(job_id)] == [1]
+    await plane.kill(lcm)  # its successor never read the sound document
     again = await plane.start_lcm()
     await asyncio.sleep(60)
     assert held(again) == [(JOB, job_id)]
     assert (await plane.job(too_large)).status is Status.QUEUED
 
     plane.jobs.plant(job_id, json.dumps(dump(sound)))
-    await plane.wish(job_id, Desired.KILL)
+    await plane.set_desired(job_id, Desired.KILL)
     assert (await plane.rested(job_id)).status is Status.KILLED
     assert (await plane.rested(too_large)).status is Status.COMPLETED
     assert (await plane.rested(small)).status is Status.COMPLETED
     assert held(again) == []
 
 
-async def test_others_begin_and_end_while_one_is_ruined(plane: ControlPlane) -> None:
+async def test_other_jobs_run_while_one_document_is_damaged(plane: ControlPlane) -> None:
     await plane.start_lcm()
     await plane.start_pool()
     bad = await plane.submit(**SMALL)
@@ -91,7 +89,7 @@ async def test_others_begin_and_end_while_one_is_ruined(plane: ControlPlane) -> 
     assert {(await plane.rested(job)).status for job in jobs} == {Status.COMPLETED}
 
 
-async def test_an_admission_that_nobody_has_carried_out_counts_although_it_is_ruined(plane: ControlPlane) -> None:
+async def test_an_admission_holds_its_hardware_when_its_document_is_damaged(plane: ControlPlane) -> None:
     lcm = await plane.start_lcm()
     job_id = await plane.submit(**MOST)
     sound = await plane.reached(job_id, Status.PENDING)
@@ -108,7 +106,7 @@ async def test_an_admission_that_nobody_has_carried_out_counts_although_it_is_ru
     await plane.reached(other, Status.PENDING)
 
 
-async def test_a_document_of_a_newer_version_keeps_its_hardware_and_is_no_fault(plane: ControlPlane) -> None:
+async def test_a_document_of_a_newer_version_keeps_its_hardware_and_is_not_quarantined(plane: ControlPlane) -> None:
     lcm = await plane.start_lcm()
     job_id = await plane.submit(**MOST)
     sound = await plane.reached(job_id, Status.PENDING)
@@ -119,7 +117,7 @@ async def test_a_document_of_a_newer_version_keeps_its_hardware_and_is_no_fault(
     assert held(lcm) == []
 
 
-async def test_a_spec_that_cannot_be_read_any_more_frees_nothing_before_its_learners_are_gone(
+async def test_a_job_with_an_unreadable_spec_holds_its_hardware_until_its_learners_are_gone(
     plane: ControlPlane,
 ) -> None:
     await plane.start_lcm()
@@ -138,7 +136,7 @@ async def test_a_spec_that_cannot_be_read_any_more_frees_nothing_before_its_lear
     await plane.running(other)
 
 
-async def test_a_job_that_waits_with_a_spec_that_nobody_can_read_is_shown_and_stands_in_nobody_s_way(
+async def test_a_waiting_job_with_an_unreadable_spec_is_quarantined_and_blocks_no_other(
     plane: ControlPlane,
 ) -> None:
     lcm = await plane.start_lcm()
@@ -147,12 +145,12 @@ async def test_a_job_that_waits_with_a_spec_that_nobody_can_read_is_shown_and_st
     other = await plane.submit(**SMALL)
     assert (await plane.rested(other)).status is Status.COMPLETED
     assert held(lcm) == [(JOB, f"{bad}/spec")]
-    await plane.wish(bad, Desired.KILL)
+    await plane.set_desired(bad, Desired.KILL)
     await asyncio.sleep(2)
     assert held(lcm) == []
 
 
-async def test_what_was_ruined_long_ago_is_found_by_looking_through_the_store(plane: ControlPlane) -> None:
+async def test_a_damaged_document_of_an_ended_job_is_found_by_the_periodic_search(plane: ControlPlane) -> None:
     lcm = await plane.start_lcm()
     await plane.start_pool()
     jobs = [await plane.submit(**SMALL) for _ in range(3)]
@@ -161,9 +159,9 @@ async def test_what_was_ruined_long_ago_is_found_by_looking_through_the_store(pl
     sound = dump(await plane.job(jobs[1]))
     plane.jobs.plant(jobs[1], "null")
     await asyncio.sleep(40)
-    (one,) = lcm.of.quarantine.entries()
-    assert (one.place, one.job, "is a NoneType, not a mapping" in one.reason) == (jobs[1], jobs[1], True)
-    assert plane.clock.now_ms() - one.since < 40_000
+    (thing,) = lcm.service.quarantine.entries()
+    assert (thing.place, thing.job, "is a NoneType, not a mapping" in thing.reason) == (jobs[1], jobs[1], True)
+    assert plane.clock.now_ms() - thing.since < 40_000
     plane.jobs.plant(jobs[1], json.dumps(sound))
     await asyncio.sleep(40)
     assert held(lcm) == []

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
+
+ISOLATION_LABEL: Final = "weft.dev/isolation"
+"""Label of a node: how its learners are isolated (process | sandbox)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.errors import WeftError
+from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.progress import FetchFailed, FetchProgress
-from services.helper.folder import Assignment
 from services.helper.learner_files import MAX_DEPTH
 from services.helper.objects import UrlSigner, open_objects
 

@@ -14,8 +14,8 @@ from typing import IO, Final
 
 from services.core.domain.errors import InvalidArchive, NotFound
 from services.core.formats.archive import unpack
+from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.progress import FetchFailed, FetchProgress
-from services.helper.folder import Assignment
 from services.helper.objects import UrlSigner, open_objects
 
 _ALGORITHM: Final = "sha256:"

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from services.core.domain.errors import NoSpace
-from services.core.domain.plan import Input
+from services.core.domain.plan import Folder, Input
+from services.core.runtime.learner_folder import JOB_FOLDER, JOB_FOLDERS, Assignment, LearnerFolder
 from services.helper.fetch.code import fetch_code
 from services.helper.fetch.progress import FetchFailed, FetchProgress, FetchResult
 from services.helper.fetch.versions import DataVersions
-from services.helper.folder import Assignment, LearnerFolder
 from services.helper.learner_files import open_folder
 from services.helper.objects import UrlSigner
 
@@ -51,18 +51,18 @@ def _fetch_into(
     staging: Path, folder: LearnerFolder, assignment: Assignment, signer: UrlSigner, progress: FetchProgress
 ) -> FetchResult:
     result = FetchResult()
-    model_dir = staging / "model-code"
+    model_dir = staging / JOB_FOLDERS[Folder.MODEL]
     fetch_code(assignment, model_dir, signer, progress)
     progress.check()
     if assignment.plan.inputs:
         versions = DataVersions(folder.root.parent / ".data")
-        result.data_digest = _fetch_data(assignment, staging / "data", versions, progress)
+        result.data_digest = _fetch_data(assignment, staging / JOB_FOLDERS[Folder.DATA], versions, progress)
     if assignment.plan.framework or (model_dir / "requirements.txt").exists():
         _prepare_environment(assignment, model_dir, result, progress)
     if assignment.plan.checkpoint_attempts:
         from services.helper.fetch.checkpoints import restore
 
-        restore(assignment, staging / "checkpoints", signer, progress)
+        restore(assignment, staging / JOB_FOLDERS[Folder.CHECKPOINT], signer, progress)
     return result
 
 
@@ -132,7 +132,7 @@ def _empty_staging(root: Path) -> Path:
 
 def _hand_over(staging: Path, root: Path) -> None:
     """Moves each folder of ``staging`` into the learner's ``job/``."""
-    job = open_folder(root, ("job",))
+    job = open_folder(root, (JOB_FOLDER,))
     try:
         for made in sorted(staging.iterdir()):
             _clear_name(job, made.name, root)

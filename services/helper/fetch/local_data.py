@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from services.core.domain.plan import Input
+from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.fetch.versions import DataVersions
-from services.helper.folder import Assignment
 from services.helper.settings import HelperSettings
 
 DENIED: Final = "DataStoreDenied"

@@ -8,8 +8,8 @@ import threading
 import traceback
 from concurrent.futures import Future
 
+from services.core.runtime.learner_folder import Assignment, LearnerFolder
 from services.helper.fetch.progress import FetchCancelled, FetchFailed, FetchProgress, FetchResult
-from services.helper.folder import Assignment, LearnerFolder
 from services.helper.log import log_event
 from services.helper.objects import UrlSigner
 from services.helper.wakeup import Wakeup

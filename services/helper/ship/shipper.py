@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from services.core.domain.errors import InvalidRequest, ResourceExhausted, Unavailable, WeftError
+from services.core.domain.plan import Folder
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
+from services.core.runtime.learner_folder import JOB_FOLDER, RUNS_FOLDER, Assignment, LearnerFolder, job_folder
 from services.core.runtime.retry import Backoff
-from services.helper.folder import Assignment, LearnerFolder
 from services.helper.log import log_event
 from services.helper.metrics_client import IntakeClient
 from services.helper.reporter import now_ms
@@ -43,13 +44,13 @@ _FULL_AGAIN_S: Final = 1.0
 def source_files(folder: LearnerFolder, assignment: Assignment, run: int) -> list[SourceFile]:
     """Every source of a run. Metrics come first: a flood of text must not delay them."""
     names: Mapping[str, Sequence[str]] = {
-        "metrics.jsonl": ("job", "metrics.jsonl"),
-        **{f"logs/{path}": ("job", "logs", *path.split("/")) for path in assignment.plan.metrics_files},
+        "metrics.jsonl": (JOB_FOLDER, "metrics.jsonl"),
+        **{f"logs/{path}": (*job_folder(Folder.LOG), *path.split("/")) for path in assignment.plan.metrics_files},
     }
     metrics = [
         SourceFile(name=name, run=run, root=folder.root, parts=parts, text=False) for name, parts in names.items()
     ]
-    streams = folder.root / "runs" / str(run)
+    streams = folder.root / RUNS_FOLDER / str(run)
     return metrics + [
         SourceFile(name=name, run=run, root=streams, parts=(name,), text=True, is_closed=True)
         for name in ("stdout", "stderr")

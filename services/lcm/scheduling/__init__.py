@@ -1,4 +1,4 @@
-"""Who runs next, and where: pure policy, no I/O, the clock handed in.
+"""Which job runs next, and on which nodes: pure functions; the time is a parameter.
 
-Run unchanged by the dispatcher and by simulators.
+The dispatcher and simulators run the same code.
 """

@@ -1,8 +1,8 @@
 """First in, first out, by whole gangs.
 
-The first job that does not fit makes everyone behind it wait, so nobody starves; jobs that can never fit on this
-cluster, that wait out a back-off, whose last attempt still holds hardware, or that nobody can read do not stand in
-anyone's way.
+The first job that does not fit blocks all jobs behind it, so no job starves. These jobs block no other: a job that can
+never fit on this cluster, that waits out a back-off, whose last attempt still holds hardware, or whose spec cannot be
+read.
 """
 
 from __future__ import annotations
@@ -12,28 +12,31 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.core.domain.job import Job
-from services.lcm.scheduling.placement import Free, Gang, place, shortage, taken
+from services.lcm.scheduling.placement import Free, Gang, describe_shortage, pieces, place, subtract
 
 BLOCKS: Final = "WaitingForCapacity"
-"""The reason of the one that makes everyone behind it wait."""
+"""The pending reason of the job that blocks all jobs behind it."""
+NEVER_FITS: Final = "NoMatchingFlavor"
+"""The pending reason of a job that is larger than the whole cluster."""
 _SKEW_MS: Final = 5_000
-"""A wait that begins later than this was written by a clock that was wrong, by perhaps an hour: nobody waits for it."""
+"""A back-off that begins later than this was written by a wrong clock, perhaps by an hour: it is ignored."""
 _UNREADABLE: Final = ("Misconfigured", "its stored spec cannot be read any more; submit it anew")
 
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """What of a waiting job's document its turn rests on: documents are many times larger, and thousands may wait."""
+    """The part of a waiting job's document that the policy needs: thousands of whole documents would be too large."""
 
     id: str
     attempt: int
-    """The number of its last one; 0: it has had none."""
+    """The number of its last attempt; 0 before the first."""
     since: int
+    """When it began to wait, in Unix milliseconds."""
     not_before: int
-    """Both in milliseconds of the epoch."""
+    """The end of its back-off, in Unix milliseconds."""
     holds: bool
     gang: Gang | None
-    """None: its spec cannot be read."""
+    """None if its spec cannot be read."""
 
     @classmethod
     def of(cls, job: Job, gang: Gang | None) -> Waiter:
@@ -42,52 +45,82 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What happens to one waiting job now: a placement, or the reason why it waits."""
+    """The result for one waiting job: a placement, or the reason why it waits."""
 
     job: Waiter
     position: int
+    """In the queue, from 1."""
     placement: Mapping[str, str] | None
+    """Learner -> node; None if the job waits."""
     pending_reason: str = ""
     message: str = ""
 
 
-def decide(queue: Sequence[Waiter], *, free: Sequence[Free], capacity: Sequence[Free], now: int) -> list[Decision]:
-    """A decision for every job of the queue, which is in order of submission."""
-    left, out, behind = list(free), [], None
-    never: dict[Gang, tuple[str, str] | None] = {}
-    for position, job in enumerate(queue, start=1):
-        placement: Mapping[str, str] | None = None
+class QueueWalk:
+    """Decides for one waiting job after the other, in order of submission, and counts down what is free."""
+
+    def __init__(self, *, free: Sequence[Free], capacity: Sequence[Free], now: int) -> None:
+        """``free``: before the first job. ``capacity``: of the whole cluster. ``now``: Unix milliseconds."""
+        self._free, self._capacity, self._now = list(free), capacity, now
+        self._position = 0
+        self._blocked_by = ""
+        self._never_fits: dict[Gang, str] = {}
+
+    @property
+    def blocked(self) -> bool:
+        """True once a job waits for hardware: no job behind it can be admitted."""
+        return bool(self._blocked_by)
+
+    def decide(self, job: Waiter) -> Decision:
+        """The decision for the next job of the queue."""
+        self._position += 1
+        decision = self._decision(job, self._position)
+        if decision.placement is not None and job.gang is not None:
+            self._free = subtract(self._free, pieces(job.gang, decision.placement))
+        elif decision.pending_reason == BLOCKS:
+            self._blocked_by = job.id
+        return decision
+
+    def preview(self, gang: Gang) -> Decision:
+        """The decision for a job that would be submitted now. Changes nothing."""
+        waiter = Waiter("", attempt=0, since=self._now, not_before=0, holds=False, gang=gang)
+        return self._decision(waiter, self._position + 1)
+
+    def _decision(self, job: Waiter, position: int) -> Decision:
         if job.gang is None:
-            why: tuple[str, str] | None = _UNREADABLE
-        else:
-            why = _set_aside(job, now) or _never_fits(job.gang, capacity, never) or behind
-        if why is None and job.gang is not None:
-            placement = place(job.gang, left)
-            if placement is None:
-                why = BLOCKS, f"{shortage(job.gang, left)}; it starts when enough is free"
-                behind = "WaitingInQueue", f"job {job.id} is ahead of it and waits for hardware"
-            else:
-                left = taken(left, [(job.gang, placement)])
-        reason, message = why or ("", "")
-        out.append(Decision(job, position, placement, reason, message))
-    return out
+            return Decision(job, position, None, *_UNREADABLE)
+        reason = self._not_eligible(job) or self._impossible(job.gang)
+        if reason is not None:
+            return Decision(job, position, None, *reason)
+        if self.blocked:
+            message = f"job {self._blocked_by} is ahead of it and waits for hardware"
+            return Decision(job, position, None, "WaitingInQueue", message)
+        placement = place(job.gang, self._free)
+        if placement is None:
+            message = f"{describe_shortage(job.gang, self._free)}; it starts when enough is free"
+            return Decision(job, position, None, BLOCKS, message)
+        return Decision(job, position, placement)
+
+    def _not_eligible(self, job: Waiter) -> tuple[str, str] | None:
+        """Why the job cannot be admitted now whatever is free; None if it can."""
+        if job.holds:
+            return "Releasing", "its last attempt is still giving back its hardware"
+        if job.not_before > self._now and job.since <= self._now + _SKEW_MS:
+            return "BackOff", f"it is tried again in {(job.not_before - self._now + 999) // 1000} s"
+        return None
+
+    def _impossible(self, gang: Gang) -> tuple[str, str] | None:
+        """Why the whole cluster cannot hold the gang; None if it can. Computed once for equal gangs."""
+        if gang not in self._never_fits:
+            fits = place(gang, self._capacity) is not None
+            shortage = "" if fits else describe_shortage(gang, self._capacity).replace(" free", " in all")
+            self._never_fits[gang] = shortage
+        if not (shortage := self._never_fits[gang]):
+            return None
+        return NEVER_FITS, f"this cluster can never hold it: {shortage}; ask for less, or add machines"
 
 
-def _set_aside(job: Waiter, now: int) -> tuple[str, str] | None:
-    """Why the job does not take part now, whatever is free; None: it does."""
-    if job.holds:
-        return "Releasing", "its last attempt is still giving back its hardware"
-    if job.not_before > now and job.since <= now + _SKEW_MS:
-        return "BackOff", f"it is tried again in {(job.not_before - now + 999) // 1000} s"
-    return None
-
-
-def _never_fits(
-    gang: Gang, capacity: Sequence[Free], never: dict[Gang, tuple[str, str] | None]
-) -> tuple[str, str] | None:
-    """Why the whole cluster could not hold it; None: it could. ``never``: what was found for equal gangs before."""
-    if gang not in never:
-        lacks = "" if place(gang, capacity) else shortage(gang, capacity).replace(" free", " in all")
-        why = f"this cluster can never hold it: {lacks}; ask for less, or add machines"
-        never[gang] = ("NoMatchingFlavor", why) if lacks else None
-    return never[gang]
+def decide(queue: Sequence[Waiter], *, free: Sequence[Free], capacity: Sequence[Free], now: int) -> list[Decision]:
+    """One decision for each job of the queue, which is in order of submission. ``now``: Unix milliseconds."""
+    walk = QueueWalk(free=free, capacity=capacity, now=now)
+    return [walk.decide(job) for job in queue]

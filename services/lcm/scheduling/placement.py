@@ -1,4 +1,4 @@
-"""Where the learners of one gang go: all of them or none.
+"""Places the learners of one gang on nodes: all of them or none.
 
 ``pack`` fills the tightest node that fits first, so that whole nodes stay free for big gangs; ``spread`` takes the
 emptiest. Learners are placed largest first: the classic best-fit-decreasing order.
@@ -6,7 +6,7 @@ emptiest. Learners are placed largest first: the classic best-fit-decreasing ord
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,13 +21,14 @@ _EPSILON: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """What of a job's spec its placement rests on, and what is counted of it: equal ones go to the same nodes.
+    """The part of a job's spec that scheduling and its counters need. Equal gangs go to the same nodes.
 
-    A small part of the spec, and one for thousands of alike jobs: this is what is kept of each job that waits.
+    The dispatcher keeps one for each job that waits or holds hardware, and one object for all equal gangs: the whole
+    spec would need many times the memory.
     """
 
     learners: tuple[tuple[str, Size, str | None], ...]
-    """(name, what it needs, GPU type), largest first."""
+    """(name, resources, GPU type or None), largest first."""
     placement: str
     gpu_type: str
     framework: str
@@ -37,41 +38,56 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """What is left of one node."""
+    """The free resources of one node."""
 
     node: str
     cpus: float
     memory: int
+    """Bytes."""
     gpus: float
     gpu_type: str = ""
 
-    def fits(self, want: Size, gpu_type: str | None) -> bool:
-        typed = not want.gpus or gpu_type is None or gpu_type == self.gpu_type
+    def fits(self, size: Size, gpu_type: str | None) -> bool:
+        """True if a learner of this size, which may need GPUs of one type, fits here."""
+        typed = not size.gpus or gpu_type is None or gpu_type == self.gpu_type
         return (
             typed
-            and self.cpus + _EPSILON >= want.cpus
-            and self.memory >= want.memory
-            and self.gpus + _EPSILON >= want.gpus
+            and self.cpus + _EPSILON >= size.cpus
+            and self.memory >= size.memory
+            and self.gpus + _EPSILON >= size.gpus
         )
 
-    def less(self, want: Size) -> Free:
-        return replace(self, cpus=self.cpus - want.cpus, memory=self.memory - want.memory, gpus=self.gpus - want.gpus)
+    def minus(self, size: Size) -> Free:
+        """This node with ``size`` taken from it; may become negative."""
+        return replace(self, cpus=self.cpus - size.cpus, memory=self.memory - size.memory, gpus=self.gpus - size.gpus)
 
 
-def whole(nodes: Iterable[Node]) -> list[Free]:
-    """The nodes as if nothing ran on them; one that is not ready has nothing."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Resources of one node that something holds."""
+
+    node: str
+    size: Size
+
+
+Placed = tuple[Gang, Mapping[str, str]]
+"""A gang and its placement: learner -> node."""
+
+
+def all_free(nodes: Iterable[Node]) -> list[Free]:
+    """The resources of the ready nodes, as if nothing ran on them."""
     return [Free(node.name, node.cpus, node.memory, node.gpus, node.gpu_type) for node in nodes if node.ready]
 
 
-def gang(spec: JobSpec, sizes: Mapping[str, Size]) -> Gang:
-    """Every learner of the job, sizes in numbers."""
+def gang_of(spec: JobSpec, sizes: Mapping[str, Size]) -> Gang:
+    """The gang of a spec; ``sizes`` are the named sizes that the spec may use."""
     learners = [
         (learner_name(name, index), spec.role_resources(name, sizes), role.gpu_type or spec.resources.gpu_type)
         for name, role in spec.roles.items()
         for index in range(role.count)
     ]
     return Gang(
-        learners=tuple(sorted(learners, key=lambda one: (-one[1].gpus, -one[1].cpus, -one[1].memory))),
+        learners=tuple(sorted(learners, key=lambda learner: (-learner[1].gpus, -learner[1].cpus, -learner[1].memory))),
         placement=spec.placement,
         gpu_type=spec.resources.gpu_type or "",
         framework=spec.framework.name if spec.framework else "",
@@ -80,70 +96,69 @@ def gang(spec: JobSpec, sizes: Mapping[str, Size]) -> Gang:
 
 
 def place(gang: Gang, free: Sequence[Free]) -> dict[str, str] | None:
-    """Learner -> node for the whole gang, or None where it does not fit."""
-    left = {one.node: one for one in free}
+    """Returns learner -> node for the whole gang, or None if it does not fit."""
+    left = {node.node: node for node in free}
     sign = -1 if gang.placement == "spread" else 1
     placement: dict[str, str] = {}
-    for learner, want, gpu_type in gang.learners:
-        fitting = [one for one in left.values() if one.fits(want, gpu_type)]
+    for learner, size, gpu_type in gang.learners:
+        fitting = [node for node in left.values() if node.fits(size, gpu_type)]
         if not fitting:
             return None
-        best = min(fitting, key=lambda one: (sign * one.gpus, sign * one.cpus, one.node))
-        left[best.node] = best.less(want)
+        best = min(fitting, key=lambda node: (sign * node.gpus, sign * node.cpus, node.node))
+        left[best.node] = best.minus(size)
         placement[learner] = best.node
     return placement
 
 
-Placed = tuple[Gang, Mapping[str, str]]
-"""A gang, and where each of its learners lies."""
+def pieces(gang: Gang, placement: Mapping[str, str]) -> Iterator[Piece]:
+    """What each learner of the gang holds where it was placed. A learner without a node yields a piece of none ("")."""
+    for learner, size, _ in gang.learners:
+        yield Piece(placement.get(learner, ""), size)
 
 
-def taken(free: Sequence[Free], gangs: Iterable[Placed]) -> list[Free]:
-    """What is left once these gangs lie where they were placed."""
-    left = {one.node: one for one in free}
-    for gang, placement in gangs:
-        for learner, want, _ in gang.learners:
-            node = placement.get(learner, "")
-            if node in left:
-                left[node] = left[node].less(want)
+def subtract(free: Sequence[Free], held: Iterable[Piece]) -> list[Free]:
+    """What is left of ``free`` beside these pieces. Pieces of nodes that are not in ``free`` are ignored."""
+    left = {node.node: node for node in free}
+    for piece in held:
+        if piece.node in left:
+            left[piece.node] = left[piece.node].minus(piece.size)
     return list(left.values())
 
 
-def without(free: Sequence[Free], pieces: Iterable[tuple[str, Size]]) -> list[Free]:
-    """What is left beside (node, size) that somebody has, whoever it is."""
-    left = {one.node: one for one in free}
-    for node, size in pieces:
-        if node in left:
-            left[node] = left[node].less(size)
-    return list(left.values())
-
-
-def fits_at(free: Sequence[Free], gang: Gang, placement: Mapping[str, str]) -> bool:
-    """Whether the gang may lie where it was placed: every learner has a node, and no node is promised too much."""
-    left = {one.node: one for one in free}
-    for learner, want, gpu_type in gang.learners:
+def fits_as_placed(free: Sequence[Free], gang: Gang, placement: Mapping[str, str]) -> bool:
+    """True if the gang fits with exactly this placement: each learner has a node, and no node is overcommitted."""
+    left = {node.node: node for node in free}
+    for learner, size, gpu_type in gang.learners:
         node = left.get(placement.get(learner, ""))
-        if node is None or not node.fits(want, gpu_type):
+        if node is None or not node.fits(size, gpu_type):
             return False
-        left[node.node] = node.less(want)
+        left[node.node] = node.minus(size)
     return True
 
 
-def shortage(gang: Gang, free: Sequence[Free]) -> str:
-    """In words, what the gang needs and what there is."""
-    need = [want for _, want, _ in gang.learners]
-    wanted = [sum(want.gpus for want in need), sum(want.cpus for want in need), sum(want.memory for want in need) / 1e9]
-    there = [sum(one.gpus for one in free), sum(one.cpus for one in free), sum(one.memory for one in free) / 1e9]
+def describe_shortage(gang: Gang, free: Sequence[Free]) -> str:
+    """Says what the gang needs and what is free, for people."""
+    sizes = [size for _, size, _ in gang.learners]
+    needed, there = _totals(sizes), _totals(free)
     parts = [
-        f"{_number(wanted[0])} GPUs ({_number(there[0])} free)",
-        f"{_number(wanted[1])} CPUs ({_number(there[1])} free)",
-        f"{wanted[2]:.3g} GB of memory ({there[2]:.3g} GB free)",
+        f"{_number(needed[0])} GPUs ({_number(there[0])} free)",
+        f"{_number(needed[1])} CPUs ({_number(there[1])} free)",
+        f"{needed[2]:.3g} GB of memory ({there[2]:.3g} GB free)",
     ]
-    text = ("its learner needs " if len(need) == 1 else f"its {len(need)} learners need ") + ", ".join(
-        parts[0 if wanted[0] else 1 :]
+    text = ("its learner needs " if len(sizes) == 1 else f"its {len(sizes)} learners need ") + ", ".join(
+        parts[0 if needed[0] else 1 :]
     )
-    enough = all(has + _EPSILON >= wants for has, wants in zip(there, wanted, strict=True))
+    enough = all(has + _EPSILON >= need for has, need in zip(there, needed, strict=True))
     return text + (", not on nodes that could each take a whole learner" if enough else "")
+
+
+def _totals(amounts: Sequence[Size] | Sequence[Free]) -> tuple[float, float, float]:
+    """(GPUs, CPUs, GB of memory)."""
+    return (
+        sum(amount.gpus for amount in amounts),
+        sum(amount.cpus for amount in amounts),
+        sum(amount.memory for amount in amounts) / 1e9,
+    )
 
 
 def _number(value: float) -> str:

@@ -11,7 +11,7 @@ from services.core.domain.codec import dump, load
 from services.core.domain.errors import Unavailable
 from services.core.domain.plan import AttemptPlan
 from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
-from services.core.ports.cluster import LearnerProcess, Node, Observation
+from services.core.ports.cluster import ISOLATION_LABEL, LearnerProcess, Node, Observation
 from services.core.runtime.retry import Backoff
 
 STEPS: Final = ("reserve", "learners", "activate")
@@ -35,7 +35,7 @@ class LocalCluster:
         return [
             Node(
                 name=node.name, cpus=node.cpus, memory=node.memory, gpus=node.gpus, gpu_type=node.gpu_type,
-                ready=node.ready, labels={"weft.dev/isolation": reply.isolation},
+                ready=node.ready, labels={ISOLATION_LABEL: reply.isolation},
             )
             for node in reply.nodes
         ]  # fmt: skip

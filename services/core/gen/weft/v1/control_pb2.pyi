@@ -27,6 +27,7 @@ class NudgeRequest(_message.Message):
     topic: _builtins.str
     """submitted | desired | released | admitted"""
     job_id: _builtins.str
+    """the job that changed"""
     def __init__(
         self,
         *,
@@ -63,7 +64,7 @@ class ExplainRequest(_message.Message):
     JOB_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """empty: every waiting job, in order"""
+        """Jobs to explain; empty: every waiting job, in order."""
 
     def __init__(
         self,
@@ -84,7 +85,9 @@ class ExplainReply(_message.Message):
 
     WAITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___Waiting]: ...
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___Waiting]:
+        """in the order of the queue"""
+
     def __init__(
         self,
         *,
@@ -107,11 +110,13 @@ class Waiting(_message.Message):
     PENDING_REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """id of the waiting job"""
     position: _builtins.int
-    """from 1"""
+    """in the queue, from 1"""
     pending_reason: _builtins.str
     """WaitingForCapacity, NoMatchingFlavor, BackOff, Releasing, ..."""
     message: _builtins.str
+    """the reason in words"""
     def __init__(
         self,
         *,
@@ -127,3 +132,146 @@ class Waiting(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Waiting: _TypeAlias = Waiting  # noqa: Y015
+
+@_typing.final
+class FitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: _builtins.int
+    spec: _builtins.bytes
+    """JSON of the job spec, as it is stored in the job document"""
+    def __init__(
+        self,
+        *,
+        spec: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FitRequest: _TypeAlias = FitRequest  # noqa: Y015
+
+@_typing.final
+class FitReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    verdict: _builtins.str
+    """now | later | never (larger than the whole cluster)"""
+    message: _builtins.str
+    """why not now; empty if the verdict is now"""
+    def __init__(
+        self,
+        *,
+        verdict: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FitReply: _TypeAlias = FitReply  # noqa: Y015
+
+@_typing.final
+class ClusterUsageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterUsageRequest: _TypeAlias = ClusterUsageRequest  # noqa: Y015
+
+@_typing.final
+class ClusterUsageReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
+    isolation: _builtins.str
+    """how learners are isolated: process | sandbox; empty if the cluster does not say"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeUsage]:
+        """every node, ready or not"""
+
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___NodeUsage] | None = ...,
+        isolation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterUsageReply: _TypeAlias = ClusterUsageReply  # noqa: Y015
+
+@_typing.final
+class NodeUsage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    GPU_TYPE_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    USED_CPUS_FIELD_NUMBER: _builtins.int
+    USED_MEMORY_FIELD_NUMBER: _builtins.int
+    USED_GPUS_FIELD_NUMBER: _builtins.int
+    JOB_IDS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """name of the node"""
+    cpus: _builtins.float
+    """CPUs for learners"""
+    memory: _builtins.int
+    """bytes of memory for learners"""
+    gpus: _builtins.float
+    """GPUs for learners"""
+    gpu_type: _builtins.str
+    """type of its GPUs; empty if it has none"""
+    ready: _builtins.bool
+    """false: it takes no learners"""
+    used_cpus: _builtins.float
+    """CPUs that jobs hold: all that are admitted and not released"""
+    used_memory: _builtins.int
+    """bytes of memory that jobs hold"""
+    used_gpus: _builtins.float
+    """GPUs that jobs hold"""
+    @_builtins.property
+    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of the jobs that hold something of this node, sorted"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        cpus: _builtins.float = ...,
+        memory: _builtins.int = ...,
+        gpus: _builtins.float = ...,
+        gpu_type: _builtins.str = ...,
+        ready: _builtins.bool = ...,
+        used_cpus: _builtins.float = ...,
+        used_memory: _builtins.int = ...,
+        used_gpus: _builtins.float = ...,
+        job_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "job_ids", b"job_ids", "memory", b"memory", "name", b"name", "ready", b"ready", "used_cpus", b"used_cpus", "used_gpus", b"used_gpus", "used_memory", b"used_memory"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeUsage: _TypeAlias = NodeUsage  # noqa: Y015

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ControlStub:
-    """Wakes a service up. A hint: losing one costs time, never correctness.
+    """Wakes a service up. A hint: a lost one costs time, never correctness.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,12 @@ class ControlStub:
 
 
 class ControlServicer:
-    """Wakes a service up. A hint: losing one costs time, never correctness.
+    """Wakes a service up. A hint: a lost one costs time, never correctness.
     """
 
     def Nudge(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Makes the service look at a job now.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,7 +70,7 @@ def add_ControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Control:
-    """Wakes a service up. A hint: losing one costs time, never correctness.
+    """Wakes a service up. A hint: a lost one costs time, never correctness.
     """
 
     @staticmethod
@@ -101,7 +102,8 @@ class Control:
 
 
 class QueueStub:
-    """What the dispatcher knows about waiting jobs.
+    """The life-cycle manager's answers about the queue and the cluster. The dispatcher's own placement code computes them;
+    no other service keeps a copy of it.
     """
 
     def __init__(self, channel):
@@ -115,14 +117,41 @@ class QueueStub:
                 request_serializer=weft_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_control__pb2.ExplainReply.FromString,
                 _registered_method=True)
+        self.Fit = channel.unary_unary(
+                '/weft.v1.Queue/Fit',
+                request_serializer=weft_dot_v1_dot_control__pb2.FitRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_control__pb2.FitReply.FromString,
+                _registered_method=True)
+        self.ClusterUsage = channel.unary_unary(
+                '/weft.v1.Queue/ClusterUsage',
+                request_serializer=weft_dot_v1_dot_control__pb2.ClusterUsageRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_control__pb2.ClusterUsageReply.FromString,
+                _registered_method=True)
 
 
 class QueueServicer:
-    """What the dispatcher knows about waiting jobs.
+    """The life-cycle manager's answers about the queue and the cluster. The dispatcher's own placement code computes them;
+    no other service keeps a copy of it.
     """
 
     def Explain(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The last round's decisions for waiting jobs. Empty from a process that does not lead.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fit(self, request, context):
+        """Whether a job would be admitted if it were submitted now. Processes that do not lead answer, too.
+        UNAVAILABLE while the cluster or the job store does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClusterUsage(self, request, context):
+        """The nodes and what jobs hold of them. Answers and errors as Fit.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -135,6 +164,16 @@ def add_QueueServicer_to_server(servicer, server):
                     request_deserializer=weft_dot_v1_dot_control__pb2.ExplainRequest.FromString,
                     response_serializer=weft_dot_v1_dot_control__pb2.ExplainReply.SerializeToString,
             ),
+            'Fit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fit,
+                    request_deserializer=weft_dot_v1_dot_control__pb2.FitRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_control__pb2.FitReply.SerializeToString,
+            ),
+            'ClusterUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClusterUsage,
+                    request_deserializer=weft_dot_v1_dot_control__pb2.ClusterUsageRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_control__pb2.ClusterUsageReply.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'weft.v1.Queue', rpc_method_handlers)
@@ -144,7 +183,8 @@ def add_QueueServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Queue:
-    """What the dispatcher knows about waiting jobs.
+    """The life-cycle manager's answers about the queue and the cluster. The dispatcher's own placement code computes them;
+    no other service keeps a copy of it.
     """
 
     @staticmethod
@@ -164,6 +204,60 @@ class Queue:
             '/weft.v1.Queue/Explain',
             weft_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
             weft_dot_v1_dot_control__pb2.ExplainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Queue/Fit',
+            weft_dot_v1_dot_control__pb2.FitRequest.SerializeToString,
+            weft_dot_v1_dot_control__pb2.FitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClusterUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Queue/ClusterUsage',
+            weft_dot_v1_dot_control__pb2.ClusterUsageRequest.SerializeToString,
+            weft_dot_v1_dot_control__pb2.ClusterUsageReply.FromString,
             options,
             channel_credentials,
             insecure,

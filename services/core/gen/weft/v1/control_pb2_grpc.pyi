@@ -27,57 +27,99 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ControlStub:
-    """Wakes a service up. A hint: losing one costs time, never correctness."""
+    """Wakes a service up. A hint: a lost one costs time, never correctness."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
     Nudge: _grpc.UnaryUnaryMultiCallable[_control_pb2.NudgeRequest, _control_pb2.NudgeReply]
+    """Makes the service look at a job now."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
-    """Wakes a service up. A hint: losing one costs time, never correctness."""
+    """Wakes a service up. A hint: a lost one costs time, never correctness."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Nudge: _aio.UnaryUnaryMultiCallable[_control_pb2.NudgeRequest, _control_pb2.NudgeReply]  # type: ignore[assignment]
+    """Makes the service look at a job now."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
-    """Wakes a service up. A hint: losing one costs time, never correctness."""
+    """Wakes a service up. A hint: a lost one costs time, never correctness."""
 
     @_abc_1.abstractmethod
     def Nudge(
         self,
         request: _control_pb2.NudgeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_control_pb2.NudgeReply, _abc.Awaitable[_control_pb2.NudgeReply]]: ...
+    ) -> _typing.Union[_control_pb2.NudgeReply, _abc.Awaitable[_control_pb2.NudgeReply]]:
+        """Makes the service look at a job now."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class QueueStub:
-    """What the dispatcher knows about waiting jobs."""
+    """The life-cycle manager's answers about the queue and the cluster. The dispatcher's own placement code computes them;
+    no other service keeps a copy of it.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QueueAsyncStub: ...
     Explain: _grpc.UnaryUnaryMultiCallable[_control_pb2.ExplainRequest, _control_pb2.ExplainReply]
+    """The last round's decisions for waiting jobs. Empty from a process that does not lead."""
+    Fit: _grpc.UnaryUnaryMultiCallable[_control_pb2.FitRequest, _control_pb2.FitReply]
+    """Whether a job would be admitted if it were submitted now. Processes that do not lead answer, too.
+    UNAVAILABLE while the cluster or the job store does not answer.
+    """
+    ClusterUsage: _grpc.UnaryUnaryMultiCallable[_control_pb2.ClusterUsageRequest, _control_pb2.ClusterUsageReply]
+    """The nodes and what jobs hold of them. Answers and errors as Fit."""
 
 @_typing.type_check_only
 class QueueAsyncStub(QueueStub):
-    """What the dispatcher knows about waiting jobs."""
+    """The life-cycle manager's answers about the queue and the cluster. The dispatcher's own placement code computes them;
+    no other service keeps a copy of it.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Explain: _aio.UnaryUnaryMultiCallable[_control_pb2.ExplainRequest, _control_pb2.ExplainReply]  # type: ignore[assignment]
+    """The last round's decisions for waiting jobs. Empty from a process that does not lead."""
+    Fit: _aio.UnaryUnaryMultiCallable[_control_pb2.FitRequest, _control_pb2.FitReply]  # type: ignore[assignment]
+    """Whether a job would be admitted if it were submitted now. Processes that do not lead answer, too.
+    UNAVAILABLE while the cluster or the job store does not answer.
+    """
+    ClusterUsage: _aio.UnaryUnaryMultiCallable[_control_pb2.ClusterUsageRequest, _control_pb2.ClusterUsageReply]  # type: ignore[assignment]
+    """The nodes and what jobs hold of them. Answers and errors as Fit."""
 
 class QueueServicer(metaclass=_abc_1.ABCMeta):
-    """What the dispatcher knows about waiting jobs."""
+    """The life-cycle manager's answers about the queue and the cluster. The dispatcher's own placement code computes them;
+    no other service keeps a copy of it.
+    """
 
     @_abc_1.abstractmethod
     def Explain(
         self,
         request: _control_pb2.ExplainRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_control_pb2.ExplainReply, _abc.Awaitable[_control_pb2.ExplainReply]]: ...
+    ) -> _typing.Union[_control_pb2.ExplainReply, _abc.Awaitable[_control_pb2.ExplainReply]]:
+        """The last round's decisions for waiting jobs. Empty from a process that does not lead."""
+
+    @_abc_1.abstractmethod
+    def Fit(
+        self,
+        request: _control_pb2.FitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.FitReply, _abc.Awaitable[_control_pb2.FitReply]]:
+        """Whether a job would be admitted if it were submitted now. Processes that do not lead answer, too.
+        UNAVAILABLE while the cluster or the job store does not answer.
+        """
+
+    @_abc_1.abstractmethod
+    def ClusterUsage(
+        self,
+        request: _control_pb2.ClusterUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ClusterUsageReply, _abc.Awaitable[_control_pb2.ClusterUsageReply]]:
+        """The nodes and what jobs hold of them. Answers and errors as Fit."""
 
 def add_QueueServicer_to_server(servicer: QueueServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -42,7 +42,9 @@ class CapacityReply(_message.Message):
     isolation: _builtins.str
     """of new learners: process | sandbox"""
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCapacity]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCapacity]:
+        """this machine, the only node"""
+
     def __init__(
         self,
         *,
@@ -142,6 +144,7 @@ class ObserveRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """id of the job"""
     def __init__(
         self,
         *,
@@ -194,7 +197,9 @@ class StopRequest(_message.Message):
     CAUSE_FIELD_NUMBER: _builtins.int
     GRACE_MS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """id of the job"""
     attempt: _builtins.int
+    """number of the attempt"""
     term: _builtins.int
     """the Guardian's"""
     generation: _builtins.int
@@ -244,7 +249,9 @@ class TeardownRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """id of the job"""
     attempt: _builtins.int
+    """number of the attempt"""
     term: _builtins.int
     """the Guardian's"""
     def __init__(
@@ -298,7 +305,9 @@ class JobsReply(_message.Message):
 
     JOB_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of the jobs"""
+
     def __init__(
         self,
         *,
@@ -333,6 +342,7 @@ class WatchEvent(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """id of the job; empty: observe all jobs again, changes may have been missed"""
     def __init__(
         self,
         *,

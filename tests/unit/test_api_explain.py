@@ -1,4 +1,4 @@
-"""A job explained to its owner: how it went, and commands that can be typed as they stand."""
+"""The explanation of a job: its state in one sentence, and commands for its owner."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ def job(status: Status, *, learners: int = 1, number: int = 1, **more: Any) -> J
     return replace(made, **more)
 
 
-def said(one: Job) -> tuple[str, list[str]]:
-    answer = explain_json(one, None, now=NOW)
+def explained(document: Job) -> tuple[str, list[str]]:
+    answer = explain_json(document, None, now=NOW)
     return answer["summary"], answer["hints"]
 
 
-def test_a_completed_job_says_how_long_it_took_and_where_its_results_are() -> None:
-    summary, hints = said(job(Status.COMPLETED, number=3, released=NOW, finished=NOW - 65_000))
+def test_explanation_of_a_completed_job_has_its_duration_and_the_download_command() -> None:
+    summary, hints = explained(job(Status.COMPLETED, number=3, released=NOW, finished=NOW - 65_000))
     assert summary == "is COMPLETED after 15 s in attempt 3"
     assert hints == [f"`weft download {ID}` fetches its results", f"`weft metrics {ID}` shows its curves"]
 
 
-def test_a_running_job_says_for_how_long() -> None:
-    assert said(job(Status.DOWNLOADING))[0] == "is DOWNLOADING for 1 min 5 s"
+def test_explanation_of_a_running_job_has_its_duration() -> None:
+    assert explained(job(Status.DOWNLOADING))[0] == "is DOWNLOADING for 1 min 5 s"
 
 
 @pytest.mark.parametrize(("learners", "which"), [(1, ""), (4, " --rank 2")])
-def test_a_failed_job_names_the_command_that_shows_the_learners_last_lines(learners: int, which: str) -> None:
+def test_explanation_of_a_failed_job_names_the_command_for_the_learners_last_lines(learners: int, which: str) -> None:
     verdict = Verdict(to=Status.FAILED, reason="ExitCode", message="m", time=NOW, learner="worker-2", exit_code=2)
     failed = job(Status.FAILED, learners=learners, reason="ExitCode", message="it ended", verdict=verdict, released=NOW)
-    assert said(failed) == (
+    assert explained(failed) == (
         "is FAILED after 15 s: it ended", [f"`weft logs {ID}{which} --tail 50` shows its last lines"],
     )  # fmt: skip
 
 
-def test_a_killed_job_says_who_ended_it() -> None:
+def test_explanation_of_a_killed_job_names_its_owner() -> None:
     killed = job(Status.KILLED, desired=Desired.KILL, released=NOW)
-    assert said(killed)[0].endswith(": its owner ended it")
+    assert explained(killed)[0].endswith(": its owner ended it")
 
 
-def test_a_halted_job_says_how_it_goes_on() -> None:
-    assert said(job(Status.HALTED, released=NOW))[1] == [f"`weft resume {ID}` goes on from its checkpoints"]
+def test_explanation_of_a_halted_job_names_the_resume_command() -> None:
+    assert explained(job(Status.HALTED, released=NOW))[1] == [f"`weft resume {ID}` continues from its checkpoints"]

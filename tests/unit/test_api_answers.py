@@ -1,10 +1,10 @@
-"""Values as they are written down for every door."""
+"""Answers as JSON."""
 
 from __future__ import annotations
 
 import pytest
 
-from services.api.serializers import encoded, rfc3339
+from services.api.answers import as_time, rfc3339, to_json
 
 
 @pytest.mark.parametrize(
@@ -16,11 +16,11 @@ from services.api.serializers import encoded, rfc3339
         (-(2**63), "1970-01-01T00:00:00.000Z"),
     ],
 )
-def test_a_time_that_no_calendar_has_does_not_keep_a_list_of_jobs_from_being_shown(ms: int, written: str) -> None:
-    assert rfc3339(ms) == written
+def test_a_time_outside_the_calendar_is_written_as_the_nearest_valid_time(ms: int, written: str) -> None:
+    assert rfc3339(as_time(ms)) == written
 
 
-def test_half_a_character_in_one_ruined_document_does_not_keep_the_others_from_being_shown() -> None:
+def test_lone_surrogates_and_nan_of_one_document_do_not_make_a_list_unreadable() -> None:
     jobs = [{"name": "digits"}, {"name": "half \ud800", "tags": ["\udfff"]}, {"loss": float("nan")}]
     written = b'[{"name":"digits"},{"name":"half ?","tags":["?"]},{"loss":null}]'
-    assert encoded(jobs) == written
+    assert to_json(jobs) == written
