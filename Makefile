@@ -3,7 +3,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-stress check fuzz promise chaos bench fmt lock proto sdk clean
+.PHONY: help setup demo test test-stress check fuzz promise chaos bench fmt lock proto sdk docs clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -63,6 +63,9 @@ proto: setup ## Generate the gRPC stubs from proto/
 
 sdk: setup ## Generate the SDK's synchronous modules from cli/weft/_aio/
 	@$(BIN)/python scripts/sdk.py
+
+docs: setup ## Generate the pages that are made from the code
+	@for page in settings schema architecture; do $(BIN)/python scripts/$$page.py || exit 1; done
 
 clean: ## Remove caches and build outputs (.venv stays)
 	@rm -rf build dist cli/build cli/dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache htmlcov .coverage .coverage.*

@@ -132,23 +132,23 @@ def _rewrite(out: Path, package: str) -> None:
         path.write_text(rewritten)
 
 
-def differences(expected: Path, found: Path) -> list[str]:
-    """Say in which files the stubs in `found` differ from those in `expected`."""
+def differences(expected: Path, actual: Path) -> list[str]:
+    """Say in which files the stubs in `actual` differ from those in `expected`."""
     names = {
         path.relative_to(folder)
-        for folder in (expected, found)
+        for folder in (expected, actual)
         for path in folder.rglob("*.py*")
         if path.suffix in {".py", ".pyi"}
     }
-    said = []
+    messages = []
     for name in sorted(names):
-        if not (found / name).exists():
-            said.append(f"{name} is missing")
+        if not (actual / name).exists():
+            messages.append(f"{name} is missing")
         elif not (expected / name).exists():
-            said.append(f"{name} comes from no proto")
-        elif not filecmp.cmp(expected / name, found / name, shallow=False):
-            said.append(f"{name} is out of date")
-    return said
+            messages.append(f"{name} comes from no proto")
+        elif not filecmp.cmp(expected / name, actual / name, shallow=False):
+            messages.append(f"{name} is out of date")
+    return messages
 
 
 def main() -> int:
@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=STUBS, help="the folder of the stubs")
     parser.add_argument("--package", default="services.core.gen", help="what `out` is imported as")
     options = parser.parse_args()
-    # Generated aside first, so that a proto that does not compile spoils nothing.
+    # Generated into a scratch folder first, so that a proto that does not compile spoils nothing.
     with tempfile.TemporaryDirectory() as scratch:
         fresh = Path(scratch) / "gen"
         try:
@@ -167,11 +167,11 @@ def main() -> int:
         except GenerationError as error:
             print(f"proto: {error}", file=sys.stderr)
             return 1
-        said = differences(fresh, options.out)
+        messages = differences(fresh, options.out)
         if options.check:
-            for line in said:
+            for line in messages:
                 print(f"proto: {line}: run `make proto` and commit the result", file=sys.stderr)
-            return 1 if said else 0
+            return 1 if messages else 0
         for name in written:
             target = options.out / name
             # Unchanged files keep their date, and caches that go by it stay warm.
@@ -182,7 +182,7 @@ def main() -> int:
         for path in sorted(options.out.rglob("*_pb2*.py*")):
             if path.suffix in {".py", ".pyi"} and path.relative_to(options.out) not in written:
                 path.unlink()
-    print(f"proto: {len(written)} files, {len(said)} changed")
+    print(f"proto: {len(written)} files, {len(messages)} changed")
     return 0
 
 

@@ -87,9 +87,9 @@ def _in_order(name: str) -> tuple[str, int]:
 def promise(request: pytest.FixtureRequest) -> Iterator[Promise]:
     mark = request.node.get_closest_marker("promise")
     assert mark is not None, "a test that keeps a promise says which: @pytest.mark.promise('R2')"
-    one = Promise(tuple(mark.args))
-    yield one
-    request.config.stash[KEPT] += one.lines
+    shown = Promise(tuple(mark.args))
+    yield shown
+    request.config.stash[KEPT] += shown.lines
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

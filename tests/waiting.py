@@ -35,13 +35,22 @@ async def until(condition: Callable[[], Any], timeout: float = HANG_S) -> Any:
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout} s: {inspect.getsource(condition).strip()} is still {value!r}")
+            raise AssertionError(_late(condition, timeout, value))
         await asyncio.sleep(_INTERVAL_S)
 
 
 def eventually(condition: Callable[[], T], timeout: float = HANG_S) -> T:
     """``until``, for tests without an event loop."""
-    return asyncio.run(until(condition, timeout))
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(_late(condition, timeout, value))
+        time.sleep(_INTERVAL_S)
+    return value
+
+
+def _late(condition: Callable[[], object], timeout: float, value: object) -> str:
+    return f"not within {timeout} s: {inspect.getsource(condition).strip()} is still {value!r}"
 
 
 def in_thread(function: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -39,7 +39,7 @@ from services.node.instrumentation import Instrumentation
 from services.node.isolation import Isolation, choose
 from services.node.learner import JobFolder, Learner, job_folders, owner, read_gpus, read_learner
 from services.node.learner_supervisor import LearnerSupervisor, end_tasks, helper_environment
-from services.node.processes import Belonging, kill_all
+from services.node.processes import ProcessMatcher, kill_all
 from services.node.settings import NodeSettings
 
 STEPS: Final = ("reserve", "learners", "activate")
@@ -69,7 +69,7 @@ class Agent:
         self._unreadable: dict[Path, str] = {}
         """Folders of learners whose ``learner.json`` cannot be read -> the error."""
         self._learners: dict[Path, Learner] = {}
-        """All reserved learners: together they are what is taken of the machine."""
+        """All reserved learners. What they hold is taken."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._watchers: set[asyncio.Queue[str | None]] = set()
         self._supervisor = LearnerSupervisor(
@@ -151,7 +151,7 @@ class Agent:
         self._changed(job)
 
     async def jobs(self) -> list[str]:
-        """Including those whose learners cannot be read: callers look for what is left behind."""
+        """Including those whose learners cannot be read: callers search for leftovers."""
         return sorted(job.path.name for job in job_folders(self._root))
 
     async def watch(self) -> AsyncIterator[str]:
@@ -174,7 +174,7 @@ class Agent:
     async def _reserve(self, plan: AttemptPlan) -> None:
         folder = JobFolder(self._root / plan.job)
         if folder.attempt(plan.attempt).exists():
-            return  # what it was reserved with stays, whatever the plan contains now
+            return  # an attempt keeps what it was reserved with, even if the plan differs now
         if plan.schema < PLAN_SCHEMA:
             plan = with_variables(plan)  # of a Guardian that left it to the agent to render them
         taken = self._taken()
@@ -250,7 +250,7 @@ class Agent:
         tasks = [task for pair in released for task in pair]
         if tasks:  # a shim misses no process of its learner, whose subreaper it is
             await asyncio.wait([pair[0] for pair in released if pair], timeout=_SHIMS_S)
-        everything = Belonging(
+        everything = ProcessMatcher(
             job_dirs=frozenset(str(learner.job_dir) for learner in learners),
             folders=frozenset(str(learner.folder) for learner in learners),
             uids=frozenset(learner.document.uid for learner in learners) if all_of_job and self._uids else frozenset(),
@@ -269,7 +269,7 @@ class Agent:
 
     async def _observe_unreadable(self, folder: Path) -> LearnerProcess:
         """Running while any process of it lives, lost after that: nothing supervises its shim and its helper."""
-        processes = await asyncio.to_thread(_belonging([folder]).members)
+        processes = await asyncio.to_thread(_matcher([folder]).members)
         end = None if processes else Exit(time=_now_ms(), lost=True)
         return LearnerProcess(
             name=folder.name, attempt=int(folder.parent.name), state="running" if processes else "exited", run=RUN,
@@ -277,7 +277,7 @@ class Agent:
         )  # fmt: skip
 
     async def _end_unreadable(self, folders: list[Path]) -> None:
-        if folders and not await kill_all(_belonging(folders).members, timeout_s=_GONE_S):
+        if folders and not await kill_all(_matcher(folders).members, timeout_s=_GONE_S):
             raise _survivors()
         for folder in folders:
             self._unreadable.pop(folder, None)
@@ -387,9 +387,9 @@ class Agent:
             _put(queue, job)
 
 
-def _belonging(folders: list[Path]) -> Belonging:
+def _matcher(folders: list[Path]) -> ProcessMatcher:
     """The processes of learners of which only the folder is known."""
-    return Belonging(
+    return ProcessMatcher(
         job_dirs=frozenset(str(folder / JOB_FOLDER) for folder in folders),
         folders=frozenset(str(folder) for folder in folders),
     )
@@ -422,7 +422,7 @@ async def _gather(calls: Iterable[Awaitable[None]]) -> None:
 
 
 def _put(queue: asyncio.Queue[str | None], job: str | None) -> None:
-    """A reader that does not keep up gets "" in place of what it has missed: look at all jobs again."""
+    """A reader that does not keep up gets "" in place of the ids that it has missed: observe all jobs again."""
     if queue.full():
         while not queue.empty():
             queue.get_nowait()

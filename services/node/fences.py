@@ -1,7 +1,7 @@
 """The fences of jobs: the highest (attempt, term) of each, durable. Calls with a lower pair are refused.
 
-After a teardown the pair itself is sealed: it makes nothing anew, so a late call of the Guardian that gave the attempt
-up does not bring it back. Another Guardian, of a higher term, may.
+After a teardown the pair itself is sealed: it makes nothing, so a late call of the Guardian that gave the attempt up
+does not bring it back. Another Guardian, of a higher term, may provision the attempt again.
 
 A full disk must not prevent a stop or a teardown, which free its space. Those calls go on with a fence that is only in
 memory, and make it durable once there is space.
@@ -87,7 +87,7 @@ class Fences:
                 return _Fence((0, 0), (0, 0))
             return _Fence(_pair(document.get("highest", (0, 0))), _pair(document.get("sealed", (0, 0))))
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            # The next call writes it anew. Until then a stale call would pass: better than a job without an end.
+            # The next call replaces it. Until then a stale call would pass: better than a job without an end.
             log.error("fence.unreadable", job=job, why=str(error))  # noqa: TRY400 - the message is complete
             return _Fence((0, 0), (0, 0))
 

@@ -1,4 +1,4 @@
-"""Removing a learner's folder, whatever the learner has done to it."""
+"""Removal of a learner's folder, also if the learner has closed folders in it."""
 
 from __future__ import annotations
 

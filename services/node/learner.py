@@ -1,6 +1,6 @@
 """The learners of this machine, as their folders describe them. Files are the truth: nothing is kept in memory only.
 
-What is half-made or half-removed has a name that begins with a dot, so a folder with a plain name is complete.
+Folders that are half-made or half-removed have names that begin with a dot, so a folder with a plain name is complete.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class Learner:
 
     @property
     def stored(self) -> bool:
-        return self.files.stored
+        return self.files.is_stored
 
     @property
     def spawned(self) -> bool:
-        """True if the step ``learners`` was begun. A restarted agent starts nothing for a learner merely reserved."""
+        """True if the step ``learners`` was begun. A restarted agent starts nothing for one that is only reserved."""
         return self.files.has(SHIM_FILE)
 
     @property
@@ -134,10 +134,11 @@ class Learner:
 
     def observe(self) -> LearnerProcess:
         """The learner's state by its files."""
-        start, end, report = self.files.start(), self.files.exit(), self.files.last_report()
+        started, end, report = self.files.started(), self.files.exit(), self.files.last_report()
+        process = self.process
         if end is not None:
             state = "exited"
-        elif start is not None:
+        elif started is not None:
             state = "running"
         else:
             state = "waiting" if self.files.has(ACTIVE_FILE) else "inert"
@@ -145,9 +146,9 @@ class Learner:
             name=self.name,
             attempt=self.attempt,
             state=state,
-            run=RUN if start is not None else 0,
-            pid=start.pid if start is not None else None,
-            started=start.time if start is not None else None,
+            run=RUN if started is not None else 0,
+            pid=process.pid if process is not None else None,
+            started=started,
             exit=end,
             stored=self.stored,
             reason=str(report.get("reason", "")),

@@ -29,7 +29,7 @@ from services.core.runtime.retry import Backoff
 from services.node import shim
 from services.node.instrumentation import Instrumentation
 from services.node.learner import Learner
-from services.node.processes import Belonging, Process, kill_all
+from services.node.processes import Process, ProcessMatcher, kill_all
 
 _HELPER_PREFIXES: Final = ("WEFT_", "UV_", "PIP_", "SSL_CERT_", "XDG_")
 """Helpers build environments and fetch data, so they get the names of the operator's mirrors, proxies and caches."""
@@ -131,7 +131,7 @@ class LearnerSupervisor:
             cause = "" if mark is None else mark.cause
             now = time.time_ns() // 1_000_000
             if learner.started:
-                own = Belonging(
+                own = ProcessMatcher(
                     job_dirs=frozenset({str(learner.job_dir)}), identities=() if process is None else (process,),
                     groups=frozenset(learner.document.groups),
                 )  # fmt: skip

@@ -115,8 +115,8 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Belonging:
-    """How the processes of learners are recognized: by any of these. Their descendants and sessions belong, too."""
+class ProcessMatcher:
+    """Finds the processes of learners by any of these marks. Their descendants and sessions belong to them, too."""
 
     job_dirs: frozenset[str]
     """JOB_STATE_DIR of its environment."""

@@ -35,7 +35,7 @@ from services.node.sandbox import accounts
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _PASSABLE: Final = 0o711
-"""Everyone may pass through and nobody may list: a learner's user reaches its own folder and finds no other."""
+"""All users may pass through, none may list: a learner's user reaches its own folder and finds no other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def identity(pid: int) -> dict[str, Any]:
 
 
 def descendants() -> list[int]:
-    """The pids of all processes below the shim, in whatever session."""
+    """The pids of all processes below the shim, in any session."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -429,7 +429,7 @@ class Shim:
 
 
 def main(folder: str) -> int:
-    """Runs the shim. The exit code is 0, whatever the learner's was, or HELD."""
+    """Runs the shim. The exit code is 0 for any end of the learner, or HELD."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     os.umask(0o077)
     lock = os.open(f"{folder}/shim.lock", os.O_RDWR | os.O_CREAT, 0o600)

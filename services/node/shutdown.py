@@ -12,7 +12,7 @@ from pathlib import Path
 from services.core.runtime.learner_folder import JOB_FOLDER, MALFORMED
 from services.node.cgroups import Groups
 from services.node.learner import Learner, job_folders, read_learner
-from services.node.processes import Belonging, kill_all
+from services.node.processes import ProcessMatcher, kill_all
 
 _GONE_S = 10.0
 
@@ -38,7 +38,7 @@ def end_all(root: Path) -> bool:
     job_dirs = [*(learner.job_dir for learner in learners), *(folder / JOB_FOLDER for folder in unreadable)]
     folders = [*(learner.folder for learner in learners), *unreadable]
     processes = [process for learner in learners for process in (learner.shim, learner.process)]
-    everything = Belonging(
+    everything = ProcessMatcher(
         job_dirs=frozenset(map(str, job_dirs)),
         folders=frozenset(map(str, folders)),
         groups=frozenset(path for learner in learners for path in learner.document.groups),

@@ -1,4 +1,4 @@
-"""Hints, from a service through a real broker and a real worker process to the service they are for."""
+"""Hints from a service through a real broker and a real worker process, or directly, to the receiving service."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ async def hints(carrier: Carrier) -> AsyncGenerator[CeleryHints]:
 
 @pytest.fixture(params=["broker", "straight"])
 async def either(request: pytest.FixtureRequest, carrier: Carrier, worker: Worker) -> AsyncGenerator[Hints]:
-    """Through the broker and its worker, or straight to the service."""
-    straight = request.param == "straight"
-    hints = RpcHints(carrier.settings.installation.address, SECRET) if straight else CeleryHints(carrier.settings)
+    """Hints through the broker and its worker, or by direct calls."""
+    direct = request.param == "straight"
+    hints = RpcHints(carrier.settings.installation.address, SECRET) if direct else CeleryHints(carrier.settings)
     yield hints
     await hints.close()
 
 
-async def test_each_hint_reaches_the_service_it_is_for(either: Hints, services: dict[str, Service]) -> None:
+async def test_each_hint_reaches_its_service(either: Hints, services: dict[str, Service]) -> None:
     hints = either
     with structlog.contextvars.bound_contextvars(traceparent="00-abc-def-01"):
-        for topic, whom in _MEANT_FOR.items():
-            await arrives(hints, services[whom], topic, f"job-{topic}")
+        for topic, receiver in _MEANT_FOR.items():
+            await arrives(hints, services[receiver], topic, f"job-{topic}")
     for name, service in services.items():
-        meant = {(topic, f"job-{topic}") for topic, whom in _MEANT_FOR.items() if whom == name}
+        meant = {(topic, f"job-{topic}") for topic, receiver in _MEANT_FOR.items() if receiver == name}
         assert set(service.nudged.heard) == meant
         assert set(service.nudged.traces) == {"00-abc-def-01"}
-    assert hints.sent + hints.dropped >= len(_MEANT_FOR)
+    await until(lambda: hints.sent + hints.dropped >= len(_MEANT_FOR))
 
 
-async def test_hints_one_after_the_other_are_each_heard(either: Hints, services: dict[str, Service]) -> None:
+async def test_consecutive_hints_all_arrive(either: Hints, services: dict[str, Service]) -> None:
     hints = either
     heard = services["lcm"].nudged.heard
     await arrives(hints, services["lcm"], "submitted", "warm")
@@ -60,7 +60,7 @@ async def test_hints_one_after_the_other_are_each_heard(either: Hints, services:
         await until(lambda: ("submitted", str(number)) in heard)  # noqa: B023 - called in this round only
 
 
-async def test_hints_for_a_service_that_is_away_are_forgotten_and_later_ones_arrive(
+async def test_hints_for_a_stopped_service_are_lost_and_later_hints_arrive(
     hints: CeleryHints, worker: Worker, services: dict[str, Service]
 ) -> None:
     lost = await worker.ready_counter("weft_hints_lost_total")
@@ -82,7 +82,7 @@ async def test_hints_for_a_service_that_is_away_are_forgotten_and_later_ones_arr
     await until(back)
 
 
-async def test_hints_whose_service_does_not_answer_directly_go_by_the_broker(
+async def test_hints_go_by_the_broker_if_the_direct_call_fails(
     carrier: Carrier, worker: Worker, services: dict[str, Service]
 ) -> None:
     delivered = worker.counter("weft_hints_delivered_total")
@@ -101,7 +101,7 @@ async def test_hints_whose_service_does_not_answer_directly_go_by_the_broker(
     assert worker.events("hint.unknown_topic") == []
 
 
-async def test_a_hint_whose_service_answers_directly_is_not_given_to_the_broker(
+async def test_hint_delivered_directly_is_not_sent_to_the_broker(
     carrier: Carrier, services: dict[str, Service]
 ) -> None:
     by_broker = CeleryHints(carrier.settings)
@@ -127,7 +127,7 @@ async def test_without_a_broker_hints_are_dropped_and_counted(tmp_path: Path) ->
     assert hints.dropped == 4
 
 
-async def test_a_broker_that_hangs_costs_its_sender_nothing(tmp_path: Path) -> None:
+async def test_hanging_broker_does_not_delay_the_sender(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, and never answered
         for stopwatch in tries_within(1):
             hints = CeleryHints(Settings(home=tmp_path, broker_url=f"amqp://guest:guest@{_address(silent)}//"))
@@ -143,7 +143,7 @@ def _address(listener: socket.socket) -> str:
     return "{}:{}".format(*listener.getsockname())
 
 
-async def test_straight_to_a_service_that_is_away_hints_are_dropped_and_later_ones_arrive(
+async def test_direct_hints_to_a_stopped_service_are_dropped_and_later_hints_arrive(
     carrier: Carrier, services: dict[str, Service]
 ) -> None:
     hints = RpcHints(carrier.settings.installation.address, SECRET)
@@ -166,7 +166,7 @@ async def test_straight_to_a_service_that_is_away_hints_are_dropped_and_later_on
     assert hints.dropped == dropped + 1
 
 
-async def test_a_service_that_hangs_costs_the_sender_of_a_straight_hint_nothing(tmp_path: Path) -> None:
+async def test_hanging_service_does_not_delay_the_sender_of_a_direct_hint(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, and never answered
         for stopwatch in tries_within(1):
             hints = RpcHints(lambda _: _address(silent), SECRET)

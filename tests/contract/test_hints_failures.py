@@ -1,4 +1,4 @@
-"""Hints while brokers and workers die, hang, and are away: what may be lost is lost, nobody waits, and all goes on."""
+"""Hints while brokers and workers are killed, hang or are stopped: hints may be lost, senders never wait."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def working(carrier: Carrier) -> Generator[Worker]:
 # --- workers -------------------------------------------------------------------
 
 
-async def test_a_worker_told_to_end_finishes_what_it_has_in_hand_and_logs_json_only(
+async def test_stopping_worker_finishes_its_hints_and_logs_json_only(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service]
 ) -> None:
     heard = services["lcm"].nudged.heard
@@ -60,7 +60,7 @@ async def test_a_worker_told_to_end_finishes_what_it_has_in_hand_and_logs_json_o
         await until(lambda: len(names & set(heard)) >= len(names) - hints.dropped)
 
 
-async def test_hints_that_nobody_takes_do_not_fill_the_broker(carrier: Carrier) -> None:
+async def test_hints_without_a_worker_do_not_fill_the_broker(carrier: Carrier) -> None:
     carrier.empty()  # of what the tests before it have left
     hints = CeleryHints(carrier.settings)
     try:
@@ -78,7 +78,7 @@ async def test_hints_that_nobody_takes_do_not_fill_the_broker(carrier: Carrier) 
 
 
 @servers_only
-async def test_a_hint_that_a_killed_worker_had_taken_is_given_to_another_one(
+async def test_hint_of_a_killed_worker_is_redelivered_to_another_worker(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service]
 ) -> None:
     nudged = services["lcm"].nudged
@@ -93,7 +93,7 @@ async def test_a_hint_that_a_killed_worker_had_taken_is_given_to_another_one(
 
 
 @servers_only
-async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(
+async def test_idle_worker_does_not_count_as_hung(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service]
 ) -> None:
     with working(carrier) as worker:
@@ -108,7 +108,7 @@ async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(
 
 
 @servers_only
-async def test_a_broker_that_is_killed_and_started_again_carries_hints_again(
+async def test_restarted_broker_carries_hints_again(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service]
 ) -> None:
     with working(carrier) as worker:
@@ -132,7 +132,7 @@ async def test_a_broker_that_is_killed_and_started_again_carries_hints_again(
 
 
 @servers_only
-async def test_a_broker_that_hangs_keeps_no_sender_waiting_and_carries_on_later(
+async def test_hanging_broker_delays_no_sender_and_carries_hints_once_it_resumes(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service]
 ) -> None:
     with working(carrier):
@@ -147,9 +147,7 @@ async def test_a_broker_that_hangs_keeps_no_sender_waiting_and_carries_on_later(
 
 
 @servers_only
-async def test_neither_a_sender_nor_a_worker_stays_for_a_broker_that_hangs(
-    carrier: Carrier, services: dict[str, Service]
-) -> None:
+async def test_sender_and_worker_exit_while_the_broker_hangs(carrier: Carrier, services: dict[str, Service]) -> None:
     hints = CeleryHints(carrier.settings)
     with working(carrier) as worker:
         await arrives(hints, services["lcm"], "submitted", "before")

@@ -1,4 +1,4 @@
-"""What is no hint, in each broker: dropped, logged, counted, and never given to anybody again."""
+"""Invalid messages in each broker: dropped, logged, counted and never redelivered."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def hints(carrier: Carrier) -> AsyncGenerator[CeleryHints]:
 
 
 @pytest.mark.promise("R14")
-async def test_what_is_no_hint_is_dropped_logged_and_counted_and_the_worker_goes_on(
+async def test_invalid_messages_are_dropped_logged_and_counted_and_the_worker_continues(
     carrier: Carrier, worker: Worker, hints: CeleryHints, services: dict[str, Service], promise: Promise
 ) -> None:
     heard = services["guardian"].nudged.heard
@@ -114,6 +114,8 @@ async def test_what_is_no_hint_is_dropped_logged_and_counted_and_the_worker_goes
     assert {line["level"] for line in worker.lines()} <= {"debug", "info", "warning"}
     assert not [line for line in worker.lines() if len(json.dumps(line)) > 500]
     assert worker.process.poll() is None
+    await hints.close()  # on a busy machine "after" was sent several times
+    await until(lambda: carrier.waiting() == 0)
     worker.process.terminate()
     assert worker.process.wait(HANG_S) == 0
     assert carrier.waiting() == 0
@@ -121,7 +123,7 @@ async def test_what_is_no_hint_is_dropped_logged_and_counted_and_the_worker_goes
 
 
 @pytest.mark.promise("R14")
-async def test_a_hint_with_some_bytes_changed_stops_nobody(
+async def test_hint_with_changed_bytes_does_not_stop_the_worker(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service], promise: Promise
 ) -> None:
     chance = random.Random(14)

@@ -32,9 +32,9 @@ from services.core.gen.weft.v1 import jobs_pb2_grpc
 from services.core.gen.weft.v1 import platform_pb2 as pp
 from tests.testbed.api import Api, a_zip, running_api
 from tests.testbed.etcd import Etcd
+from tests.testbed.learner_telemetry import api_over, running_learner
 from tests.testbed.metrics import MetricsProcess, running
 from tests.testbed.mongo import Mongo
-from tests.testbed.telling import api_over, learning
 from tests.testbed.user_rpc import Rpc, refusal, speaking, stream_of
 from tests.waiting import until
 
@@ -405,10 +405,10 @@ async def test_a_log_stream_continues_after_a_cut_and_ends_with_the_job(
 ) -> None:
     async with (
         api_over(tmp_path, metrics.address) as api,
-        learning(api, metrics, etcd) as learner,
+        running_learner(api, metrics, etcd) as learner,
         speaking(api.grpc, api.admin_key) as rpc,
     ):
-        await learner.says("one", "two")
+        await learner.write_lines("one", "two")
         lines: list[Any] = []
         stream = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job), metadata=rpc.metadata)
         async for reply in stream:
@@ -417,7 +417,7 @@ async def test_a_log_stream_continues_after_a_cut_and_ends_with_the_job(
                 stream.cancel()
                 break
         await until(lambda: "weft_followers 0.0" in api.measured())
-        await learner.says("three")
+        await learner.write_lines("three")
         again = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job, after=lines[-1][0]), metadata=rpc.metadata)
         end: Any = None
         async for reply in again:
@@ -425,7 +425,7 @@ async def test_a_log_stream_continues_after_a_cut_and_ends_with_the_job(
                 end = reply.end
             else:
                 lines += [(line.seq, line.text) for line in reply.lines.lines]
-                await learner.ends()
+                await learner.complete_and_release()
         assert [text for _, text in lines] == ["one", "two", "three"]
         assert (end.status, end.at_rest) == ("COMPLETED", True)
         await learner_points(rpc, learner.job)
@@ -447,10 +447,10 @@ async def test_a_stopping_service_ends_streams_with_unavailable_and_without_an_e
 ) -> None:
     async with (
         api_over(tmp_path, metrics.address) as api,
-        learning(api, metrics, etcd) as learner,
+        running_learner(api, metrics, etcd) as learner,
         speaking(api.grpc, api.admin_key) as rpc,
     ):
-        await learner.says("one")
+        await learner.write_lines("one")
         stream = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job), metadata=rpc.metadata)
         replies = aiter(stream)
         assert [line.text for line in (await anext(replies)).lines.lines] == ["one"]

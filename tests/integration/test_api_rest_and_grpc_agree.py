@@ -27,8 +27,8 @@ from services.core.gen.weft.v1 import jobs_pb2 as pb
 from services.core.gen.weft.v1 import platform_pb2 as pp
 from tests.testbed.api import SPEC, Api, a_zip
 from tests.testbed.etcd import Etcd
+from tests.testbed.learner_telemetry import Learner, api_over, running_learner
 from tests.testbed.metrics import MetricsProcess, running
-from tests.testbed.telling import Learner, api_over, learning
 from tests.testbed.user_rpc import Rpc, as_json, bare, speaking, stream_of
 
 SERVICERS: tuple[type, ...] = (Jobs, Keys, Platform)
@@ -240,9 +240,9 @@ class EntryPoints:
 
 @pytest.fixture
 async def learner(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncIterator[Learner]:
-    async with learning(api, metrics, etcd) as speaker:
-        await speaker.says("one", "two", "three")
-        await speaker.instrumentation(0.5, float("nan"), float("-inf"))
+    async with running_learner(api, metrics, etcd) as speaker:
+        await speaker.write_lines("one", "two", "three")
+        await speaker.write_points(0.5, float("nan"), float("-inf"))
         yield speaker
 
 

@@ -18,8 +18,8 @@ from services.core.domain.job import moved, released
 from services.core.domain.status import Status
 from tests.testbed.api import Api
 from tests.testbed.etcd import Etcd
+from tests.testbed.learner_telemetry import Learner, api_over, running_learner
 from tests.testbed.metrics import Helper, MetricsProcess, running
-from tests.testbed.telling import Learner, api_over, learning
 from tests.waiting import HANG_S, until
 
 
@@ -44,7 +44,7 @@ async def api(tmp_path: Path, shared: MetricsProcess) -> AsyncGenerator[Api]:
 
 @pytest.fixture
 async def learner(api: Api, shared: MetricsProcess, etcd: Etcd) -> AsyncGenerator[Learner]:
-    async with learning(api, shared, etcd) as learner:
+    async with running_learner(api, shared, etcd) as learner:
         yield learner
 
 
@@ -90,7 +90,7 @@ class Reading:
 
 
 async def test_log_lines_are_paged_and_filtered(api: Api, learner: Learner) -> None:
-    await learner.says(*(f"line {number}" for number in range(1, 11)))
+    await learner.write_lines(*(f"line {number}" for number in range(1, 11)))
     url = f"/v1/jobs/{learner.job}/logs"
     first = (await api.admin.get(url, params={"limit": 4})).json()
     assert [line["text"] for line in first["lines"]] == ["line 1", "line 2", "line 3", "line 4"]
@@ -124,7 +124,7 @@ async def test_invalid_log_parameters_are_refused_before_a_stream_begins(
 
 
 async def test_metrics_are_answered_as_pages_and_as_curves(api: Api, learner: Learner) -> None:
-    await learner.instrumentation(0.9, math.nan, math.inf, -math.inf, 0.1)
+    await learner.write_points(0.9, math.nan, math.inf, -math.inf, 0.1)
     url = f"/v1/jobs/{learner.job}/metrics"
     page = (await api.admin.get(url)).json()
     assert [point["value"] for point in page["points"]] == [0.9, "NaN", "Infinity", "-Infinity", 0.1]
@@ -138,14 +138,14 @@ async def test_metrics_are_answered_as_pages_and_as_curves(api: Api, learner: Le
 
 
 async def test_a_log_stream_has_each_line_once_and_the_end_last(api: Api, learner: Learner) -> None:
-    await learner.says("before")
+    await learner.write_lines("before")
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs")
     await reading.has(lambda reader: reader.texts == ["before"])
-    await learner.says("first", "second")
+    await learner.write_lines("first", "second")
     await reading.has(lambda reader: len(reader.texts) == 3)
     assert not reading.task.done()
-    await learner.says("third")
-    await learner.ends()
+    await learner.write_lines("third")
+    await learner.complete_and_release()
     await asyncio.wait_for(reading.task, HANG_S)
     assert reading.texts == ["before", "first", "second", "third"]
     assert [event.id for event in reading.events_read] == [1, 2, 3, 4, None]
@@ -161,7 +161,7 @@ async def test_a_log_stream_ends_only_after_the_hardware_is_released(api: Api, l
     await api.change(
         learner.job, lambda document: moved(document, Status.COMPLETED, actor="guardian", now=document.updated)
     )
-    await learner.says("a helper was still shipping")
+    await learner.write_lines("a helper was still shipping")
     await reading.has(lambda reader: len(reader.texts) == 1)
     assert not reading.task.done()
     await api.change(learner.job, lambda document: released(document, now=document.updated))
@@ -170,8 +170,8 @@ async def test_a_log_stream_ends_only_after_the_hardware_is_released(api: Api, l
 
 
 async def test_a_log_stream_resumes_exactly_after_last_event_id(api: Api, learner: Learner) -> None:
-    await learner.says(*(str(number) for number in range(1, 3001)))
-    await learner.ends()
+    await learner.write_lines(*(str(number) for number in range(1, 3001)))
+    await learner.complete_and_release()
     url = f"/v1/jobs/{learner.job}/logs"
     taken: list[Event] = []
     while not taken or taken[-1].name != "end":
@@ -193,35 +193,35 @@ async def test_a_log_stream_resumes_exactly_after_last_event_id(api: Api, learne
 
 
 async def test_a_log_stream_with_tail_begins_with_the_last_lines(api: Api, learner: Learner) -> None:
-    await learner.says(*(str(number) for number in range(1, 101)))
+    await learner.write_lines(*(str(number) for number in range(1, 101)))
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs", params={"tail": 2})
     none = Reading(api.admin, f"/v1/jobs/{learner.job}/logs", params={"tail": 0})
     await reading.has(lambda reader: reader.texts == ["99", "100"])
     await until(lambda: api.measured().count("weft_followers 2.0"))
-    await learner.says("101")
+    await learner.write_lines("101")
     await reading.has(lambda reader: reader.texts == ["99", "100", "101"])
     await none.has(lambda reader: reader.texts == ["101"])
-    await learner.ends()
+    await learner.complete_and_release()
     await asyncio.gather(reading.task, none.task)
     resumed = await whole(api.admin, f"/v1/jobs/{learner.job}/logs", params={"tail": 1, "after": 98})
     assert [event.id for event in resumed] == [99, 100, 101, None]
 
 
 async def test_a_filtered_log_stream_ends_with_the_job(api: Api, learner: Learner) -> None:
-    await learner.says("a", "b", "a", "c")
+    await learner.write_lines("a", "b", "a", "c")
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs", params={"search": "a"})
     await reading.has(lambda reader: [event.id for event in reader.events_read] == [1, 3])
-    await learner.says("c", "a", "c")
-    await learner.ends()
+    await learner.write_lines("c", "a", "c")
+    await learner.complete_and_release()
     await asyncio.wait_for(reading.task, HANG_S)
     assert [event.id for event in reading.events_read] == [1, 3, 6, None]
 
 
 async def test_a_metrics_stream_has_each_point_once_and_the_end_last(api: Api, learner: Learner) -> None:
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/metrics", params={"name": "loss"})
-    await learner.instrumentation(0.5, math.nan)
+    await learner.write_points(0.5, math.nan)
     await reading.has(lambda reader: [event.data["value"] for event in reader.events_read] == [0.5, "NaN"])
-    await learner.ends()
+    await learner.complete_and_release()
     await asyncio.wait_for(reading.task, HANG_S)
     assert [(event.name, event.id) for event in reading.events_read] == [("point", 1), ("point", 2), ("end", None)]
 
@@ -236,7 +236,7 @@ async def test_an_event_stream_has_the_history_and_each_change(api: Api, learner
     ]
     await api.admin.post(f"/v1/jobs/{learner.job}/halt")
     await reading.has(lambda reader: reader.events_read[-1].data.get("desired") == "halt")
-    await learner.ends()
+    await learner.complete_and_release()
     await asyncio.wait_for(reading.task, HANG_S)
     assert [event.id for event in reading.events_read if event.name == "history"] == [1, 2, 3, 4]
     assert "spec" not in next(event.data for event in reading.events_read if event.name == "status")
@@ -248,7 +248,7 @@ async def test_an_event_stream_has_the_history_and_each_change(api: Api, learner
 async def test_the_stream_of_a_deleted_job_ends(api: Api, learner: Learner) -> None:
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/events")
     await reading.has(lambda reader: bool(reader.events_read))
-    await learner.ends()
+    await learner.complete_and_release()
     assert (await api.admin.delete(f"/v1/jobs/{learner.job}")).status_code == 204
     await asyncio.wait_for(reading.task, HANG_S)
     assert reading.events_read[-1].name == "end"
@@ -261,7 +261,7 @@ async def test_a_hundred_streams_of_one_job_share_one_poll_and_leave_no_task_beh
         await until(lambda: all(reader.events_read for reader in readers))
         polls = [task for task in asyncio.all_tasks() if "Watcher._poll" in repr(task.get_coro())]
         assert len(polls) == 1
-        await learner.ends()
+        await learner.complete_and_release()
         await asyncio.gather(*(reader.task for reader in readers))
     await until(lambda: not [task for task in asyncio.all_tasks() if "Watcher._poll" in repr(task.get_coro())])
     assert {reader.events_read[-1].name for reader in readers} == {"end"}
@@ -271,8 +271,8 @@ async def test_a_hundred_streams_of_one_job_share_one_poll_and_leave_no_task_beh
 async def test_a_disconnected_stream_is_closed_without_warnings(api: Api, learner: Learner) -> None:
     with structlog.testing.capture_logs() as logs:
         for path in ("events", "logs?follow=true", "metrics?follow=true"):
-            await learner.says("something")
-            await learner.instrumentation(1.0)
+            await learner.write_lines("something")
+            await learner.write_points(1.0)
             async with aclosing(events(api.admin, f"/v1/jobs/{learner.job}/{path}")) as stream:
                 await anext(stream)
                 await until(lambda: "weft_followers 1.0" in api.measured())
@@ -309,7 +309,7 @@ async def test_while_metrics_is_away_pages_answer_503_and_streams_wait(tmp_path:
             await status.put(f"/jobs/{job}/attempt", json.dumps({"attempt": 1, "learners": 1}))
             helper = Helper(service, job)
             learner = Learner(api, job, helper)
-            await learner.says("one", "two")
+            await learner.write_lines("one", "two")
             reading = Reading(api.admin, f"/v1/jobs/{job}/logs")
             await reading.has(lambda reader: len(reader.texts) == 2)
             service.kill()
@@ -318,7 +318,7 @@ async def test_while_metrics_is_away_pages_answer_503_and_streams_wait(tmp_path:
             assert away.headers["retry-after"]
             assert not reading.task.done()
             service.start()
-            await learner.says("three")
+            await learner.write_lines("three")
             await reading.has(lambda reader: len(reader.texts) == 3)
             await api.admin.post(f"/v1/jobs/{job}/kill")
             await asyncio.wait_for(reading.task, HANG_S)

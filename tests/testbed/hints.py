@@ -200,8 +200,8 @@ class Worker:
 
     def counter(self, name: str) -> float:
         """The sum of a Prometheus counter over its labels."""
-        found = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", self._ask("metrics"), re.MULTILINE)
-        return sum(float(value) for value in found)
+        values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", self._ask("metrics"), re.MULTILINE)
+        return sum(float(value) for value in values)
 
     def _ask(self, path: str) -> str:
         with _direct.open(f"http://{self.home.address('worker-ops')}/{path}", timeout=HANG_S) as answer:

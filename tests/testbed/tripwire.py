@@ -74,9 +74,9 @@ class Tripwire:
         return result
 
     async def stream(self, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for each in items:
+        async for item in items:
             await self._live()
-            yield each
+            yield item
 
     async def _live(self) -> None:
         if self.dead.is_set():

@@ -1,4 +1,4 @@
-"""What reaches the terminal: harmless, short, and within eighty columns."""
+"""Text for the terminal: escaped, short, and within eighty columns."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_piped_table_is_not_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 
-def test_cells_cannot_smuggle_markup_lines_or_escapes() -> None:
+def test_cells_escape_markup_lines_and_control_characters() -> None:
     text = table(COLUMNS, [["[red]j1[/red]", "a\nb", "\x1b[31mQUEUED", ":smile:", ""]], columns_wide=120)
     assert len(text.splitlines()) == 2
     assert "[red]j1[/red]" in text
@@ -99,7 +99,7 @@ def test_details_leave_out_empty_values() -> None:
 @pytest.mark.parametrize(
     ("form", "out"), [("json", '{\n  "a": 1\n}\n'), ("yaml", "a: 1\n"), ("name", "n\n"), ("table", "T\n")]
 )
-def test_an_answer_is_printed_in_the_form_asked_for(form: str, out: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_is_printed_in_the_requested_form(form: str, out: str, capsys: pytest.CaptureFixture[str]) -> None:
     emit(Call(output=form), {"a": 1}, people=lambda _wide: "T", names=["n"])
     assert capsys.readouterr().out == out
 
@@ -111,7 +111,9 @@ finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
 @given(st.lists(st.tuples(finite, st.floats(width=32)), max_size=60), st.integers(30, 120), st.integers(2, 12))
-def test_a_chart_fits_its_place_whatever_the_points(curve: list[tuple[float, float]], width: int, height: int) -> None:
+def test_chart_fits_its_width_and_height_for_any_points(
+    curve: list[tuple[float, float]], width: int, height: int
+) -> None:
     lines = chart(sorted(curve, key=lambda point: point[0]), width=width, height=height)
     assert lines == [] or len(lines) == height + 2
     assert all(len(line) <= width for line in lines)
@@ -158,7 +160,7 @@ def point(name: str, step: int | None, value: float, **more: Any) -> Point:
     return Point(name=name, step=step, value=value, **fields)
 
 
-def test_the_loss_is_drawn_unless_another_metric_is_asked_for() -> None:
+def test_loss_is_drawn_unless_another_metric_is_named() -> None:
     for wanted, drawn in ((None, "loss"), ("accuracy", "accuracy"), ("nothing", None)):
         curves = Curves(wanted)
         for name in ("accuracy", "val/loss", "loss"):
@@ -199,11 +201,11 @@ def test_lines_of_a_gang_begin_with_the_learner() -> None:
 
 def test_parts_of_a_long_line_are_joined_unless_another_learner_writes_between() -> None:
     writer = LineWriter(several=True)
-    said = [line("aa", partial=True), line("bb"), line("cc", partial=True), line("dd", rank=1)]
-    assert "".join(map(writer.text, said)) == "worker-0 | aabb\nworker-0 | cc\nworker-1 | dd\n"
+    parts = [line("aa", partial=True), line("bb"), line("cc", partial=True), line("dd", rank=1)]
+    assert "".join(map(writer.text, parts)) == "worker-0 | aabb\nworker-0 | cc\nworker-1 | dd\n"
 
 
-def test_the_json_form_is_json_whatever_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_is_valid_json_for_any_names(capsys: pytest.CaptureFixture[str]) -> None:
     document = {"name": "\x1b[0m\u202e", "value": "ü"}
     emit(Call(output="json"), document, people=lambda _wide: "")
     out = capsys.readouterr().out

@@ -15,7 +15,7 @@ from services.helper.wakeup import Wakeup
 from tests.waiting import HANG_S
 
 LONG_S = HANG_S
-"""Far beyond what a wake takes: whoever is not woken fails."""
+"""Far beyond the time of a wake-up: a test that is not woken fails."""
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ async def test_a_change_of_the_file_wakes_also_if_it_came_before_the_wait(
     with path.open() as file:
         assert changes.file(file.fileno())
         change(path)
-        changes.arm(wakeup.ring)
+        changes.arm(wakeup.set)
         assert await wakeup.wait(LONG_S)
         changes.disarm()
     wakeup.clear()
-    changes.arm(wakeup.ring)
+    changes.arm(wakeup.set)
     assert not await wakeup.wait(0.01), "what was noticed is forgotten"
     changes.disarm()
 
@@ -60,7 +60,7 @@ async def test_a_file_that_comes_into_being_wakes(changes: Changes, tmp_path: Pa
     finally:
         os.close(folder)
     wakeup = Wakeup()
-    changes.arm(wakeup.ring)
+    changes.arm(wakeup.set)
     (tmp_path / "metrics.jsonl").write_text("")
     assert await wakeup.wait(LONG_S)
     changes.disarm()

@@ -1,4 +1,4 @@
-"""The code archive: the same bytes for the same files, nothing ignored, nothing from outside."""
+"""The code archive: the same bytes for the same files, no ignored files, no files from outside the folder."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ def paths(root: Path) -> list[str]:
 
 def test_same_files_give_the_same_archive_bytes(tmp_path: Path) -> None:
     files = {"train.py": "print(1)", "pkg/a.py": "a", "pkg/b.txt": "b" * 1000}
-    one, two = folder(tmp_path / "one", files), folder(tmp_path / "two", dict(reversed(files.items())))
-    os.utime(two / "train.py", (1, 1))
-    (two / "pkg" / "b.txt").chmod(0o600)
-    with make_archive(one) as first, make_archive(two) as second:
+    first_folder, second_folder = (
+        folder(tmp_path / "one", files),
+        folder(tmp_path / "two", dict(reversed(files.items()))),
+    )
+    os.utime(second_folder / "train.py", (1, 1))
+    (second_folder / "pkg" / "b.txt").chmod(0o600)
+    with make_archive(first_folder) as first, make_archive(second_folder) as second:
         assert first.digest == second.digest
         assert first.path.read_bytes() == second.path.read_bytes()
 
@@ -125,7 +128,7 @@ def test_link_target_inside_the_folder_is_stored(tmp_path: Path) -> None:
         ("../code", "leads back|leaves the code folder"),
     ],
 )
-def test_a_link_that_leaves_the_folder_or_leads_nowhere_is_refused(tmp_path: Path, target: str, says: str) -> None:
+def test_link_out_of_the_folder_or_to_nothing_is_refused(tmp_path: Path, target: str, says: str) -> None:
     (tmp_path / "outside").mkdir()
     root = folder(tmp_path / "code", {"a.py": ""})
     (root / "link").symlink_to(target)
@@ -155,7 +158,7 @@ def test_special_files_are_left_out_and_named(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("missing", ["nothing", "empty"])
-def test_no_code_is_one_clear_error(tmp_path: Path, missing: str) -> None:
+def test_missing_code_is_one_clear_error(tmp_path: Path, missing: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidArchive, match=missing):
         make_archive(tmp_path / missing)

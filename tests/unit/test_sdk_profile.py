@@ -1,4 +1,4 @@
-"""Which platform and key are used, and how they are kept."""
+"""Profiles: which platform and key are used, and how they are stored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_written_configuration_is_read_back(environ: dict[str, str]) -> None:
     assert document["profiles"]["local"] == {"url": LOCAL.url, "key": LOCAL.key}
 
 
-def test_a_key_is_not_shown_by_accident() -> None:
+def test_repr_of_a_profile_hides_the_key() -> None:
     assert LOCAL.key not in repr(LOCAL)
 
 
@@ -87,7 +87,7 @@ def test_a_broken_file_is_one_clear_error(tmp_path: Path, text: str) -> None:
         read_config(path)
 
 
-def test_forgetting_the_current_profile_leaves_none_current() -> None:
+def test_removing_the_current_profile_leaves_no_current_profile() -> None:
     config = Config("local", {"local": LOCAL, "other": OTHER})
     assert config.without("local") == Config("", {"other": OTHER})
     assert config.without("other") == Config("local", {"local": LOCAL})
@@ -106,6 +106,6 @@ def test_an_address_may_be_typed_short(typed: str, address: str) -> None:
     assert normal_address(typed) == address
 
 
-def test_loopback_is_told_from_the_rest() -> None:
+def test_loopback_addresses_are_recognized() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]", "LOCALHOST")))
     assert not any(map(is_loopback, ("10.0.0.1", "weft.example", "localhost.example", "")))

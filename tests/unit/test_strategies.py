@@ -63,7 +63,7 @@ def filled(plan: AttemptPlan, rank: int, *, interface: str | None = "eth1") -> d
 
 
 def base(rank: int, role: str, gpus: int) -> dict[str, str]:
-    """What every learner of the gang has, whatever the distribution."""
+    """The variables of every learner, with any distribution."""
     return {
         "LANG": "C.UTF-8", "USER": "weft", "LOGNAME": "weft", "PYTHONUNBUFFERED": "1", "PYTHONPATH": "/f/sdk",
         "JOB_STATE_DIR": "/f/job-state", "MODEL_DIR": "/f/model", "DATA_DIR": "/f/data", "RESULT_DIR": "/f/result",
@@ -161,7 +161,7 @@ def test_a_plan_of_ten_thousand_learners_fits_into_one_message() -> None:
 
 
 def test_a_distribution_without_a_strategy_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="'ray' is not available; there are: jax, none, torchrun"):
+    with pytest.raises(InvalidRequest, match=f"'ray' is not available; there are: {', '.join(sorted(STRATEGIES))}"):
         gang("ray")
 
 

@@ -217,7 +217,9 @@ class MetricSource(_Model):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     type: Literal["regex", "emetrics", "tensorboard", "jsonl"] = Field(description="Format of the metrics.")
-    path: Text | None = Field(default=None, description="File or folder, relative to LOG_DIR.")
+    path: Text | None = Field(
+        default=None, min_length=1, max_length=255, description="File or folder, relative to LOG_DIR."
+    )
 
 
 class Retries(_Model):
@@ -367,6 +369,7 @@ def _contradictions(spec: JobSpec) -> Iterator[FieldError]:
         yield FieldError("/checkpoint/path", "a relative path without '..', e.g. ckpt")
     yield from _store_errors(spec)
     yield from _input_errors(spec)
+    yield from _metrics_errors(spec)
 
 
 def _store_errors(spec: JobSpec) -> Iterator[FieldError]:
@@ -383,13 +386,35 @@ def _store_errors(spec: JobSpec) -> Iterator[FieldError]:
 
 
 def _input_errors(spec: JobSpec) -> Iterator[FieldError]:
-    mounts = [entry.mount or entry.store for entry in spec.inputs]
     for index, entry in enumerate(spec.inputs):
         for field, path in (("path", entry.path), ("mount", entry.mount or "")):
             if _leaves_folder(path):
                 yield FieldError(f"/inputs/{index}/{field}", "a relative path without '..', e.g. mnist/")
-        if mounts[index] in mounts[:index]:
-            yield FieldError(f"/inputs/{index}/mount", f"two inputs are mounted at '{mounts[index]}'")
+    yield from _mount_errors([entry.mount or entry.store for entry in spec.inputs])
+
+
+def _mount_errors(mounts: list[str]) -> Iterator[FieldError]:
+    """Mounts that are equal or contain one another: an input's folder may be a link to shared data."""
+    earlier: dict[tuple[str, ...], str] = {}
+    parents: dict[tuple[str, ...], str] = {}
+    """Each folder that contains an earlier mount, with that mount."""
+    for index, mount in enumerate(mounts):
+        path = tuple(part for part in mount.split("/") if part not in {"", "."})
+        above = [path[:depth] for depth in range(1, len(path))]
+        pointer = f"/inputs/{index}/mount"
+        if path in earlier:
+            yield FieldError(pointer, f"two inputs are mounted at '{mount}'")
+        elif other := next((earlier[folder] for folder in above if folder in earlier), parents.get(path)):
+            yield FieldError(pointer, f"the mounts '{other}' and '{mount}' contain one another", "use separate folders")
+        earlier.setdefault(path, mount)
+        for folder in above:
+            parents.setdefault(folder, mount)
+
+
+def _metrics_errors(spec: JobSpec) -> Iterator[FieldError]:
+    for index, source in enumerate(spec.metrics):
+        if source.path is not None and (_leaves_folder(source.path) or not source.path.strip("/.")):
+            yield FieldError(f"/metrics/{index}/path", "a relative path without '..', e.g. train/metrics.jsonl")
 
 
 def _leaves_folder(path: str) -> bool:

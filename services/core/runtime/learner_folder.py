@@ -20,7 +20,7 @@ from services.core.domain.codec import load
 from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan, Folder, LearnerPlan
-from services.core.runtime.durable_files import read_json
+from services.core.runtime.durable_files import read_json, write_json
 from services.core.runtime.processes import ProcessIdentity
 
 SCHEMA: Final = 1
@@ -57,6 +57,11 @@ MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowErr
 """The errors that reading a damaged file may raise."""
 
 
+def job_folder(folder: Folder) -> tuple[str, str]:
+    """The parts of the path of one of the learner's own folders, below the learner's folder."""
+    return JOB_FOLDER, JOB_FOLDERS[folder]
+
+
 def start_file(run: int = RUN) -> str:
     """The file that the shim writes before the learner's command runs."""
     return f"{RUNS_FOLDER}/{run}/start.json"
@@ -68,56 +73,54 @@ def exit_file(run: int = RUN) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerDocument:
-    """``learner.json``: all that shim and helper need to know. Written once, by the agent."""
+class Assignment:
+    """The part of ``learner.json`` that a helper needs. Written once, by the agent."""
 
     plan: AttemptPlan
     """Of the other learners only name, role, rank and sizes: neither tokens nor environments nor commands."""
     learner: LearnerPlan
     uid: int
     gid: int
-    gpus: tuple[int, ...]
-    ports: Mapping[str, int]
-    """Name of a learner -> its port. All ports that the attempt holds."""
-    env: Mapping[str, str]
-    """Complete but for ``prepared.json``."""
-    isolation: str
-    home: str
     addresses_file: str
     objects: str
     """The object store's folder; empty: objects are moved by signed URLs."""
     cache: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> tuple[int, int] | None:
+        """(uid, gid) that files for the learner get; None without root: everything belongs to the platform's user."""
+        return (self.uid, self.gid) if os.geteuid() == 0 else None
+
+    @property
+    def learner_uid(self) -> int:
+        """The owner of the files that the learner makes."""
+        return self.uid if os.geteuid() == 0 else os.geteuid()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerDocument(Assignment):
+    """``learner.json``: all that the shim and the helper of a learner need, and what it holds of this machine."""
+
+    env: Mapping[str, str]
+    """The learner's environment without the variables of ``prepared.json``."""
+    gpus: tuple[int, ...]
+    """Indices."""
+    ports: Mapping[str, int]
+    """Name of a learner -> its port. All ports that the attempt holds."""
+    isolation: str
+    home: str
     sdk: str
     wrap: tuple[str, ...] = ()
     """The sandbox's command, to which the learner's is appended; empty in isolation ``process``."""
     groups: tuple[str, ...] = ()
     """The folders of its control groups; empty where there are none."""
     schema: int = SCHEMA
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
         """The part of each of its GPUs that it holds, up to 1."""
         return min(1.0, self.learner.gpus)
-
-    @property
-    def owner(self) -> tuple[int, int] | None:
-        """(uid, gid) that files for the learner get; None unless we are root: then all users are the same."""
-        return (self.uid, self.gid) if os.geteuid() == 0 else None
-
-    @property
-    def learner_uid(self) -> int:
-        """The uid that the learner's files have."""
-        return self.uid if os.geteuid() == 0 else os.geteuid()
-
-
-class Start(NamedTuple):
-    """``start.json``: the learner's process was started."""
-
-    pid: int | None
-    """None: the file cannot be read."""
-    time: int
-    """Unix ms; of the file's last change if it cannot be read."""
 
 
 class StopMark(NamedTuple):
@@ -129,7 +132,7 @@ class StopMark(NamedTuple):
 
 
 class LearnerFolder:
-    """Reads the files of one learner."""
+    """The files of one learner: the agent's, the shim's and the helper's, not those below ``JOB_FOLDER``."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -138,8 +141,19 @@ class LearnerFolder:
         return (self.root / name).exists()
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A document of the folder; None if there is none (yet). One of ``MALFORMED`` if it cannot be read."""
-        return read_json(self.root / name)
+        """A document of the folder; None if there is none (yet). ValueError or TypeError if it cannot be read."""
+        try:
+            return read_json(self.root / name)
+        except RecursionError as error:
+            raise ValueError("nested too deep") from error
+
+    def write(self, name: str, document: Mapping[str, Any]) -> None:
+        """Durable when this returns. Raises NoSpace."""
+        write_json(self.root / name, document)
+
+    def assignment(self) -> Assignment:
+        """The helper's part of ``learner.json``. One of ``MALFORMED`` if it cannot be read."""
+        return load(Assignment, self.read(LEARNER_FILE))
 
     def document(self) -> LearnerDocument | None:
         """``learner.json``; None if there is none, or one of a newer schema. One of ``MALFORMED``."""
@@ -149,12 +163,12 @@ class LearnerFolder:
         return load(LearnerDocument, document)
 
     @property
-    def gone(self) -> bool:
+    def is_removed(self) -> bool:
         """True after a teardown has removed the folder."""
         return not self.has(LEARNER_FILE)
 
     @property
-    def stored(self) -> bool:
+    def is_stored(self) -> bool:
         """True once the helper has stored everything and ended."""
         return self.has(STORED_FILE)
 
@@ -166,14 +180,17 @@ class LearnerFolder:
         except MALFORMED:
             return None
 
-    def start(self, run: int = RUN) -> Start | None:
-        """None: the learner's process has not been started."""
+    def started(self, run: int = RUN) -> int | None:
+        """When the learner's process was started, Unix ms; None: it was not.
+
+        The time of the file's last change if it cannot be read.
+        """
         name = start_file(run)
         try:
             document = self.read(name)
-            return None if document is None else _start(document)
+            return None if document is None else _time(document)
         except MALFORMED:
-            return Start(None, self._changed_ms(name))
+            return self._changed_ms(name)
 
     def exit(self, run: int = RUN) -> Exit | None:
         """How the learner's process ended; None: it has not. A file that cannot be read reads as ``lost``."""
@@ -185,7 +202,7 @@ class LearnerFolder:
             return Exit(time=self._changed_ms(name), lost=True)
 
     def stop_mark(self) -> StopMark | None:
-        """None also if it cannot be read: the next stop writes it anew."""
+        """None also if it cannot be read: the next stop replaces it."""
         try:
             document = self.read(STOP_FILE)
             return None if document is None else _stop_mark(document)
@@ -236,8 +253,8 @@ def _time(document: Mapping[str, Any]) -> int:
     return time
 
 
-def _start(document: Mapping[str, Any]) -> Start:
-    return Start(_identity(document).pid, _time(document))
+def _start(document: Mapping[str, Any]) -> tuple[ProcessIdentity, int]:
+    return _identity(document), _time(document)
 
 
 def _exit(document: Mapping[str, Any]) -> Exit:

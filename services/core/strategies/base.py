@@ -1,4 +1,4 @@
-"""Variables that every learner has, whatever its distribution: FfDL's names, and Weft's own (contracts.md)."""
+"""Variables of every learner, independent of its distribution: FfDL's names, and Weft's own (contracts.md)."""
 
 from __future__ import annotations
 

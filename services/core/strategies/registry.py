@@ -54,7 +54,7 @@ def with_variables(plan: AttemptPlan) -> AttemptPlan:
 
 
 def _own_variables(strategy: Strategy, plan: AttemptPlan, learner: LearnerPlan, common: Variables) -> Variables:
-    """Those of the learner, and the user's values of defaults: what is in ``variables`` wins over ``env``."""
+    """The learner's own variables. Defaults that the user has set get the user's text, as they win over ``env``."""
     own = {**base.own(learner), **strategy.own(plan, learner)}
     overridden = {
         name: text(value)

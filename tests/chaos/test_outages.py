@@ -1,4 +1,4 @@
-"""The control plane is away for long, or etcd forgets everything: learners go on, and what they say is kept."""
+"""The control plane is down for long, or etcd loses all keys: learners continue and their lines are kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain.errors import Unavailable
-from tests.chaos.gangs import DONE_S, all_run, folders, kill_control_plane, learners, wrong_steps
+from tests.chaos.gangs import DONE_S, all_run, folders, kill_control_plane, learners, step_failures
 from tests.chaos.takeover import SMALL
 from tests.promises import Promise
 from tests.testbed.platform import Platform
@@ -19,7 +19,7 @@ from tests.waiting import eventually, tries_within, until
 from weft import Client
 from weft._job import Job
 
-TALKS = """
+PRINTS = """
   n=0
   while [ ! -e "$JOB_STATE_DIR/end" ]; do n=$((n + 1)); echo "{\\"step\\": $n, \\"loss\\": 1.5}"; sleep 0.05; done
   echo "said $n"
@@ -29,20 +29,20 @@ BACK_S = 30.0
 
 @pytest.mark.promise("R7")
 @pytest.mark.timeout(1200)
-def test_a_control_plane_that_is_away_for_long_touches_no_learner_and_loses_no_line(
+def test_learners_continue_and_lose_no_line_while_the_control_plane_is_down(
     weft_up: Platform, client: Client, promise: Promise
 ) -> None:
     away_s = promise.n(short=5, long=600)
-    spec = {"name": "talks", "command": TALKS, "learners": 2, "resources": SMALL}
+    spec = {"name": "prints", "command": PRINTS, "learners": 2, "resources": SMALL}
     job = client.jobs.submit(spec)
     eventually(lambda: all_run(weft_up, [job], 2), DONE_S)
     before = learners(weft_up, job)
     kill_control_plane(weft_up)
     began = time.monotonic()
-    said = [folder / "runs" / "1" / "stdout" for folder in folders(weft_up, job)]
-    sizes = [path.stat().st_size for path in said]
+    outputs = [folder / "runs" / "1" / "stdout" for folder in folders(weft_up, job)]
+    sizes = [path.stat().st_size for path in outputs]
     eventually(lambda: time.monotonic() - began > away_s, away_s + 10)
-    assert all(path.stat().st_size > size for path, size in zip(said, sizes, strict=True))
+    assert all(path.stat().st_size > size for path, size in zip(outputs, sizes, strict=True))
     weft_up.up()
     assert learners(weft_up, job) == before
     for folder in folders(weft_up, job):
@@ -53,13 +53,13 @@ def test_a_control_plane_that_is_away_for_long_touches_no_learner_and_loses_no_l
     for rank in (0, 1):
         (last,) = [line.text for line in job.logs(rank=rank, tail=1)]
         lines += int(last.removeprefix("said "))
-        assert not wrong_steps(job, rank, int(last.removeprefix("said ")), last)
-    promise.kept(lines, f"lines and points, of two learners whose control plane was away for {away_s} s")
+        assert not step_failures(job, rank, int(last.removeprefix("said ")), last)
+    promise.kept(lines, f"lines and points, of two learners while the control plane was down for {away_s} s")
 
 
 @pytest.mark.promise("R15")
 @pytest.mark.timeout(1200)
-async def test_an_etcd_that_forgets_everything_touches_no_learner_and_knows_all_again(
+async def test_learners_continue_and_etcd_is_refilled_after_it_lost_all_keys(
     weft_up: Platform, client: Client, promise: Promise
 ) -> None:
     count = promise.n(short=5, long=100)
@@ -68,13 +68,13 @@ async def test_an_etcd_that_forgets_everything_touches_no_learner_and_knows_all_
     await until(lambda: all_run(weft_up, jobs, 1), DONE_S + count)
     status, took = EtcdStatusStore(weft_up.home.address("etcd")), 0.0
     try:
-        await until(lambda: knows_all(status, jobs), DONE_S)
+        await until(lambda: has_all_keys(status, jobs), DONE_S)
         before = [learners(weft_up, job) for job in jobs]
         for stopwatch in tries_within(BACK_S, most=3):
             etcd = weft_up.kill("etcd")
             with stopwatch:
                 await until(lambda: weft_up.again("etcd", etcd))  # noqa: B023 - in this round only
-                await until(lambda: knows_all(status, jobs))
+                await until(lambda: has_all_keys(status, jobs))
             took = stopwatch.took_s
     finally:
         await status.close()
@@ -84,20 +84,20 @@ async def test_an_etcd_that_forgets_everything_touches_no_learner_and_knows_all_
     for job in jobs:
         await asyncio.to_thread(job.wait, DONE_S)
         assert (job.status, job.attempt) == ("KILLED", 1)
-    promise.kept(count, "running jobs when etcd forgot everything")
-    promise.saw(f"all of {count} jobs known again after {took:.1f} s, promised {BACK_S:g} s")
+    promise.kept(count, "running jobs when etcd lost all keys")
+    promise.saw(f"all of {count} jobs in etcd again after {took:.1f} s, promised {BACK_S:g} s")
 
 
-async def knows_all(status: EtcdStatusStore, jobs: list[Job]) -> bool:
-    """Whether everything that etcd is for is in it: who lives, who leads, which attempts and learners there are."""
+async def has_all_keys(status: EtcdStatusStore, jobs: list[Job]) -> bool:
+    """True if etcd has the members, the leader, and each job's attempt and learner phase."""
     try:
-        there = {entry.key: entry.value for entry in await status.list("/")}
+        entries = {entry.key: entry.value for entry in await status.list("/")}
     except Unavailable:
         return False
-    services = {Path(key).parts[2] for key in there if key.startswith("/members/")}
+    services = {Path(key).parts[2] for key in entries if key.startswith("/members/")}
     attempts = {f"/jobs/{job.id}/attempt" for job in jobs}
-    phases = [json.loads(there.get(f"/jobs/{job.id}/learners/worker-0", "{}")).get("phase") for job in jobs]
+    phases = [json.loads(entries.get(f"/jobs/{job.id}/learners/worker-0", "{}")).get("phase") for job in jobs]
     return (
-        {"lcm", "guardian", "metrics"} <= services and "/lcm/leader" in there and attempts <= there.keys()
+        {"lcm", "guardian", "metrics"} <= services and "/lcm/leader" in entries and attempts <= entries.keys()
         and phases == ["PROCESSING"] * len(jobs)
     )  # fmt: skip

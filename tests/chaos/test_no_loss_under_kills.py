@@ -1,14 +1,15 @@
-"""Floods of lines and points, and acknowledged submits, while everything on their way is killed again and again."""
+"""Many lines, points and acknowledged submits, while every service on their path is killed repeatedly."""
 
 from __future__ import annotations
 
 import itertools
+import shlex
 import threading
 from collections import Counter
 
 import pytest
 
-from tests.chaos.gangs import DONE_S, all_run, folders, kill_helpers, learners, wrong_steps
+from tests.chaos.gangs import DONE_S, all_run, folders, kill_helpers, learners, step_failures
 from tests.promises import Promise
 from tests.testbed.platform import Platform
 from tests.waiting import eventually
@@ -30,15 +31,13 @@ VICTIMS = ("metrics", "helpers", "etcd", "metrics", "node", "helpers", "metrics"
 
 @pytest.mark.promise("R11")
 @pytest.mark.timeout(7200)
-def test_a_flood_of_lines_and_points_comes_through_kills_whole_and_once(
+def test_lines_and_points_are_stored_once_and_in_order_under_kills(
     weft_up: Platform, client: Client, promise: Promise
 ) -> None:
     total = promise.n(short=20_000, long=1_000_000)
     kills = max(5, total // 5_000) if total > 20_000 else 5
-    each = total // kills // 2 // 2
-    command = (
-        f"exec python3 -c '{FLOODS.replace(chr(39), chr(39) + chr(34) + chr(39) + chr(34) + chr(39))}' {kills} {each}"
-    )
+    per_burst = total // kills // 2 // 2
+    command = f"exec python3 -c {shlex.quote(FLOODS)} {kills} {per_burst}"
     spec = {"name": "floods", "command": command, "learners": 2, "resources": {"cpus": 0.5, "memory": "256MiB"}}
     job = client.jobs.submit(spec)
     eventually(lambda: all_run(weft_up, [job], 2), DONE_S)
@@ -51,21 +50,21 @@ def test_a_flood_of_lines_and_points_comes_through_kills_whole_and_once(
             kill_helpers(weft_up, job)
         else:
             killed = weft_up.kill(victim)
-            eventually(lambda of=victim, it=killed: weft_up.again(of, it), DONE_S)  # type: ignore[misc]
+            eventually(lambda part=victim, killed_process=killed: weft_up.again(part, killed_process), DONE_S)  # type: ignore[misc]
         done[victim] += 1
         assert len(learners(weft_up, job)) == 2
     assert learners(weft_up, job).keys() == before.keys()
     job.wait(DONE_S + total / 1_000)
     assert (job.status, job.attempt, job.message) == ("COMPLETED", 1, "")
     for rank in (0, 1):
-        assert not wrong_steps(job, rank, kills * each, "said all")
-    said = ", ".join(f"{victim} {count}" for victim, count in done.items())
-    promise.kept(4 * kills * each, f"lines and points under {kills} kills ({said})")
+        assert not step_failures(job, rank, kills * per_burst, "said all")
+    kills_by_part = ", ".join(f"{victim} {count}" for victim, count in done.items())
+    promise.kept(4 * kills * per_burst, f"lines and points under {kills} kills ({kills_by_part})")
 
 
 @pytest.mark.promise("R1")
 @pytest.mark.timeout(7200)
-def test_an_acknowledged_submit_outlives_every_kill(weft_up: Platform, client: Client, promise: Promise) -> None:
+def test_acknowledged_submits_survive_kills(weft_up: Platform, client: Client, promise: Promise) -> None:
     count = promise.n(short=120, long=20_000)
     kills = max(3, count // 20) if count > 120 else 3
     spec = {"name": "waits", "command": "true", "resources": {"cpus": 1000, "memory": "64MiB"}}  # never runs
@@ -74,8 +73,10 @@ def test_an_acknowledged_submit_outlives_every_kill(weft_up: Platform, client: C
     def submit() -> None:
         try:
             while (number := next(numbers)) < count:
-                acknowledged.append(patiently(client, {**spec, "tags": [f"n{number}"]}, f"outlives-{number}"))
-        except BaseException as error:  # noqa: BLE001 - told to the main thread
+                acknowledged.append(
+                    submit_until_answered(client, {**spec, "tags": [f"n{number}"]}, f"outlives-{number}")
+                )
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             failures.append(error)
 
     users = [threading.Thread(target=submit) for _ in range(4)]
@@ -84,21 +85,21 @@ def test_an_acknowledged_submit_outlives_every_kill(weft_up: Platform, client: C
     for number, victim in zip(range(kills), itertools.cycle(("api", "api", "lcm", "etcd")), strict=False):
         eventually(lambda n=number: len(acknowledged) >= n * count // kills or failures, DONE_S)  # type: ignore[misc]
         killed = weft_up.kill(victim)
-        eventually(lambda of=victim, it=killed: weft_up.again(of, it), DONE_S)  # type: ignore[misc]
+        eventually(lambda part=victim, killed_process=killed: weft_up.again(part, killed_process), DONE_S)  # type: ignore[misc]
     for user in users:
         user.join()
     assert not failures
-    there = Counter(job.id for job in client.jobs.list(name="waits"))
-    assert set(there) == set(acknowledged)
-    assert max(there.values()) == 1
+    listed = Counter(job.id for job in client.jobs.list(name="waits"))
+    assert set(listed) == set(acknowledged)
+    assert max(listed.values()) == 1
     assert len(set(acknowledged)) == count
     for job_id in acknowledged:
         client.jobs.kill(job_id)
     promise.kept(count, f"acknowledged submits under {kills} kills")
 
 
-def patiently(client: Client, spec: dict[str, object], key: str) -> str:
-    """The id of the job that is submitted under this key, however often it has to be asked for."""
+def submit_until_answered(client: Client, spec: dict[str, object], key: str) -> str:
+    """Submits under this key until there is an answer. Returns the job's id."""
     while True:
         try:
             return client.jobs.submit(spec, idempotency_key=key).id

@@ -1,4 +1,4 @@
-"""The disk of the services is full: what dies then comes back, and what lives stays."""
+"""The services' disk is full: a killed service comes back, the others keep running."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRIES_S = 2.0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can be mounted by root only")
-def test_a_service_that_dies_while_the_disk_is_full_takes_nobody_along_and_comes_back(
+def test_service_killed_on_a_full_disk_comes_back_and_the_others_keep_running(
     weft_up: Platform, client: Client
 ) -> None:
     platform = weft_up
@@ -36,9 +36,9 @@ def test_a_service_that_dies_while_the_disk_is_full_takes_nobody_along_and_comes
     began = time.monotonic()
     eventually(lambda: time.monotonic() - began > TRIES_S)
     assert not platform.again("guardian", dead)
-    assert all(alive(one) for one in others)
+    assert all(alive(process) for process in others)
     undo()
     eventually(lambda: platform.again("guardian", dead), DONE_S)
-    assert all(alive(one) for one in others)
+    assert all(alive(process) for process in others)
     job = client.jobs.submit({"name": "after", "command": "echo here", "resources": SMALL}).wait(DONE_S)
     assert (job.status, [line.text for line in job.logs()]) == ("COMPLETED", ["here"])

@@ -1,4 +1,4 @@
-"""A job with one learner that says things, seen through the api: for what logs, metrics and live streams do."""
+"""A running job with one learner that writes lines and points, for tests of logs, metrics and live streams."""
 
 from __future__ import annotations
 
@@ -20,40 +20,42 @@ from tests.testbed.metrics import SECRET, Helper, MetricsProcess
 
 
 def api_over(home: Path, metrics: str, **settings: Any) -> Any:
-    async def keep() -> None:
+    async def put_service_secret() -> None:
         await installation_secrets(Settings(home=home)).put(SERVICE_SECRET, SECRET)
 
-    return running_api(home, {"metrics": metrics}, before=keep, **settings)
+    return running_api(home, {"metrics": metrics}, before=put_service_secret, **settings)
 
 
 class Learner:
-    """A running job with one learner that says things."""
+    """The learner of a running job."""
 
     def __init__(self, api: Api, job_id: str, helper: Helper) -> None:
         self.api, self.job, self.helper = api, job_id, helper
         self.lines = self.points = 0
 
-    async def says(self, *texts: str) -> None:
+    async def write_lines(self, *texts: str) -> None:
         await self.helper.append(self.helper.lines(self.lines, texts))
         self.lines += len(texts)
 
-    async def instrumentation(self, *values: float, name: str = "loss") -> None:
+    async def write_points(self, *values: float, name: str = "loss") -> None:
         await self.helper.append(self.helper.points(self.points, values, name))
         self.points += len(values)
 
-    async def ends(self) -> None:
-        """Completed and released, as a Guardian writes it."""
-        await self.api.change(self.job, lambda one: moved(one, Status.COMPLETED, actor="guardian", now=one.updated))
-        await self.api.change(self.job, lambda one: released(one, now=one.updated))
+    async def complete_and_release(self) -> None:
+        """Marks the job as completed and released, as a Guardian does."""
+        await self.api.change(
+            self.job, lambda document: moved(document, Status.COMPLETED, actor="guardian", now=document.updated)
+        )
+        await self.api.change(self.job, lambda document: released(document, now=document.updated))
 
 
 @asynccontextmanager
-async def learning(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncGenerator[Learner]:
+async def running_learner(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncGenerator[Learner]:
     job = (await api.submit())["id"]
 
-    def run(one: Job) -> Job:
-        one = admitted(one, placement={"worker-0": "here"}, dispatcher_term=1, now=one.updated)
-        return moved(one, Status.PROCESSING, actor="guardian", now=one.updated)
+    def run(document: Job) -> Job:
+        document = admitted(document, placement={"worker-0": "here"}, dispatcher_term=1, now=document.updated)
+        return moved(document, Status.PROCESSING, actor="guardian", now=document.updated)
 
     await api.change(job, run)
     status = EtcdStatusStore(etcd.address)
