@@ -1,4 +1,4 @@
-"""What a status store on etcd does when etcd, or the way to it, fails: nothing is lost, nothing is seen twice."""
+"""Failures of etcd and of the network: a StatusStore on etcd loses no change and delivers none twice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SILENCE_S = 0.3
 
 @pytest.fixture(params=["installed", "3.6"])
 def own_etcd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Etcd]:
-    """One that the test may kill, not started yet: of the version that is installed, and of the newest."""
+    """An etcd that the test may kill, not started yet: the installed version, and the newest."""
     if request.param == "3.6":
         go_built: GoBuilt = request.getfixturevalue("go_built")
         monkeypatch.setenv("ETCD_BIN", str(go_built("etcd", SERVERS / "etcd")))
@@ -51,7 +51,7 @@ async def connected(address: str, prefix: str = "/weft", **options: float) -> As
 
 
 class Watcher:
-    """Applies what it sees, as every reader of a watch does."""
+    """Applies the changes of a watch, as all its readers do."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
@@ -95,16 +95,16 @@ async def write(store: EtcdStatusStore, first: int, last: int) -> None:
 
 
 async def again(call: Callable[[], Awaitable[T]]) -> T:
-    """As callers do it: an etcd that is back is found half a second later, at the next try to connect."""
-    answers: list[T] = []
+    """Repeats the call as callers do: the connection finds a restarted etcd only after up to half a second."""
+    results: list[T] = []
 
-    async def answered() -> bool:
+    async def succeeded() -> bool:
         with suppress(Unavailable):
-            answers.append(await call())
-        return bool(answers)
+            results.append(await call())
+        return bool(results)
 
-    await until(answered)
-    return answers[0]
+    await until(succeeded)
+    return results[0]
 
 
 def expected(last: int) -> dict[str, str]:
@@ -112,7 +112,7 @@ def expected(last: int) -> dict[str, str]:
 
 
 async def compact(address: str) -> None:
-    """Forgets all history up to now."""
+    """Compacts all history up to now."""
     connection = Connection(address, credentials=Credentials(), timeout_s=3)
     now = (await connection.call(connection.kv.Range, messages.RangeRequest(key=b"x"))).header.revision
     await connection.call(connection.kv.Compact, messages.CompactionRequest(revision=now))
@@ -122,7 +122,7 @@ async def compact(address: str) -> None:
 # --- etcd dies -----------------------------------------------------------------
 
 
-async def test_a_watch_sees_each_change_once_over_kills_of_etcd(own_etcd: Etcd) -> None:
+async def test_a_watch_delivers_each_change_once_over_kills_of_etcd(own_etcd: Etcd) -> None:
     own_etcd.start()
     await own_etcd.ready()
     async with connected(own_etcd.address) as store, watching(store) as watcher:
@@ -142,7 +142,7 @@ async def test_a_watch_sees_each_change_once_over_kills_of_etcd(own_etcd: Etcd) 
         assert watcher.revisions == sorted(set(watcher.revisions))
 
 
-async def test_a_wiped_etcd_makes_watchers_forget_what_is_gone(own_etcd: Etcd) -> None:
+async def test_watchers_of_a_wiped_etcd_drop_what_is_gone(own_etcd: Etcd) -> None:
     own_etcd.start_empty()
     await own_etcd.ready()
     async with connected(own_etcd.address) as store, watching(store) as watcher:
@@ -163,9 +163,9 @@ async def test_a_wiped_etcd_makes_watchers_forget_what_is_gone(own_etcd: Etcd) -
 @pytest.mark.parametrize(
     ("cluster", "written"),
     [("second", 60), ("first", 5)],
-    ids=["it is another cluster that has got further", "it is the same cluster whose revision fell"],
+    ids=["by another cluster id", "by a lower revision"],
 )
-async def test_a_wiped_etcd_is_known_by(own_etcd: Etcd, cluster: str, written: int) -> None:
+async def test_a_wiped_etcd_is_recognised(own_etcd: Etcd, cluster: str, written: int) -> None:
     own_etcd.start(cluster="first")
     await own_etcd.ready()
     async with proxied(own_etcd.address) as proxy, connected(proxy.address) as store, watching(store) as watcher:
@@ -186,7 +186,7 @@ async def test_a_wiped_etcd_is_known_by(own_etcd: Etcd, cluster: str, written: i
         await until(lambda: watcher.known == expected(written + 20))
 
 
-async def test_a_watcher_whose_history_was_compacted_lists_again(etcd: Etcd, etcd_prefix: str) -> None:
+async def test_a_watch_lists_again_after_compaction(etcd: Etcd, etcd_prefix: str) -> None:
     async with (
         proxied(etcd.address) as proxy,
         connected(proxy.address, etcd_prefix) as store,
@@ -207,7 +207,7 @@ async def test_a_watcher_whose_history_was_compacted_lists_again(etcd: Etcd, etc
         assert watcher.resets == 2
 
 
-# --- the way to it fails -------------------------------------------------------
+# --- the network fails -------------------------------------------------------
 
 
 async def test_a_watch_resumes_over_broken_connections(etcd: Etcd, etcd_prefix: str) -> None:
@@ -228,7 +228,7 @@ async def test_a_watch_resumes_over_broken_connections(etcd: Etcd, etcd_prefix: 
         assert watcher.revisions == sorted(set(watcher.revisions))
 
 
-async def test_a_watch_that_cannot_connect_does_not_spin(etcd: Etcd, etcd_prefix: str) -> None:
+async def test_a_watch_without_connection_does_not_spin(etcd: Etcd, etcd_prefix: str) -> None:
     async with proxied(etcd.address) as proxy, connected(proxy.address, etcd_prefix) as store, watching(store):
         proxy.cut()
         before, since = proxy.connections, time.monotonic()
@@ -237,7 +237,7 @@ async def test_a_watch_that_cannot_connect_does_not_spin(etcd: Etcd, etcd_prefix
         assert 5 <= proxy.connections - before <= 15
 
 
-async def test_a_connection_that_went_silent_is_noticed_and_replaced(etcd: Etcd, etcd_prefix: str) -> None:
+async def test_a_silent_connection_is_replaced(etcd: Etcd, etcd_prefix: str) -> None:
     async with (
         proxied(etcd.address) as proxy,
         connected(proxy.address, etcd_prefix, silence_s=SILENCE_S) as store,
@@ -255,16 +255,16 @@ async def test_a_connection_that_went_silent_is_noticed_and_replaced(etcd: Etcd,
         assert time.monotonic() - frozen < 4 * SILENCE_S + 1
         assert watcher.resets == 1
         await until(lambda: time.monotonic() - frozen > TTL_S)
-        assert lease.alive, "its keep-alives have found a new connection, too"
+        assert lease.alive, "its keep-alives use a new connection, too"
 
 
-async def test_a_silent_watch_on_a_healthy_connection_stays(etcd: Etcd, etcd_prefix: str) -> None:
-    asked = 3
+async def test_an_idle_watch_keeps_its_healthy_connection(etcd: Etcd, etcd_prefix: str) -> None:
+    progress_requests = 3
     async with proxied(etcd.address) as proxy, connected(proxy.address, etcd_prefix, silence_s=0.1) as store:
         async with watching(store) as watcher:
             await until(lambda: proxy.connections == 2)
             since = time.monotonic()
-            await until(lambda: time.monotonic() - since > asked * 0.2)
+            await until(lambda: time.monotonic() - since > progress_requests * 0.2)
             await store.put("/jobs/0000", "0")
             await until(lambda: watcher.known == expected(1))
         assert proxy.connections == 2
@@ -273,11 +273,11 @@ async def test_a_silent_watch_on_a_healthy_connection_stays(etcd: Etcd, etcd_pre
 # --- etcd hangs ----------------------------------------------------------------
 
 
-async def test_a_lease_is_lost_by_its_own_deadline_while_etcd_hangs(own_etcd: Etcd) -> None:
+async def test_a_lease_is_lost_at_its_deadline_while_etcd_hangs(own_etcd: Etcd) -> None:
     own_etcd.start()
     await own_etcd.ready()
     async with connected(own_etcd.address, timeout_s=0.5) as store:
-        asked = time.monotonic()
+        requested = time.monotonic()
         lease = await store.lease(TTL_S)
         own_etcd.pause()
         try:
@@ -285,7 +285,7 @@ async def test_a_lease_is_lost_by_its_own_deadline_while_etcd_hangs(own_etcd: Et
                 await store.get("/members/a")
             assert lease.alive
             await asyncio.wait_for(lease.lost(), TTL_S + 1)
-            assert time.monotonic() - asked < TTL_S + 1, "one keep-alive may have been answered before it hung"
+            assert time.monotonic() - requested < TTL_S + 1, "one keep-alive may have been answered before it hung"
             assert not lease.alive
             await lease.revoke()
         finally:
@@ -305,7 +305,7 @@ async def test_a_lease_survives_a_restart_of_etcd_within_its_ttl(own_etcd: Etcd)
         assert await again(lambda: store.get("/members/a")) is not None
 
 
-async def test_a_clock_that_jumped_with_a_sleeping_machine_ends_the_lease(etcd: Etcd, etcd_prefix: str) -> None:
+async def test_a_lease_is_lost_after_the_machine_slept_past_its_deadline(etcd: Etcd, etcd_prefix: str) -> None:
     now = 100.0
     clock: Callable[[], float] = lambda: now  # noqa: E731
     store = EtcdStatusStore(etcd.address, prefix=etcd_prefix, clock=clock)
@@ -317,7 +317,7 @@ async def test_a_clock_that_jumped_with_a_sleeping_machine_ends_the_lease(etcd: 
     await store.close()
 
 
-async def test_without_an_etcd_every_call_says_so() -> None:
+async def test_every_call_raises_unavailable_without_etcd() -> None:
     async with connected(f"127.0.0.1:{free_port()}") as store:
         for call in (
             store.ping(),
@@ -335,10 +335,10 @@ async def test_without_an_etcd_every_call_says_so() -> None:
                 await call
 
 
-# --- who may -------------------------------------------------------------------
+# --- users -------------------------------------------------------------------
 
 
-async def test_a_user_whose_token_etcd_forgot_asks_for_another(own_etcd: Etcd) -> None:
+async def test_a_token_that_etcd_lost_is_renewed(own_etcd: Etcd) -> None:
     own_etcd.start()
     await own_etcd.ready()
     admin = Connection(own_etcd.address, credentials=Credentials(), timeout_s=3)
@@ -357,7 +357,7 @@ async def test_a_user_whose_token_etcd_forgot_asks_for_another(own_etcd: Etcd) -
         lease = await store.lease(5)
         await write(store, 0, 5)
         await until(lambda: watcher.known == expected(5))
-        own_etcd.kill()  # its tokens are in its memory only
+        own_etcd.kill()  # its tokens are in memory only
         own_etcd.start()
         await own_etcd.ready()
         await asyncio.gather(*(again(partial(store.put, f"/jobs/{n:04}", str(n))) for n in range(5, 10)))
@@ -368,3 +368,44 @@ async def test_a_user_whose_token_etcd_forgot_asks_for_another(own_etcd: Etcd) -
         await lease.revoke()
         assert await store.get("/members/a") is None
     await store.close()
+
+
+# --- another program writes to etcd --------------------------------------------
+
+
+async def write_bytes(address: str, key: bytes, value: bytes) -> None:
+    connection = Connection(address, credentials=Credentials(), timeout_s=3)
+    await connection.call(connection.kv.Put, messages.PutRequest(key=key, value=value))
+    await connection.close()
+
+
+async def test_a_key_that_is_not_utf_8_is_malformed_and_the_others_are_not(etcd: Etcd, etcd_prefix: str) -> None:
+    async with connected(etcd.address, etcd_prefix) as store, watching(store) as watcher:
+        await write_bytes(etcd.address, f"{etcd_prefix}/jobs/j1/learners/".encode() + b"\xff\x00\xc3", b"{}")
+        await store.put("/jobs/0000", "0")
+        bad = "/jobs/j1/learners/\\xff\x00\\xc3"
+        await until(lambda: watcher.known == {bad: "{}", "/jobs/0000": "0"})
+        listed = {entry.key: entry.malformed for entry in await store.list("/jobs/")}
+        assert listed == {bad: "the key is not UTF-8", "/jobs/0000": ""}
+        assert await store.delete_prefix("/jobs/j1/") == 1
+        await until(lambda: watcher.known == expected(1))
+
+
+async def test_values_larger_than_a_message_stop_neither_a_list_nor_a_watch(etcd: Etcd, etcd_prefix: str) -> None:
+    limit = 3 * 2**20
+    async with (
+        proxied(etcd.address) as proxy,
+        connected(proxy.address, etcd_prefix, max_message=limit) as store,
+        connected(etcd.address, etcd_prefix) as other,
+        watching(store) as watcher,
+    ):
+        proxy.cut()
+        for number in range(6):  # the watch catches up on them in one message
+            await write_bytes(etcd.address, f"{etcd_prefix}/jobs/large-{number}".encode(), b"x" * 2**20)
+        await write(other, 0, 10)
+        proxy.mend()
+        large = {f"/jobs/large-{number}": "" for number in range(6)}
+        await until(lambda: watcher.known == expected(10) | large)
+        assert len(await again(lambda: store.list("/jobs/"))) == 16
+        await write(other, 10, 20)
+        await until(lambda: watcher.known == expected(20) | large)

@@ -115,10 +115,10 @@ class Etcd(MemoryStatusStore):
 
     async def open_lease(self, wire: Wire, ttl_s: float) -> EtcdLease:
         """As ``EtcdStatusStore.lease``: the real client's lease, over the wire of one process."""
-        asked_at = self.clock()
+        requested_at = self.clock()
         granted: MemoryLease = await wire.call("status", "lease", self.lease, (ttl_s,), {})
         connection: Any = _Connection(wire, self)
-        lease = EtcdLease(connection, granted.id, ttl_s=ttl_s, asked_at=asked_at, boottime=self.clock)
+        lease = EtcdLease(connection, granted.id, ttl_s=ttl_s, requested_at=requested_at, boottime=self.clock)
         self._believers[granted.id] = lease
         wire.leases.append(lease)
         return lease

@@ -148,7 +148,7 @@ class World(ControlPlane):
         self.post.hear.remove(process.hear)
         self._processes.remove(process)
         stay = process.membership._task
-        tasks = [*process.tasks, *([stay] if stay is not None else []), *(lease._keeper for lease in wire.leases)]
+        tasks = [*process.tasks, *([stay] if stay is not None else []), *(lease._renewal for lease in wire.leases)]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
