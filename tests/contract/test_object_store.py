@@ -22,6 +22,7 @@ from services.core.adapters.folder.objects import STAGING
 from services.core.adapters.s3.objects import S3ObjectStore
 from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NoSpace, NotFound, Unavailable
 from services.core.ports.object_store import ObjectMeta, ObjectStore
+from tests.contract.hostile import TEXTS, Refusal, attempt
 from tests.testbed.s3 import S3
 from tests.waiting import until
 
@@ -276,7 +277,7 @@ async def test_puts_and_deletes_in_one_place_do_not_disturb_each_other(world: Wo
     assert len(await stores[0].list("t/")) == 6
 
 
-BAD_KEYS = ["", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\x00b", "a\nb", "a\x7f", "\ud800", "é" * 513]
+BAD_KEYS = ["", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\x00b", "a\nb", "a\x7f", "\ud800", "a\uffff", "é" * 513]
 
 
 @pytest.mark.parametrize("key", BAD_KEYS)
@@ -467,3 +468,45 @@ def test_a_root_that_cannot_be_is_said(tmp_path: Path) -> None:
         FolderObjectStore(tmp_path / "file")
     with pytest.raises(Unavailable):
         FolderObjectStore(tmp_path / "file" / "below")
+
+
+PLAIN_KEYS = {"override", "emoji", "dollar", "number", "quotes"}
+
+
+async def test_a_hostile_key_is_stored_exactly_or_refused(store: ObjectStore) -> None:
+    await put(store, "tenants/t/other", b"o")
+    for text, hostile in TEXTS.items():
+        for key in (f"tenants/t/{hostile}", f"tenants/{hostile}/x", f"tenants/t/a{hostile}b"):
+            meta = await attempt(put(store, key, b"x"))
+            if isinstance(meta, Refusal):
+                assert text not in PLAIN_KEYS
+                for call in (store.head(key), store.delete(key), read(store, key), put(store, key, create_only=True)):
+                    assert isinstance(await attempt(call), Refusal)
+            else:
+                assert meta.key == key
+                assert await store.head(key) == meta
+                assert await read(store, key) == b"x"
+                assert key in keys(await store.list("tenants/"))
+                assert key in keys(await store.list(key.rpartition("/")[0] + "/"))
+                with pytest.raises(Duplicate):
+                    await put(store, key, b"y", create_only=True)
+                await store.delete(key)
+            assert keys(await store.list("tenants/")) == ["tenants/t/other"]
+
+
+async def test_a_hostile_prefix_or_cursor_lists_nothing_else_or_is_refused(store: ObjectStore) -> None:
+    await put(store, "tenants/t/other", b"o")
+    for text, hostile in TEXTS.items():
+        for prefix in (f"{hostile}/", f"tenants/{hostile}/"):
+            for call in (store.list(prefix), store.delete_prefix(prefix)):
+                result = await attempt(call)
+                if isinstance(result, Refusal):
+                    assert text not in PLAIN_KEYS
+                else:
+                    assert not result
+        page = await attempt(store.list("tenants/t/", after=hostile))
+        if isinstance(page, Refusal):
+            assert text not in PLAIN_KEYS
+        else:
+            assert keys(page) == (["tenants/t/other"] if hostile < "tenants/t/other" else []), text
+        assert keys(await store.list("tenants/t/")) == ["tenants/t/other"]

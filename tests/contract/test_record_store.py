@@ -17,6 +17,7 @@ from services.core.adapters.mongo import MongoRecordStore
 from services.core.adapters.sqlite import SqliteRecordStore
 from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NotFound, Quarantined, StaleRevision
 from services.core.ports.record_store import Record, RecordStore
+from tests.contract.hostile import PLAIN, TEXTS, VALUES, Refusal, attempt, names
 from tests.testbed.memory import MemoryRecordStore
 
 
@@ -243,6 +244,94 @@ async def test_a_record_that_is_none_is_refused(store: RecordStore, record: Reco
 
 async def test_a_store_that_is_well_answers_a_ping(store: RecordStore) -> None:
     await store.ping()
+
+
+# --- hostile texts -------------------------------------------------------------
+
+
+def with_text(place: str, text: str) -> Record:
+    """A record that has the text in this place."""
+    plain = a_key("k1", tenant="acme")
+    match place:
+        case "kind" | "id":
+            return replace(plain, **dict[str, Any]({place: text}))
+        case "field":
+            return replace(plain, index={text: "acme"})
+        case "value":
+            return replace(plain, index={"tenant": text})
+        case "key of the body":
+            return replace(plain, body={text: {"a": [{text: 1}]}})
+        case _:
+            return replace(plain, body={"a": [text]})
+
+
+@pytest.mark.parametrize("place", ["kind", "id", "field", "value", "key of the body", "body"])
+async def test_a_hostile_text_in_a_record_is_stored_exactly_or_refused(store: RecordStore, place: str) -> None:
+    other = await store.insert(a_key("other"))
+    for text in names(huge=place in {"id", "value", "body"}):
+        record = with_text(place, TEXTS[text])
+        stored = await attempt(store.insert(record))
+        if isinstance(stored, Refusal):
+            assert text not in PLAIN
+            assert await store.find("key", {}) == [other]
+            assert await store.kinds() == ["key"]
+        else:
+            assert stored == record
+            assert await store.get(record.kind, record.id) == record
+            assert await store.find(record.kind, record.index) == [record]
+            assert (await store.replace(record)).rev == 2
+            await store.delete(record.kind, record.id)
+            assert await store.get(record.kind, record.id) is None
+        assert await store.unreadable() == []
+        assert await store.get("key", "other") == other
+
+
+@pytest.mark.parametrize("place", ["field", "value", "key of the body", "body"])
+async def test_a_hostile_replace_is_stored_exactly_or_changes_nothing(store: RecordStore, place: str) -> None:
+    before = await store.insert(a_key("k1", tenant="acme"))
+    for text in names(huge=place == "body"):
+        new = replace(with_text(place, TEXTS[text]), rev=before.rev)
+        stored = await attempt(store.replace(new))
+        if isinstance(stored, Refusal):
+            assert text not in PLAIN
+            stored = before
+        else:
+            assert stored == replace(new, rev=before.rev + 1)
+        assert await store.get("key", "k1") == stored
+        assert await store.find("key", stored.index) == [stored]
+        before = await store.replace(replace(stored, body={}))
+        assert before.rev == stored.rev + 1
+
+
+@pytest.mark.parametrize("value", VALUES)
+async def test_a_value_that_a_store_may_not_hold_is_stored_exactly_or_refused(store: RecordStore, value: str) -> None:
+    record = Record(kind="key", id="k1", body={"value": VALUES[value]}, index={})
+    if isinstance(await attempt(store.insert(record)), Refusal):
+        assert await store.find("key", {}) == []
+    else:
+        assert await store.get("key", "k1") == record
+    assert await store.unreadable() == []
+    assert await store.insert(a_key("k2")) == await store.get("key", "k2")
+
+
+async def test_a_hostile_query_finds_nothing_or_is_refused(store: RecordStore) -> None:
+    record = await store.insert(a_key("k1", tenant="acme"))
+    for text, hostile in TEXTS.items():
+        for call in (
+            store.get("key", hostile),
+            store.get(hostile, "k1"),
+            store.find(hostile, {}),
+            store.find("key", {hostile: "acme"}),
+            store.find("key", {"tenant": hostile}),
+            store.delete("key", hostile),
+            store.delete(hostile, "k1"),
+        ):
+            result = await attempt(call)
+            if isinstance(result, Refusal):
+                assert text not in PLAIN
+            else:
+                assert not result
+    assert await store.find("key", {"tenant": "acme"}) == [record]
 
 
 # --- SQLite --------------------------------------------------------------------

@@ -18,6 +18,7 @@ from services.core.adapters.sqlite import SqliteRecordStore
 from services.core.domain.errors import InvalidRequest, NoSpace, PermissionDenied, Unavailable
 from services.core.ports.record_store import RecordStore
 from services.core.ports.secret_store import SecretStore
+from tests.contract.hostile import TEXTS, Refusal, attempt
 
 
 class World(Protocol):
@@ -132,6 +133,33 @@ async def test_what_is_no_name_is_refused(world: World, name: str) -> None:
         await store.get(name)
     with pytest.raises(InvalidRequest):
         await store.delete(name)
+
+
+async def test_a_hostile_name_is_kept_exactly_or_refused(world: World) -> None:
+    store = await world.another()
+    await store.put("other", b"o")
+    for text, name in TEXTS.items():
+        if isinstance(await attempt(store.put(name, b"x")), Refusal):
+            assert not 1 <= len(name) <= 80 or "surrogate" in text or text == "emoji"
+            for call in (store.get(name), store.get_or_create(name, b"y"), store.delete(name)):
+                assert isinstance(await attempt(call), Refusal)
+        else:
+            assert await store.get(name) == b"x"
+            assert await store.get_or_create(name, b"y") == b"x"
+            await store.delete(name)
+            assert await store.get(name) is None
+        assert await store.get("other") == b"o"
+
+
+async def test_a_value_of_10_mb_is_kept_exactly_or_refused(world: World) -> None:
+    store = await world.another()
+    await store.put("k", b"before")
+    value = os.urandom(10_000_000)
+    if isinstance(await attempt(store.put("k", value)), Refusal):
+        value = b"before"
+    assert await store.get("k") == value
+    await store.put("k", b"after")
+    assert await store.get("k") == b"after"
 
 
 # --- in a folder ---------------------------------------------------------------

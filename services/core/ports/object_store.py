@@ -9,7 +9,8 @@ from typing import Final, Protocol
 
 from services.core.domain.errors import InvalidRequest
 
-CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffe\uffff]")
+"""Control characters, and the two others that XML, and so a listing of S3, cannot hold."""
 _KEY_MAX: Final = 1024
 """Bytes: the least of what the stores take (S3's)."""
 

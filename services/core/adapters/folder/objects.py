@@ -256,7 +256,7 @@ def _parts(key: str) -> list[str]:
 
 def _prefix(prefix: str) -> list[str]:
     if not prefix.endswith("/"):
-        raise InvalidRequest(f"a prefix ends with '/': '{prefix}/'")
+        raise InvalidRequest(f"a prefix ends with '/': '{prefix[:200]}/'")
     return _parts(prefix[:-1])
 
 

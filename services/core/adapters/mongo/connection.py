@@ -12,6 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
+import bson
 import pymongo
 from bson.codec_options import CodecOptions, TypeDecoder, TypeRegistry
 from bson.errors import BSONError
@@ -61,6 +62,7 @@ _REFUSED: Final = frozenset({13, 18, 8000})
 """Unauthorized, AuthenticationFailed, AtlasError."""
 _DISK_FULL: Final = 14031
 _TOO_LARGE: Final = 10334
+_MAX_BYTES: Final = 16 * 2**20
 _LARGE: Final = "the document is larger than MongoDB's 16 MB"
 
 
@@ -128,6 +130,12 @@ def connect(uri: str) -> Database:
     except (ConfigurationError, UserWarning, ValueError) as error:
         raise InvalidRequest(f"WEFT_JOB_STORE cannot be used: {error}") from error
     return client.get_default_database(_NAME).with_options(codec_options=_CODECS)
+
+
+def check_size(document: Document) -> None:
+    """Raises TooLarge for a document that MongoDB refuses by its size, and the encoder's errors."""
+    if len(bson.encode(document)) > _MAX_BYTES:
+        raise TooLarge(_LARGE)
 
 
 @contextmanager

@@ -18,15 +18,26 @@ from typing import Any, Final, Self
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.errors import BulkWriteError
 
-from services.core.adapters.mongo.connection import Database, Document, close, connect, translated
+from services.core.adapters.mongo.connection import Database, Document, check_size, close, connect, translated
 from services.core.adapters.mongo.documents import Documents
 from services.core.domain.codec import dump, load
 from services.core.domain.document import read_job
-from services.core.domain.errors import Duplicate, Internal, Quarantined, StaleRevision, Unavailable, WeftError
+from services.core.domain.errors import (
+    Duplicate,
+    Internal,
+    InvalidRequest,
+    Quarantined,
+    StaleRevision,
+    Unavailable,
+    WeftError,
+)
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
 from services.core.domain.status import Status
 from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, at_rev, judged
+from services.core.ports.record_store import too_deep
 
+_DEPTH_MAX: Final = 90
+"""Levels of a job's document: MongoDB holds 100."""
 _PAGE: Final = 500
 """Documents read in one go: a bound for the memory of a long list."""
 _INDEXES: Final = (
@@ -146,6 +157,8 @@ class MongoJobStore:
         if not documents:
             return
         with translated():
+            for document in documents:
+                check_size(document)  # of many documents at once the driver leaves this to the server
             try:
                 await self._history.insert_many(documents, ordered=False)
             except BulkWriteError as error:
@@ -188,7 +201,13 @@ class MongoJobStore:
 
 
 def _envelope(job: Job) -> Document:
-    return {"_id": job.id, "rev": job.rev, "idem": job.idem, "job": dump(job)}
+    try:
+        document = dump(job)
+    except RecursionError:
+        document = None
+    if document is None or too_deep(document, _DEPTH_MAX):
+        raise InvalidRequest(f"the document of a job has at most {_DEPTH_MAX} levels")
+    return {"_id": job.id, "rev": job.rev, "idem": job.idem, "job": document}
 
 
 def _event(document: object) -> Event | None:

@@ -114,7 +114,7 @@ class S3ObjectStore:
 
     async def list(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> Sequence[ObjectMeta]:
         base = self._prefix(prefix)
-        offset = self.bucket.prefix + after if after is not None else None
+        offset = self.bucket.full(after) if after else None
         found: list[ObjectMeta] = []
         with _translated(prefix):
             async for page in obstore.list(self._store, base, offset=offset, chunk_size=min(limit, _PAGE)):
@@ -153,7 +153,7 @@ class S3ObjectStore:
 
     def _prefix(self, prefix: str) -> str:
         if not prefix.endswith("/"):
-            raise InvalidRequest(f"a prefix ends with '/': '{prefix}/'")
+            raise InvalidRequest(f"a prefix ends with '/': '{prefix[:200]}/'")
         return self.bucket.full(prefix[:-1]) + "/"
 
     def _meta(self, found: Any) -> ObjectMeta:

@@ -19,7 +19,7 @@ from services.core.adapters.sqlite.database import Database
 from services.core.adapters.sqlite.place import MOUNTS
 from services.core.domain.codec import dump, load
 from services.core.domain.document import read_job
-from services.core.domain.errors import NotFound, Quarantined, StaleRevision, WeftError
+from services.core.domain.errors import InvalidRequest, NotFound, Quarantined, StaleRevision, WeftError
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
 from services.core.domain.status import Status
 from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, at_rev, judged
@@ -211,7 +211,10 @@ class SqliteJobStore:
 
 
 def _text(job: Job) -> str:
-    return json.dumps(dump(job), separators=(",", ":"))
+    try:
+        return json.dumps(dump(job), separators=(",", ":"))
+    except RecursionError:
+        raise InvalidRequest("the document of a job is nested too deeply to be stored") from None
 
 
 def _job(job_id: str, text: str) -> Job:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -39,15 +39,26 @@ def prepare(batch: Batch) -> Prepared:
         raise InvalidRequest(f"a batch goes from a byte to a later one, not from {start} to {end}")
     if not all(start <= one.offset < end for rows in (batch.lines, batch.points) for one in rows):
         raise InvalidRequest(f"a line or point lies outside its batch, which is bytes {start} to {end}")
-    if not all(-_INT64 <= point.step < _INT64 for point in batch.points if point.step is not None):
-        raise InvalidRequest("a step is a 64-bit integer")
+    if not all(-_INT64 <= number < _INT64 for number in _numbers(batch)):
+        raise InvalidRequest("steps, times and the numbers of a source are 64-bit integers")
     try:
+        f"{batch.source.role}{batch.source.source}".encode()
         for point in batch.points:
             "".join((point.name, *point.context, *point.context.values())).encode()
         block = encode(batch.lines) if batch.lines else b""
     except UnicodeEncodeError:
-        raise InvalidRequest("a line or the name of a metric is not valid Unicode") from None
+        raise InvalidRequest("a line, a source or the name of a metric is not valid Unicode") from None
     return Prepared(batch, block, zlib.crc32(block))
+
+
+def _numbers(batch: Batch) -> Iterator[int]:
+    source = batch.source
+    yield from (source.attempt, source.rank, source.run, source.generation)
+    yield from (line.time_ms for line in batch.lines)
+    for point in batch.points:
+        yield point.time_ms
+        if point.step is not None:
+            yield point.step
 
 
 @dataclass(slots=True)

@@ -24,6 +24,8 @@ from services.core.ports.metric_store import LineQuery, SourceId, StoredLine
 _FIRST_PAGE: Final = 2
 _PAGE: Final = 128
 """Blocks whose places are fetched at once: few at first, for most ask for the last lines or the next ones."""
+_PATTERN_MOST: Final = 10_000
+_REASON_MOST: Final = 200
 _PATTERN_BYTES: Final = 8 * 2**20
 """Memory that one compiled pattern may take."""
 _LAST: Final = 2**63 - 1
@@ -50,14 +52,18 @@ def compiled(search: str | None) -> Any:
     """The pattern, or None for none. InvalidRequest where it is none."""
     if search is None:
         return None
+    if len(search) > _PATTERN_MOST:
+        raise InvalidRequest(f"a pattern to search for has at most {_PATTERN_MOST} characters")
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _PATTERN_BYTES
     try:
         return re2.compile(search, options)
     except re2.error as error:
-        why = error.args[0].decode(errors="replace") if error.args else "it does not compile"
+        why = error.args[0][:_REASON_MOST].decode(errors="replace") if error.args else "it does not compile"
         raise InvalidRequest(f"this is no pattern to search for: {why} (RE2 syntax: no look-around)") from None
+    except UnicodeEncodeError:
+        raise InvalidRequest("a pattern to search for is valid Unicode") from None
 
 
 class LineReader:
