@@ -22,7 +22,7 @@ from services.core.ports.object_urls import ObjectRequest
 # ruff: noqa: PLC0415 - a learner waits for whatever its helper imports: the one kind of store does without the other's
 
 if TYPE_CHECKING:
-    from services.core.adapters.s3.transfer import Patience, Upload
+    from services.core.adapters.s3.transfer import RetryPolicy, Upload
     from services.helper.folder import Assignment
     from services.helper.metrics_client import Intake
     from services.helper.spool import Spool
@@ -111,7 +111,7 @@ class SignedObjects:
     def __init__(self, urls: Urls, wait: Callable[[float, str], Awaitable[None]], spool: Spool | None) -> None:
         from services.core.adapters.s3.transfer import Transfer
 
-        self._transfer = Transfer(urls.sign, patience=_patience(wait))
+        self._transfer = Transfer(urls.sign, retry_policy=_patience(wait))
         self._spool = spool
 
     async def size(self, key: str) -> int | None:
@@ -177,7 +177,7 @@ class _Kept:
         self._spool.save_upload(None)
 
 
-def _patience(wait: Callable[[float, str], Awaitable[None]]) -> Patience:
+def _patience(wait: Callable[[float, str], Awaitable[None]]) -> RetryPolicy:
     async def patiently(trouble: Unavailable, tries: int, since: float) -> None:  # noqa: ARG001
         await wait(min(_WAIT_MOST_S, 0.05 * 2 ** min(tries, 10)), trouble.message)
 

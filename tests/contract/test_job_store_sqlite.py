@@ -119,7 +119,7 @@ async def test_where_the_system_says_nothing_of_mounts_a_folder_may_pass(tmp_pat
     store = await SqliteJobStore.open(tmp_path / "jobs.sqlite", mounts=tmp_path / "nothing")
     await store.ping()
     (tmp_path / "jobs.sqlite").unlink()
-    with pytest.raises(Unavailable, match="gone"):
+    with pytest.raises(Unavailable, match="missing"):
         await store.ping()
     await store.close()
 

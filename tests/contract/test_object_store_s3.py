@@ -317,7 +317,7 @@ async def test_a_wrong_bucket_or_wrong_credentials_are_said_at_start_up(s3: S3) 
     assert await S3ObjectStore(right).list("weft-check/") == []
     who = right.credentials
     for wrong, said in (
-        (replace(right, name="not-there"), "bucket is not there"),
+        (replace(right, name="not-there"), "bucket does not exist"),
         (replace(right, credentials=replace(who, secret_key="wrong")), "refuses the platform's credentials"),
         (replace(right, credentials=replace(who, access_key="wrong")), "refuses the platform's credentials"),
         (replace(right, region="us-gov-west-1"), "WEFT_S3_REGION"),
