@@ -1,4 +1,4 @@
-"""`weft doctor` on the servers that an installation uses: what is wrong in one line, and what to do."""
+"""`weft doctor` on the servers of an installation: a line with the fault and the advice."""
 
 from __future__ import annotations
 
@@ -15,62 +15,60 @@ from tests.testbed.hints import Carrier
 from tests.testbed.server import free_port
 
 
-def said(check: str, home: Path) -> tuple[bool, str]:
-    """Whether it is well, and its line with what to do."""
-    found = next(one for one in examine(Home(home)) if one["check"] == check)
-    line = " -> ".join(filter(None, [found["detail"], found["fix"]]))
+def finding(check: str, home: Path) -> tuple[bool, str]:
+    """The result of a check and its line with the advice."""
+    entry = next(candidate for candidate in examine(Home(home)) if candidate["check"] == check)
+    line = " -> ".join(filter(None, [entry["detail"], entry["fix"]]))
     assert "\n" not in line
     assert "hidden" not in line
-    return found["ok"], line
+    return entry["ok"], line
 
 
-def test_a_home_that_is_not_there_yet_is_well_and_stays_so(tmp_path: Path) -> None:
+def test_a_missing_home_is_healthy_and_not_created(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    assert said("broker", home) == (True, f"a folder ({home / 'broker'})")
-    assert said("job store", home) == (True, f"files ({home / 'jobs.sqlite'})")
+    assert finding("broker", home) == (True, f"a folder ({home / 'broker'})")
+    assert finding("job store", home) == (True, f"files ({home / 'jobs.sqlite'})")
     assert not home.exists()
 
 
-def test_each_broker_that_serves_is_well(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_broker_is_healthy(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_BROKER_URL", carrier.url)
-    ok, line = said("broker", carrier.home)
+    ok, line = finding("broker", carrier.home)
     assert ok, line
     assert carrier.kind in line
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis"])
-def test_a_broker_that_is_away_is_named_without_its_password(
+def test_an_unreachable_broker_is_named_without_its_password(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
     monkeypatch.setenv("WEFT_BROKER_URL", f"{scheme}://weft:hidden@127.0.0.1:{port}/0")
-    ok, line = said("broker", tmp_path)
+    ok, line = finding("broker", tmp_path)
     assert not ok
     assert f"127.0.0.1:{port}" in line
     assert "start the broker of WEFT_BROKER_URL" in line
 
 
 @pytest.mark.parametrize("carrier", ["rabbitmq", "redis"], indirect=True)
-def test_a_broker_that_does_not_let_us_in_is_said_to(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_refuses_the_user_is_reported(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, place = carrier.url.rpartition("@") if "@" in carrier.url else carrier.url.rpartition("//")
     scheme = carrier.url.partition(":")[0]
     monkeypatch.setenv("WEFT_BROKER_URL", f"{scheme}://stranger:hidden@{place}")
-    ok, line = said("broker", carrier.home)
+    ok, line = finding("broker", carrier.home)
     assert not ok
     assert "does not let us in" in line
     assert "mend WEFT_BROKER_URL" in line
 
 
 @pytest.mark.parametrize("carrier", ["rabbitmq"], indirect=True)
-def test_a_queue_of_our_name_that_is_not_ours_is_said_with_what_to_do(
-    carrier: Carrier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreign_queue_of_our_name_is_reported_with_advice(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_BROKER_URL", carrier.url)
     with carrier.channel() as channel:
         channel.queue_delete(QUEUE)
         channel.queue_declare(QUEUE, durable=False, auto_delete=False)
     try:
-        ok, line = said("broker", carrier.home)
+        ok, line = finding("broker", carrier.home)
         assert not ok
         assert f"has a queue {QUEUE}" in line
         assert "remove it" in line
@@ -79,30 +77,30 @@ def test_a_queue_of_our_name_that_is_not_ours_is_said_with_what_to_do(
             channel.queue_delete(QUEUE)
 
 
-def test_a_broker_of_another_kind_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_kind_of_broker_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_BROKER_URL", "memory://hidden")
-    ok, line = said("broker", tmp_path)
+    ok, line = finding("broker", tmp_path)
     assert not ok
     assert "begins neither with" in line
 
 
-def test_ferretdb_as_job_store_is_bad(ferretdb: FerretDB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ferretdb_as_job_store_is_refused(ferretdb: FerretDB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_JOB_STORE", f"{ferretdb.uri}doctor")
-    ok, line = said("job store", tmp_path)
+    ok, line = finding("job store", tmp_path)
     assert not ok
     assert "of 16 compare-and-sets of one revision win" in line
     assert "operator-guide" in line
 
 
-def test_a_mongodb_as_job_store_is_well(mongo_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mongodb_as_job_store_is_healthy(mongo_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_JOB_STORE", mongo_uri)
-    monkeypatch.setattr("services.core.adapters.mongo.connection.TIMEOUT_S", 60)  # a busy machine is not its fault
-    assert said("job store", tmp_path) == (True, "MongoDB: one winner of each race, linearizable reads")
+    monkeypatch.setattr("services.core.adapters.mongo.connection.TIMEOUT_S", 60)  # the machine of the tests may be busy
+    assert finding("job store", tmp_path) == (True, "MongoDB: one winner of each race, linearizable reads")
 
 
-def test_a_mongodb_that_is_away_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_mongodb_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_JOB_STORE", f"mongodb://weft:hidden@127.0.0.1:{free_port()}/")
-    ok, line = said("job store", tmp_path)
+    ok, line = finding("job store", tmp_path)
     assert not ok
     assert "start the MongoDB of WEFT_JOB_STORE" in line
-    gc.collect()  # a socket left open is a warning now, and not in a test that has nothing to do with it
+    gc.collect()  # a leaked socket warns here, not in a later test
