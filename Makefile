@@ -3,7 +3,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fuzz promise chaos bench fmt lock proto sdk clean
+.PHONY: help setup demo test test-stress check fuzz promise chaos bench fmt lock proto sdk docs clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -12,35 +12,38 @@ ARGS ?=
 R ?=
 N ?=
 SEED ?=
+FILES ?=
 
 help: ## This list
 	@echo "Weft: train deep-learning models on a shared platform."
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  The first run sets up .venv (Python 3.11 or newer; WEFT_PYTHON names one)."
 
 setup:
 	@scripts/setup.sh
 
-demo: setup ## Train a real model, from nothing to its result (KEEP=1: stay up)
+demo: setup ## Train a real model from nothing (KEEP=1: stay up)
 	@scripts/demo.sh
 
-test: setup ## Every test: unit, contract, integration (ARGS=... for pytest)
-	@scripts/test-packages.sh
-	@$(BIN)/pytest $(ARGS)
+test: setup ## Every test, on all processors (ARGS=... for pytest)
+	@scripts/test.sh $(ARGS)
+
+test-stress: setup ## Every test N times on a busy machine (N=5 FILES=...)
+	@$(BIN)/python scripts/stress.py --runs $(or $(N),5) $(FILES) $(ARGS)
 
 check: setup ## Lint, types, layers and unit tests: before each commit
 	@scripts/check.sh
 
-fuzz: setup ## Property tests with thousands of fresh examples each (ARGS=...)
+fuzz: setup ## Property tests with thousands of new examples (ARGS=...)
 	@WEFT_FUZZ=1 $(BIN)/pytest --timeout 0 tests/unit $(ARGS)
 
 promise: setup ## Show what is promised: R=R2 (N=20000: so often), or all
 	@scripts/test-packages.sh
 	@WEFT_PROMISE=$(or $(R),all) WEFT_N=$(N) $(BIN)/pytest --timeout 0 -q $(ARGS)
 
-chaos: setup ## Real processes, killed and worse, and an auditor (SEED=17 N=200)
+chaos: setup ## Processes killed and worse, and an auditor (SEED=17 N=200)
 	@scripts/test-packages.sh
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(N),--faults $(N)) $(ARGS)
 
@@ -60,6 +63,9 @@ proto: setup ## Generate the gRPC stubs from proto/
 
 sdk: setup ## Generate the SDK's synchronous modules from cli/weft/_aio/
 	@$(BIN)/python scripts/sdk.py
+
+docs: setup ## Generate the pages that are made from the code
+	@for page in settings schema architecture; do $(BIN)/python scripts/$$page.py || exit 1; done
 
 clean: ## Remove caches and build outputs (.venv stays)
 	@rm -rf build dist cli/build cli/dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache htmlcov .coverage .coverage.*

@@ -1,11 +1,11 @@
-"""How long a person waits for the command line: `weft --help`, `weft list`, `weft up`, `weft down`.
+"""Measures the duration of command line calls: `weft --help`, `weft list`, `weft up`, `weft down`.
 
     python -m bench.cli [--runs 30] [--lives 6] [--quick]
 
 Each command is a process, timed from its start to its end with its output thrown away; `weft up` ends when every
 service is ready. The short ones are taken in turn with `python -c pass`, the least that any command in Python takes on
-this machine, so that whatever else the machine does hits all alike; the ratio to it is the number to compare elsewhere.
-Configuration and installation lie in a temporary folder.
+this machine, so that other load on the machine affects all alike; compare the ratio to it between machines.
+Configuration and installation are in a temporary folder.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ JOB = "name: bench\ncommand: 'true'\n"
 
 
 def took(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> float:
-    """Milliseconds. CalledProcessError where it fails."""
+    """Runs the command. Returns milliseconds. Raises CalledProcessError if it fails."""
     began = time.perf_counter()
     subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=True, text=True)
     return (time.perf_counter() - began) * 1e3
 
 
 def measure(runs: int, lives: int, root: Path) -> list[Row]:
-    """Lives of the platform, the first in a new folder; in the last one the short commands."""
+    """Starts and stops the platform ``lives`` times; runs the short commands in the last life."""
     environment = {**os.environ, "WEFT_HOME": str(root / "home"), "XDG_CONFIG_HOME": str(root / "config")}
     for name in ("WEFT_URL", "WEFT_KEY", "WEFT_PROFILE"):
         environment.pop(name, None)
@@ -77,8 +77,8 @@ def measure(runs: int, lives: int, root: Path) -> list[Row]:
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=30, help="of each short command (default: 30)")
-    parser.add_argument("--lives", type=int, default=6, help="of the platform, from up to down (default: 6)")
+    parser.add_argument("--runs", type=int, default=30, help="runs of each short command (default: 30)")
+    parser.add_argument("--lives", type=int, default=6, help="times to start and stop the platform (default: 6)")
     parser.add_argument("--quick", action="store_true", help="eight runs, two lives")
     args = parser.parse_args()
     runs, lives = (8, 2) if args.quick else (args.runs, args.lives)

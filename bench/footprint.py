@@ -1,15 +1,15 @@
-"""What a job costs while it waits, and while it runs.
+"""Measures the memory and processor time of a waiting job and of a running one.
 
     python -m bench.footprint [--waiting 6000] [--live 600] [--real 8] [--quick]
 
-* waiting: jobs that wait for hardware, put into the job store of a whole platform. The resident memory of the real LCM
-  (and of the others) after it has decided on all of them, at several numbers: the slope is what one costs. The first
-  jobs grow pools that later ones use, so the slope of the second half stands beside that of the whole.
+* waiting: jobs that wait for hardware, inserted into the job store of a whole platform. Resident memory of the LCM (and
+  of the other services) is read at several numbers of jobs, after the LCM has decided on all: the slope is the cost of
+  one job. The first jobs grow pools that later ones reuse, so the slope of the second half is given too.
 * live, memory: real Guardians (``services.guardian``) in this process over ports in memory, with simulated learners
-  that run. What Python's allocator has handed out (tracemalloc), less what is left once the guardian service is gone:
-  nothing of stores, learners or helpers is counted.
-* live, processor: the guardian process of a whole platform with a few real jobs that run quietly, against itself
-  without any, over the same number of seconds; and the same of its LCM and metrics service.
+  that run. Memory that Python has allocated (tracemalloc), minus what remains once the guardian service is gone:
+  stores, learners and helpers are not counted.
+* live, processor: processor time of the guardian process with a few real, quiet jobs, minus its time without jobs, over
+  the same number of seconds; the same for the LCM and the metrics service.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ COUNTED = ("lcm", "guardian", "metrics")
 
 
 def resident_kib(platform: Platform, service: str) -> float:
-    """Of the service's process."""
+    """Returns the resident memory of the service's process."""
     status = Path(f"/proc/{platform.process(service).pid}/status").read_text()
     return float(status.partition("VmRSS:")[2].split()[0])
 
 
 def cpu_seconds(platform: Platform, service: str) -> float:
-    """That its process has used so far."""
+    """Returns the processor seconds that the service's process has used."""
     fields = Path(f"/proc/{platform.process(service).pid}/stat").read_text().rpartition(")")[2].split()
     return float(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def enqueue(platform: Platform, count: int) -> None:
-    """So many jobs that this machine cannot hold now, as the api would have written them."""
+    """Inserts ``count`` jobs that do not fit now, as the api would write them."""
     spec = dump_spec(parse_spec({"name": "waits", "command": "true", "resources": {"cpus": 1, "memory": "64MiB"}}))
     store = await SqliteJobStore.open(platform.home / "jobs.sqlite")
     for _ in range(count):
@@ -63,7 +63,7 @@ async def enqueue(platform: Platform, count: int) -> None:
 
 
 def waiting(count: int) -> list[Row]:
-    """Each slope in KiB per job."""
+    """Returns the slopes, in KiB per job."""
     resident: dict[str, list[float]] = {service: [] for service in ("lcm", "guardian", "api")}
     with own_platform({"WEFT_NODE_CPUS": "1"}) as (platform, client):
         client.jobs.submit({"name": "holds", "command": "exec sleep 3600", "resources": {"cpus": 1, "memory": "64MiB"}})
@@ -72,20 +72,20 @@ def waiting(count: int) -> list[Row]:
             if step:
                 asyncio.run(enqueue(platform, count // STEPS))
                 time.sleep(SETTLE_S)
-            for service, seen in resident.items():
-                seen.append(resident_kib(platform, service))
+            for service, samples in resident.items():
+                samples.append(resident_kib(platform, service))
     half = STEPS // 2
     rows = []
-    for service, seen in resident.items():
+    for service, samples in resident.items():
         promised = "<= 4" if service == "lcm" else ""
-        rows.append(Row(f"{service}, per waiting job", [(seen[-1] - seen[0]) / count], "KiB", promised))
-        later = (seen[-1] - seen[half]) / (count * (STEPS - half) / STEPS)
+        rows.append(Row(f"{service}, per waiting job", [(samples[-1] - samples[0]) / count], "KiB", promised))
+        later = (samples[-1] - samples[half]) / (count * (STEPS - half) / STEPS)
         rows.append(Row(f"{service}, of the second half", [later], "KiB"))
     return rows
 
 
 async def live_memory(count: int) -> float:
-    """KiB per live job of real Guardians over ports in memory."""
+    """Returns KiB per live job of real Guardians over ports in memory."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     nodes = (Node(name="local", cpus=4.0 * count, memory=10**15, gpus=0),)
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as home:
@@ -109,7 +109,7 @@ async def live_memory(count: int) -> float:
 
 
 def live_cpu(count: int, seconds: float) -> list[Row]:
-    """Cores per live job, of a whole platform."""
+    """Returns cores per live job of a whole platform."""
     with own_platform({"WEFT_NODE_CPUS": str(max(4, count))}) as (platform, client):
         time.sleep(SETTLE_S)
         idle = _used(platform, seconds)
@@ -124,8 +124,8 @@ def live_cpu(count: int, seconds: float) -> list[Row]:
     for service in COUNTED:
         promised = "<= 0.001" if service == "guardian" else ""
         rows.append(Row(f"{service}, idle", [idle[service] / seconds], "cores"))
-        each = (busy[service] - idle[service]) / seconds / count
-        rows.append(Row(f"{service}, more per live job", [each], "cores", promised))
+        cores = (busy[service] - idle[service]) / seconds / count
+        rows.append(Row(f"{service}, more per live job", [cores], "cores", promised))
     return rows
 
 
@@ -155,9 +155,9 @@ def main() -> None:
         args.waiting, args.live, args.real = 1_000, 100, 3
     rows = waiting(args.waiting)
     tracemalloc.start()
-    each = asyncio.run(live_memory(args.live))
+    memory_kib = asyncio.run(live_memory(args.live))
     tracemalloc.stop()
-    rows.append(Row("guardian, per live job (simulated learners)", [each], "KiB", "<= 200"))
+    rows.append(Row("guardian, per live job (simulated learners)", [memory_kib], "KiB", "<= 200"))
     rows += live_cpu(args.real, QUIET_S / 3 if args.quick else QUIET_S)
     show(f"footprint: {args.waiting} jobs that wait, {args.live} and {args.real} that run", rows)
 

@@ -1,16 +1,14 @@
-"""How much the metrics service takes in, and how soon a follower sees it.
+"""Measures how fast the metrics service stores lines and points, and how soon a follower has them.
 
     python -m bench.metrics_ingest [--entries 300000] [--batch 500] [--learners 4] [--quick]
 
-Three things, each on an empty store in a temporary folder, through the real service as a
-process, with gRPC, fsync and all, unless said otherwise:
+Three measurements, each on an empty store in a temporary folder. All but "store" go through the real service as a
+process, with gRPC and fsync:
 
-* intake: learners send log lines, then metric points, as fast as they are acknowledged.
-  What they send is made before the clock starts, so that the service is measured and not
-  who loads it; both share this machine's cores all the same.
-* store: the same batches straight into the MetricStore, in this process.
-* follow: from the moment a line is sent until a follower has it, at 50 lines/s, while
-  nothing else happens and while others send all they can.
+* intake: learners send log lines, then metric points, as fast as they are acknowledged. Requests are made before the
+  clock starts, so that the service is measured and not its load; both share this machine's cores.
+* store: the same batches directly into the MetricStore, in this process.
+* follow: from the moment a line is sent until a follower has it, at 50 lines/s, on an idle service and under load.
 
 Promised (docs/performance.md): 100,000 lines/s and 50,000 points/s on two cores; follow p99 <= 200 ms.
 """
@@ -44,32 +42,32 @@ PROMISED = {"lines": ">= 100", "points": ">= 50"}
 
 @dataclass(frozen=True)
 class Work:
-    """What learners send, one list each. It may be sent of any job."""
+    """Requests of each learner. They fit any job."""
 
     entries: int
     requests: list[list[pb.AppendRequest]]
 
 
 def prepare(service: MetricsProcess, options: argparse.Namespace, make: Callable[[Helper, int, int], Any]) -> Work:
-    """``make`` gives the batch of entries number so to so."""
-    each = options.entries // options.learners
+    """Makes the requests. ``make(helper, start, end)`` returns a batch of these entries."""
+    per_learner = options.entries // options.learners
     requests = [
         [
-            pb.AppendRequest(batches=[make(helper, at, min(at + options.batch, each))])
-            for at in range(0, each, options.batch)
+            pb.AppendRequest(batches=[make(helper, at, min(at + options.batch, per_learner))])
+            for at in range(0, per_learner, options.batch)
         ]
         for helper in (Helper(service, "j0", rank=rank) for rank in range(options.learners))
     ]
-    return Work(each * options.learners, requests)
+    return Work(per_learner * options.learners, requests)
 
 
 def lines(helper: Helper, start: int, end: int) -> pb.SourceBatch:
-    """Such as a progress line of training."""
+    """Returns a batch of training progress lines."""
     return helper.lines(start, [LINE.format(at=at) for at in range(start, end)])
 
 
 def points(helper: Helper, start: int, end: int) -> pb.SourceBatch:
-    """Of several curves."""
+    """Returns a batch of points of several metrics."""
     batch = helper.points(start, [1 / (1 + at) for at in range(start, end)])
     for place, point in enumerate(batch.points):
         point.name, point.step = NAMES[place % len(NAMES)], (start + place) // len(NAMES)
@@ -77,20 +75,20 @@ def points(helper: Helper, start: int, end: int) -> pb.SourceBatch:
 
 
 def cpu_seconds(pid: int) -> float:
-    """That a process has used so far."""
+    """Returns the processor seconds that the process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return float(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def send(helper: Helper, requests: Sequence[pb.AppendRequest]) -> None:
-    """One after another, as a helper does."""
+    """Sends the requests in order, one at a time, as a helper does."""
     for request in requests:
         reply = await helper.once("Append", request)
         assert reply.committed[0] == request.batches[0].end
 
 
 async def intake(service: MetricsProcess, work: Work) -> tuple[float, float]:
-    """Thousand entries per second, and cores that the service used meanwhile."""
+    """Returns (thousand entries per second, cores that the service used)."""
     job = job_id()
     helpers = [Helper(service, job, rank=rank) for rank in range(len(work.requests))]
     await asyncio.gather(*(helper.append() for helper in helpers))  # it is up
@@ -103,8 +101,8 @@ async def intake(service: MetricsProcess, work: Work) -> tuple[float, float]:
 
 
 async def store_alone(work: Work, root: Path) -> float:
-    """Thousand entries per second."""
-    batches = [batch_of(one) for requests in work.requests for request in requests for one in request.batches]
+    """Returns thousand entries per second of the store without the service."""
+    batches = [batch_of(message) for requests in work.requests for request in requests for message in request.batches]
     store = await SqliteMetricStore.open(root)
     began = time.perf_counter()
     for batch in batches:
@@ -115,7 +113,7 @@ async def store_alone(work: Work, root: Path) -> float:
 
 
 async def follow(service: MetricsProcess) -> list[float]:
-    """Milliseconds from before a line is sent until the follower has it."""
+    """Returns milliseconds from before each line is sent until the follower has it."""
     job = job_id()
     helper, reader = Helper(service, job), Reader(service)
     await helper.append()
@@ -134,16 +132,16 @@ async def follow(service: MetricsProcess) -> list[float]:
     while len(delays) < FOLLOWED:
         reply = await stream.read()
         now = time.perf_counter()
-        delays += [(now - sent[one.seq]) * 1000 for one in reply.lines]
+        delays += [(now - sent[line.seq]) * 1000 for line in reply.lines]
     stream.cancel()
     await writing
-    for peer in (helper, reader):
-        await peer.close()
+    for client in (helper, reader):
+        await client.close()
     return delays
 
 
 async def follow_under_load(service: MetricsProcess, work: Work) -> list[float]:
-    """As ``follow``, while learners of another job send all they can."""
+    """As ``follow``, while learners of another job send as fast as they can."""
     following = asyncio.create_task(follow(service))
     while not following.done():
         await intake(service, work)
@@ -151,22 +149,22 @@ async def follow_under_load(service: MetricsProcess, work: Work) -> list[float]:
 
 
 async def measure(options: argparse.Namespace) -> list[Row]:
-    """All of it."""
+    """Runs all three measurements."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
-        # No etcd: taking in does not depend on it, and that is part of what is shown.
+        # No etcd: intake must not depend on it.
         with running(Path(folder), f"127.0.0.1:{free_port()}") as service:
             work = {"lines": prepare(service, options, lines), "points": prepare(service, options, points)}
             rows.append(Row("line -> follower", await follow(service), promised="p99 <= 200"))
-            for name, each in work.items():
-                runs = [await intake(service, each) for _ in range(options.runs)]
+            for name, prepared in work.items():
+                runs = [await intake(service, prepared) for _ in range(options.runs)]
                 rows += [
                     Row(f"{name} taken in", [rate for rate, _ in runs], "thousand/s", PROMISED[name]),
                     Row(f"{name}: cores of the service", [cores for _, cores in runs], ""),
                 ]
             rows.append(Row("line -> follower, under load", await follow_under_load(service, work["lines"])))
-        for name, each in work.items():
-            alone = [await store_alone(each, Path(folder) / f"store-{name}-{run}") for run in range(options.runs)]
+        for name, prepared in work.items():
+            alone = [await store_alone(prepared, Path(folder) / f"store-{name}-{run}") for run in range(options.runs)]
             rows.append(Row(f"{name}: the store alone", alone, "thousand/s"))
     return rows
 

@@ -1,4 +1,4 @@
-"""How soon a follower has a point that a learner reports.
+"""Measures the delay from a learner's report of a point until a follower has it.
 
     python -m bench.metrics_stream [--points 400] [--learners 2] [--quick]
 
@@ -23,7 +23,7 @@ WARMING = 20
 
 
 def followed(client: Client, *, points: int, learners: int) -> list[float]:
-    """Milliseconds of each point; the first ones, while everything starts, are left out."""
+    """Returns the delay of each point in milliseconds, without the first WARMING points."""
     command = SPEAK.format(points=points + WARMING)
     job = client.jobs.submit({"name": "stream", "command": command, "learners": learners, "resources": SMALL})
     late: list[float] = []
@@ -49,7 +49,7 @@ def main() -> None:
         Row("one learner", alone, promised="p99 <= 200"),
         Row(f"{args.learners} learners", together, promised="p99 <= 200"),
     ]
-    show("metrics_stream: a learner reports a point -> who follows the job has it", rows)
+    show("metrics_stream: a learner reports a point -> the follower of its job has it", rows)
 
 
 if __name__ == "__main__":

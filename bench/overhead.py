@@ -1,17 +1,17 @@
-"""What the platform costs a training run: the same two learners as a job, and as bare processes.
+"""Measures the overhead of the platform on a training run: the same two learners as a job and as bare processes.
 
     python -m bench.overhead [--steps 8000] [--pairs 3] [--quick]
 
 examples/digits on two learners, with logs and metrics on, in turn on the platform and by ``bench.bare``: A B A B, so
-that what else the machine does hits both alike. Both use the same environment, which the platform builds first.
-Compared are, in each pair,
+that other load on the machine affects both alike. Both use the same environment, which the platform builds first.
+Each pair compares
 
-* training: from the first learner's first act to the last learner's last act, as the learners themselves note it
-  (on the platform); from the first start to the last exit (bare). This is the ratio that is promised.
-* job: from before the submit to the end of the job, results stored and hardware given back.
-* processor: what everything that is not the learners (services, etcd, helpers, shims) uses while they train, as a
-  share of one core. Two learners that wait for each other in every step feel each of these milliseconds, so this is
-  about what the platform can cost them where all cores are theirs; it hardly depends on what else the machine does.
+* training: on the platform from the first learner's start to the last learner's end, by the learners' own time stamps;
+  bare from the first start to the last exit. The promise is about this ratio.
+* job: from before the submit to the end of the job, with results stored and hardware released.
+* processor: the use by all other processes of the platform (services, etcd, helpers, shims) during training, as a share
+  of one core. Learners that wait for each other in every step lose about this time where they use all cores; the
+  figure hardly depends on other load on the machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from weft._job import Job
 
 EXAMPLE = "digits"
 LEARNERS = 2
-PATIENCE_S = 3600.0
+JOB_TIMEOUT_S = 3600.0
 SAMPLE_S = 2.0
 SETTLE_S = 3.0
 STAMP = 'date +%s%N >> "$LOG_DIR/stamps"'
@@ -49,7 +49,7 @@ PROGRAMS = (
     ),
     b"etcd",
 )
-"""In command lines; the first that fits counts."""
+"""Parts of command lines; the first match counts."""
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -62,13 +62,13 @@ class OnPlatform:
     job: float
     """Seconds."""
     shares: Mapping[str, float]
-    """Program -> cores it used while the learners trained. Empty where that was too short to tell."""
+    """Program -> cores used while the learners trained. Empty if the training was too short to measure."""
 
 
 class Accounting:
-    """Which cores the platform's own processes use while a job trains.
+    """Measures the cores that the platform's own processes use while a job trains.
 
-    Reads a dozen files every other second: what is measured must not be what measures.
+    Reads a dozen files every other second, so that the measurement itself costs little.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -78,7 +78,7 @@ class Accounting:
 
     @contextmanager
     def during(self, job: Job) -> Generator[None]:
-        """While within, and while all of the job's learners train."""
+        """Measures during the block, while all of the job's learners train."""
         thread = threading.Thread(target=self._account, args=(job.id,), name="accounting")
         thread.start()
         try:
@@ -104,18 +104,18 @@ class Accounting:
             self.shares = {name: (now[name] - first[name]) / took for name in now}
 
     def _programs(self) -> dict[int, str]:
-        """Pid -> what it is, of all processes of the platform but its learners."""
-        found: dict[int, str] = {}
+        """Returns pid -> program name, for all processes of the platform except learners."""
+        names: dict[int, str] = {}
         for pid in processes_naming(self._platform.home.root):
             environ, command = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
             if b"WEFT_JOB_ID=" not in environ:  # a learner
                 known = [part.decode() for part in PROGRAMS if part in command]
-                found[pid] = known[0].removeprefix("services.") if known else "others"
-        return found
+                names[pid] = known[0].removeprefix("services.") if known else "others"
+        return names
 
 
 def _used(programs: Mapping[int, str]) -> dict[str, float]:
-    """Processor seconds so far, by program."""
+    """Returns processor seconds so far, by program."""
     used: defaultdict[str, float] = defaultdict(float)
     for pid, name in programs.items():
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -124,7 +124,7 @@ def _used(programs: Mapping[int, str]) -> dict[str, float]:
 
 
 def job_spec(steps: int) -> dict[str, Any]:
-    """The example's own spec, its learners noting when they begin and end."""
+    """Returns the example's spec; its learners write time stamps at start and end."""
     spec = example_spec(EXAMPLE)
     command = f"{spec['command']} --steps {steps}"
     return {
@@ -136,12 +136,12 @@ def job_spec(steps: int) -> dict[str, Any]:
 
 
 def on_platform(platform: Platform, client: Client, steps: int) -> OnPlatform:
-    """RuntimeError where the job does not complete."""
+    """Runs the example as a job. Raises RuntimeError if the job does not complete."""
     began = time.monotonic()
     job = client.jobs.submit(job_spec(steps))
     accounting = Accounting(platform)
     with accounting.during(job):
-        job.wait(timeout=PATIENCE_S)
+        job.wait(timeout=JOB_TIMEOUT_S)
     took = time.monotonic() - began
     if job.status != "COMPLETED":
         raise RuntimeError(f"the job is {job.status}: {job.reason} {job.message}")
@@ -159,7 +159,7 @@ def _stamps(job: Job) -> list[int]:
 
 
 def bare(python: Path, steps: int) -> float:
-    """Seconds; RuntimeError where it fails."""
+    """Runs the example bare. Returns seconds. Raises RuntimeError if it fails."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-bare-") as state:
         outcome = run_bare(
             example=EXAMPLE, learners=LEARNERS, state=Path(state), python=python, arguments=["--steps", str(steps)],
@@ -171,12 +171,17 @@ def bare(python: Path, steps: int) -> float:
 
 
 def shares(runs: list[OnPlatform]) -> list[Row]:
-    """What the platform uses, in all and by program, in percent of one core."""
-    counted = [one.shares for one in runs if one.shares]
-    names = sorted({name for each in counted for name in each})
+    """Returns rows of the platform's processor use, in all and by program, in percent of one core."""
+    counted = [run.shares for run in runs if run.shares]
+    names = sorted({name for run_shares in counted for name in run_shares})
     return [
-        Row("processor: the platform, in all", [sum(each.values()) * 100 for each in counted], "% of a core"),
-        *(Row(f"processor: {name}", [each.get(name, 0.0) * 100 for each in counted], "% of a core") for name in names),
+        Row(
+            "processor: the platform, in all", [sum(run_shares.values()) * 100 for run_shares in counted], "% of a core"
+        ),
+        *(
+            Row(f"processor: {name}", [run_shares.get(name, 0.0) * 100 for run_shares in counted], "% of a core")
+            for name in names
+        ),
     ]
 
 
@@ -189,7 +194,7 @@ def main() -> None:
     args = parser.parse_args()
     steps, pairs = (500, 2) if args.quick else (args.steps, args.pairs)
     with own_platform() as (platform, client):
-        on_platform(platform, client, 20)  # builds the environment, and compiles what is compiled once
+        on_platform(platform, client, 20)  # builds the environment and fills its compile caches
         python = next((platform.home / "cache" / "envs").glob("*/venv/bin/python"))
         bare(python, 20)
         runs: list[tuple[OnPlatform, float]] = []
@@ -198,13 +203,13 @@ def main() -> None:
             print(f"  platform {runs[-1][0].training:.2f} s, bare {runs[-1][1]:.2f} s", flush=True)
     rows = [
         Row("bare", [alone for _, alone in runs], "s"),
-        Row("training on the platform", [one.training for one, _ in runs], "s"),
-        Row("the whole job", [one.job for one, _ in runs], "s"),
-        Row("overhead of training", [(one.training / alone - 1) * 100 for one, alone in runs], "%", "<= 1"),
-        Row("overhead of the whole job", [(one.job / alone - 1) * 100 for one, alone in runs], "%"),
-        *shares([one for one, _ in runs]),
+        Row("training on the platform", [run.training for run, _ in runs], "s"),
+        Row("the whole job", [run.job for run, _ in runs], "s"),
+        Row("overhead of training", [(run.training / alone - 1) * 100 for run, alone in runs], "%", "<= 1"),
+        Row("overhead of the whole job", [(run.job / alone - 1) * 100 for run, alone in runs], "%"),
+        *shares([run for run, _ in runs]),
     ]
-    ratio = statistics.median(one.training for one, _ in runs) / statistics.median(alone for _, alone in runs)
+    ratio = statistics.median(run.training for run, _ in runs) / statistics.median(alone for _, alone in runs)
     show(
         f"overhead: {EXAMPLE} x {LEARNERS}, {steps} steps, on the platform against the same bare processes",
         rows,

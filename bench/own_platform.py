@@ -1,4 +1,4 @@
-"""A platform for one benchmark: in a folder of its own, gone afterwards, whatever happens meanwhile."""
+"""A platform for one benchmark, in its own folder, deleted afterwards in every case."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.testbed.platform import Platform, platform
 from weft import Client
 
 SMALL = {"cpus": 0.5, "memory": "64MiB"}
-"""What a job that only says what time it is asks for."""
+"""Resources of a job that only prints the time."""
 
 
 @contextmanager
 def own_platform(environment: Mapping[str, str] | None = None) -> Generator[tuple[Platform, Client]]:
-    """The platform as `weft up` starts it, and a client of it. A process of it that is left at the end is an error.
+    """Yields a platform as `weft up` starts it, and a client. Raises RuntimeError if a process is left at the end.
 
-    No user's installation or profile is touched.
+    Touches no user's installation or profile.
     """
     with ending_cleanly():
         with platform(environment) as running:
@@ -34,7 +34,7 @@ def own_platform(environment: Mapping[str, str] | None = None) -> Generator[tupl
 
 @contextmanager
 def ending_cleanly() -> Generator[None]:
-    """SIGTERM ends what is within as Ctrl-C does: by an exception, so that everything is put away."""
+    """Makes SIGTERM raise SystemExit within the block, so that the clean-up runs as after Ctrl-C."""
     before = signal.signal(signal.SIGTERM, _leave)
     try:
         yield

@@ -1,14 +1,14 @@
-"""How soon hardware is free again when a learner's process ends, and how soon the next job has it.
+"""Measures how soon hardware is free after a learner's process ends, and how soon the next job runs on it.
 
     python -m bench.release [--runs 25] [--quick]
 
-A platform of one core and jobs that each want that core, all submitted at once: each can only start when the one before
-it is released. A learner notes the time as its first and as its last act, so both of these are seen from the outside:
+The platform has one core, and each job needs it. All jobs are submitted at once: each can start only after the one
+before it is released. A learner prints the time when it starts and when it ends:
 
-* exit -> released: from the last act of the process to ``released`` in the job's document. Its output and an empty
-  result are stored in between: a release comes after the upload, never before.
-* exit -> next job runs: from that last act to the first act of the next job's process. Release, admission and a whole
-  start lie in between.
+* exit -> released: from the end of the process to ``released`` in the job's document. Its output and an empty result
+  are stored in between: the release always follows the upload.
+* exit -> next job runs: from that end to the start of the next job's process. This includes release, admission and a
+  whole start.
 * kill -> released: from before the request to ``released``; nothing is stored.
 """
 
@@ -27,34 +27,34 @@ from weft._job import Job
 SPEC = {"name": "release", "resources": {"cpus": 1, "memory": "64MiB"}}
 SPEAK_TWICE = "date +%s%N; sleep 0.2; date +%s%N"
 WARMING = 2
-PATIENCE_S = 120.0
+WAIT_S = 120.0
 
 
 def chain(client: Client, count: int) -> tuple[list[float], list[float]]:
-    """(exit -> released, exit -> next job runs) of so many jobs in a row, in milliseconds."""
+    """Runs ``count`` jobs in a row. Returns (exit -> released, exit -> next job runs) in milliseconds."""
     jobs = [client.jobs.submit({**SPEC, "command": SPEAK_TWICE}) for _ in range(count)]
     released: list[float] = []
-    acts: list[tuple[int, int]] = []
+    stamps: list[tuple[int, int]] = []
     for job in jobs:
-        job.wait(timeout=PATIENCE_S)
+        job.wait(timeout=WAIT_S)
         first, last = (int(line.text) for line in job.logs())
-        acts.append((first, last))
+        stamps.append((first, last))
         released.append(_released(job) - last / 1e6)
-    acts.sort()  # whichever the platform took first
-    return released, [(after[0] - before[1]) / 1e6 for before, after in pairwise(acts)]
+    stamps.sort()  # in the order in which the platform ran them
+    return released, [(after[0] - before[1]) / 1e6 for before, after in pairwise(stamps)]
 
 
 def killed(client: Client) -> float:
-    """Milliseconds from asking for a running job's end to its release."""
+    """Returns milliseconds from the kill of a running job to its release."""
     job = client.jobs.submit({**SPEC, "command": "echo; exec sleep 600"})
     next(iter(job.logs(follow=True)))
     began = time.time_ns()
     job.kill()
-    return _released(job.wait(timeout=PATIENCE_S)) - began / 1e6
+    return _released(job.wait(timeout=WAIT_S)) - began / 1e6
 
 
 def _released(job: Job) -> float:
-    """Unix milliseconds."""
+    """Returns the time of release in Unix milliseconds."""
     return datetime.fromisoformat(job.document["released"]).timestamp() * 1e3
 
 

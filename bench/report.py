@@ -1,7 +1,6 @@
-"""How every benchmark says what it measured: one compact table, and below it the machine that it was measured on.
+"""The output of every benchmark: one compact table, and below it the machine that ran it.
 
-Single timings prove little on a machine that does other work as well, so a row shows the spread, and what is promised
-stands beside what came out.
+A single timing proves little on a busy machine, so each row shows the spread, with the promised value beside it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def p99(values: Sequence[float]) -> float:
 
 
 def machine() -> str:
-    """Cores, memory, kernel, Python; and how busy the machine is with whatever else, for it tells in the numbers."""
+    """Describes the machine: cores, memory, kernel, Python, time and load."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{os.cpu_count()} cores, {memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}; "
@@ -42,7 +41,7 @@ def machine() -> str:
 
 
 def show(title: str, rows: Sequence[Row], *, notes: Sequence[str] = ()) -> None:
-    """The table on stdout. Rows without values are left out."""
+    """Prints the table to stdout. Rows without values are left out."""
     table = [_HEAD, *(_cells(row) for row in rows if row.values)]
     widths = [max(len(line[column]) for line in table) for column in range(len(_HEAD))]
     print(f"\n{title}")
@@ -63,21 +62,21 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _number(value: float) -> str:
-    """Three digits or so: more would only look exact."""
+    """Formats about three digits: more would suggest an accuracy that timings do not have."""
     size = abs(value)
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.3f}"
 
 
 def processes_naming(folder: Path) -> list[int]:
     """Pids of living processes whose command line or environment names the folder, except this one."""
-    found: list[int] = []
+    pids: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
             text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-        except OSError:  # it ended while we looked, or is another user's
+        except OSError:  # the process ended meanwhile, or is another user's
             continue
         if os.fsencode(folder) in text:
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids

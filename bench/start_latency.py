@@ -1,17 +1,17 @@
-"""How soon after a submit the learner's process runs, warm; and where the time goes.
+"""Measures the time from a submit until the learner's process runs, warm, by stages.
 
     python -m bench.start_latency [--runs 40] [--framework numpy] [--quick]
 
-Measured from before the call of ``client.jobs.submit`` to a time stamp that the learner itself takes as its first act.
-One job after the other, each killed once it has spoken. Two kinds of jobs:
+From before the call of ``client.jobs.submit`` to a time stamp that the learner prints first. One job after the other,
+each killed once it has printed. Two kinds of jobs:
 
 * command: a shell command, no code, no framework;
-* with code and framework: a folder of code that the platform has already, in an environment that is built already (by a
-  first job, which is not counted; ``--framework ''`` leaves this kind out).
+* with code and framework: code that the platform has already, in an environment that is built already (by a first job,
+  which is not counted; ``--framework ''`` leaves this kind out).
 
-The stages come from what each process leaves behind: the history (admitted), the guardian's log (claimed), and the
-times of the files in the learner's folder (docs/adr/0002-one-machine.md). Those are the kernel's coarse clock's, so a
-stage is exact to 4 ms. Shim and helper start side by side.
+The stages come from the history (admitted), the guardian's log (claimed), and the modification times of the files in
+the learner's folder (docs/adr/0002-one-machine.md). File times come from the kernel's coarse clock, so a stage is exact
+to 4 ms. Shim and helper start in parallel.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from weft._job import Job
 
 WARMING = 3
 """Jobs before the first that counts: connections are made, modules and pages are in memory."""
-LOOK_S = 0.005
-ASK_S = 2.0
-PATIENCE_S = 30.0
+POLL_S = 0.005
+STATUS_POLL_S = 2.0
+WAIT_S = 30.0
 FIRST_BUILD_S = 1800.0
-SPEAK = "date +%s%N; exec sleep 600"
+PRINT_TIME = "date +%s%N; exec sleep 600"
 FILES = {
     "learner.json": "reserved (learner.json)",
     "shim.json": "shim is up",
     "active": "activated",
     "helper.json": "helper is up",
-    "prepared.json": "code and environment there",
-    "go": "let go",
+    "prepared.json": "code and environment ready",
+    "go": "start permitted",
     "runs/1/start.json": "forked",
 }
 Marks = dict[str, float]
 
 
-def one_start(platform: Platform, client: Client, spec: Mapping[str, Any], *, patience_s: float = PATIENCE_S) -> Marks:
+def one_start(platform: Platform, client: Client, spec: Mapping[str, Any], *, timeout_s: float = WAIT_S) -> Marks:
     """Milliseconds from before the submit to each stage of one job's start."""
     began = time.time_ns()
     job = client.jobs.submit(spec)
     marks: Marks = {"acknowledged": (time.time_ns() - began) / 1e6}
     folder = platform.home / "node" / job.id / "1" / "worker-0"
-    said = _first_line(job, folder / "runs" / "1" / "stdout", patience_s)
+    first_line = _first_line(job, folder / "runs" / "1" / "stdout", timeout_s)
     for name, stage in FILES.items():
         marks[stage] = ((folder / name).stat().st_mtime_ns - began) / 1e6
     for event in job.history():
@@ -66,24 +66,24 @@ def one_start(platform: Platform, client: Client, spec: Mapping[str, Any], *, pa
             marks["admitted"] = _since(began, event.time)
     job.kill()
     marks["claimed by a Guardian"] = _since(began, _claimed(platform, job.id))
-    marks["the learner's first act"] = (int(said) - began) / 1e6
-    job.wait(timeout=PATIENCE_S)
+    marks["the learner prints"] = (int(first_line) - began) / 1e6
+    job.wait(timeout=WAIT_S)
     return marks
 
 
-def _first_line(job: Job, path: Path, patience_s: float) -> str:
-    """Read where it is written: a follower would take part in what is measured."""
-    deadline = time.monotonic() + patience_s
-    ask = time.monotonic() + ASK_S
+def _first_line(job: Job, path: Path, timeout_s: float) -> str:
+    """Returns the learner's first line, read from its file: a follower would change the measurement."""
+    deadline = time.monotonic() + timeout_s
+    next_status_poll = time.monotonic() + STATUS_POLL_S
     while time.monotonic() < deadline:
         if path.exists() and (text := path.read_text()).endswith("\n"):
             return text.splitlines()[0]
-        if time.monotonic() > ask:
-            ask = time.monotonic() + ASK_S
+        if time.monotonic() > next_status_poll:
+            next_status_poll = time.monotonic() + STATUS_POLL_S
             if job.refresh().at_rest:
                 break
-        time.sleep(LOOK_S)
-    raise RuntimeError(f"the learner has not spoken: {job.refresh().status} {job.reason} {job.message}")
+        time.sleep(POLL_S)
+    raise RuntimeError(f"the learner has printed nothing: {job.refresh().status} {job.reason} {job.message}")
 
 
 def _claimed(platform: Platform, job: str) -> datetime:
@@ -91,7 +91,7 @@ def _claimed(platform: Platform, job: str) -> datetime:
         entry = json.loads(line)
         if entry.get("event") == "job.claimed" and entry["job"] == job:
             return datetime.fromisoformat(entry["timestamp"])
-    raise LookupError(f"the guardian's log says nothing of {job}")
+    raise LookupError(f"the guardian's log has no claim of {job}")
 
 
 def _since(began_ns: int, moment: datetime) -> float:
@@ -100,19 +100,19 @@ def _since(began_ns: int, moment: datetime) -> float:
 
 @contextmanager
 def kinds(framework: str) -> Generator[dict[str, dict[str, Any]]]:
-    """Kind of job -> its spec."""
-    specs: dict[str, dict[str, Any]] = {"command": {"name": "start", "command": SPEAK, "resources": SMALL}}
+    """Yields kind of job -> spec."""
+    specs: dict[str, dict[str, Any]] = {"command": {"name": "start", "command": PRINT_TIME, "resources": SMALL}}
     with tempfile.TemporaryDirectory(prefix="weft-bench-code-") as code:
-        Path(code, "speak.sh").write_text(f"{SPEAK}\n")
+        Path(code, "print.sh").write_text(f"{PRINT_TIME}\n")
         if framework:
-            more = {"command": "sh speak.sh", "code": code, "framework": framework}
+            more = {"command": "sh print.sh", "code": code, "framework": framework}
             specs[f"with code and {framework}"] = {**specs["command"], **more}
         yield specs
 
 
 def stages(runs: list[Marks]) -> list[str]:
-    """The median of each stage, in order of time, and what it adds."""
-    medians = sorted((statistics.median(one[stage] for one in runs), stage) for stage in runs[0])
+    """Returns the median of each stage in order of time, and its difference to the stage before."""
+    medians = sorted((statistics.median(marks[stage] for marks in runs), stage) for stage in runs[0])
     lines, last = [f"{'at':>6}  {'+':>5}  stage (medians, ms)"], 0.0
     for at, stage in medians:
         lines.append(f"{at:6.0f}  {at - last:5.0f}  {stage}")
@@ -131,16 +131,16 @@ def main() -> None:
     with own_platform() as (platform, client), kinds("" if args.quick else args.framework) as specs:
         for spec in specs.values():
             for _ in range(WARMING):
-                one_start(platform, client, spec, patience_s=FIRST_BUILD_S)
+                one_start(platform, client, spec, timeout_s=FIRST_BUILD_S)
         runs: dict[str, list[Marks]] = {kind: [] for kind in specs}
         for _ in range(count):
             for kind, spec in specs.items():
                 runs[kind].append(one_start(platform, client, spec))
     rows = [
-        Row(kind, [one["the learner's first act"] for one in each], promised="p50 <= 300")
-        for kind, each in runs.items()
+        Row(kind, [marks["the learner prints"] for marks in starts], promised="p50 <= 300")
+        for kind, starts in runs.items()
     ]
-    notes = [line for kind, each in runs.items() for line in ("", f"{kind}:", *stages(each))]
+    notes = [line for kind, starts in runs.items() for line in ("", f"{kind}:", *stages(starts))]
     show("start_latency: submit -> the learner's process runs, warm", rows, notes=[*notes, ""])
 
 

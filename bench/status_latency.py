@@ -1,12 +1,11 @@
-"""How soon a follower sees that a job's status has changed.
+"""Measures the delay from a change of a job's status until a follower has read it.
 
     python -m bench.status_latency [--jobs 40] [--quick]
 
-From the time that the change itself carries (of PROCESSING: when the learner's process started, by its parent's own
-record; of STORING: when it had ended) until the line of ``GET /v1/jobs/ID/events`` is read. So it holds everything
-between a learner and its owner: helper, metrics service, etcd, Guardian, job document, and the api's look at it, which
-is why the api's pace (WEFT_FOLLOW_POLL_S) is a part of it. One short job after another on the whole platform, each
-followed from its submission; the last words of a job are followed to its end.
+From the time in the change itself (PROCESSING: the start of the learner's process by its shim's record; STORING: its
+end) until the line of ``GET /v1/jobs/ID/events`` is read. This covers helper, metrics service, etcd, Guardian, job
+document and the api's poll of it, so the poll interval (WEFT_FOLLOW_POLL_S) is part of the delay. One short job after
+another on the whole platform, each followed from its submission to its end.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ORDER = ("PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMPLETED")
 
 
 def events(api: httpx2.Client, job: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(event, data) of the job's stream, as they are read, to its end."""
+    """Yields (event, data) of the job's stream as they arrive, to its end."""
     with api.stream("GET", f"/v1/jobs/{job}/events", headers={"Accept": "text/event-stream"}) as answer:
         name = ""
         for line in answer.iter_lines():
@@ -44,7 +43,7 @@ def events(api: httpx2.Client, job: str) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def followed(api: httpx2.Client) -> dict[str, float]:
-    """Status -> milliseconds from its time to its arrival, of one job."""
+    """Runs one job. Returns status -> milliseconds from its time to its arrival."""
     made = api.post("/v1/jobs", json=SPEC)
     made.raise_for_status()
     late: dict[str, float] = {}
@@ -60,7 +59,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=40, help="followed one after the other (default: 40)")
     parser.add_argument("--quick", action="store_true", help="eight")
     args = parser.parse_args()
-    found: dict[str, list[float]] = defaultdict(list)
+    delays_by_status: dict[str, list[float]] = defaultdict(list)
     with own_platform() as (platform, _):
         headers = {"Authorization": f"Bearer {platform.key}"}
         with httpx2.Client(base_url=platform.url, headers=headers, trust_env=False, timeout=60) as api:
@@ -68,11 +67,11 @@ def main() -> None:
                 followed(api)
             for _ in range(8 if args.quick else args.jobs):
                 for status, late in followed(api).items():
-                    found[status].append(late)
-    every = [late for status in ORDER for late in found[status]]
+                    delays_by_status[status].append(late)
+    every = [late for status in ORDER for late in delays_by_status[status]]
     rows = [Row("any change -> follower", every, promised="p99 <= 250")]
-    rows += [Row(status, found[status]) for status in ORDER]
-    show("status_latency: a job's status changes -> who follows it has read so", rows)
+    rows += [Row(status, delays_by_status[status]) for status in ORDER]
+    show("status_latency: a job's status changes -> its follower has read the change", rows)
 
 
 if __name__ == "__main__":

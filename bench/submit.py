@@ -1,13 +1,13 @@
-"""How many durable submissions the api takes in a second, and how long one takes at a steady 50 a second.
+"""Measures durable submissions per second, and the latency of one at a steady 50 a second.
 
     python -m bench.submit [--seconds 20] [--at-once 16] [--quick]
 
-The real api as a process of its own, over SQLite and a folder in a temporary place, without the other services: what is
-measured is the way from a request to the 201 that promises that the job is on disk (an fsync in each). Jobs carry an
-idempotency key; those "with code" also bring 4 KiB that nobody has sent before. Whoever asks is one process beside it
-on the same processors, which speaks HTTP/1.1 by hand, so that as little as may be of what is measured is its own.
+The real api runs as its own process over SQLite and a temporary folder, without the other services. The time is that
+from a request to its 201, which promises that the job is on disk (one fsync each). Jobs carry an idempotency key; jobs
+"with code" also carry 4 KiB of new code. One client process on the same processors writes plain HTTP/1.1, so that the
+client adds as little time as possible.
 
-At 50 a second, requests begin when their time has come, whether or not those before have been answered: waiting counts.
+At 50 a second, each request is due at a fixed time, whether or not earlier ones are answered: waiting counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPEC = {"name": "bench", "command": "python train.py", "framework": "jax", "lear
 WARMING = 50
 
 
-class Asker:
+class Submitter:
     """Connections to the api, each used by one request at a time."""
 
     def __init__(self, api: ApiProcess, key: str) -> None:
@@ -40,7 +40,7 @@ class Asker:
         self._code = 0
 
     async def submit(self, *, code: bool) -> float:
-        """Milliseconds until the 201 was there."""
+        """Submits a job. Returns the milliseconds until the 201."""
         kind, body = self._form() if code else ("application/json", json.dumps(SPEC).encode())
         head = (
             f"POST /v1/jobs HTTP/1.1\r\nHost: weft\r\nAuthorization: Bearer {self._key}\r\nContent-Type: {kind}\r\n"
@@ -50,12 +50,12 @@ class Asker:
         host, _, port = self._address
         reader, writer = self._free.pop() if self._free else await asyncio.open_connection(host, int(port))
         writer.write(head.encode() + body)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        length = int(answer.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-        told = await reader.readexactly(length)
+        response_head = await reader.readuntil(b"\r\n\r\n")
+        length = int(response_head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        response_body = await reader.readexactly(length)
         took = (time.perf_counter() - began) * 1e3
-        if not answer.startswith(b"HTTP/1.1 201"):
-            raise RuntimeError(f"not accepted: {told.decode()}")
+        if not response_head.startswith(b"HTTP/1.1 201"):
+            raise RuntimeError(f"not accepted: {response_body.decode()}")
         self._free.append((reader, writer))
         return took
 
@@ -74,51 +74,51 @@ class Asker:
             writer.close()
 
 
-async def fastest(asker: Asker, *, seconds: float, at_once: int, code: bool) -> list[float]:
-    """How many were acknowledged in each whole second."""
+async def fastest(submitter: Submitter, *, seconds: float, at_once: int, code: bool) -> list[float]:
+    """Returns the number of acknowledged submissions in each whole second."""
     counts = [0] * max(1, int(seconds))
     began = time.perf_counter()
 
-    async def one() -> None:
+    async def submit_until_end() -> None:
         while True:
-            await asker.submit(code=code)
+            await submitter.submit(code=code)
             second = int(time.perf_counter() - began)
             if second >= len(counts):
                 return
             counts[second] += 1
 
-    await asyncio.gather(*(one() for _ in range(at_once)))
+    await asyncio.gather(*(submit_until_end() for _ in range(at_once)))
     return [float(count) for count in counts]
 
 
-async def steady(asker: Asker, *, seconds: float, code: bool) -> list[float]:
-    """Milliseconds of each submission, from the moment at which it was to begin."""
+async def steady(submitter: Submitter, *, seconds: float, code: bool) -> list[float]:
+    """Returns the milliseconds of each submission since the moment it was due."""
     began = time.perf_counter()
 
-    async def one(number: int) -> float:
+    async def submit_at(number: int) -> float:
         due = began + number / RATE
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         late = (time.perf_counter() - due) * 1e3
-        return late + await asker.submit(code=code)
+        return late + await submitter.submit(code=code)
 
-    return list(await asyncio.gather(*(one(number) for number in range(int(seconds * RATE)))))
+    return list(await asyncio.gather(*(submit_at(number) for number in range(int(seconds * RATE)))))
 
 
 async def measure(*, seconds: float, at_once: int) -> list[Row]:
-    """On an api of its own, which is gone afterwards."""
+    """Runs all measurements on a new api, which is deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-submit-") as folder:
         async with api_processes(Path(folder), 1) as [api]:
-            asker = Asker(api, await api.key())
+            submitter = Submitter(api, await api.key())
             for _ in range(WARMING):
-                await asker.submit(code=True)
+                await submitter.submit(code=True)
             rows: list[Row] = []
             for code, words in ((False, "spec only"), (True, "with 4 KiB of code")):
-                took = await steady(asker, seconds=seconds, code=code)
+                took = await steady(submitter, seconds=seconds, code=code)
                 rows.append(Row(f"at {RATE}/s, {words}", took, promised="p99 <= 100"))
             for code, words in ((False, "spec only"), (True, "with 4 KiB of code")):
-                counts = await fastest(asker, seconds=seconds, at_once=at_once, code=code)
+                counts = await fastest(submitter, seconds=seconds, at_once=at_once, code=code)
                 rows.append(Row(f"{at_once} at once, {words}", counts, unit="1/s", promised=">= 300"))
-            asker.close()
+            submitter.close()
     return rows
 
 

@@ -1,17 +1,17 @@
-"""How soon a part of the platform that died works again, set beside what FfDL reports.
+"""Measures how soon a killed part of the platform works again, beside the figures that FfDL reports.
 
     python -m bench.takeover [--runs 20] [--quick]
 
-Each part in turn is ended with kill -9 on a running platform, by its own pid, and the time is taken from the kill to
-its next useful act as a user sees it (tests/chaos/takeover.py says for each part what that is):
+Each part in turn is ended with kill -9, by its pid, on a running platform. The time is that from the kill to the part's
+next useful work, seen from the outside (tests/chaos/takeover.py):
 
-* api: a request is answered; lcm: a job that is submitted after the kill is admitted; guardian: a halt that is asked
-  for after the kill begins; metrics, helper: a line that is written after the kill can be read.
+* api: a request is answered; lcm: a job submitted after the kill is admitted; guardian: a halt requested after the kill
+  begins; metrics, helper: a line written after the kill can be read.
 * learner, shim: another process of the learner runs (in the next attempt, by its retry budget).
-* node, etcd: a job that is submitted after the kill gets its process. etcd loses all it knew, each time.
+* node, etcd: a job submitted after the kill has its process. etcd loses all its keys each time.
 
-FfDL's figures are those of its paper, as recalled (architecture notes, R6), on a cluster of its own: they say what was
-thought good, not that one machine was compared with another.
+FfDL's figures are those of its paper, as recalled (docs/promises.md, R6), on another cluster: they are an orientation,
+not a comparison on equal machines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     runs = 3 if args.quick else args.runs
     times: dict[str, list[float]] = {part.name: [] for part in PARTS}
     with own_platform({"WEFT_NODE_CPUS": "4"}) as (platform, _), measuring(platform) as bench:
-        # Round by round, as services die in life: not the same one again while it is hardly up.
+        # Round by round: no part is killed again while it is hardly up.
         for _ in range(runs):
             for part in PARTS:
                 times[part.name].append(part.measure(bench))
@@ -44,7 +44,7 @@ def main() -> None:
         for part in PARTS
     ]  # fmt: skip
     theirs = ", ".join(f"{part.name} {part.ffdl} s" for part in PARTS if part.ffdl != "-")
-    show("takeover: from kill -9 to the next useful act", rows, notes=[f"FfDL's paper, as recalled: {theirs}"])
+    show("takeover: from kill -9 until the part works again", rows, notes=[f"FfDL's paper, as recalled: {theirs}"])
 
 
 if __name__ == "__main__":

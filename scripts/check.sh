@@ -25,7 +25,7 @@ check() { # check NAME COMMAND...: starts it in the background
 # The slow ones first: they bound the whole.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS=1 # it says when a newer pyright is out; the lock decides
 bin=.venv/bin
-check unit "$bin/pytest" -q tests/unit
+check unit "$bin/pytest" -q -n auto tests/unit
 check mypy "$bin/mypy"
 check pyright "$bin/pyright"
 check layers "$bin/lint-imports" --no-logo

@@ -30,9 +30,9 @@ def schema() -> dict[str, Any]:
     for name, model in models.items():
         target = made if name == "JobSpec" else made["$defs"].get(name)
         for field, of in (model.model_fields if target else {}).items():
-            found = [_FORMATS[v] for v in _validators((of.annotation, *of.metadata)) if v in _FORMATS]
-            if found:
-                _as_text(target["properties"][field], found[0])
+            formats = [_FORMATS[v] for v in _validators((of.annotation, *of.metadata)) if v in _FORMATS]
+            if formats:
+                _as_text(target["properties"][field], formats[0])
     learners = {"type": "integer", "minimum": 1, "maximum": spec.MAX_LEARNERS}
     made["properties"]["learners"] = {
         **learners, "title": "Learners", "description": "Shorthand for roles: {worker: {count: N}}.",
@@ -49,7 +49,7 @@ def _validators(annotation: Any) -> list[Any]:
     inside = annotation if isinstance(annotation, tuple) else (
         *typing.get_args(annotation), *getattr(annotation, "__metadata__", ())
     )  # fmt: skip
-    return [found for part in inside for found in _validators(part)]
+    return [validator for part in inside for validator in _validators(part)]
 
 
 def _as_text(field: dict[str, Any], form: str) -> None:

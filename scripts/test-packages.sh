@@ -4,6 +4,11 @@
 # (isolation process, a folder as broker); its tests show them too, and fail rather than skip
 # where they cannot.
 #
+#   scripts/test-packages.sh [--all]
+#
+# --all: also what few tests need, and otherwise install themselves (as root): Maven and a
+# JDK, which build the MongoDB stand-in, and faketime.
+#
 # Run by `make test`. Says nothing when nothing is missing; installs with apt, aloud,
 # with sudo only where that is needed. Never fails itself: the tests name what they lack.
 set -euo pipefail
@@ -18,8 +23,10 @@ fi
 can_be_root() { [ "$(id -u)" = 0 ] || command -v sudo > /dev/null; }
 
 # package=a program of it. RabbitMQ's own is not on everybody's PATH.
+needed=(bubblewrap=bwrap redis-server=redis-server rabbitmq-server=/usr/lib/rabbitmq/bin/rabbitmq-server)
+[ "${1:-}" != --all ] || needed+=(maven=mvn default-jdk-headless=javac faketime=faketime)
 missing=()
-for wanted in bubblewrap=bwrap redis-server=redis-server rabbitmq-server=/usr/lib/rabbitmq/bin/rabbitmq-server; do
+for wanted in "${needed[@]}"; do
     command -v "${wanted#*=}" > /dev/null || missing+=("${wanted%%=*}")
 done
 

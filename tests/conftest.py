@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.testbed.redis",
     "tests.testbed.s3",
     "tests.testbed.toxiproxy",
+    "tests.testbed.workers",
     "tests.promises",
 ]
 

@@ -1,4 +1,4 @@
-"""Jobs to test with: plausible unless said otherwise."""
+"""Job documents for tests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from services.core.domain.job import Job, moved, new_job
 from services.core.domain.status import Status
 
 NOW = 1_700_000_000_000
+"""Unix ms."""
 _numbers = itertools.count(1)
 
 
 def a_job(*, at: int = NOW, spec: dict[str, Any] | None = None, **changes: Any) -> Job:
-    """A new job with an id and an idempotency key of its own; later ones have greater ids."""
+    """Returns a new job with a unique id and idempotency key; ids rise with each call.
+
+    ``at``: Unix ms of the submission. ``changes``: fields of the job.
+    """
     number = next(_numbers)
     job_id = str(changes.pop("id", make_id("j", now_ms=at, random_bits=number)))
     job = new_job(
@@ -33,7 +37,7 @@ def a_job(*, at: int = NOW, spec: dict[str, Any] | None = None, **changes: Any) 
 
 
 def at_status(job: Job, *path: Status, now: int = NOW) -> Job:
-    """The job after these moves."""
+    """Returns the job after these changes of status."""
     for status in path:
         job = moved(job, status, actor="test", now=now)
     return job

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[KEPT] = []
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker process of pytest-xdist hands its lines to the process that prints them."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["promises"] = session.config.stash[KEPT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    node.config.stash[KEPT] += getattr(node, "workeroutput", {}).get("promises", ())
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted = os.environ.get("WEFT_PROMISE", "")
     if not wanted:
@@ -73,9 +87,9 @@ def _in_order(name: str) -> tuple[str, int]:
 def promise(request: pytest.FixtureRequest) -> Iterator[Promise]:
     mark = request.node.get_closest_marker("promise")
     assert mark is not None, "a test that keeps a promise says which: @pytest.mark.promise('R2')"
-    one = Promise(tuple(mark.args))
-    yield one
-    request.config.stash[KEPT] += one.lines
+    shown = Promise(tuple(mark.args))
+    yield shown
+    request.config.stash[KEPT] += shown.lines
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

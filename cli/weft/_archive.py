@@ -171,8 +171,8 @@ class _Rules:
         )
 
     def ignores(self, path: PurePosixPath, *, folder: bool) -> bool:
-        asked = f"{path}/" if folder else str(path)
-        verdict = _BUILT_IN.check_file(asked).include or False
+        pattern_path = f"{path}/" if folder else str(path)
+        verdict = _BUILT_IN.check_file(pattern_path).include or False
         if not self.inside_ignored:
             verdict = _last_word(self.git, path, folder=folder, default=verdict)
         return _last_word(self.weft, path, folder=folder, default=verdict or self.inside_ignored)
@@ -184,12 +184,12 @@ _BUILT_IN: Final = GitIgnoreSpec.from_lines(ALWAYS_IGNORED)
 def _last_word(
     rules: tuple[tuple[PurePosixPath, GitIgnoreSpec], ...], path: PurePosixPath, *, folder: bool, default: bool
 ) -> bool:
-    verdict = default
+    ignored = default
     for place, spec in rules:
         inner = path.relative_to(place)
-        said = spec.check_file(f"{inner}/" if folder else str(inner)).include
-        verdict = verdict if said is None else said
-    return verdict
+        verdict = spec.check_file(f"{inner}/" if folder else str(inner)).include
+        ignored = ignored if verdict is None else verdict
+    return ignored
 
 
 def _read(path: Path) -> list[str]:
@@ -234,11 +234,11 @@ def _walk(root: Path, place: _Place, rules: _Rules, skipped: list[str]) -> Itera
             inner = _Rules(rules.git, rules.weft, rules.takes_back, inside_ignored=ignored)
             yield from _walk(root, _Place(path, (*place.open, target)), inner, skipped)
             continue
-        found = entry.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = entry.stat()
+        if not stat.S_ISREG(status.st_mode):
             skipped.append(str(path))
             continue
-        yield CodeFile(_plain_name(path), root / path, found.st_size, bool(found.st_mode & 0o100))
+        yield CodeFile(_plain_name(path), root / path, status.st_size, bool(status.st_mode & 0o100))
 
 
 def _is_folder(entry: os.DirEntry[str], path: PurePosixPath) -> bool:

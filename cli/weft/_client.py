@@ -74,7 +74,7 @@ class Client:
         return list(answer["waiting"])
 
     def cluster(self) -> dict[str, Any]:
-        """Nodes, totals and what is used."""
+        """Nodes, totals and current use."""
         return self._http.json("GET", "/v1/cluster")
 
     def frameworks(self) -> list[dict[str, Any]]:

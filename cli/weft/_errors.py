@@ -180,9 +180,9 @@ def from_problem(status: int, problem: Mapping[str, Any] | None, *, retry_after:
         for entry in problem.get("errors") or ()
         if isinstance(entry, Mapping)
     )
-    told = problem.get("detail") or problem.get("title")
+    detail = problem.get("detail") or problem.get("title")
     return kind(
-        str(told) if told else f"the platform answered with HTTP status {status} and no explanation",
+        str(detail) if detail else f"the platform answered with HTTP status {status} and no explanation",
         errors=fields,
         status=status,
         retry_after_s=float(retry_after) if retry_after and retry_after.isdigit() else None,

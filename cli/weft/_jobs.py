@@ -91,7 +91,7 @@ class Jobs:
         on_upload: Callable[[int, int], None] | None = None,
         stored: bool | None = None,
     ) -> Job:
-        """As `submit`, for a spec and an archive that are ready. ``stored``: what `plan` said, to not ask again."""
+        """As `submit`, for a spec and an archive that are ready. ``stored``: from `plan`, to save a request."""
         if archive is None:
             return Job(self, self._post_spec(document, {}, idempotency_key))
         if stored is None:
@@ -102,7 +102,7 @@ class Jobs:
                 digest = {"code_digest": archive.digest}
                 return Job(self, self._post_spec(document, digest, idempotency_key))
             except InvalidRequest as refused:
-                # The code may have been swept away since the platform was asked.
+                # The code may have been removed since `plan`.
                 if not any(error.pointer == "/code_digest" for error in refused.errors):
                     raise
         return Job(self, self._upload(document, archive, idempotency_key, on_upload))
@@ -122,10 +122,10 @@ class Jobs:
         return self._http.json("POST", JOBS, params=params, body=document, headers=headers)
 
     def _upload(
-        self, document: Mapping[str, Any], archive: Archive, key: str, told: Callable[[int, int], None] | None
+        self, document: Mapping[str, Any], archive: Archive, key: str, on_bytes: Callable[[int, int], None] | None
     ) -> dict[str, Any]:
         text = json.dumps(document, allow_nan=False)
-        with CountedFile(archive.path, told or (lambda _sent, _all: None)) as file:
+        with CountedFile(archive.path, on_bytes or (lambda _sent, _all: None)) as file:
 
             def parts() -> list[tuple[str, Any]]:
                 file.rewind()
@@ -154,7 +154,7 @@ class Jobs:
         tenant: str | None = None,
         limit: int | None = None,
     ) -> Iterator[Job]:
-        """Jobs, newest first, page by page as they are asked for. ``limit``: how many at most; default: all."""
+        """Jobs, newest first, fetched page by page. ``limit``: how many at most; default: all."""
         wanted = status if status is None or isinstance(status, str) else ",".join(status)
         params = {"status": wanted, "name": name, "tag": tag, "user": user, "tenant": tenant}
         after: str | None = None
@@ -185,16 +185,16 @@ class Jobs:
     # --- to change --------------------------------------------------------------------
 
     def halt(self, id: str) -> Job:  # noqa: A002
-        """Ask the learners to checkpoint and leave. The job can be resumed."""
-        return self._wish(id, "halt")
+        """Requests a checkpoint and a clean stop of all learners. The job can be resumed."""
+        return self._set_desired(id, "halt")
 
     def resume(self, id: str) -> Job:  # noqa: A002
-        """Queue a halted job again; it goes on from its checkpoint."""
-        return self._wish(id, "resume")
+        """Queues a halted job again; it resumes from its checkpoint."""
+        return self._set_desired(id, "resume")
 
     def kill(self, id: str) -> Job:  # noqa: A002
         """End the job at once. Nothing more is stored."""
-        return self._wish(id, "kill")
+        return self._set_desired(id, "kill")
 
     def delete(self, id: str, *, kill: bool = False) -> None:  # noqa: A002
         """Remove the job. Conflict while it is live, unless ``kill``."""
@@ -211,13 +211,13 @@ class Jobs:
             else:
                 return
 
-    def _wish(self, id: str, verb: str) -> Job:  # noqa: A002
+    def _set_desired(self, id: str, verb: str) -> Job:  # noqa: A002
         return Job(self, self._http.json("POST", _path(id, verb)))
 
     def wait(self, id: str, *, timeout: float | None = None) -> Job:  # noqa: A002
         """Return once the job is at rest: ended or HALTED, everything it held given back.
 
-        timeout: seconds; then NotFinished is raised and the job goes on. Asks, at most once a second, rather than
+        timeout: seconds; then NotFinished is raised; the job keeps running. Polls, at most once a second, rather than
         following a stream, so that the timeout is kept to the tenth of a second.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -228,12 +228,12 @@ class Jobs:
                 return job
             left = pause if deadline is None else deadline - time.monotonic()
             if left <= 0:
-                told = f"{job.name} is still {job.status} after {timeout:g} s; it goes on (`weft wait {id}`)"
-                raise NotFinished(told)
+                message = f"{job.name} is still {job.status} after {timeout:g} s; it keeps running (`weft wait {id}`)"
+                raise NotFinished(message)
             time.sleep(min(pause, left))
             pause = min(_LONGEST_POLL_S, pause * 1.5)
 
-    # --- what it said -------------------------------------------------------------------
+    # --- output and metrics -------------------------------------------------------------------
 
     def logs(
         self,
@@ -248,14 +248,14 @@ class Jobs:
         search: str | None = None,
         tail: int | None = None,
     ) -> Iterator[LogLine]:
-        """What is stored of the job's output, in order. ``search``: a regular expression; ``tail``: the last N."""
+        """The stored output of the job, in order. ``search``: a regular expression; ``tail``: the last N."""
         params = _log_params(
             rank=rank, role=role, attempt=attempt, stream=stream, since=since, until=until, search=search
         )
         if tail is not None and tail <= 0:
             return
-        for one in self._pages(_path(id, "logs"), "lines", {**params, "tail": tail}, once=tail):
-            yield LogLine.of(one)
+        for entry in self._pages(_path(id, "logs"), "lines", {**params, "tail": tail}, once=tail):
+            yield LogLine.of(entry)
 
     def follow_logs(
         self,
@@ -294,7 +294,7 @@ class Jobs:
         """
         params = {"series": True, "name": _names(name), "rank": rank, "attempt": attempt, "max_points": max_points}
         answer = self._http.json("GET", _path(id, "metrics"), params=params)
-        return [Series.of(found) for found in answer["series"]]
+        return [Series.of(series) for series in answer["series"]]
 
     def metrics(
         self,
@@ -310,17 +310,17 @@ class Jobs:
         NotFound where nothing has been reported under that name; InvalidRequest where several contexts (say, train
         and validation) have and ``context`` does not choose.
         """
-        found = self.series(id, name=name, rank=rank, max_points=max_points)
+        series = self.series(id, name=name, rank=rank, max_points=max_points)
         if context is not None:
-            found = [one for one in found if dict(one.context) == dict(context)]
-        if not found:
+            series = [curve for curve in series if dict(curve.context) == dict(context)]
+        if not series:
             raise NotFound(f"job {id} has reported no metric '{name}'{' in this context' if context else ''} (yet)")
-        lowest = min(one.rank for one in found)
-        found = [one for one in found if one.rank == lowest]
-        if len(found) > 1:
-            contexts = ", ".join(str(dict(one.context)) for one in found)
+        lowest = min(curve.rank for curve in series)
+        series = [curve for curve in series if curve.rank == lowest]
+        if len(series) > 1:
+            contexts = ", ".join(str(dict(curve.context)) for curve in series)
             raise InvalidRequest(f"'{name}' is reported in several contexts; choose one with context=: {contexts}")
-        return found[0]
+        return series[0]
 
     def points(
         self,
@@ -331,8 +331,8 @@ class Jobs:
     ) -> Iterator[Point]:
         """Every stored point, as it was reported, in order."""
         params = {"name": _names(name), "rank": rank}
-        for one in self._pages(_path(id, "metrics"), "points", params):
-            yield Point.of(one)
+        for point in self._pages(_path(id, "metrics"), "points", params):
+            yield Point.of(point)
 
     def follow_metrics(
         self,
@@ -363,8 +363,8 @@ class Jobs:
         while True:
             params = {"prefix": prefix, "attempt": attempt, "after": after, "limit": 1000}
             page = self._http.json("GET", _path(id, "artifacts"), params=params)
-            for one in page["artifacts"]:
-                yield Artifact.of(one)
+            for artifact in page["artifacts"]:
+                yield Artifact.of(artifact)
             after = page.get("next")
             if not after:
                 return

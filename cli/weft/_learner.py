@@ -1,19 +1,19 @@
-"""What training code calls inside a learner: report, progress, checkpoint_requested.
+"""Calls for training code inside a learner: report, progress, checkpoint_requested.
 
-What this module keeps true, in this order:
+Guarantees, in this order:
 
 * It never disturbs training. No call raises, waits for a peer or fills the disk:
   each is one append to a local file of bounded size, which the learner's helper
-  reads. What cannot be written is dropped, counted, and the first time said on
-  stderr.
-* A line is whole or recognisably torn. Each goes out by a single write on an
-  O_APPEND descriptor, so threads and forked workers may report side by side; after a
-  short write (a full disk) the next line starts on a line of its own.
+  reads. A report that cannot be written is dropped and counted; the first one is
+  reported on stderr.
+* A line is whole or recognisably torn. Each is a single write on an O_APPEND
+  descriptor, so threads and forked workers may report at the same time; after a short
+  write (a full disk) the next report starts a new line.
 * Outside a Weft learner (JOB_STATE_DIR not set) `report` and `progress` do nothing
-  and print nothing, so that the same script runs at home.
+  and print nothing, so that the same script runs anywhere.
 
-Standard library only, no import of the rest of the SDK, Python 3.9 and later: it is
-put on the path of any framework's environment, our own requirements are not.
+Standard library only, no import of the rest of the SDK, Python 3.9 and later: the
+module is on the path of every framework's environment, without our requirements.
 
 The file is `$JOB_STATE_DIR/metrics.jsonl`, one JSON object per line:
 
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 METRICS_FILE = "metrics.jsonl"
 STOP_FILE = "stop-requested"
 
-# The metrics file stops growing here: about ten million small reports, and little
+# The metrics file stops growing here: about ten million small reports, and small
 # enough not to fill a node's disk. WEFT_REPORT_MAX_BYTES overrides it.
 DEFAULT_MAX_BYTES = 1 << 30
 
 # About two thousand metrics in one call. Readers hold a line in memory.
 MAX_LINE_BYTES = 64 * 1024
 
-# How long a look for the stop file is believed, in seconds: short against any grace
-# period, long against a step, so that asking in every step costs nothing.
+# How long the last check for the stop file is valid, in seconds: short against any
+# grace period, long against a step, so that a call in every step costs nothing.
 STOP_POLL_S = 0.1
 
 _INT64 = 1 << 63
@@ -62,7 +62,7 @@ _INT64 = 1 << 63
 def _warn_on_stderr(text: str) -> None:
     try:
         sys.stderr.write(f"weft: {text}\n")
-    except Exception:  # noqa: BLE001 - stderr may be closed or replaced by anything
+    except Exception:  # noqa: BLE001 - stderr may be closed or replaced by any object
         return
 
 
@@ -70,8 +70,8 @@ class Reporter:
     """Appends lines to the metrics file of the learner that this process belongs to.
 
     `environ` is read at every call (it costs less than a microsecond), so a process
-    that sets JOB_STATE_DIR late is served, too. `now_ms` gives the time of a line in
-    milliseconds since 1970; `warn` is told of the first problem, once.
+    may set JOB_STATE_DIR late. `now_ms` gives the time of a line in milliseconds since
+    1970; `warn` is called once, for the first problem.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Reporter:
         """Append the fraction done (cut to 0..1) and the seconds left, if known."""
 
         def fields() -> dict[str, object]:
-            done = float(fraction)  # type: ignore[arg-type]  # whatever converts is welcome
+            done = float(fraction)  # type: ignore[arg-type]  # any type that converts
             left = None if eta_s is None else float(eta_s)  # type: ignore[arg-type]
             if math.isnan(done) or (left is not None and not math.isfinite(left)):
                 raise ValueError("progress is not a number")
@@ -123,19 +123,19 @@ class Reporter:
         self._append(fields)
 
     def close(self) -> None:
-        """Write down how many calls were lost, if any. Called as the process exits."""
+        """Write the number of lost calls, if any. Called as the process exits."""
         with self._lock:
             if self.dropped and self._fd >= 0:
                 try:
-                    # One line past the size limit: the only way to say what it cost.
+                    # One line beyond the size limit, so that the loss is visible.
                     self._write({"step": None, "values": {}, "context": {}}, limit=False)
-                except Exception:  # noqa: BLE001 - nobody is left to tell
+                except Exception:  # noqa: BLE001 - the process exits
                     return
 
     def after_fork(self) -> None:
         """Make the reporter usable in a forked child. The descriptor is shared."""
         self._lock = threading.RLock()  # another thread may have held it
-        self.dropped = 0  # the parent's, who will say so
+        self.dropped = 0  # the parent writes its own count
 
     def _append(self, fields: Callable[[], dict[str, object]]) -> None:
         if not self._environ.get("JOB_STATE_DIR"):
@@ -211,22 +211,22 @@ class Reporter:
     def _warn_once(self, text: str) -> None:
         if not self._warned:
             self._warned = True
-            self._warn(f"{text} (said once)")
+            self._warn(f"{text} (further problems are not shown)")
 
 
 _SPELLED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def _text(value: object) -> str:
-    """Text that survives UTF-8: lone surrogates become question marks."""
+    """Text that UTF-8 can encode: lone surrogates become question marks."""
     return str(value).encode("utf-8", "replace").decode()
 
 
 class StopRequest:
-    """Knows whether the platform wants this learner to checkpoint and leave.
+    """Whether the platform has requested that this learner checkpoints and exits.
 
-    Asked by a file beside the learner or by SIGTERM, whichever is seen first; once
-    true it stays true. `clock` gives seconds and must not jump.
+    Requested by a file in JOB_STATE_DIR or by SIGTERM, whichever comes first; once
+    true it stays true. `clock` gives seconds and is monotonic.
     """
 
     def __init__(
@@ -238,48 +238,48 @@ class StopRequest:
         self._environ = os.environ if environ is None else environ
         self._clock = clock
         self._requested = False
-        self._look_after = -math.inf
-        self._listening = False
+        self._next_check = -math.inf
+        self._handler_installed = False
 
     def requested(self) -> bool:
-        if not self._listening:
-            self._listen()
-        if not self._requested and self._clock() >= self._look_after:
+        if not self._handler_installed:
+            self._install_handler()
+        if not self._requested and self._clock() >= self._next_check:
             folder = self._environ.get("JOB_STATE_DIR")
             # os.path.exists is False, not an error, for a folder that is gone.
             if folder and os.path.exists(os.path.join(folder, STOP_FILE)):
                 self._requested = True
-            self._look_after = self._clock() + STOP_POLL_S
+            self._next_check = self._clock() + STOP_POLL_S
         return self._requested
 
-    def _listen(self) -> None:
-        # Only the main thread may set a handler; a call from a worker thread leaves
-        # that to a later one. A handler of the user's own, or of a library, stays.
+    def _install_handler(self) -> None:
+        # Only the main thread may set a handler; after a call from a worker thread a
+        # later call does. A handler of the user or of a library stays.
         if threading.current_thread() is not threading.main_thread():
             return
-        self._listening = True
+        self._handler_installed = True
         try:
             if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-                signal.signal(signal.SIGTERM, self._note)
+                signal.signal(signal.SIGTERM, self._handle_sigterm)
         except (OSError, ValueError):  # an embedded interpreter; the file still counts
             return
 
     def after_fork(self) -> None:
-        """Let a forked child die of SIGTERM again, until it asks for itself.
+        """Let SIGTERM end a forked child again, until the child calls `requested`.
 
-        Worker pools end their workers by SIGTERM and then wait for them: one that
-        merely took note would be waited for without end.
+        Worker pools end their workers by SIGTERM and wait for them: a worker that only
+        set a flag would never end.
         """
-        self._listening = False
+        self._handler_installed = False
         try:
-            if signal.getsignal(signal.SIGTERM) == self._note:
+            if signal.getsignal(signal.SIGTERM) == self._handle_sigterm:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
         except (OSError, ValueError):
             return
 
-    def _note(self, _signum: int, _frame: FrameType | None) -> None:
-        # A second signal changes nothing: it may well be the same request, sent to
-        # the process and to its group. What does not leave in time is killed.
+    def _handle_sigterm(self, _signum: int, _frame: FrameType | None) -> None:
+        # A second signal changes nothing: it may be the same request, sent to the
+        # process and to its group. A process that does not exit in time is killed.
         self._requested = True
 
 
@@ -302,24 +302,23 @@ def report(
     """Record metrics of this learner: `weft.report(step=7, loss=0.25)`.
 
     metrics: name -> value, for names that are no Python words ({"val/loss": 0.3}).
-    step: where in the training this is, an integer; an index, not an identity: the
-        latest value of a step wins.
-    context: what the values belong to, such as {"subset": "val"}.
-    more: further metrics by name. A metric called "step" or "context" has to go
-        into `metrics`.
+    step: the training step, an integer. Of several values of a step the latest counts.
+    context: labels of the values, such as {"subset": "val"}.
+    more: further metrics by name. A metric called "step" or "context" has to be in
+        `metrics`.
 
-    Values are whatever float() takes: numbers, and scalars of numpy, jax and torch
-    (which waits until the device has computed them). NaN and infinities are kept.
+    Values are anything that float() converts: numbers, and scalars of numpy, jax and
+    torch (which waits until the device has computed them). NaN and infinities are kept.
 
-    Returns at once, raises nothing. A value that is no number is left out, a line
-    that cannot be written is dropped; the first such problem is said on stderr.
+    Returns at once and raises nothing. A value that is no number is left out, a line
+    that cannot be written is dropped; the first such problem is printed on stderr.
     Outside a Weft learner this does nothing.
     """
     _reporter.report(step, metrics, more, context)
 
 
 def progress(fraction: float, eta_s: float | None = None) -> None:
-    """Say how much of the training is done (0 to 1) and, if known, the seconds left.
+    """Report the part of the training that is done (0 to 1) and the seconds left, if known.
 
     Returns at once, raises nothing, and does nothing outside a Weft learner.
     """
@@ -327,13 +326,13 @@ def progress(fraction: float, eta_s: float | None = None) -> None:
 
 
 def checkpoint_requested() -> bool:
-    """True once the platform has asked this learner to checkpoint and leave.
+    """True once the platform has requested that this learner checkpoints and exits.
 
-    Halting, preemption and a deadline ask so; the learner then has its job's `grace`
-    (30 s by default) before it is killed. Ask in every step (it looks at the disk at
-    most ten times a second), save, and leave with a code other than 0: 0 means that
-    the training is complete. Learners of one job may see it a step apart: agree
-    before you stop, as examples/digits does.
+    The reasons are a halt, preemption or a deadline. The learner then has its job's
+    `grace` (30 s by default) before it is killed. Call this in every step (it reads the
+    disk at most ten times a second), save a checkpoint, and exit with a code other than
+    0: code 0 means that the training is complete. Learners of one job may see the
+    request one step apart: agree before you stop, as examples/digits does.
 
     The first call from the main thread makes SIGTERM set this flag instead of ending
     the process, unless something else already handles SIGTERM.

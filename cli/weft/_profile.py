@@ -55,7 +55,7 @@ def config_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def read_config(path: Path | None = None) -> Config:
-    """What is stored; an empty Config where nothing is. InvalidRequest where the file cannot be read."""
+    """The stored configuration; an empty one without a file. Raises InvalidRequest if the file cannot be read."""
     path = path or config_file()
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -67,8 +67,8 @@ def read_config(path: Path | None = None) -> Config:
     except FileNotFoundError:
         return Config("", {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
-        told = f"{path} cannot be used as a configuration ({broken}); mend or delete it, then `weft login`"
-        raise InvalidRequest(told) from None
+        message = f"{path} cannot be used as a configuration ({broken}); correct or delete it, then `weft login`"
+        raise InvalidRequest(message) from None
 
 
 def write_config(config: Config, path: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a job said while it ran: lines, points, series and events, with times as times and numbers as numbers."""
+"""Lines, points, series and events of a job, with times as datetimes and numbers as numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LogLine:
     """``stdout`` or ``stderr``."""
     text: str
     partial: bool = False
-    """The line was too long and goes on in the next one."""
+    """The line was too long and continues in the next one."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> LogLine:
@@ -122,7 +122,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One change of a job's status: who or what made it, and why."""
+    """One change of a job's status: its actor and its reason."""
 
     seq: int
     time: datetime

@@ -72,16 +72,16 @@ def read_spec(path: Path) -> SpecFile:
 
 def _json(text: str) -> dict[str, Any] | None:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
             raise ValueError("a key is given twice")
-        return found
+        return mapping
 
     try:
-        found = json.loads(text, object_pairs_hook=unique)
+        document = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _parsed(path: Path, text: str) -> SpecFile:
@@ -107,10 +107,10 @@ def as_json(document: Mapping[Any, Any], where: str) -> dict[str, Any]:
     try:
         text = json.dumps(document, allow_nan=False, ensure_ascii=False)
         text.encode()  # half of a surrogate pair is no text
-        found: dict[str, Any] = json.loads(text)
+        plain: dict[str, Any] = json.loads(text)
     except (TypeError, ValueError, RecursionError) as failed:
         raise InvalidSpec(f"{where}: JSON cannot say this: {failed}") from None
-    return found
+    return plain
 
 
 # --- YAML 1.2 on PyYAML's tree --------------------------------------------------------
@@ -173,16 +173,16 @@ class _Reader:
         return items
 
     def _mapping(self, node: yaml.MappingNode, pointer: str, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise _refused(key, "a key is plain text")
-            if key.value in found:
+            if key.value in mapping:
                 raise _refused(key, f"the key '{key.value}' is given twice")
             inner = f"{pointer}/{key.value.replace('~', '~0').replace('/', '~1')}"
             self.lines[inner] = key.start_mark.line + 1
-            found[key.value] = self.read(value, inner, depth + 1)
-        return found
+            mapping[key.value] = self.read(value, inner, depth + 1)
+        return mapping
 
 
 def _scalar(node: yaml.ScalarNode) -> object:

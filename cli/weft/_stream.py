@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-# A platform that is being mended may be away for minutes; training goes on meanwhile, and so does whoever watches it.
-PATIENCE_S: Final = 600.0
+# A platform under repair may be away for minutes. Training continues meanwhile, so followers wait for it.
+RETRY_FOR_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of a stream: its kind, its document, and the token to go on after it ("" where it has none)."""
+    """One event of a stream: its kind, its document, and the token to resume after it ("" if it has none)."""
 
     kind: str
     data: dict[str, Any]
@@ -32,7 +32,7 @@ class End:
 
 
 def end_of(document: Mapping[str, Any]) -> End:
-    """The end that a stream told."""
+    """The final state that a stream reported."""
     return End(
         id=str(document.get("id", "")),
         status=str(document.get("status", "")),

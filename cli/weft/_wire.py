@@ -1,4 +1,4 @@
-"""What requests and answers are made of, whoever sends them: patience, headers, problems, and the errors of both."""
+"""Requests and answers, for both clients: retry limits, headers, problem documents and their errors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from weft._version import sdk_version
 
 # How long a request is tried before and after the platform has answered this client, in seconds. An api that dies is
 # back within 2 s (promises.md, R6); 20 s also covers a machine that is starting.
-FIRST_PATIENCE_S = 2.0
-PATIENCE_S = 20.0
+FIRST_RETRY_FOR_S = 2.0
+RETRY_FOR_S = 20.0
 _RETRIED = frozenset({429, 502, 503, 504})
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 4.0
 

@@ -2,15 +2,15 @@
 
 The same task as examples/digits (there in JAX): scikit-learn's 1,797 real digits, a
 fifth held out, a small convolutional network, any number of learners on CPUs. DDP
-averages the gradients over gloo. The `weft.` calls are all that is particular to Weft;
-at home they do nothing.
+averages the gradients over gloo. Only the `weft.` calls are specific to Weft;
+outside it they do nothing.
 
-What a run may rely on:
+Guarantees of a run:
 
 * The same arguments and number of learners give the same weights, interrupted or not:
   which pictures a step sees depends on seed and step only.
-* Asked to stop (`weft.checkpoint_requested`), all learners leave after the same step,
-  which they agree on by a one-number all-reduce. The exit code is then 143, because
+* After a stop request (`weft.checkpoint_requested`), all learners exit after the same
+  step, which they agree on by an all-reduce of one number. The exit code is then 143, because
   the training is not complete.
 * A checkpoint appears whole or not at all, and holds all that the next step needs.
 """
@@ -66,13 +66,13 @@ def arguments() -> argparse.Namespace:
 
 
 def join_the_others() -> Rank:
-    """Meet the other learners; a world of one where MASTER_ADDR is not set."""
+    """Connect to the other learners; one learner alone where MASTER_ADDR is not set."""
     if not os.environ.get("MASTER_ADDR"):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         return Rank(0, 1)
     rank = Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    print(f"rank {rank.index} of {rank.count}: meeting the others at {address}", flush=True)
+    print(f"rank {rank.index} of {rank.count}: connecting to the others at {address}", flush=True)
     # Ten minutes: the others may still be building their environment.
     dist.init_process_group("gloo", timeout=timedelta(minutes=10))
     return rank
@@ -139,16 +139,16 @@ def newest() -> tuple[dict[str, Any] | None, int]:
     for path in sorted(CHECKPOINTS.glob("step-*.pt"), reverse=True):
         try:
             return torch.load(path, weights_only=True), int(path.stem.removeprefix("step-"))
-        except Exception as problem:  # noqa: BLE001 - whatever is wrong with it, there is an older one
+        except Exception as problem:  # noqa: BLE001 - for any damage, an older one is tried
             print(f"checkpoint {path.name} cannot be read, trying an older one: {problem}", flush=True)
     return None, 0
 
 
 def resume(rank: Rank) -> tuple[dict[str, Any] | None, int]:
-    """The state to go on from (None: begin) and the steps done, the same on all learners.
+    """The state to continue from (None: start) and the steps done, the same on all learners.
 
     Only rank 0 writes checkpoints, but after a restart on other machines any learner
-    may hold the newest: it gives its own to all.
+    may have the newest, which it sends to all.
     """
     state, step = newest()
     steps = [torch.zeros(1, dtype=torch.int64) for _ in range(rank.count)]
@@ -165,7 +165,7 @@ def resume(rank: Rank) -> tuple[dict[str, Any] | None, int]:
 
 
 def steps_of(args: argparse.Namespace, rank: Rank, pictures: int) -> tuple[int, int]:
-    """Steps in an epoch and in all. Leaves with a message on a --batch that cannot be."""
+    """Steps in an epoch and in total. Exits with a message for an impossible --batch."""
     if not 0 < args.batch <= pictures:
         sys.exit(f"--batch {args.batch}: there are {pictures} pictures to train on")
     if args.batch % rank.count:
@@ -215,10 +215,10 @@ def main() -> int:
         optimizer.zero_grad()
         loss.backward()  # DDP averages the gradients here
         optimizer.step()
-        # [loss of all, how many were asked to stop]: the same on all learners.
-        news = torch.tensor([loss.item() / rank.count, float(weft.checkpoint_requested())])
-        dist.all_reduce(news)
-        stop, done = bool(news[1] > 0), number
+        # [loss of all, number of stop requests]: the same on all learners.
+        totals = torch.tensor([loss.item() / rank.count, float(weft.checkpoint_requested())])
+        dist.all_reduce(totals)
+        stop, done = bool(totals[1] > 0), number
         time.sleep(args.slow / 1000)
 
         took = time.monotonic() - began
@@ -226,22 +226,22 @@ def main() -> int:
             weft.report(step=number, samples_per_s=args.batch / rank.count * (done - started_at) / took)
         if rank.index:
             continue
-        weft.report(step=number, loss=news[0])
+        weft.report(step=number, loss=totals[0])
         if number % per_epoch == 0 or number == total:
             correct = accuracy(model, test_pictures, test_labels)
             weft.report(step=number, context={"subset": "test"}, accuracy=correct)
             weft.progress(done / total, took / (done - started_at) * (total - done))
             if number % (5 * per_epoch) == 0 or number == total:
-                print(f"step {number}/{total}  loss {news[0]:.4f}  test accuracy {correct:.2%}", flush=True)
+                print(f"step {number}/{total}  loss {totals[0]:.4f}  test accuracy {correct:.2%}", flush=True)
         if stop or number % args.every == 0:
             save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, number)
 
     if done == total and rank.index == 0:
         finish(model, test_pictures, test_labels, {"steps": done, "learners": rank.count})
-    dist.barrier()  # rank 0 holds the rendezvous: nobody leaves before it is done
+    dist.barrier()  # rank 0 serves the rendezvous: the others exit after it is done
     dist.destroy_process_group()
     if done < total:
-        print(f"rank {rank.index}: asked to stop; left after step {done}, to be continued", flush=True)
+        print(f"rank {rank.index}: requested to stop; left after step {done}, to be continued", flush=True)
         return INTERRUPTED
     return COMPLETE
 
@@ -251,15 +251,15 @@ def finish(model: nn.Module, pictures: torch.Tensor, labels: torch.Tensor, summa
     RESULTS.mkdir(parents=True, exist_ok=True)
     np.savez(RESULTS / "weights.npz", **{name: w.numpy() for name, w in model.state_dict().items()})
     (RESULTS / "metrics.json").write_text(json.dumps(summary, indent=2) + "\n")
-    print(f"done: {summary['accuracy']:.2%} of {len(labels)} digits never seen are read right", flush=True)
+    print(f"done: {summary['accuracy']:.2%} of {len(labels)} unseen digits are classified correctly", flush=True)
 
 
 if __name__ == "__main__":
     try:
         code = main()
     except Exception:  # noqa: BLE001
-        # A learner that fails leaves at once: the usual way out may wait for the others,
-        # and they wait for this one's gradients.
+        # A learner that fails exits at once: the normal exit may wait for the others, and
+        # they wait for its gradients.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

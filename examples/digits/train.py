@@ -3,15 +3,15 @@
 Real data (1,797 scanned digits of 8 x 8 pixels, inside scikit-learn), a small
 convolutional network, SGD with momentum. In every step each learner computes the
 gradient of its share of the batch, and one all-reduce adds them up, so that all hold
-the same weights at all times. The `weft.` calls are all that is particular to Weft;
-at home they do nothing.
+the same weights at all times. Only the `weft.` calls are specific to Weft;
+outside it they do nothing.
 
-What a run may rely on:
+Guarantees of a run:
 
 * The same arguments and number of learners give the same weights, to the last bit,
   interrupted or not: which pictures a step sees depends on seed and step only.
-* Asked to stop (`weft.checkpoint_requested`), all learners leave after the same step:
-  the request travels along in the all-reduce. The exit code is then 143, as of a
+* After a stop request (`weft.checkpoint_requested`), all learners exit after the same
+  step: the request is part of the all-reduce. The exit code is then 143, as of a
   process that SIGTERM ended, because the training is not complete.
 * A checkpoint appears whole or not at all, and holds all that the next step needs.
 """
@@ -82,23 +82,23 @@ def arguments() -> argparse.Namespace:
 
 
 def join_the_others() -> Rank:
-    """Meet the other learners; alone where JAX_COORDINATOR_ADDRESS is not set."""
+    """Connect to the other learners; one learner alone where JAX_COORDINATOR_ADDRESS is not set."""
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
     if not address:
         return Rank(0, 1)
     rank = Rank(int(os.environ["JAX_PROCESS_ID"]), int(os.environ["JAX_NUM_PROCESSES"]))
-    print(f"rank {rank.index} of {rank.count}: meeting the others at {address}", flush=True)
+    print(f"rank {rank.index} of {rank.count}: connecting to the others at {address}", flush=True)
     if rank.index == 0:
-        # On a port that is taken JAX crashes without a word, or joins somebody else's job.
+        # On a port in use JAX crashes without a message, or joins another job.
         with socket.create_server(("", int(address.rpartition(":")[2]))):
             pass
-    # Without this, JAX takes SIGTERM for itself.
+    # Without this, JAX handles SIGTERM itself.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         address,
         num_processes=rank.count,
         process_id=rank.index,
-        # All is said above: do not look around for Slurm, MPI or Kubernetes.
+        # All is given above: do not search for Slurm, MPI or Kubernetes.
         cluster_detection_method="deactivate",
         # The others may still be building their environment.
         initialization_timeout=600,
@@ -132,7 +132,7 @@ def batch_of(step: int, size: int, total: int, seed: int) -> tuple[np.ndarray, n
 
 
 def moved(picture: jax.Array, move: jax.Array) -> jax.Array:
-    """The picture moved by up to one pixel each way; what comes in is empty."""
+    """The picture moved by up to one pixel each way; new pixels are empty."""
     framed = jnp.pad(picture, ((1, 1), (1, 1), (0, 0)))
     return jax.lax.dynamic_slice(framed, (1 - move[0], 1 - move[1], 0), picture.shape)
 
@@ -199,8 +199,8 @@ def make_step(pictures: np.ndarray, labels: np.ndarray) -> tuple[NamedSharding, 
     """How a State lies on the learners (whole on each), and the training step.
 
     step(state, share, rate) -> state, loss, stop. `share`: this learner's part of the
-    two arrays of `batch_of`, and [1.0] if it is asked to stop, else [0.0]. The loss is
-    that of the whole batch; stop comes out True on all learners when any was asked.
+    two arrays of `batch_of`, and [1.0] if it is requested to stop, else [0.0]. The loss is
+    that of the whole batch; stop is True on all learners when any was requested to.
     """
     learners = jax.device_count()
     mesh = Mesh(np.array(jax.devices()), ("learners",))
@@ -209,14 +209,14 @@ def make_step(pictures: np.ndarray, labels: np.ndarray) -> tuple[NamedSharding, 
     data = place((pictures, labels), on_all)
 
     def on_each(state: State, data: Any, share: Any, rate: jax.Array) -> Any:
-        (pictures, labels), (chosen, moves, asked) = data, share
-        # "varying": this learner's own gradient; JAX would else add up each array by itself.
+        (pictures, labels), (chosen, moves, stop_request) = data, share
+        # "varying": this learner's own gradient; JAX would else sum each array separately.
         weights = jax.lax.pcast(state.weights, "learners", to="varying")
-        seen = jax.vmap(moved)(pictures[chosen], moves)
-        loss, gradient = jax.value_and_grad(cross_entropy)(weights, seen, labels[chosen])
-        # All in one vector, one all-reduce: one for each array would take three times as long.
-        mine, unravel = ravel_pytree((gradient, loss, asked[0]))
-        gradient, loss, stops = unravel(jax.lax.psum(mine, "learners"))
+        batch = jax.vmap(moved)(pictures[chosen], moves)
+        loss, gradient = jax.value_and_grad(cross_entropy)(weights, batch, labels[chosen])
+        # One vector, one all-reduce: one for each array would take three times as long.
+        local, unravel = ravel_pytree((gradient, loss, stop_request[0]))
+        gradient, loss, stops = unravel(jax.lax.psum(local, "learners"))
         momentum = jax.tree.map(lambda m, g: 0.9 * m + g / learners, state.momentum, gradient)
         weights = jax.tree.map(lambda w, m: w - rate * m, state.weights, momentum)
         return State(weights, momentum), loss / learners, stops
@@ -260,16 +260,16 @@ def newest(fresh: State) -> tuple[State, int]:
             with np.load(path) as file:
                 trees = [{k: file[f"{kind}.{k}"] for k in fresh.weights} for kind in State._fields]
             return State(*trees), int(path.stem.removeprefix("step-"))
-        except Exception as problem:  # noqa: BLE001 - whatever is wrong with it, there is an older one
+        except Exception as problem:  # noqa: BLE001 - for any damage, an older one is tried
             print(f"checkpoint {path.name} cannot be read, trying an older one: {problem}", flush=True)
     return fresh, 0
 
 
 def resume(seed: int, rank: Rank) -> tuple[State, int]:
-    """The state to go on from and the steps done, the same on all learners.
+    """The state to continue from and the steps done, the same on all learners.
 
     Only rank 0 writes checkpoints, but after a restart on other machines any learner
-    may hold the newest: it gives its own to all.
+    may have the newest, which it sends to all.
     """
     state, step = newest(new_state(seed))
     if rank.count == 1:
@@ -285,7 +285,7 @@ def resume(seed: int, rank: Rank) -> tuple[State, int]:
 
 
 def steps_of(args: argparse.Namespace, rank: Rank, pictures: int) -> tuple[int, int]:
-    """Steps in an epoch and in all. Leaves with a message on a --batch that cannot be."""
+    """Steps in an epoch and in total. Exits with a message for an impossible --batch."""
     if not 0 < args.batch <= pictures:
         sys.exit(f"--batch {args.batch}: there are {pictures} pictures to train on")
     if args.batch % rank.count:
@@ -321,9 +321,9 @@ def main() -> int:
     while done < total and not stop:
         number = done + 1
         chosen, moves = batch_of(number, args.batch, len(labels), args.seed)
-        asked = np.array([weft.checkpoint_requested()], np.float32)
-        mine = (chosen[share], moves[share], asked)
-        state, loss, stop = step(state, mine, rate_of(number, total, args.rate))
+        stop_request = np.array([weft.checkpoint_requested()], np.float32)
+        local = (chosen[share], moves[share], stop_request)
+        state, loss, stop = step(state, local, rate_of(number, total, args.rate))
         done = number
         time.sleep(args.slow / 1000)
 
@@ -343,7 +343,7 @@ def main() -> int:
             save(state, number)
 
     if done < total:
-        print(f"rank {rank.index}: asked to stop; left after step {done}, to be continued", flush=True)
+        print(f"rank {rank.index}: requested to stop; left after step {done}, to be continued", flush=True)
         return INTERRUPTED
     if rank.index == 0:
         finish(state, test_pictures, test_labels, {"steps": done, "learners": rank.count})
@@ -356,15 +356,15 @@ def finish(state: State, pictures: np.ndarray, labels: np.ndarray, summary: dict
     RESULTS.mkdir(parents=True, exist_ok=True)
     np.savez(RESULTS / "weights.npz", **weights)
     (RESULTS / "metrics.json").write_text(json.dumps(summary, indent=2) + "\n")
-    print(f"done: {summary['accuracy']:.2%} of {len(labels)} digits never seen are read right", flush=True)
+    print(f"done: {summary['accuracy']:.2%} of {len(labels)} unseen digits are classified correctly", flush=True)
 
 
 if __name__ == "__main__":
     try:
         code = main()
     except Exception:  # noqa: BLE001
-        # A learner that fails leaves at once: the usual way out of a JAX process waits
-        # for the others, and they wait for this one's gradients.
+        # A learner that fails exits at once: the normal exit of a JAX process waits for
+        # the others, and they wait for its gradients.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

@@ -2,7 +2,7 @@
 
 Six clouds of points in eight dimensions, drawn from a seed, overlapping a little; a
 fifth of the points is held out. One learner, full-batch gradient descent. It resumes
-from its newest checkpoint, and leaves with code 143 when it is asked to stop.
+from its newest checkpoint, and exits with code 143 after a stop request.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def points(seed: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     centres = rng.normal(0, 1.5, (CLASSES, DIMENSIONS))
     classes = rng.integers(0, CLASSES, POINTS)
-    where = centres[classes] + rng.normal(0, 1, (POINTS, DIMENSIONS))
-    return np.concatenate([where, np.ones((POINTS, 1))], axis=1), classes
+    coordinates = centres[classes] + rng.normal(0, 1, (POINTS, DIMENSIONS))
+    return np.concatenate([coordinates, np.ones((POINTS, 1))], axis=1), classes
 
 
 def probabilities(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -45,7 +45,7 @@ def probabilities(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def save(weights: np.ndarray, step: int) -> None:
-    """Write the checkpoint under another name first: it is whole or not there."""
+    """Write the checkpoint under another name first: it appears whole or not at all."""
     CHECKPOINT.parent.mkdir(parents=True, exist_ok=True)
     unfinished = CHECKPOINT.with_suffix(".tmp")
     with unfinished.open("wb") as file:
@@ -74,7 +74,7 @@ def main() -> int:
     while done < args.steps:
         if weft.checkpoint_requested():
             save(weights, done)
-            print(f"asked to stop; left after step {done}, to be continued")
+            print(f"requested to stop; left after step {done}, to be continued")
             return INTERRUPTED
         p = probabilities(weights, x[train])
         loss = -np.log((p * targets).sum(axis=1)).mean()
@@ -93,7 +93,7 @@ def main() -> int:
     RESULTS.mkdir(parents=True, exist_ok=True)
     np.savez(RESULTS / "weights.npz", weights=weights)
     (RESULTS / "metrics.json").write_text(json.dumps({"steps": done, "accuracy": correct}) + "\n")
-    print(f"done: {correct:.2%} of {len(y[test])} points never seen are told apart")
+    print(f"done: {correct:.2%} of {len(y[test])} unseen points are classified correctly")
     return COMPLETE
 
 

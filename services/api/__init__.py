@@ -1,1 +1,1 @@
-"""The gateway: what users and programs call."""
+"""The api: what users and programs call, over REST and gRPC."""

@@ -1,4 +1,4 @@
-"""Who asks, and what they may: the one place that knows scopes and the borders between tenants."""
+"""The caller and its permissions: scopes, and the borders between tenants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """The holder of a key."""
+    """The caller: the holder of an API key."""
 
     key_id: str
     user: str
@@ -33,37 +33,42 @@ class Principal:
     def admin(self) -> bool:
         return self.scope == "admin"
 
-    def allows(self, permission: Permission) -> bool:
-        return permission in PERMISSIONS[self.scope]
+    def require(self, permission: Permission) -> None:
+        """Raises PermissionDenied if the caller lacks the permission."""
+        if permission not in PERMISSIONS[self.scope]:
+            raise PermissionDenied(f"this key may not do this (it needs {permission})")
 
-    def acting_tenant(self, params: str | None) -> str:
-        """The one tenant that a change is made in. PermissionDenied for another's, unless an admin asks."""
-        if params is None or params == self.tenant:
+    def acting_tenant(self, tenant: str | None) -> str:
+        """The tenant in which a change is made; ``tenant`` is the requested one, None: the caller's.
+
+        Raises PermissionDenied for another tenant, unless the caller is an admin; InvalidRequest for a malformed name.
+        """
+        if tenant is None or tenant == self.tenant:
             return self.tenant
-        self._only_admins(params)
-        return checked_name(params, "/query/tenant")
+        self._require_admin(tenant)
+        return checked_name(tenant, "/query/tenant")
 
-    def listed_tenant(self, params: str | None) -> str | None:
-        """The tenant whose things are listed; None: all tenants'."""
-        if params == ALL_TENANTS:
-            self._only_admins(params)
+    def listed_tenant(self, tenant: str | None) -> str | None:
+        """The tenant whose objects are listed; None: all tenants. Raises as ``acting_tenant``."""
+        if tenant == ALL_TENANTS:
+            self._require_admin(tenant)
             return None
-        return self.acting_tenant(params)
+        return self.acting_tenant(tenant)
 
-    def _only_admins(self, params: str) -> None:
+    def _require_admin(self, tenant: str) -> None:
         if not self.admin:
-            what = "all tenants" if params == ALL_TENANTS else "another tenant"
-            raise PermissionDenied(f"only an admin's key may ask for {what}")
+            tenants = "all tenants" if tenant == ALL_TENANTS else "another tenant"
+            raise PermissionDenied(f"only an admin's key may name {tenants}")
 
-    def own(self, job: Job | None, job_id: str) -> Job:
-        """The job, if it is there and within reach; a foreign one and a missing one look the same."""
+    def visible(self, job: Job | None, job_id: str) -> Job:
+        """The job. Raises NotFound, in the same words, if it is missing, deleted or another tenant's."""
         if job is None or job.deleted is not None or not (self.admin or job.tenant == self.tenant):
             raise NotFound(f"there is no job {job_id}")
         return job
 
 
 def checked_name(name: str, pointer: str) -> str:
-    """A tenant's or user's name: part of keys, paths and labels."""
+    """A tenant's or user's name, which becomes part of keys, paths and labels. Raises InvalidRequest."""
     if _NAME.fullmatch(name) is None:
         message = "a name has 1 to 63 lower-case letters, digits, '.', '_' or '-', first and last a letter or digit"
         raise InvalidRequest(f"{pointer}: {message}", errors=(FieldError(pointer, message),))

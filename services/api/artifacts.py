@@ -1,4 +1,4 @@
-"""A job's files as its owner sees them: results, logs, checkpoints of each attempt, and the code it was made from."""
+"""A job's files: results, logs and checkpoints of each attempt, and its code."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ class Artifacts:
         self, job: Job, *, prefix: str, after: str | None, limit: int
     ) -> tuple[Sequence[Artifact], str | None]:
         """A page by path, and the cursor of the next one. ``prefix`` is empty or begins with ``attempts/``."""
-        if after is not None and after >= CODE:  # it is the last by name
+        if after is not None and after >= CODE:  # the code comes last
             return [], None
         base = _base(job)
-        below = base + (prefix or _ATTEMPTS)
         last = base + after if after is not None else None
-        found = await self._objects.list(below, after=last, limit=limit + 1)
-        out = [Artifact(one.key.removeprefix(base), one) for one in found]
-        if len(out) <= limit and not prefix and job.code_digest:
+        metas = await self._objects.list(base + (prefix or _ATTEMPTS), after=last, limit=limit + 1)
+        artifacts = [Artifact(meta.key.removeprefix(base), meta) for meta in metas]
+        if len(artifacts) <= limit and not prefix and job.code_digest:
             code = await self._objects.head(code_key(job.tenant, job.code_digest))
-            out.extend([Artifact(CODE, code)] if code is not None else [])
-        return out[:limit], out[limit - 1].path if len(out) > limit else None
+            artifacts.extend([Artifact(CODE, code)] if code is not None else [])
+        return artifacts[:limit], artifacts[limit - 1].path if len(artifacts) > limit else None
 
     async def find(self, job: Job, path: str) -> Artifact:
-        """NotFound. InvalidRequest where it is no path at all."""
+        """The file of this path. Raises NotFound; InvalidRequest for a malformed path."""
         if path == CODE and job.code_digest:
             key = code_key(job.tenant, job.code_digest)
         elif path.startswith(_ATTEMPTS):
@@ -58,7 +57,7 @@ class Artifacts:
         return Artifact(path, meta)
 
     def read(self, artifact: Artifact, *, start: int, end: int) -> AsyncIterator[bytes]:
-        """Its bytes [start, end)."""
+        """The bytes [start, end) in chunks."""
         self._instrumentation.downloads.inc()
         return self._objects.get(artifact.meta.key, start=start, end=end)
 

@@ -35,7 +35,7 @@ from services.core.ports.metric_store import (
     StoredPoint,
 )
 from services.core.runtime.home import Home
-from services.core.runtime.quarantine import Held
+from services.core.runtime.quarantine import QuarantineEntry
 
 _QUERY_S: Final = 30.0
 """A search through all of a long job's lines may take a while."""
@@ -112,7 +112,7 @@ class DispatcherClient:
         return [Waiting(one.job_id, one.position, one.pending_reason, one.message) for one in reply.waiting]
 
 
-async def quarantined_of(client: ServiceClient) -> Sequence[Held]:
+async def quarantined_of(client: ServiceClient) -> Sequence[QuarantineEntry]:
     """What that service cannot read and leaves alone."""
     channel = await client.channel()
     with client.answering():

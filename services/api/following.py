@@ -1,8 +1,8 @@
-"""Live streams that never lie: each ends only when the job is at rest and everything that was stored of it was given.
+"""Live streams: each ends only when the job is at rest and all that was stored of it was sent.
 
-At rest means released: the learners and their helpers are gone, so nothing more can be stored. Only what is counted
-*after* that was seen is the whole; the stream goes on until it has given so much. Until then the metrics service may
-restart, drop the stream or be away: the follower asks again from the last number it gave.
+At rest means released: the learners and their helpers are gone, so nothing more can be stored. The number of items is
+read after that was observed, and the stream continues up to this number. Until then the metrics service may restart,
+drop the stream or be away: the stream continues after the last item that it sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.core.ports.job_store import JobStore
 from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
 from services.core.use_cases import jobs
 
-_AGAIN_S: Final = 0.5
+_RETRY_S: Final = 0.5
 _PAGE: Final = 1000
 
 
@@ -35,14 +35,14 @@ T = TypeVar("T", bound=_Numbered)
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The job's document is another one."""
+    """The job's document has changed."""
 
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last item. ``job`` is None where the job was deleted meanwhile."""
+    """The last item. ``job`` is None if the job no longer exists."""
 
     job: Job | None
     job_id: str
@@ -55,7 +55,7 @@ class Following:
         self._watcher = watcher
 
     async def lines(self, job: Job, query: LineQuery) -> AsyncGenerator[Sequence[StoredLine] | End]:
-        """Lines beyond ``query.after_seq`` (or the last ``tail`` first) as they are stored, then the end."""
+        """Lines after ``query.after_seq``, or from the last ``query.tail`` on, as they are stored; then the end."""
 
         async def page(after: int, limit: int) -> tuple[Sequence[StoredLine], int]:
             return await self._telemetry.lines(job.id, replace(query, after_seq=after, tail=None), limit=limit)
@@ -77,6 +77,8 @@ class Following:
             yield End(watched.job, job.id)
 
     async def points(self, job: Job, query: PointQuery) -> AsyncGenerator[Sequence[StoredPoint] | End]:
+        """Points after ``query.after_seq`` as they are stored; then the end."""
+
         async def page(after: int, limit: int) -> tuple[Sequence[StoredPoint], int]:
             return await self._telemetry.points(job.id, replace(query, after_seq=after), limit=limit)
 
@@ -93,7 +95,7 @@ class Following:
             yield End(watched.job, job.id)
 
     async def events(self, job: Job, *, after_seq: int) -> AsyncGenerator[Event | Changed | End]:
-        """History beyond ``after_seq`` as it is written, and the document at once and after each change."""
+        """History after ``after_seq`` as it is written; the document first and after each change; then the end."""
         async with self._watcher.follow(job) as watched:
             while True:
                 changed, over, current = watched.changed, watched.over, watched.job
@@ -108,19 +110,22 @@ class Following:
                 await changed.wait()
 
     async def _tail(self, job_id: str, query: LineQuery) -> tuple[Sequence[StoredLine], int]:
-        """The last lines, and the seq to go on from: counted before, so that nothing falls in between."""
+        """The last ``query.tail`` lines, and the seq to continue after.
+
+        The count is read before the lines, so that no line is lost in between.
+        """
         while True:
             try:
                 counted = (await self._telemetry.summary(job_id)).lines
                 if not query.tail:
                     return [], counted
-                found, through = await self._telemetry.lines(
+                lines, through = await self._telemetry.lines(
                     job_id, replace(query, before_seq=counted + 1), limit=query.tail
                 )
             except Unavailable:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
             else:
-                return found, min(through, counted)  # a tail of very long lines is cut: the rest is followed
+                return lines, min(through, counted)  # a page of very long lines is cut: the stream sends the rest
 
 
 async def _all(
@@ -131,7 +136,7 @@ async def _all(
     live: Callable[[int], AsyncGenerator[tuple[Sequence[T], int]]],
     total: Callable[[], Awaitable[int]],
 ) -> AsyncGenerator[Sequence[T]]:
-    """Every item beyond ``after``, each once and in order, until the job is over and all were given."""
+    """Every item after ``after``, once and in order, until the job is at rest and all were sent."""
     while True:
         try:
             if watched.over:
@@ -139,7 +144,7 @@ async def _all(
                 while after < goal:
                     items, through = await page(after, _PAGE)
                     yield items
-                    # A page that gives nothing says that nothing more matches up to the goal.
+                    # An empty page means that nothing more matches up to the goal.
                     after = max(items[-1].seq, through) if items else goal
                 return
             async with aclosing(_while_running(watched, live(after))) as batches:
@@ -147,7 +152,7 @@ async def _all(
                     yield [item for item in items if item.seq > after]
                     after = max(after, through, items[-1].seq if items else 0)
         except Unavailable:
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RETRY_S)
         else:
             await _pause(watched)
 
@@ -155,7 +160,7 @@ async def _all(
 async def _while_running(
     watched: Watched, stream: AsyncGenerator[tuple[Sequence[T], int]]
 ) -> AsyncGenerator[tuple[Sequence[T], int]]:
-    """The stream's batches, until it ends or the job is over; what is under way then is read again by page."""
+    """The stream's batches until it ends or the job is at rest. What is not sent by then is read by page."""
     reading: asyncio.Task[tuple[Sequence[T], int]] | None = None
     try:
         while True:
@@ -168,7 +173,7 @@ async def _while_running(
             try:
                 await asyncio.wait({reading, waking}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                waking.cancel()  # a reader that leaves, too, must not leave it behind
+                waking.cancel()  # also if the reader was cancelled: else the task would stay
             if reading.done():
                 done, reading = reading, None
                 try:
@@ -184,11 +189,11 @@ async def _while_running(
 
 
 async def _pause(watched: Watched) -> None:
-    """Half a second, or less where the job is over."""
+    """Waits ``_RETRY_S``, or until the job changes."""
     changed = watched.changed
     if watched.over:
         return
     try:
-        await asyncio.wait_for(changed.wait(), _AGAIN_S)
+        await asyncio.wait_for(changed.wait(), _RETRY_S)
     except TimeoutError:
         return

@@ -1,14 +1,14 @@
-"""Idempotency keys of what changes a job that is there: the same request under the same key acts once, for seven days.
+"""Idempotency keys of halt, resume and kill: the same request under the same key acts once, for seven days.
 
-Two things say that a request was carried out, and each is written where it cannot be wrong:
+Two places record a key:
 
-* The key's record binds it to one request before anything is done: another request under it is a mismatch from then on.
-* The job's document holds the keys of its latest wishes, in the very replace that carried them out. So a process that
-  dies anywhere leaves either both the change and its key, or neither.
+* Its record binds it to one request before anything is done: from then on another request under it is a mismatch.
+* The job's document holds the keys of its latest changes, written in the same replace as the change. So a process that
+  dies anywhere leaves both the change and its key, or neither.
 
-The document stays small: before a key is pushed out of it, its record is marked as done. Who reads the document first
-and the record after therefore finds the key in one of them, if it was ever carried out. Submissions keep their key in
-their document for ever (``submit``), new API keys are made from theirs (``keys``): neither needs a record.
+The document stays small: before a key leaves it, the key's record is marked as done. A reader that reads the document
+first and the record second therefore finds every key whose change was made. Submissions keep their key in their
+document for ever (``submit``), and API keys are derived from theirs (``keys``): neither needs a record.
 """
 
 from __future__ import annotations
@@ -36,95 +36,97 @@ from services.core.ports.record_store import Record, RecordStore
 
 KIND: Final = "answers"
 KEPT_MS: Final = 7 * 24 * 3600 * 1000
+"""A key is valid for seven days."""
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _TRIES: Final = 10
 log = structlog.get_logger()
 
 
 def checked_key(key: str | None) -> str | None:
-    """An Idempotency-Key as it may be stored. InvalidRequest."""
+    """The key, if it is well-formed. Raises InvalidRequest."""
     if key is not None and _KEY.fullmatch(key) is None:
         raise InvalidRequest("an Idempotency-Key has 1 to 255 visible ASCII characters")
     return key
 
 
-def origin_of(principal: Principal, key: str) -> str:
-    """What the key is kept as: each user has keys of their own."""
+def stored_key(principal: Principal, key: str) -> str:
+    """The id under which the key is stored. Two users may use the same key."""
     return hashlib.sha256(f"{principal.tenant}/{principal.user}/{key}".encode()).hexdigest()
 
 
-def digest_of(request: Mapping[str, Any]) -> str:
-    """By which two requests are known to be the same."""
+def request_digest(request: Mapping[str, Any]) -> str:
+    """Equal for two equal requests."""
     text = json.dumps(request, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class Answers:
-    """The keys' records. ``origin`` is ``origin_of``'s."""
+class IdempotencyKeys:
+    """The records of the keys. ``key`` is ``stored_key``'s."""
 
     def __init__(self, records: RecordStore, clock: Clock) -> None:
         self._records = records
         self._clock = clock
         self._swept = ""
 
-    async def bind(self, origin: str, request: str) -> None:
-        """From now on the key stands for the request of this digest. IdempotencyMismatch: it stands for another."""
-        fresh = Record(
-            kind=KIND, id=origin, body={"request": request, "time": self._clock.now_ms(), "done": False}, index={}
+    async def bind(self, key: str, request: str) -> None:
+        """Binds the key to the request of this digest. Raises IdempotencyMismatch if it is bound to another."""
+        record = Record(
+            kind=KIND, id=key, body={"request": request, "time": self._clock.now_ms(), "done": False}, index={}
         )
         for _ in range(_TRIES):
             try:
-                await self._records.insert(fresh)
+                await self._records.insert(record)
             except Duplicate:
-                there = await self._records.get(KIND, origin)
+                existing = await self._records.get(KIND, key)
             else:
                 return
-            if there is not None and self._lives(there):
-                if there.body["request"] != request:
-                    raise IdempotencyMismatch("this Idempotency-Key came before, with another request")
+            if existing is not None and self._is_valid(existing):
+                if existing.body["request"] != request:
+                    raise IdempotencyMismatch("this Idempotency-Key was used before, with another request")
                 return
-            if there is not None and await self._replaced(replace(fresh, rev=there.rev)):
+            if existing is not None and await self._replace(replace(record, rev=existing.rev)):
                 return
         raise StaleRevision("the record of this Idempotency-Key kept changing")
 
-    async def done(self, origin: str) -> bool:
-        """Whether it was carried out, though no document says so any more."""
-        there = await self._records.get(KIND, origin)
-        return there is not None and self._lives(there) and there.body["done"] is True
+    async def is_done(self, key: str) -> bool:
+        """True if the key's change was made and the key has left the job's document."""
+        record = await self._records.get(KIND, key)
+        return record is not None and self._is_valid(record) and record.body["done"] is True
 
-    async def finish(self, origin: str) -> None:
-        """Marks it as done."""
-        while (there := await self._records.get(KIND, origin)) is not None and there.body["done"] is not True:
-            if await self._replaced(replace(there, body={**there.body, "done": True})):
+    async def mark_done(self, key: str) -> None:
+        """Records that the key's change was made. Call it before the key leaves the job's document."""
+        while (record := await self._records.get(KIND, key)) is not None and record.body["done"] is not True:
+            if await self._replace(replace(record, body={**record.body, "done": True})):
                 return
 
     async def sweep(self, *, limit: int) -> int:
-        """Looks at the next ``limit`` records and removes those that have expired; how many. Begins anew at the end."""
+        """Removes the expired ones of the next ``limit`` records; returns how many. After the last it starts again."""
         page = await self._records.find(KIND, {}, after=self._swept or None, limit=limit)
         self._swept = page[-1].id if len(page) == limit else ""
-        expired = [record.id for record in page if not self._lives(record)]
-        for origin in expired:
-            await self._records.delete(KIND, origin)
+        expired = [record.id for record in page if not self._is_valid(record)]
+        for key in expired:
+            await self._records.delete(KIND, key)
         return len(expired)
 
     async def keep_swept(self, *, every_s: float, limit: int) -> None:
-        """For ever; cancel it."""
+        """Sweeps ``limit`` records every ``every_s`` seconds, until cancelled."""
         while True:
             await self._clock.sleep(every_s)
             try:
                 await self.sweep(limit=limit)
-            except WeftError as away:
-                log.warning("answers.not_swept", why=away.message)
+            except WeftError as error:
+                log.warning("idempotency_keys.sweep_failed", error=error.message)
 
-    def _lives(self, record: Record) -> bool:
-        """Not of one that cannot be read either: it stands for nothing, and may be made anew."""
+    def _is_valid(self, record: Record) -> bool:
+        """False for an expired record, and for one that cannot be read: it binds its key to nothing."""
         body = record.body
         time, request, done = body.get("time"), body.get("request"), body.get("done")
         if not isinstance(time, int) or not isinstance(request, str) or not isinstance(done, bool):
             return False
         return self._clock.now_ms() - time < KEPT_MS
 
-    async def _replaced(self, record: Record) -> bool:
+    async def _replace(self, record: Record) -> bool:
+        """False if another process changed or removed the record first."""
         try:
             await self._records.replace(record)
         except (StaleRevision, NotFound):

@@ -1,4 +1,4 @@
-"""What Prometheus learns from the api. FfDL's names where the thing is the same; the rest is RED per route template."""
+"""Prometheus metrics of the api: FfDL's names where FfDL has the metric; requests, errors and durations by route."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Instrumentation:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.created = Counter("trainer_trainings_create", "Jobs accepted.", _SHAPE, registry=registry)
         self.deleted = Counter("trainer_trainings_delete", "Jobs deleted.", registry=registry)
-        self.halted = Counter("trainer_trainings_halt", "Halts asked for.", registry=registry)
+        self.halted = Counter("trainer_trainings_halt", "Halts requested.", registry=registry)
         self.code_refused = Counter(
-            "trainer_uploadmodel_failed", "Code that was not taken in.", ("kind",), registry=registry
+            "trainer_uploadmodel_failed", "Code archives that were refused.", ("kind",), registry=registry
         )
         self.downloads = Counter("trainer_model_download", "Artifacts downloaded.", registry=registry)
         self.requests = Counter(
@@ -40,14 +40,15 @@ class Instrumentation:
 
     @contextmanager
     def counting_refused_code(self) -> Generator[None]:
-        """Inside it, code that is not taken in is counted: as the user's fault or as ours."""
+        """Counts code that is refused inside it, by whose fault it is: ``user`` or ``weft``."""
         try:
             yield
-        except (InvalidArchive, TooLarge, NoSpace) as refused:
-            self.code_refused.labels("weft" if isinstance(refused, NoSpace) else "user").inc()
+        except (InvalidArchive, TooLarge, NoSpace) as error:
+            self.code_refused.labels("weft" if isinstance(error, NoSpace) else "user").inc()
             raise
 
-    def accepted(self, spec: JobSpec) -> None:
+    def count_accepted(self, spec: JobSpec) -> None:
+        """Counts a new job by its framework and the size of its first role."""
         first = spec.role_resources(next(iter(spec.roles)))
         framework = spec.framework
         self.created.labels(

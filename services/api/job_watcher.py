@@ -1,7 +1,6 @@
-"""Jobs as they change, for whoever follows them.
+"""Polls the documents of followed jobs.
 
-The job document is the truth, so it is what is looked at: one poll per followed job, shared by all its followers, which
-ends with the last of them. Nothing here decides; a poll that fails is made again.
+All followers of a job share one poll, which ends with the last of them. A poll that fails is repeated.
 """
 
 from __future__ import annotations
@@ -22,20 +21,21 @@ log = structlog.get_logger()
 
 @dataclass
 class Watched:
-    """One job under observation. ``job`` is the newest document; None once it is gone."""
+    """One followed job. ``job`` is the newest document; None if the job no longer exists."""
 
     job: Job | None
     followers: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced by a fresh one, at each change: take it before you look at ``job``."""
+    """Set, and replaced by a new one, at each change. Read it before ``job``, so that no change is missed."""
     task: asyncio.Task[None] | None = None
 
     @property
     def over(self) -> bool:
-        """Nothing more will come of it, unless its owner resumes it."""
+        """The job is at rest or no longer exists: it changes only if its owner resumes it."""
         return self.job is None or self.job.deleted is not None or self.job.at_rest
 
-    def put(self, job: Job | None) -> None:
+    def update(self, job: Job | None) -> None:
+        """Notes the newest document."""
         if (job.rev if job else 0) != (self.job.rev if self.job else 0):
             self.job = job
             self.changed.set()
@@ -50,7 +50,7 @@ class Watcher:
 
     @contextlib.asynccontextmanager
     async def follow(self, job: Job) -> AsyncGenerator[Watched]:
-        """The job under observation while the context is open, from this document on."""
+        """Polls the job while the context is open; ``job`` is the first document."""
         watched = self._watched.get(job.id)
         if watched is None:
             watched = self._watched[job.id] = Watched(job)
@@ -68,6 +68,6 @@ class Watcher:
         while True:
             await asyncio.sleep(self._every_s)
             try:
-                watched.put(await self._store.get(job_id))
-            except WeftError as failed:
-                log.warning("api.watch_failed", job=job_id, why=failed.message)
+                watched.update(await self._store.get(job_id))
+            except WeftError as error:
+                log.warning("job.poll_failed", job=job_id, error=error.message)

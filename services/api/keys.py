@@ -1,10 +1,10 @@
-"""API keys: ``weft_<id>_<secret>``, the secret 256 bit, kept only as an HMAC under the installation's pepper.
+"""API keys: ``weft_<id>_<secret>``. The secret has 256 bits; only its HMAC under the installation's pepper is stored.
 
-The id finds the record, so checking costs one look-up and one HMAC whoever asks; a stolen record store holds nothing
-that can be tried offline without the pepper, which lies in the SecretStore. A record is cached for two seconds: so long
-may a revoked key still work, and not longer.
+The id finds the record, so a check costs one look-up and one HMAC for every caller. Without the pepper, which is in the
+SecretStore, a stolen record store allows no offline guessing. Records are cached for ``key_cache_s``: a revoked key may
+work for that long.
 
-Revoked keys stay as records: a replayed creation must not bring one back to life, and ids in histories keep a name.
+Revoked keys stay as records: a replayed creation must not make one valid again, and ids in histories keep a name.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from services.api.access import PERMISSIONS, Principal, Scope, checked_name
+from services.api.params import wrong_field
 from services.api.stale_cache import STALE_S
 from services.core.domain import codec
-from services.core.domain.document import LATEST
+from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.errors import (
     Duplicate,
-    FieldError,
     IdempotencyMismatch,
     Internal,
-    InvalidRequest,
     NotFound,
     PermissionDenied,
     Quarantined,
@@ -51,11 +50,11 @@ _LABEL: Final = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{0,100}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """What is known of a key. Times in Unix ms."""
+    """A key without its secret. Times are Unix milliseconds."""
 
     id: str
     name: str
-    """For people: where it is used."""
+    """Where the key is used; for people."""
     user: str
     tenant: str
     scope: Scope
@@ -64,7 +63,7 @@ class ApiKey:
     """Hex HMAC-SHA256 of the secret; never shown."""
     revoked: int | None = None
     made_from: str = ""
-    """Digest of the request that made it under an idempotency key."""
+    """Digest of the request that made it under an idempotency key; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class NewKey:
     key: ApiKey
     text: str = field(repr=False)
     replayed: bool
-    """It was made before, under this idempotency key."""
+    """The key was made before, under this idempotency key."""
 
 
 class Keys:
@@ -87,13 +86,13 @@ class Keys:
         self._cache: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
 
     async def authenticate(self, token: str) -> Principal:
-        """Whose key it is. Unauthenticated, in the same words, for any that is not good."""
+        """The holder of the key. Raises Unauthenticated, in the same words, for an unknown, wrong or revoked key."""
         match = _TOKEN.fullmatch(token)
         key = await self._cached(match[1]) if match else None
         secret = match[2] if match else ""
         known = key.mac if key else "0" * 64
         if not hmac.compare_digest(self._mac(secret), known) or key is None or key.revoked is not None:
-            raise Unauthenticated("this key is not known, or was revoked")
+            raise Unauthenticated("this API key is unknown or was revoked")
         return Principal(key_id=key.id, user=key.user, tenant=key.tenant, scope=key.scope)
 
     async def create(
@@ -106,10 +105,10 @@ class Keys:
         scope: str | None = None,
         idempotency_key: str | None = None,
     ) -> NewKey:
-        """A new key and its whole text, which nobody can be told again. A user makes keys for themselves only.
+        """A new key and its whole text, which is stored nowhere. Only admins make keys for others.
 
-        Under an idempotency key the text is made from it and the pepper, so that a retry gets the same answer without
-        the text being kept anywhere.
+        Under an idempotency key the text is derived from it and the pepper, so that a retry gets the same answer.
+        Raises InvalidRequest, PermissionDenied, IdempotencyMismatch.
         """
         wanted = self._wanted(principal, name=name, user=user, tenant=tenant, scope=scope)
         if idempotency_key is None:
@@ -124,25 +123,25 @@ class Keys:
         try:
             key, text = await self._insert(key_id, self._derived("secret", origin), wanted, made_from=made_from)
         except Duplicate:
-            there = await self._read(key_id)
+            existing = await self._read(key_id)
         else:
             return NewKey(key, text, replayed=False)
-        if there is None or there.made_from != made_from:
-            raise IdempotencyMismatch("this Idempotency-Key came before, with another body")
-        return NewKey(there, f"weft_{key_id}_{self._derived('secret', origin)}", replayed=True)
+        if existing is None or existing.made_from != made_from:
+            raise IdempotencyMismatch("this Idempotency-Key was used before, with another body")
+        return NewKey(existing, f"weft_{key_id}_{self._derived('secret', origin)}", replayed=True)
 
     async def list(self, principal: Principal) -> list[ApiKey]:
-        """One's own keys, revoked ones too; an admin sees everybody's."""
+        """The caller's keys, revoked ones included; for admins the keys of all users."""
         index = {} if principal.admin else {"tenant": principal.tenant, "user": principal.user}
-        found: list[ApiKey] = []
+        keys: list[ApiKey] = []
         after: str | None = None
         while page := await self._records.find(KIND, index, after=after):
-            found += [key for record in page if (key := self._key(record)) is not None]
+            keys += [key for record in page if (key := self._key(record)) is not None]
             after = page[-1].id
-        return found
+        return keys
 
     async def revoke(self, principal: Principal, key_id: str) -> None:
-        """It stops working within the cache's time. NotFound where there is none of that id within reach."""
+        """Ends the key within ``key_cache_s``. Raises NotFound for an unknown key, and for another user's."""
         for _ in range(10):
             record = await self._records.get(KIND, key_id) if is_id(key_id, "k") else None
             key = self._key(record) if record is not None else None
@@ -164,7 +163,7 @@ class Keys:
         raise Internal("the key kept changing while it was revoked")
 
     async def adopt(self, text: str, wanted: dict[str, Any]) -> None:
-        """Makes the record of a key whose text exists already, unless there is one."""
+        """Makes the record of a key whose text exists, unless the record exists."""
         match = _TOKEN.fullmatch(text)
         if match is None:
             raise Internal(f"the secret '{ADMIN_KEY}' does not hold a key; remove it, and a new one is made")
@@ -183,9 +182,9 @@ class Keys:
             "scope": "user" if scope is None else scope,
         }
         if wanted["scope"] not in {"admin", "user"}:
-            raise _wrong("/scope", "a scope is admin or user")
+            raise wrong_field("/scope", "a scope is admin or user")
         if _LABEL.fullmatch(name) is None:
-            raise _wrong("/name", "a key's name has at most 100 characters, none of them a control character")
+            raise wrong_field("/name", "a key's name has at most 100 characters, none of them a control character")
         checked_name(wanted["user"], "/user")
         checked_name(wanted["tenant"], "/tenant")
         others = (wanted["user"], wanted["tenant"]) != (principal.user, principal.tenant) or wanted["scope"] == "admin"
@@ -212,7 +211,7 @@ class Keys:
         try:
             key = await self._read(key_id)
         except Unavailable:
-            # Nobody can have been told that it was revoked since: that would be written where we cannot read.
+            # The key cannot have been revoked since: a revocation is written to the same store.
             if held is None or now > held[0] + STALE_S:
                 raise
             return held[1]
@@ -231,10 +230,10 @@ class Keys:
         return self._key(record) if record is not None else None
 
     def _key(self, record: Record) -> ApiKey | None:
-        """None, and quarantine, where the record is not that of a key: it opens nothing."""
+        """The key of a record. None for a damaged record, which is quarantined."""
         place = f"{KIND}/{record.id}"
         try:
-            key = _read(record)
+            key = _parse(record)
         except (KeyError, ValueError) as error:
             self._quarantine.hold(RECORD, place, f"the record of key {record.id} cannot be read: {error}")
             return None
@@ -249,32 +248,28 @@ class Keys:
         return hmac.new(self._pepper, message, hashlib.sha256).hexdigest()
 
 
-def _read(record: Record) -> ApiKey:
-    """KeyError or ValueError where it is not what was written."""
+def _parse(record: Record) -> ApiKey:
+    """The key of a record. Raises KeyError or ValueError if it is damaged."""
     body = record.body
     text = {name: body[name] for name in ("name", "user", "tenant", "scope", "mac", "made_from")}
     times = [body["created"], *([] if body["revoked"] is None else [body["revoked"]])]
-    if not all(isinstance(one, str) for one in text.values()) or text["scope"] not in PERMISSIONS:
+    if not all(isinstance(value, str) for value in text.values()) or text["scope"] not in PERMISSIONS:
         raise ValueError("its fields are of other types")
-    if not all(isinstance(one, int) and 0 <= one <= LATEST for one in times):
+    if not all(isinstance(time, int) and 0 <= time <= MAX_TIME_MS for time in times):
         raise ValueError("it has a time before 1970 or after 9999")
     return ApiKey(id=record.id, created=body["created"], revoked=body["revoked"], **text)
-
-
-def _wrong(pointer: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{pointer}: {message}", errors=(FieldError(pointer, message),))
 
 
 async def open_keys(
     records: RecordStore, store: SecretStore, clock: Clock, quarantine: Quarantine, *, cache_s: float
 ) -> Keys:
-    """Keys with this installation's pepper, which is made once."""
+    """Keys under the installation's pepper, which is made at the first start."""
     pepper = await store.get_or_create(PEPPER, secrets.token_bytes(32))
     return Keys(records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=cache_s)
 
 
 async def move_pepper(before: SecretStore, now: SecretStore) -> None:
-    """Installations made before docs/adr/0008-secrets.md kept it in a file, not beside the keys it belongs to."""
+    """Moves the pepper of an installation older than docs/adr/0008-secrets.md from its file to the secret store."""
     pepper = await before.get(PEPPER)
     if pepper is not None:
         await now.get_or_create(PEPPER, pepper)
@@ -282,10 +277,10 @@ async def move_pepper(before: SecretStore, now: SecretStore) -> None:
 
 
 async def ensure_admin_key(keys: Keys, store: SecretStore, clock: Clock) -> None:
-    """The first administrator's key: its text in the SecretStore (0600), its record among the keys.
+    """Makes the first administrator's key: its text in the SecretStore (0600), its record among the keys.
 
-    Any number of processes may do this at once, again and after the loss of either half. A revoked one stays revoked;
-    removing the secret makes a new one.
+    Safe to repeat, in any number of processes at once, and after the loss of the text or the record. A revoked key
+    stays revoked; after its secret is removed, a new one is made.
     """
     key_id = make_id("k", now_ms=clock.now_ms(), random_bits=clock.random_bits(RANDOM_BITS))
     fresh = f"weft_{key_id}_{clock.random_bits(256):064x}"

@@ -20,7 +20,7 @@ from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import Status
 from services.core.ports.cluster import Node
 from services.core.ports.job_store import JobQuery, JobStore
-from services.core.runtime.quarantine import Held, Quarantine
+from services.core.runtime.quarantine import Quarantine, QuarantineEntry
 
 log = structlog.get_logger()
 _HINT_S: Final = 2.0
@@ -50,7 +50,7 @@ class ClusterState:
 class Quarantined:
     """(service, thing) that cannot be read and is left alone; ``silent``: services that did not say."""
 
-    held: Sequence[tuple[str, Held]]
+    held: Sequence[tuple[str, QuarantineEntry]]
     silent: Sequence[str]
 
 
@@ -62,7 +62,7 @@ class Platform:
         node: NodeClient,
         *,
         quarantine: Quarantine,
-        others: Mapping[str, Callable[[], Awaitable[Sequence[Held]]]],
+        others: Mapping[str, Callable[[], Awaitable[Sequence[QuarantineEntry]]]],
     ) -> None:
         """``others``: service -> what it holds in quarantine."""
         self._store = store
@@ -76,7 +76,7 @@ class Platform:
     async def quarantined(self) -> Quarantined:
         """Of all services, asked at once."""
         answers = await asyncio.gather(*(ask() for ask in self._others.values()), return_exceptions=True)
-        held = [("api", one) for one in self._quarantine.listed()]
+        held = [("api", one) for one in self._quarantine.entries()]
         silent: list[str] = []
         for service, answer in zip(self._others, answers, strict=True):
             if isinstance(answer, WeftError):

@@ -1,4 +1,4 @@
-"""All use cases of the api in one hand, for the doors (REST now, gRPC later) that translate to them."""
+"""What the use cases work with, wired once at start-up."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ class ApiServices:
     platform: Platform
     instrumentation: Instrumentation
     checks: Mapping[str, Callable[[], Awaitable[object]]]
-    """What must answer for the api to be ready: name of a port -> its ping."""
+    """What readiness depends on: name of a port -> its ping."""
     stopping: asyncio.Event
-    """Set when the service is to end: live streams are cut then, without an ``end``."""
+    """Set when the service stops; live streams are then cut without an ``end``."""

@@ -1,6 +1,7 @@
-"""What the job store said last, for who merely looks while it does not answer. Nothing is decided from it.
+"""The job store's last answers, for reads while it is away. No decision uses them.
 
-It is shown only through a door that says how old it is (``telling_age``), and to nobody for longer than ten minutes.
+A stale answer is given only inside ``reporting_age``, whose caller tells the client how old it is, and only for ten
+minutes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ STALE_S: Final = 600.0
 
 @dataclass
 class Age:
-    """Of what was shown: seconds, or None where it was fresh."""
+    """Seconds since the oldest stale answer was read; None if all were fresh."""
 
     seconds: float | None = None
 
@@ -31,7 +32,7 @@ _age: ContextVar[Age | None] = ContextVar("age", default=None)
 
 @contextmanager
 def reporting_age() -> Generator[Age]:
-    """Inside it, remembered answers may be given; whoever opened it tells how old they are."""
+    """Inside it stale answers are allowed; the caller reports their age."""
     age = Age()
     token = _age.set(age)
     try:
@@ -41,24 +42,29 @@ def reporting_age() -> Generator[Age]:
 
 
 class StaleCache(Generic[T]):
+    """The last answers to ``most`` different questions."""
+
     def __init__(self, clock: Clock, *, most: int) -> None:
         self._clock = clock
         self._most = most
-        self._known: OrderedDict[Hashable, tuple[float, T]] = OrderedDict()
+        self._answers: OrderedDict[Hashable, tuple[float, T]] = OrderedDict()
 
-    async def ask(self, question: Hashable, read: Callable[[], Awaitable[T]]) -> T:
-        """What ``read`` says; where it raises Unavailable what it said last to this question, if anything."""
+    async def read(self, question: Hashable, read: Callable[[], Awaitable[T]]) -> T:
+        """The result of ``read``; if that raises Unavailable, the last result for this question.
+
+        Raises Unavailable if there is none, it is older than ``STALE_S``, or no ``reporting_age`` is open.
+        """
         now = self._clock.boottime()
         try:
-            found = await read()
+            answer = await read()
         except Unavailable:
-            age, known = _age.get(), self._known.get(question)
-            if age is None or known is None or now - known[0] > STALE_S:
+            age, last = _age.get(), self._answers.get(question)
+            if age is None or last is None or now - last[0] > STALE_S:
                 raise
-            age.seconds = max(age.seconds or 0.0, self._clock.boottime() - known[0])
-            return known[1]
-        self._known[question] = (now, found)
-        self._known.move_to_end(question)
-        while len(self._known) > self._most:
-            self._known.popitem(last=False)
-        return found
+            age.seconds = max(age.seconds or 0.0, self._clock.boottime() - last[0])
+            return last[1]
+        self._answers[question] = (now, answer)
+        self._answers.move_to_end(question)
+        while len(self._answers) > self._most:
+            self._answers.popitem(last=False)
+        return answer

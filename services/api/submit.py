@@ -1,9 +1,9 @@
-"""How a job comes to be: a spec and perhaps code become ONE durable document, once per idempotency key.
+"""Submitting a job: a spec, with or without code, becomes one durable document, once per idempotency key.
 
-The order is what makes it safe: spec checked, code checked, code durable, document inserted, only then answered and
-hinted. A crash before the insert leaves code that nobody names, which garbage collection removes; a crash after it
-leaves a job that the dispatcher finds by itself. Of racing submissions under one key the store's unique index picks
-one.
+The order makes it safe: the spec is checked, the code is checked, the code is stored, the document is inserted; only
+then the request is answered and the dispatcher gets a hint. A crash before the insert leaves code that no job names;
+the next submit of the same code uses it. A crash after the insert leaves a job that the dispatcher finds by itself. Of
+concurrent submissions under one key the store's unique index accepts one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from services.api.access import Principal
-from services.api.idempotency import digest_of
+from services.api.idempotency import request_digest
 from services.api.instrumentation import Instrumentation
 from services.api.platform import Fit, Platform
 from services.api.uploads import Upload, code_key
@@ -38,16 +38,21 @@ from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobStore
 from services.core.ports.object_store import ObjectStore
 
+_LONG_SPEC: Final = 4096
+"""Bytes from which on a spec is read in a thread."""
+_TRIES: Final = 5
+
 
 @dataclass(frozen=True, slots=True)
 class RoleNeeds:
     count: int
-    each: Size
+    size: Size
+    """Of each learner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would become of a spec: the answer of a dry run."""
+    """What a submit would do."""
 
     spec: JobSpec
     roles: Mapping[str, RoleNeeds]
@@ -66,7 +71,7 @@ class Submitted:
 
 
 def read_spec(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
-    """The spec in normal form. InvalidSpec with every error that can be found, places included."""
+    """The spec in normal form. Raises InvalidSpec with every error that can be found, and their places."""
     spec = parse_spec(parse_spec_text(text, kind=kind))
     errors = (*unsupported(spec), *_unknown_framework(spec))
     if errors:
@@ -77,13 +82,13 @@ def read_spec(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
     return spec
 
 
-async def read_spec_aside(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
-    """``read_spec``; a long spec takes tens of milliseconds, which other requests must not wait for."""
-    return read_spec(text, kind) if len(text) < 4096 else await asyncio.to_thread(read_spec, text, kind)
+async def read_spec_in_thread(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
+    """As ``read_spec``; a long spec takes tens of milliseconds and is read in a thread."""
+    return read_spec(text, kind) if len(text) < _LONG_SPEC else await asyncio.to_thread(read_spec, text, kind)
 
 
 def framework_of(spec: JobSpec) -> Framework | None:
-    """The library's entry that the spec names; None where it names none, or none that is there."""
+    """The library's entry that the spec names; None if it names none or an unknown one."""
     return frameworks.find(spec.framework.name, spec.framework.version) if spec.framework is not None else None
 
 
@@ -94,11 +99,11 @@ def _unknown_framework(spec: JobSpec) -> tuple[FieldError, ...]:
     if frameworks.find(wanted.name) is None:
         message = f"there is no framework '{wanted.name}'"
         return (FieldError("/framework", message, nearest(wanted.name.lower(), frameworks.names())),)
-    there = sorted(
+    versions = sorted(
         entry.version for entry in frameworks.library() if wanted.name.lower() in (entry.name, *entry.aliases)
     )
     message = f"there is no version '{wanted.version}' of {wanted.name}"
-    return (FieldError("/framework/version", message, f"there are: {', '.join(there)}"),)
+    return (FieldError("/framework/version", message, f"there are: {', '.join(versions)}"),)
 
 
 class Submissions:
@@ -120,28 +125,29 @@ class Submissions:
         self._instrumentation = instrumentation
 
     async def plan(self, tenant: str, spec: JobSpec, code_digest: str) -> Plan:
-        """Changes nothing."""
+        """What a submit would do; changes nothing. ``code_digest`` is empty without code."""
         stored = bool(code_digest) and await self._objects.head(code_key(tenant, code_digest)) is not None
         fit = await self._platform.fit(spec)
         roles = {name: RoleNeeds(role.count, spec.role_resources(name)) for name, role in spec.roles.items()}
         return Plan(spec, roles, framework_of(spec), fit, code_digest, stored, _warnings(fit))
 
-    async def known_code(self, tenant: str, code_digest: str) -> None:
-        """InvalidRequest where this tenant has not uploaded it."""
+    async def check_code_is_stored(self, tenant: str, code_digest: str) -> None:
+        """Raises InvalidRequest if the tenant has not uploaded this code."""
         if await self._objects.head(code_key(tenant, code_digest)) is None:
             message = "no code of this digest was uploaded; send the code itself"
             raise InvalidRequest(f"/code_digest: {message}", errors=(FieldError("/code_digest", message),))
 
     async def keep_code(self, upload: Upload, key: str) -> None:
-        """Durably, before any document names it."""
+        """Stores the code; it is durable when this returns."""
         await upload.store(self._objects, key)
 
     async def submit(
         self, principal: Principal, tenant: str, spec: JobSpec, *, code_digest: str, key: str | None, trace: str
     ) -> Submitted:
-        """The job, durably; ``replayed``: it was there already, under this key and with this very request.
+        """Makes the job; it is durable when this returns. The code must be stored before.
 
-        The code lies in the object store by now. IdempotencyMismatch where the key came with another request.
+        ``replayed``: the job was made before, by the same request under the same key. Raises IdempotencyMismatch if the
+        key was used with another request; InvalidSpec if the spec names code and there is none.
         """
         if spec.code is not None and not code_digest:
             message = "the spec names code, but none was sent with it"
@@ -149,13 +155,13 @@ class Submissions:
                 f"/code: {message}", errors=(FieldError("/code", message, "send it, or leave `code` out"),)
             )
         stored_spec = dump_spec(spec)
-        idem_digest = digest_of({"spec": stored_spec, "code": code_digest})
+        idem_digest = request_digest({"spec": stored_spec, "code": code_digest})
         job, replayed = await self._insert(
             principal, tenant, spec=stored_spec, code=code_digest, key=key, digest=idem_digest, trace=trace
         )
         if not replayed:
             await self._hints.send("submitted", job.id)
-            self._instrumentation.accepted(spec)
+            self._instrumentation.count_accepted(spec)
         return Submitted(job, replayed, _warnings(await self._platform.fit(spec, now=False)))
 
     async def _insert(
@@ -169,8 +175,8 @@ class Submissions:
         digest: str,
         trace: str,
     ) -> tuple[Job, bool]:
-        """The new job, or the one that is there under the key (and True)."""
-        for _ in range(5):
+        """The new job, or the one that exists under the key; and whether it existed."""
+        for _ in range(_TRIES):
             now = self._clock.now_ms()
             job_id = make_id("j", now_ms=now, random_bits=self._clock.random_bits(RANDOM_BITS))
             idem = f"{tenant}/{principal.user}/{key}" if key is not None else job_id
@@ -181,12 +187,12 @@ class Submissions:
             try:
                 return await self._store.insert(job), False
             except Duplicate:
-                there = await self._store.by_idem(idem)
-            if there is None:
-                continue  # the id was taken: odds of 2^-60, but a loop costs nothing
-            if there.idem_digest != digest:
-                raise IdempotencyMismatch("this Idempotency-Key came before, with another spec or other code")
-            return there, True
+                existing = await self._store.by_idem(idem)
+            if existing is None:
+                continue  # the id was taken
+            if existing.idem_digest != digest:
+                raise IdempotencyMismatch("this Idempotency-Key was used before, with another spec or other code")
+            return existing, True
         raise Internal("no free job id was found")
 
 

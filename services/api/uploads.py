@@ -1,8 +1,8 @@
-"""Code on its way in: spooled to a file while its digest is counted, checked, then put where its digest says.
+"""Uploads of code: written to a spool file while the digest is computed, checked, then stored under the digest.
 
-The digest is known only at the end, and nothing is kept that was not checked; so bytes lie in ``uploads/`` first, and
-the object store gets them whole. Nothing half-made stays: the file goes with the request, and what a killed process
-left is swept when the next one starts.
+The digest is known only at the end, and nothing unchecked is stored. So the bytes are in ``uploads/`` first, and the
+object store gets them complete. The spool file is removed with the request; files of a killed process are removed when
+the next one starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A checked archive that still lies in the spool."""
+    """A checked archive in the spool."""
 
     digest: str
     """``sha256:<hex>``."""
@@ -37,30 +37,31 @@ class Code:
 
 
 def code_key(tenant: str, digest: str) -> str:
-    """Where the object store keeps a tenant's code."""
+    """Key of a tenant's code in the object store."""
     return f"tenants/{tenant}/code/{digest.removeprefix('sha256:')}"
 
 
 class Uploads:
-    """All that come in now. ``folder`` is this process's own."""
+    """The spool. ``folder`` belongs to this process alone."""
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
 
     def open(self) -> None:
-        """Makes the folder, empty."""
+        """Makes the folder, and empties it."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in self._folder.iterdir():
-            left.unlink(missing_ok=True)
+        for path in self._folder.iterdir():
+            path.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
     async def receive(self) -> AsyncGenerator[Upload]:
+        """A new upload; its file is removed when the context ends."""
         file = await _in_thread(self._create)
         try:
             yield Upload(file, self._max_bytes)
         finally:
-            with contextlib.suppress(OSError):  # a full disk may fail the last flush: the bytes are worthless by now
+            with contextlib.suppress(OSError):  # a full disk may fail the last flush; the bytes are no longer needed
                 file.close()
             Path(file.name).unlink(missing_ok=True)
 
@@ -82,7 +83,7 @@ class Upload:
         return self._size
 
     async def write(self, data: bytes) -> None:
-        """TooLarge beyond the limit, NoSpace where the disk is full."""
+        """Appends to the file. Raises TooLarge beyond the limit, NoSpace if the disk is full."""
         self._size += len(data)
         if self._size > self._max_bytes:
             raise TooLarge(
@@ -94,16 +95,16 @@ class Upload:
             await self._flush()
 
     async def finish(self) -> Code:
-        """Checks the archive. InvalidArchive where it is not a sound zip."""
+        """Checks the archive, and returns its digest and size. Raises InvalidArchive."""
         block, self._block = self._block, bytearray()
-        await _in_thread(lambda: self._checked(block))  # in one go: each way to a thread and back costs
+        await _in_thread(lambda: self._checked(block))  # one call: each switch to a thread and back costs time
         return Code(f"sha256:{self._hash.hexdigest()}", self._size)
 
     async def store(self, objects: ObjectStore, key: str) -> None:
-        """Durable when this returns. The same code again is not written again."""
+        """Stores the archive under the key; it is durable when this returns. Existing code is not written again."""
         if await objects.head(key) is not None:
             return
-        with contextlib.suppress(Duplicate):  # somebody else was first with the same bytes
+        with contextlib.suppress(Duplicate):  # another request stored the same bytes first
             await objects.put(key, self._chunks(), create_only=True)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
@@ -127,9 +128,10 @@ class Upload:
 
 
 async def _in_thread(work: Callable[[], _T]) -> _T:
+    """Runs ``work`` in a thread. Raises NoSpace if the disk is full."""
     try:
         return await asyncio.to_thread(work)
-    except OSError as failed:
-        if failed.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise NoSpace("there is no space left for uploads; nothing was kept", retry_after_s=60) from None
         raise

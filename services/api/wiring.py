@@ -1,4 +1,4 @@
-"""Which adapters the api stands on, chosen once, and how they end."""
+"""Wires the api's services over the adapters that the settings choose, and closes them at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from services.api.artifacts import Artifacts
 from services.api.clients import DispatcherClient, NodeClient, ServiceClient, TelemetryClient, quarantined_of
 from services.api.following import Following
-from services.api.idempotency import Answers
+from services.api.idempotency import IdempotencyKeys
 from services.api.instrumentation import Instrumentation
 from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
@@ -32,15 +32,18 @@ from services.core.runtime.quarantine import Quarantine
 
 _SWEEP_S: Final = 60.0
 _SWEPT: Final = 500
-"""Records of idempotency keys that are looked at in each sweep: bounded work, whatever there is."""
+"""Records of idempotency keys that each sweep reads."""
 log = structlog.get_logger()
 
 
 @contextlib.asynccontextmanager
-async def gateway(
+async def open_services(
     settings: ApiSettings, *, stopping: asyncio.Event, registry: CollectorRegistry
 ) -> AsyncGenerator[tuple[ApiServices, JobStore]]:
-    """The use cases over the profile's adapters, the first administrator's key made; all closed at the end."""
+    """The services, and the job store; closed when the context ends. Makes the first administrator's key.
+
+    Raises InvalidRequest if a setting of the object store is wrong.
+    """
     async with contextlib.AsyncExitStack() as closing:
         installation, clock = wiring.installation_secrets(settings), wiring.clock()
         secret = await wiring.service_secret(settings)
@@ -49,13 +52,15 @@ async def gateway(
         records = at_failpoint(await wiring.record_store(settings), "records", "api")
         closing.push_async_callback(records.close)
         objects = at_failpoint(wiring.object_store(settings), "objects", "api")
-        hints = at_failpoint(wiring.hints(settings), "hints", "api")
+        hints = at_failpoint(wiring.hints(settings, secret), "hints", "api")
         closing.push_async_callback(hints.close)
         try:
-            await objects.ping()  # InvalidRequest where it can never be used: found here, and not by the first job
-        except Unavailable as away:  # it may come back, and most of what users ask does not need it
-            log.warning("objects.away", why=str(away))
-        clients = {name: ServiceClient(settings.place, name, secret) for name in ("metrics", "lcm", "node", "guardian")}
+            await objects.ping()  # wrong settings are reported here and not by the first job
+        except Unavailable as error:  # it may come back, and most requests do not need it
+            log.warning("object_store.not_reached", error=str(error))
+        clients = {
+            name: ServiceClient(settings.installation, name, secret) for name in ("metrics", "lcm", "node", "guardian")
+        }
         for client in clients.values():
             closing.push_async_callback(client.close)
         secrets = await wiring.secret_store(settings, records)
@@ -63,10 +68,10 @@ async def gateway(
         quarantine = Quarantine(clock.now_ms, registry)
         keys = await open_keys(records, secrets, clock, quarantine, cache_s=settings.key_cache_s)
         await ensure_admin_key(keys, installation, clock)
-        uploads = Uploads(settings.place / "uploads", max_bytes=settings.max_code_bytes)
+        uploads = Uploads(settings.installation / "uploads", max_bytes=settings.max_code_bytes)
         uploads.open()
-        answers = Answers(records, clock)
-        sweeping = asyncio.create_task(answers.keep_swept(every_s=_SWEEP_S, limit=_SWEPT))
+        idempotency_keys = IdempotencyKeys(records, clock)
+        sweeping = asyncio.create_task(idempotency_keys.keep_swept(every_s=_SWEEP_S, limit=_SWEPT))
         closing.callback(sweeping.cancel)
         instrumentation, telemetry = Instrumentation(registry), TelemetryClient(clients["metrics"])
         platform = Platform(
@@ -82,7 +87,7 @@ async def gateway(
                 keys=keys,
                 jobs=Jobs(
                     store,
-                    answers,
+                    idempotency_keys,
                     hints,
                     clock,
                     instrumentation,

@@ -34,7 +34,7 @@ async def main(service: Service) -> None:
         control_pb2_grpc.add_ControlServicer_to_server(Control(pool), server)
         add_operations(server, quarantine)
 
-    server = await serve(settings.place.address("guardian"), ports.secret, register)
+    server = await serve(settings.installation.address("guardian"), ports.secret, register)
     service.started = True
     try:
         await pool.run(service.stopping)

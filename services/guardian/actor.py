@@ -19,7 +19,7 @@ import structlog
 
 from services.core.domain.errors import InvalidSpec, StaleFence, Unavailable, WeftError
 from services.core.domain.job import Claim, Job, Verdict, moved
-from services.core.domain.learner import LearnerStatus, judge, step_times
+from services.core.domain.learner import LearnerStatus, decide_verdict, step_times
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
 from services.core.ports.cluster import Observation
@@ -149,7 +149,7 @@ class Guardian:
         going = job.attempt.committed or observed_state.provisioned(ranks, number, known, self._seen)
         if job.attempt.committed:
             known = observed_state.with_vanished(ranks, number, known, self._seen, now=self._now)
-        verdict = judge(job, spec, known, now=self._now)
+        verdict = decide_verdict(job, spec, known, now=self._now)
         if job.desired is Desired.HALT and (verdict is None or verdict.to is Status.HALTED):
             return await self._halt(job, spec, self._with_observed(spec, known, going=going))
         if verdict is None:

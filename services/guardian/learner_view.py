@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from services.core.domain.codec import load
-from services.core.domain.document import LATEST
+from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import LearnerStatus
 from services.core.ports.status_store import Change, StatusStore
 from services.core.runtime.quarantine import STATUS, Quarantine
@@ -98,8 +98,8 @@ class LearnerView:
         one = load(LearnerStatus, document)
         if one.name != name:
             raise ValueError(f"it says that it is {one.name}")
-        if any(not 0 <= time <= LATEST for time in one.times.values()) or (
-            one.exit and not 0 <= one.exit.time <= LATEST
+        if any(not 0 <= time <= MAX_TIME_MS for time in one.times.values()) or (
+            one.exit and not 0 <= one.exit.time <= MAX_TIME_MS
         ):
             raise ValueError("it has a time before 1970 or after 9999")
         learners = self._jobs.setdefault(job_id, _Known()).learners

@@ -65,7 +65,7 @@ def with_vanished(
     lost = {
         name: replace(one, exit=Exit(time=now, lost=True))
         for name, one in gone.items()
-        if one.exit is None and not one.gave_up
+        if one.exit is None and not one.helper_failed
     }
     return {**known, **lost}
 

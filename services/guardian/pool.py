@@ -17,11 +17,12 @@ import structlog
 
 from services.core.domain.errors import StaleFence, Unavailable, WeftError
 from services.core.domain.job import Job
+from services.core.domain.status_keys import member_key
 from services.core.ports.job_store import JobQuery
 from services.core.ports.status_store import Lease
-from services.core.runtime.membership import Membership, member_key, members
+from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import Quarantine
-from services.core.use_cases.jobs import every
+from services.core.use_cases.jobs import all_jobs
 from services.guardian.actor import Guardian
 from services.guardian.claim import claim
 from services.guardian.instrumentation import Instrumentation
@@ -156,7 +157,7 @@ class Pool:
         """Looks at every job that holds hardware: pokes what changed, claims what nobody guards."""
         holding: set[str] = set()
         unguarded: list[Job] = []
-        async for job in every(self._ports.jobs, JobQuery(holding=True, deleted=True)):
+        async for job in all_jobs(self._ports.jobs, JobQuery(holding=True, deleted=True)):
             holding.add(job.id)
             guardian = self._guardians.get(job.id)
             if guardian is None:

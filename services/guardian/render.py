@@ -1,4 +1,4 @@
-"""The plan of an attempt, rendered from the job document: pure, the same for every cluster."""
+"""The plan of an attempt, rendered from the job document: pure, and the same for every cluster."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ from services.core.domain.sizes import Size
 from services.core.domain.spec import JobSpec
 from services.core.domain.tokens import LearnerIdentity, mint
 from services.core.frameworks import find
+from services.core.strategies.registry import with_variables
 
-_NOT_OF_THE_RUN: Final = ("job", "tenant", "attempt", "term", "trace", "checkpoint_attempts")
-_NOT_OF_THE_LEARNER: Final = ("token", "node")
+_NOT_OF_THE_RUN: Final = ("job", "tenant", "attempt", "term", "trace", "checkpoint_attempts", "variables", "schema")
+"""Fields of a plan that differ between equal runs. ``variables`` name the job and follow from the other fields."""
+_NOT_OF_THE_LEARNER: Final = ("token", "node", "variables")
 
 
 def render(job: Job, spec: JobSpec, *, term: int, secret: bytes, sizes: Mapping[str, Size]) -> AttemptPlan:
-    """Everything the cluster needs for the current attempt. InvalidRequest where the platform lacks what it names."""
-    return AttemptPlan(
+    """Everything the cluster needs for the current attempt, with the learners' environment.
+
+    InvalidRequest if the platform does not have the framework or the distribution that the spec names.
+    """
+    plan = AttemptPlan(
         job=job.id, tenant=job.tenant, attempt=job.attempt.number, term=term,
         learners=tuple(_learners(job, spec, secret, sizes)), distribution=spec.distribution,
         framework=_framework(spec), code_digest=job.code_digest, inputs=_inputs(spec), grace=spec.grace,
@@ -31,10 +36,11 @@ def render(job: Job, spec: JobSpec, *, term: int, secret: bytes, sizes: Mapping[
         metrics_files=tuple(source.path for source in spec.metrics if source.path),
         checkpoint_attempts=tuple(range(job.attempt.number - 1, 0, -1)), trace=job.trace,
     )  # fmt: skip
+    return with_variables(plan)
 
 
 def _learners(job: Job, spec: JobSpec, secret: bytes, sizes: Mapping[str, Size]) -> Iterator[LearnerPlan]:
-    """Ranks run through the roles in the spec's order."""
+    """All learners. Ranks are global and follow the order of the roles in the spec."""
     rank = 0
     for role_name, role in spec.roles.items():
         size = spec.role_resources(role_name, sizes)
@@ -53,7 +59,7 @@ def _framework(spec: JobSpec) -> str:
     if spec.framework is None:
         return ""
     entry = find(spec.framework.name, spec.framework.version)
-    if entry is None:  # it was there when the job was submitted: the platform has changed since
+    if entry is None:  # it was present when the job was submitted; the platform has been changed since
         wanted = f"{spec.framework.name} {spec.framework.version}".strip()
         raise InvalidRequest(f"the platform has no framework {wanted} any more; see `weft frameworks`")
     return f"{entry.name}-{entry.version}"
@@ -63,15 +69,18 @@ def _inputs(spec: JobSpec) -> tuple[Input, ...]:
     stores = {store.id: store for store in spec.data_stores}
     return tuple(
         Input(
-            mount=one.mount or one.store, type=stores[one.store].type,
-            location=stores[one.store].path or stores[one.store].url or "", path=one.path,
+            mount=data.mount or data.store, type=stores[data.store].type,
+            location=stores[data.store].path or stores[data.store].url or "", path=data.path,
         )
-        for one in spec.inputs
+        for data in spec.inputs
     )  # fmt: skip
 
 
 def digest(plan: AttemptPlan) -> str:
-    """Of what runs, whoever runs it, where and as which attempt: equal digests, equal runs. Knows no secret."""
+    """``sha256:`` and the digest of what is run. Equal runs of other jobs, attempts, nodes and Guardians have the same.
+
+    Contains no secret.
+    """
     document = {name: value for name, value in dump(plan).items() if name not in _NOT_OF_THE_RUN}
     for learner in document["learners"]:
         for name in _NOT_OF_THE_LEARNER:

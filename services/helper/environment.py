@@ -1,18 +1,17 @@
 """The Python environment of a learner: the framework's pinned lock and the job's own requirements.txt, built by uv.
 
-Cached by digest under ``$WEFT_HOME/cache/envs`` and shared by every learner that asks for the same. An environment
-counts once its ``.ok`` is there; what has none is the ruin of a killed build, and is built again. Its builder holds a
-lock that uv inherits, so that even a helper's death leaves one builder, and nobody builds in a folder beside it.
+Cached by digest under ``$WEFT_HOME/cache/envs`` and shared by every learner with the same requirements. An environment
+counts once its ``.ok`` exists; one without is left from a killed build and is built again. The builder holds a lock
+that uv inherits, so after a helper's death its uv is still the only builder.
 
 Only wheels: building a source distribution runs its author's code, here as the platform's own user. For the same
-reason the platform runs nothing of an environment once the job's packages are in it: not even its ``python``, whose
+reason the platform runs nothing of an environment once the job's packages are in it, not even its ``python``: its
 start-up would execute their ``.pth`` files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import platform
@@ -21,14 +20,14 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from services.core.frameworks import Framework, find
-from services.helper.fetch.watched import Cannot, Watched
-from services.helper.journal import note
+from services.helper.fetch.lock import hold_lock
+from services.helper.fetch.progress import FetchFailed, FetchProgress
+from services.helper.log import log_event
 
 REASON: Final = "EnvironmentFailed"
 _SCHEMA: Final = "1"
@@ -36,21 +35,21 @@ _OK: Final = ".ok"
 _HASH: Final = re.compile(r"\s--hash[= ]\S+")
 _COMMENT: Final = re.compile(r"(^|\s)#.*$")
 _FILES: Final = (".whl", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".tar")
-"""A valid name, too, but uv would look for a file."""
+"""Endings of valid names that uv takes for files."""
 _MAX_REQUIREMENTS: Final = 256 * 2**10
 _LAST_LINES: Final = 12
 _COMPILE_S: Final = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What an environment holds, and is named by."""
+class EnvironmentSpec:
+    """What an environment contains. Its digest names it."""
 
     python: Path
     lock: str
     requirements: str
     label: str
-    """For people: jax 0.10.2 (565 MB)."""
+    """For people: ``jax 0.10.2 (565 MB)``."""
 
     @property
     def digest(self) -> str:
@@ -67,50 +66,60 @@ class Wanted:
         return hashing.hexdigest()
 
 
-def wanted(framework: str, model_dir: Path) -> Wanted | None:
-    """What the job asks for; None where it asks for nothing. Cannot where that is not to be had."""
+def required_environment(framework: str, model_dir: Path) -> EnvironmentSpec | None:
+    """What the job needs; None for a job without framework and requirements.txt. Raises FetchFailed.
+
+    ``model_dir``: the job's code, in a folder that learners cannot write.
+    """
     requirements = _requirements(model_dir / "requirements.txt")
     if not framework and not requirements:
         return None
     entry = _entry(framework) if framework else None
     label = f"{entry.name} {entry.version} ({entry.size_mb} MB)" if entry is not None else "requirements.txt"
-    return Wanted(interpreter(), entry.lock_text() if entry is not None else "", requirements, label)
+    return EnvironmentSpec(find_interpreter(), entry.lock_text() if entry is not None else "", requirements, label)
 
 
-def prepare(want: Wanted, cache: Path, watched: Watched) -> Path:
-    """The environment's folder, complete. Cannot with uv's last words; Cancelled."""
+def prepare(spec: EnvironmentSpec, cache: Path, progress: FetchProgress) -> Path:
+    """Returns the environment's folder, complete; builds it if needed.
+
+    Raises FetchFailed with the last lines of uv's output, FetchCancelled.
+    """
     envs = cache / "envs"
     for folder in (cache, envs):
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o711)  # learners pass through, and need not know what else is there
-    place = envs / want.digest
+        folder.chmod(0o711)  # learners pass through; they cannot list it
+    place = envs / spec.digest
     if (place / _OK).exists():
         return place
-    with _built_by_us(envs / f"{want.digest}.lock", watched, want.label) as lock:
+    waiting = f"waiting for another learner that builds the environment: {spec.label}"
+    with hold_lock(envs / f"{spec.digest}.lock", progress, waiting) as lock:
         if not (place / _OK).exists():
-            watched.say(f"building the environment: {want.label}")
+            progress.report(f"building the environment: {spec.label}")
             try:
-                _build(want, place, cache, lock, watched)
+                _build(spec, place, cache, lock, progress)
             except BaseException:
                 shutil.rmtree(place, ignore_errors=True)
                 raise
     return place
 
 
-def interpreter() -> Path:
-    """A Python that learners can run, too: as root they have users of their own, who see nothing in /root."""
+def find_interpreter() -> Path:
+    """A Python that learners can run, too: as root they have users of their own, who see nothing in /root.
+
+    Raises FetchFailed where there is none.
+    """
     own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     candidates = (own, Path("/usr/bin/python3").resolve(), Path("/usr/local/bin/python3").resolve())
     for path in candidates if os.geteuid() == 0 else (own,):
-        if path.exists() and (os.geteuid() != 0 or _open_to_all(path)):
+        if path.exists() and (os.geteuid() != 0 or _is_open_to_all(path)):
             return path
-    raise Cannot(
+    raise FetchFailed(
         REASON,
         "learners' own users cannot run the Python that Weft runs on; install one under /usr and start Weft with it",
     )
 
 
-def _open_to_all(path: Path) -> bool:
+def _is_open_to_all(path: Path) -> bool:
     return bool(path.stat().st_mode & 0o005 == 0o005) and all(parent.stat().st_mode & 0o001 for parent in path.parents)
 
 
@@ -118,20 +127,22 @@ def _entry(framework: str) -> Framework:
     name, _, version = framework.rpartition("-")
     entry = find(name, version)
     if entry is None:
-        raise Cannot(REASON, f"this version of Weft has no framework {framework}; see `weft frameworks`")
-    from packaging.specifiers import SpecifierSet  # noqa: PLC0415 - as below
+        raise FetchFailed(REASON, f"this version of Weft has no framework {framework}; see `weft frameworks`")
+    from packaging.specifiers import SpecifierSet  # noqa: PLC0415 - only for jobs with a framework
 
     if not SpecifierSet(entry.python).contains(platform.python_version(), prereleases=True):
         have = platform.python_version()
-        raise Cannot(REASON, f"{framework} needs Python {entry.python}, and Weft runs on {have} here; choose another")
+        raise FetchFailed(
+            REASON, f"{framework} needs Python {entry.python}, and Weft runs on {have} here; choose another"
+        )
     return entry
 
 
 def _requirements(path: Path) -> str:
-    """The lines of the job's requirements.txt that ask for something; Cannot for any that is not name and version.
+    """The requirements of the job's requirements.txt, one a line; empty without the file.
 
-    Options, addresses and paths are refused: they would have the platform's user read files and call addresses that the
-    job's owner has no right to.
+    Raises FetchFailed for a line that is no name with a version. Options, addresses and paths are refused: the
+    platform's user would read files and call addresses that the job's owner has no right to.
     """
     try:
         with path.open("rb") as file:
@@ -139,7 +150,7 @@ def _requirements(path: Path) -> str:
     except FileNotFoundError:
         return ""
     if len(raw) > _MAX_REQUIREMENTS:
-        raise Cannot(REASON, "requirements.txt is larger than 256 KiB")
+        raise FetchFailed(REASON, "requirements.txt is larger than 256 KiB")
     text = raw.decode("utf-8-sig", "replace").replace("\\\r\n", " ").replace("\\\n", " ")
     return "\n".join(
         _requirement(line, number)
@@ -152,71 +163,55 @@ def _requirement(line: str, number: int) -> str:
     from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 - most jobs have none
 
     with contextlib.suppress(InvalidRequirement):
-        found = Requirement(line)
-        if found.url is None and not found.name.lower().endswith(_FILES):
-            return str(found)
+        requirement = Requirement(line)
+        if requirement.url is None and not requirement.name.lower().endswith(_FILES):
+            return str(requirement)
     shown = line[:80].encode("unicode_escape").decode()
     what = "write names and versions only, e.g. rich>=13"
-    raise Cannot(REASON, f"requirements.txt, line {number}: '{shown}' cannot be taken; {what}")
+    raise FetchFailed(REASON, f"requirements.txt, line {number}: '{shown}' cannot be taken; {what}")
 
 
-@contextlib.contextmanager
-def _built_by_us(path: Path, watched: Watched, label: str) -> Generator[int]:
-    """The descriptor of the build's lock, held; it is waited for as long as somebody else builds."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            watched.say(f"waiting for another learner that builds the environment: {label}")
-            watched.wait(0.1)
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _build(want: Wanted, place: Path, cache: Path, lock: int, watched: Watched) -> None:
+def _build(spec: EnvironmentSpec, place: Path, cache: Path, lock: int, progress: FetchProgress) -> None:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     place.chmod(0o755)
-    uv = _Uv(cache, lock, watched)
+    uv = _Uv(cache, lock, progress)
     venv = place / "venv"
-    uv.run("venv", "--no-project", "--python", str(want.python), str(venv))
+    uv.run("venv", "--no-project", "--python", str(spec.python), str(venv))
     target = ("--python", str(venv / "bin" / "python"), "--only-binary", ":all:")
-    if want.lock:
-        (place / "lock.txt").write_text(want.lock)
+    if spec.lock:
+        (place / "lock.txt").write_text(spec.lock)
         uv.run("pip", "sync", *target, "--require-hashes", str(place / "lock.txt"))
-    if want.requirements:
-        (place / "requirements.txt").write_text(want.requirements + "\n")
-        asked: tuple[str, ...] = ("-r", str(place / "requirements.txt"))
-        if want.lock:
-            (place / "constraints.txt").write_text(_constraints(want.lock))
-            asked += ("-c", str(place / "constraints.txt"))
-        uv.run("pip", "install", *target, *asked)
-    watched.say(f"compiling the environment: {want.label}")
-    _compile(want.python, venv, lock, watched)
-    _open(place)
+    if spec.requirements:
+        (place / "requirements.txt").write_text(spec.requirements + "\n")
+        arguments: tuple[str, ...] = ("-r", str(place / "requirements.txt"))
+        if spec.lock:
+            (place / "constraints.txt").write_text(_constraints(spec.lock))
+            arguments += ("-c", str(place / "constraints.txt"))
+        uv.run("pip", "install", *target, *arguments)
+    progress.report(f"compiling the environment: {spec.label}")
+    _compile(spec.python, venv, lock, progress)
+    _make_readable(place)
     (place / _OK).touch()
 
 
 def _constraints(lock: str) -> str:
-    """The lock's pins without their hashes: the job's own packages may not move the framework's."""
+    """The lock's pins without their hashes: the job's own packages may not change the framework's versions."""
     return "\n".join(line.removesuffix("\\").strip() for line in lock.splitlines() if re.match(r"[A-Za-z0-9]", line))
 
 
-def _compile(python: Path, venv: Path, lock: int, watched: Watched) -> None:
-    """Byte code, once, for learners cannot write it: by the bare interpreter, which runs nothing of the environment."""
+def _compile(python: Path, venv: Path, lock: int, progress: FetchProgress) -> None:
+    """Writes byte code, which learners cannot. The bare interpreter does: it runs nothing of the environment."""
     command = [str(python), "-I", "-S", "-m", "compileall", "-q", "-j", "0", str(venv / "lib")]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(lock,),
         env={"PATH": os.defpath},
     )  # fmt: skip
-    _wait(process, watched, _COMPILE_S)  # files that are no Python are no reason to fail
+    _wait(process, progress, _COMPILE_S)  # files that are no valid Python do not make it fail
 
 
-def _open(place: Path) -> None:
-    """Readable for every user, whatever modes the wheels asked for, and writable for none but ours."""
+def _make_readable(place: Path) -> None:
+    """Makes all of it readable for every user, whatever modes the wheels have, and writable for the platform only."""
     for root, folders, files in os.walk(place):
         for name in (*folders, *files):
             path = os.path.join(root, name)  # noqa: PTH118 - half a million files; Path costs more than the system call
@@ -227,37 +222,37 @@ def _open(place: Path) -> None:
 
 
 class _Uv:
-    def __init__(self, cache: Path, lock: int, watched: Watched) -> None:
-        import uv  # noqa: PLC0415 - only for a build, never for an environment that is there
+    def __init__(self, cache: Path, lock: int, progress: FetchProgress) -> None:
+        import uv  # noqa: PLC0415 - needed for a build only, not for an environment that exists
 
         self._binary = uv.find_uv_bin()
         self._cache = cache / "uv"
         self._cache.mkdir(mode=0o700, exist_ok=True)
         self._lock = lock
-        self._watched = watched
+        self._progress = progress
 
     def run(self, *arguments: str) -> None:
-        """Cannot, with the last of what it said."""
+        """Runs uv with the arguments. Raises FetchFailed with the last lines of its output."""
         log = self._cache.parent / "envs" / f".{os.getpid()}.log"
         with log.open("w+b") as out:
             process = subprocess.Popen(
                 [self._binary, *arguments], cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 pass_fds=(self._lock,), env=self._environment(),
             )  # fmt: skip
-            code = _wait(process, self._watched, None)
+            code = _wait(process, self._progress, None)
             out.seek(0)
-            said = out.read().decode("utf-8", "replace")
+            output = out.read().decode("utf-8", "replace")
         log.unlink(missing_ok=True)
         if code != 0:
-            lines = [line for line in said.splitlines() if line.strip() and not line.startswith("Using Python")]
+            lines = [line for line in output.splitlines() if line.strip() and not line.startswith("Using Python")]
             last = "\n".join(lines[-_LAST_LINES:])
-            note("uv.failed", arguments=arguments, code=code, said=last)
-            raise Cannot(REASON, f"the environment cannot be built. {_advice(last)} uv says: {last}")
+            log_event("uv.failed", arguments=arguments, code=code, output=last)
+            raise FetchFailed(REASON, f"the environment cannot be built. {_advice(last)} uv says: {last}")
 
     def _environment(self) -> dict[str, str]:
         out = {
             **os.environ, "UV_PYTHON_DOWNLOADS": "never", "UV_CACHE_DIR": str(self._cache), "UV_NO_PROGRESS": "1",
-            # One file for all environments that have it, where learners cannot write to it.
+            # As root, learners cannot write to it: one file for all environments that have it.
             "UV_LINK_MODE": "hardlink" if os.geteuid() == 0 else "copy", "NO_COLOR": "1",
         }  # fmt: skip
         if not out.get("UV_DEFAULT_INDEX") and not out.get("UV_INDEX_URL") and (mirror := _mirror()):
@@ -266,7 +261,7 @@ class _Uv:
 
 
 def _mirror() -> str:
-    """The package index that pip was told to use: uv does not read pip's settings. Empty: the public one."""
+    """The package index of pip's settings, which uv does not read. Empty: the public one."""
     if given := os.environ.get("PIP_INDEX_URL"):
         return given
     command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
@@ -277,8 +272,8 @@ def _mirror() -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _advice(said: str) -> str:
-    low = said.lower()
+def _advice(output: str) -> str:
+    low = output.lower()
     if "no space" in low or "os error 28" in low:
         return "This machine's disk is full: make room under the platform's cache folder."
     if any(word in low for word in ("dns", "connect", "timed out", "network", "certificate")):
@@ -288,15 +283,15 @@ def _advice(said: str) -> str:
     return "Check the job's requirements.txt."
 
 
-def _wait(process: subprocess.Popen[bytes], watched: Watched, timeout_s: float | None) -> int | None:
-    """Its exit code; None where it took too long. It is ended when the learner is stopped."""
+def _wait(process: subprocess.Popen[bytes], progress: FetchProgress, timeout_s: float | None) -> int | None:
+    """The exit code; None after ``timeout_s``. Kills the process when it takes too long or the learner is stopped."""
     left = timeout_s
     try:
         while left is None or left > 0:
             try:
                 return process.wait(0.1)
             except subprocess.TimeoutExpired:
-                watched.check()
+                progress.check()
                 left = None if left is None else left - 0.1
         return None
     finally:

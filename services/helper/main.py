@@ -1,11 +1,11 @@
 """The life of a helper: from an inert learner's folder to results in the object store.
 
-Level-based: it is told nothing. Where it stands is in the folder's files (``active``, ``go``, ``start.json``,
-``exit.json``, ``stored``), in its spool, and in what the metrics service answers. So it may be killed between any two
-instructions; the next one looks, and goes on from there.
+Level-based: a helper starts without any command. Its position is in the folder's files (``active``, ``go``,
+``start.json``, ``exit.json``, ``stored``), in its spool, and in the answers of the metrics service. It may be killed
+between any two instructions; the next helper reads the same and continues.
 
-Imports matter here: whatever is loaded before the learner runs is waited for by its owner. gRPC alone is two thirds of
-it, so fetching begins, in a thread, before gRPC is imported.
+Imports matter here: the learner waits for everything that is loaded before it runs. gRPC alone is two thirds of it, so
+fetching begins, in a thread, before gRPC is imported.
 """
 
 from __future__ import annotations
@@ -13,56 +13,67 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from services.core.domain.errors import NoSpace
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.status import Phase
+from services.core.runtime.learner_folder import (
+    ACTIVE_FILE,
+    GO_FILE,
+    HELPER_FILE,
+    HELPER_LOCK,
+    PREPARED_FILE,
+    RUN,
+    SPOOL_FOLDER,
+    STORED_FILE,
+    Assignment,
+    LearnerFolder,
+)
 from services.core.runtime.processes import identify
-from services.helper.fetch.thread import Fetch
-from services.helper.fetch.watched import Cancelled, Cannot
-from services.helper.folder import Assignment, LearnerFolder
-from services.helper.journal import note
-from services.helper.objects import Urls
-from services.helper.settings import read as read_settings
+from services.helper.fetch.progress import FetchCancelled, FetchFailed
+from services.helper.fetch.thread import FetchThread
+from services.helper.log import log_event
+from services.helper.objects import UrlSigner
+from services.helper.settings import load_settings
 from services.helper.shim import ShimWatch
 from services.helper.spool import Spool
 from services.helper.wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from services.helper.metrics_client import Intake
+    from services.helper.metrics_client import IntakeClient
     from services.helper.reporter import Reporter
     from services.helper.ship.shipper import Shipper
 
-RUN: Final = 1
-"""A learner is started once per attempt; starting it again within one is not available yet."""
 QUICK_S: Final = 0.01
-LOOK_S: Final = 0.1
-"""How often files are looked at: at first, and while nothing happens."""
-SAY_S: Final = 1.0
-"""What is being fetched is told this often at most: each time is a write to etcd."""
+POLL_S: Final = 0.1
+"""How often files are read: at first, and while nothing happens."""
+MESSAGE_S: Final = 1.0
+"""The message about fetching is sent this often at most: each is a write to etcd."""
 KILLED_S: Final = 0.3
-"""After a kill the last lines are tried for so long; nobody waits for them."""
+"""After a kill, sending the last lines is tried for so long."""
 REFUSED_S: Final = 10.0
-"""A metrics service that answers but takes nothing holds up the end for so long: logs are stored as files as well."""
+"""A metrics service that answers but takes nothing delays the end for so long: logs are stored as files as well."""
 HELD: Final = 75
 """Exit code: another helper of this learner lives (EX_TEMPFAIL)."""
 
 
 def main(root: Path) -> int:
-    """The exit code: 0 once the learner is stored, or HELD."""
+    """Runs the helper of the learner's folder ``root``. Returns 0 once the learner is stored, or HELD."""
     os.umask(0o022)
     folder = LearnerFolder(root)
-    if folder.lock() is None:
+    if folder.lock(HELPER_LOCK) is None:
         return HELD
     me = identify(os.getpid())
-    # For the agent, who can do without: a disk that the learner has filled must not keep its results from being stored.
-    with contextlib.suppress(OSError):
-        folder.write("helper.json", asdict(me) if me is not None else {})
-    if not folder.has("stored"):
-        asyncio.run(Helper(folder).live())
+    # The agent can do without it: a disk that the learner has filled must not keep its results from being stored.
+    with contextlib.suppress(OSError, NoSpace):
+        folder.write(HELPER_FILE, asdict(me) if me is not None else {})
+    if not folder.is_stored:
+        asyncio.run(Helper(folder).run())
     return 0
 
 
@@ -72,51 +83,52 @@ class Helper:
     def __init__(self, folder: LearnerFolder) -> None:
         self._folder = folder
         self._assignment: Assignment = folder.assignment()
-        self._spool = Spool(folder.root / "spool")
-        self._fetch: Fetch | None = None
+        self._spool = Spool(folder.root / SPOOL_FOLDER)
+        self._fetch: FetchThread | None = None
         self._shipper: Shipper | None = None
-        self._urls: Urls
-        self._end_seen = 0.0
+        self._signer: UrlSigner
+        self._exit_seen_at = 0.0
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         """Returns when the learner is stored, or when its folder was removed."""
-        self._urls = Urls()
-        if self._folder.has("active"):
+        self._signer = UrlSigner()
+        if self._folder.has(ACTIVE_FILE):
             self._begin_fetching()
         reporter, intake = self._connect()
-        telling = asyncio.create_task(reporter.run())
+        reporting = asyncio.create_task(reporter.run())
         try:
-            if await self._started(reporter):
-                await self._attend(reporter, intake)
-            self._write_last_words(reporter)
-            while not self._folder.gone and not await reporter.told(LOOK_S):
+            if await self._start_process(reporter):
+                await self._follow_process(reporter, intake)
+            self._write_stored(reporter)
+            while not self._folder.is_removed and not await reporter.wait_acknowledged(POLL_S):
                 pass
         finally:
-            telling.cancel()
+            reporting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await telling
+                await reporting
             await intake.close()
 
-    def _write_last_words(self, reporter: Reporter) -> None:
-        """All is stored. The agent tells it on, so that no end waits for a metrics service that is away."""
-        if not self._folder.gone and not self._folder.has("stored"):
-            said = reporter.status
-            self._folder.write("stored", {"phase": said.phase.value, "reason": said.reason, "message": said.message})
+    def _write_stored(self, reporter: Reporter) -> None:
+        """Writes ``stored``, once. The agent reports it, too, so no end waits for an unavailable metrics service."""
+        if not self._folder.is_removed and not self._folder.is_stored:
+            status = reporter.status
+            document = {"phase": status.phase.value, "reason": status.reason, "message": status.message}
+            self._folder.write(STORED_FILE, document)
 
-    def _connect(self) -> tuple[Reporter, Intake]:
+    def _connect(self) -> tuple[Reporter, IntakeClient]:
         # Imported only now: see the module's docstring.
-        from services.helper.metrics_client import Intake  # noqa: PLC0415
+        from services.helper.metrics_client import IntakeClient  # noqa: PLC0415
         from services.helper.reporter import Reporter  # noqa: PLC0415
 
         learner, plan = self._assignment.learner, self._assignment.plan
-        status = self._spool.report(
+        status = self._spool.load_report(
             LearnerStatus(
                 name=learner.name, role=learner.role, rank=learner.rank, attempt=plan.attempt, seq=0,
                 phase=Phase.WAITING,
             )
         )  # fmt: skip
-        intake = Intake(Path(self._assignment.addresses_file), learner.token)
-        self._urls.asked_of(intake)
+        intake = IntakeClient(Path(self._assignment.addresses_file), learner.token)
+        self._signer.use(intake)
         if "WEFT_FAILPOINTS" in os.environ:  # never in production
             from services.core.failpoints.ports import at_failpoint  # noqa: PLC0415 - as above
 
@@ -133,136 +145,149 @@ class Helper:
         return self._folder.exit(RUN)
 
     def _begin_fetching(self) -> None:
-        if not any(map(self._folder.has, ("go", "prepared.json"))) and self._exit() is None:
-            self._fetch = Fetch(self._folder, self._assignment, self._urls)
+        if not any(map(self._folder.has, (GO_FILE, PREPARED_FILE))) and self._exit() is None:
+            self._fetch = FetchThread(self._folder, self._assignment, self._signer)
 
-    async def _started(self, reporter: Reporter) -> bool:
-        """True: the process has been let go, or has ended before it was. False: it never can, and that is reported."""
+    async def _start_process(self, reporter: Reporter) -> bool:
+        """Prepares the learner and lets its process start.
+
+        Returns True if the process was started or has ended, False if it can never start, which is then reported.
+        """
         if reporter.status.reason:
-            return False  # so it was found by a helper before this one
+            return False  # an earlier helper has reported it
         if self._exit() is not None:
             return True
-        if not await self._look_for(lambda: self._folder.has("active")):
+        if not await self._wait_until(lambda: self._folder.has(ACTIVE_FILE)):
             return True
         if self._fetch is None:
             self._begin_fetching()
         if self._fetch is not None:
             reporter.enter(Phase.DOWNLOADING)
             try:
-                await self._fetched(self._fetch, reporter)
-            except Cancelled:
+                await self._finish_fetching(self._fetch, reporter)
+            except FetchCancelled:
                 return True
-            except Cannot as cannot:
-                reporter.enter(Phase.STORED, reason=cannot.reason, message=cannot.message)
+            except FetchFailed as failure:
+                reporter.enter(Phase.STORED, reason=failure.reason, message=failure.message)
                 return False
         try:
-            prepared = self._folder.read("prepared.json") or {}
-        except ValueError as error:  # the learner will say what it lacks
-            note("prepared.unreadable", why=str(error))
+            prepared = self._folder.read(PREPARED_FILE) or {}
+        except (TypeError, ValueError) as error:  # the learner's own errors will show what it lacks
+            log_event("prepared.unreadable", why=str(error))
             prepared = {}
-        reporter.note(**{name: prepared.get(name, "") for name in ("env_digest", "data_digest")})
-        if not self._folder.has("go"):
+        reporter.set_fields(**{name: prepared.get(name, "") for name in ("env_digest", "data_digest")})
+        if not self._folder.has(GO_FILE):
             reporter.enter(Phase.READY)
-            if not await self._look_for(lambda: reporter.go.rung, reporter.go):
+            if not await self._wait_until(lambda: reporter.go.is_set, reporter.go):
                 return True
-            self._folder.write("go", {})
-        ShimWatch(self._folder).wake()
+            self._folder.write(GO_FILE, {})
+        ShimWatch(self._folder).notify()
         return True
 
-    async def _fetched(self, fetch: Fetch, reporter: Reporter) -> None:
-        """Everything is there and ``prepared.json`` says how to use it. Cannot, or Cancelled by a stop."""
-        said = 0.0
+    async def _finish_fetching(self, fetch: FetchThread, reporter: Reporter) -> None:
+        """Returns when everything is fetched and ``prepared.json`` is written. Raises FetchFailed, FetchCancelled."""
+        message_at = 0.0
         loop = asyncio.get_running_loop()
-        while not await fetch.done(LOOK_S):
-            if self._exit() is not None or self._folder.gone:
+        while not await fetch.wait_done(POLL_S):
+            if self._exit() is not None or self._folder.is_removed:
                 fetch.cancel()
-            if fetch.message != reporter.status.message and loop.time() - said >= SAY_S:
-                said = loop.time()
-                reporter.say(fetch.message)
-        self._folder.write("prepared.json", asdict(fetch.result()))
+            if fetch.message != reporter.status.message and loop.time() - message_at >= MESSAGE_S:
+                message_at = loop.time()
+                reporter.set_message(fetch.message)
+        self._folder.write(PREPARED_FILE, asdict(fetch.result()))
 
-    async def _look_for(self, sign: Callable[[], bool], wakeup: Wakeup | None = None) -> bool:
-        """Waits for it (an alarm tells at once); False where the learner was ended before, or its folder is gone."""
-        wait = QUICK_S
-        while not sign():
-            if self._exit() is not None or self._folder.gone:
+    async def _wait_until(self, condition: Callable[[], bool], wakeup: Wakeup | None = None) -> bool:
+        """Waits for the condition; ``wakeup`` makes it look at once.
+
+        Returns False if the learner was ended first or its folder was removed.
+        """
+        pause_s = QUICK_S
+        while not condition():
+            if self._exit() is not None or self._folder.is_removed:
                 return False
-            await (wakeup.wait(wait) if wakeup is not None else asyncio.sleep(wait))
-            wait = min(LOOK_S, wait * 1.1)
+            await (wakeup.wait(pause_s) if wakeup is not None else asyncio.sleep(pause_s))
+            pause_s = min(POLL_S, pause_s * 1.1)
         return True
 
     # --- while it runs, and after ------------------------------------------------------------------------------------
 
-    async def _attend(self, reporter: Reporter, intake: Intake) -> None:
+    async def _follow_process(self, reporter: Reporter, intake: IntakeClient) -> None:
+        """Ships lines and metrics until the process has ended, then stores its files and reports the end."""
         from services.helper.ship.shipper import Shipper  # noqa: PLC0415 - see the module's docstring
 
         self._shipper = shipper = Shipper(self._folder, self._assignment, self._spool, intake, RUN)
         shipping = asyncio.create_task(shipper.run())
         try:
             with ShimWatch(self._folder) as shim:
-                end = await self._ended(reporter, shim)
-            if end is None:
+                process_exit = await self._wait_exit(reporter, shim)
+            if process_exit is None:
                 return
-            self._end_seen = asyncio.get_running_loop().time()
-            shipper.end()
-            drain_s = read_settings().drain_s
-            await self._shipped(shipping, shipper, end, stuck_s=min(drain_s, REFUSED_S))
-            if end.stop_cause == "kill":
-                reporter.enter(Phase.STORED, exit=end)
+            self._exit_seen_at = asyncio.get_running_loop().time()
+            shipper.finish()
+            drain_s = load_settings().drain_s
+            await self._wait_shipped(shipping, shipper, process_exit, away_limit_s=min(drain_s, REFUSED_S))
+            if process_exit.stop_cause == "kill":
+                reporter.enter(Phase.STORED, exit=process_exit)
                 return
-            reporter.enter(Phase.STORING, exit=end)
-            missing = [await self._stored(reporter.say)]
-            await self._shipped(shipping, shipper, end, stuck_s=drain_s)
+            reporter.enter(Phase.STORING, exit=process_exit)
+            problems = [await self._store_outputs(reporter.set_message)]
+            await self._wait_shipped(shipping, shipper, process_exit, away_limit_s=drain_s)
             if not shipping.done():
-                missing.append("the metrics service has not taken its last lines, which are in its stored logs")
-            reporter.enter(Phase.STORED, message="; ".join(filter(None, missing)))
-            self._write_last_words(reporter)
-            await self._shipped(shipping, shipper, end)  # for as long as nobody removes them
+                problems.append("the metrics service has not taken its last lines, which are in its stored logs")
+            reporter.enter(Phase.STORED, message="; ".join(filter(None, problems)))
+            self._write_stored(reporter)
+            await self._wait_shipped(shipping, shipper, process_exit)  # until the folder is removed
         finally:
             shipping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await shipping
 
-    async def _ended(self, reporter: Reporter, shim: ShimWatch) -> Exit | None:
-        """How the learner's process ended; None where the folder was removed before it did."""
+    async def _wait_exit(self, reporter: Reporter, shim: ShimWatch) -> Exit | None:
+        """Waits until the learner's process has ended. Returns None where the folder was removed before."""
         while True:
-            end = self._exit() or shim.lost(RUN)
+            process_exit = self._exit() or shim.lost_exit(RUN)
             started = None if Phase.PROCESSING.value in reporter.status.times else self._folder.started(RUN)
             if started is not None:
                 reporter.enter(Phase.PROCESSING, at=started)
-            if end is not None:
-                return end
-            if self._folder.gone:
+            if process_exit is not None:
+                return process_exit
+            if self._folder.is_removed:
                 return None
             await shim.pause(quick=Phase.PROCESSING.value not in reporter.status.times)
 
-    async def _shipped(
-        self, shipping: asyncio.Task[None], shipper: Shipper, end: Exit, *, stuck_s: float | None = None
+    async def _wait_shipped(
+        self, shipping: asyncio.Task[None], shipper: Shipper, process_exit: Exit, *, away_limit_s: float | None = None
     ) -> None:
-        """Every line is taken in; or nobody waits for them any more; or nobody takes them.
+        """Waits until every line is taken in, or waiting is of no use: after a kill, or if the service takes nothing.
 
-        ``stuck_s``: nor where the service has been away for so long since the end.
+        ``away_limit_s``: also ends the wait if the service has been away for so long since the end.
         """
         loop = asyncio.get_running_loop()
-        since = loop.time()
-        while not shipping.done() and not self._folder.gone:
-            if end.stop_cause == "kill" and loop.time() - since > KILLED_S:
+        began = loop.time()
+        while not shipping.done() and not self._folder.is_removed:
+            if process_exit.stop_cause == "kill" and loop.time() - began > KILLED_S:
                 return
             if shipper.refused_since is not None and loop.time() - shipper.refused_since > REFUSED_S:
-                note("lines.left", why="the metrics service takes none")
+                log_event("lines.given_up", why="the metrics service takes none")
                 return
-            if stuck_s is not None and shipper.stuck_since is not None:
-                away_s = min(loop.time() - shipper.stuck_since, loop.time() - self._end_seen)
-                if away_s > stuck_s:
-                    note("lines.wait", why="the metrics service is away")
+            if away_limit_s is not None and shipper.stuck_since is not None:
+                away_s = min(loop.time() - shipper.stuck_since, loop.time() - self._exit_seen_at)
+                if away_s > away_limit_s:
+                    log_event("lines.postponed", why="the metrics service is away")
                     return
-            await asyncio.wait({shipping}, timeout=LOOK_S)
+            await asyncio.wait({shipping}, timeout=POLL_S)
         if shipping.done() and not shipping.cancelled() and shipping.exception() is not None:
-            # Whatever went wrong there, results and raw logs are still to be stored.
-            note("shipping.failed", why=repr(shipping.exception()))
+            # A failure of shipping keeps neither results nor raw logs from being stored.
+            log_event("shipping.failed", why=repr(shipping.exception()))
 
-    async def _stored(self, say: Callable[[str], None]) -> str:
-        """Stores what the learner leaves; what could not be, in words."""
-        from services.helper.store import store  # noqa: PLC0415 - see the module's docstring
+    async def _store_outputs(self, report_waiting: Callable[[str], None]) -> str:
+        """Stores the learner's files. Returns what could not be stored, for people; empty: everything was."""
+        from services.helper.store import store_outputs  # noqa: PLC0415 - see the module's docstring
 
-        return await store(self._folder, self._assignment, self._spool, RUN, urls=self._urls, say=say)
+        try:
+            return await store_outputs(
+                self._folder, self._assignment, self._spool, RUN, signer=self._signer, report_waiting=report_waiting
+            )
+        except Exception as error:  # noqa: BLE001 - the edge of storing: no file may keep a job from ending
+            log_event("store.failed", why=traceback.format_exc())
+            return f"storing its files failed: {error!r}"

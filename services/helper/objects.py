@@ -1,8 +1,8 @@
-"""The platform's objects as a helper moves them: in the folder of this machine, or by URLs that the metrics service
-signs, one for each thing to do to one object (docs/adr/0007-signed-urls.md).
+"""Object transfer of a helper: in this machine's folder, or by URLs that the metrics service signs, one for each
+operation on one object (docs/adr/0007-signed-urls.md).
 
-What may pass is waited for here, for as long as the caller waits: a store that is away, a metrics service that
-restarts, etcd that has not been told again which attempt is current. What is raised will not get better.
+Temporary failures are waited for here, as long as the caller's ``wait`` does not raise: a store that is away, a metrics
+service that restarts, etcd without the current attempt for a moment. Errors that are raised are permanent.
 """
 
 from __future__ import annotations
@@ -19,65 +19,68 @@ from typing import TYPE_CHECKING, Final, Protocol
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.ports.object_urls import ObjectRequest
 
-# ruff: noqa: PLC0415 - a learner waits for whatever its helper imports: the one kind of store does without the other's
+# ruff: noqa: PLC0415 - a learner waits for all imports of its helper: one kind of store does not load the other's
 
 if TYPE_CHECKING:
     from services.core.adapters.s3.transfer import RetryPolicy, Upload
-    from services.helper.folder import Assignment
-    from services.helper.metrics_client import Intake
+    from services.core.runtime.learner_folder import Assignment
+    from services.helper.metrics_client import IntakeClient
     from services.helper.spool import Spool
 
-_WAIT_MOST_S: Final = 2.0
-_AGAIN: Final = 3
-"""Uploads of one object that may vanish under us."""
+_PAUSE_MOST_S: Final = 2.0
+_UPLOAD_TRIES: Final = 3
+"""Uploads of one object that may be removed by a sweep before it is given up."""
+
+Wait = Callable[[float, str], Awaitable[None]]
+"""Sleeps so many seconds; the text says what is waited for. It may raise to end the waiting."""
 
 
 class Objects(Protocol):
     async def size(self, key: str) -> int | None:
-        """Bytes; None where there is none."""
+        """Bytes; None without such an object."""
         ...
 
     def get(self, key: str) -> AsyncGenerator[bytes]:
-        """NotFound."""
+        """Raises NotFound."""
         ...
 
     async def put(self, key: str, read: Callable[[], AsyncGenerator[bytes]], size: int | None = None) -> None:
-        """Durable when this returns. ``read`` may be called again. With a size, an upload that was cut is gone on with,
-        also by the next helper. NoSpace, and whatever else will not get better.
+        """Durable when this returns. ``read`` may be called again. With a size, an interrupted upload is continued,
+        also by the next helper. Raises NoSpace and other permanent errors.
         """
         ...
 
     async def close(self) -> None:
-        """Whatever is half done is taken back: nobody goes on with it."""
+        """Aborts an unfinished upload."""
         ...
 
 
-class Urls:
-    """Asks for URLs over the helper's one conversation with the metrics service, from any thread's loop."""
+class UrlSigner:
+    """Signs URLs over the helper's one connection to the metrics service, for any thread's event loop."""
 
     def __init__(self) -> None:
+        """In the event loop of the connection, before it exists."""
         self._loop = asyncio.get_running_loop()
-        self._intake: Future[Intake] = Future()
+        self._intake: Future[IntakeClient] = Future()
 
-    def asked_of(self, intake: Intake) -> None:
+    def use(self, intake: IntakeClient) -> None:
+        """Sets the connection, once."""
         self._intake.set_result(intake)
 
     async def sign(self, request: ObjectRequest) -> str:
-        """Unavailable; StaleFence where a newer attempt has taken ours' place."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask(request), self._loop))
+        """Waits for the connection. Raises Unavailable; StaleFence if a newer attempt is current."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._sign(request), self._loop))
 
-    async def _ask(self, request: ObjectRequest) -> str:
+    async def _sign(self, request: ObjectRequest) -> str:
         intake = await asyncio.wrap_future(self._intake)
         (url,) = await intake.sign([request])
         return url
 
 
-def objects_of(
-    assignment: Assignment, urls: Urls, wait: Callable[[float, str], Awaitable[None]], spool: Spool | None = None
-) -> Objects:
-    """Those of the attempt. ``wait``: so many seconds, and for what. ``spool``: remembers the upload under way."""
-    here = assignment.objects
-    objects: Objects = FolderObjects(Path(here)) if here else SignedObjects(urls, wait, spool)
+def open_objects(assignment: Assignment, signer: UrlSigner, wait: Wait, spool: Spool | None = None) -> Objects:
+    """The objects of the attempt. ``spool`` keeps the state of the upload under way."""
+    folder = assignment.objects
+    objects: Objects = FolderObjects(Path(folder)) if folder else SignedObjects(signer, wait, spool)
     if "WEFT_FAILPOINTS" not in os.environ:
         return objects
     from services.core.failpoints.ports import at_failpoint  # never in production
@@ -92,8 +95,8 @@ class FolderObjects:
         self._store = FolderObjectStore(root)
 
     async def size(self, key: str) -> int | None:
-        there = await self._store.head(key)
-        return None if there is None else there.size
+        meta = await self._store.head(key)
+        return None if meta is None else meta.size
 
     async def get(self, key: str) -> AsyncGenerator[bytes]:
         async for chunk in self._store.get(key):
@@ -108,15 +111,15 @@ class FolderObjects:
 
 
 class SignedObjects:
-    def __init__(self, urls: Urls, wait: Callable[[float, str], Awaitable[None]], spool: Spool | None) -> None:
+    def __init__(self, signer: UrlSigner, wait: Wait, spool: Spool | None) -> None:
         from services.core.adapters.s3.transfer import Transfer
 
-        self._transfer = Transfer(urls.sign, retry_policy=_patience(wait))
+        self._transfer = Transfer(signer.sign, retry_policy=_retry_policy(wait))
         self._spool = spool
 
     async def size(self, key: str) -> int | None:
-        there = await self._transfer.head(key)
-        return None if there is None else int(there.headers.get("content-length", -1))
+        response = await self._transfer.head(key)
+        return None if response is None else int(response.headers.get("content-length", -1))
 
     async def get(self, key: str) -> AsyncGenerator[bytes]:
         async with aclosing(self._transfer.get(key)) as chunks:
@@ -127,36 +130,36 @@ class SignedObjects:
         from services.core.adapters.s3.answers import UploadGone
         from services.core.adapters.s3.transfer import PART_BYTES
 
-        kept = None
+        progress = None
         if self._spool is not None and size is not None and size > PART_BYTES:
-            await self._take_back(except_of=key)
-            kept = _Kept(self._spool, key)
-        for left in reversed(range(_AGAIN)):
+            await self._abort_upload(except_of=key)
+            progress = _SpooledProgress(self._spool, key)
+        for tries_left in reversed(range(_UPLOAD_TRIES)):
             try:
                 async with aclosing(read()) as chunks:
-                    await self._transfer.put(key, chunks, size=size, progress=kept)
-            except UploadGone:  # somebody has swept it: from the start
-                if not left:
+                    await self._transfer.put(key, chunks, size=size, progress=progress)
+            except UploadGone:  # a sweep has removed it: again from the start
+                if not tries_left:
                     raise
             else:
                 return
 
     async def close(self) -> None:
         with contextlib.suppress(WeftError):
-            await self._take_back()
+            await self._abort_upload()
         self._transfer.close()
 
-    async def _take_back(self, except_of: str = "") -> None:
-        """Aborts the upload of another file, which could not be stored."""
-        found = self._spool.upload() if self._spool is not None else None
-        if self._spool is None or found is None or found["key"] == except_of:
+    async def _abort_upload(self, except_of: str = "") -> None:
+        """Aborts the unfinished upload in the spool, unless it is of the key ``except_of``."""
+        upload = self._spool.upload() if self._spool is not None else None
+        if self._spool is None or upload is None or upload["key"] == except_of:
             return
-        await self._transfer.abort(ObjectRequest("abort", found["key"], found["id"]))
+        await self._transfer.abort(ObjectRequest("abort", upload["key"], upload["id"]))
         self._spool.save_upload(None)
 
 
-class _Kept:
-    """``Progress`` of one object's upload, in the spool."""
+class _SpooledProgress:
+    """``Progress`` of one object's upload, kept in the spool."""
 
     def __init__(self, spool: Spool, key: str) -> None:
         self._spool = spool
@@ -165,10 +168,10 @@ class _Kept:
     def load(self) -> Upload | None:
         from services.core.adapters.s3.transfer import Upload
 
-        found = self._spool.upload()
-        if found is None or found["key"] != self._key:
+        upload = self._spool.upload()
+        if upload is None or upload["key"] != self._key:
             return None
-        return Upload(found["id"], found["size"], list(found["etags"]))
+        return Upload(upload["id"], upload["size"], list(upload["etags"]))
 
     def save(self, upload: Upload) -> None:
         self._spool.save_upload({"key": self._key, "id": upload.id, "size": upload.size, "etags": upload.etags})
@@ -177,8 +180,8 @@ class _Kept:
         self._spool.save_upload(None)
 
 
-def _patience(wait: Callable[[float, str], Awaitable[None]]) -> RetryPolicy:
-    async def patiently(trouble: Unavailable, tries: int, since: float) -> None:  # noqa: ARG001
-        await wait(min(_WAIT_MOST_S, 0.05 * 2 ** min(tries, 10)), trouble.message)
+def _retry_policy(wait: Wait) -> RetryPolicy:
+    async def pause(error: Unavailable, tries: int, since: float) -> None:  # noqa: ARG001
+        await wait(min(_PAUSE_MOST_S, 0.05 * 2 ** min(tries, 10)), error.message)
 
-    return patiently
+    return pause

@@ -1,8 +1,10 @@
-"""Telling the platform how its learner is, and asking whether it may go on.
+"""Reports the learner's status to the platform, and learns whether its process may start.
 
-Level, not edge: there is one state, and what the metrics service has acknowledged of it. A change is sent at once, the
-whole state every few seconds again (etcd may have forgotten it), both until acknowledged. ``seq`` rises with every
-change and is in the spool before it is sent, so that a restarted helper never says something older.
+Level, not edge: there is one status, and the ``seq`` that the metrics service has acknowledged. A change is sent at
+once, the whole status every few seconds again (etcd may have lost it), both until acknowledged. ``seq`` rises with
+every change and is saved in the spool before it is sent, so a restarted helper never reports an older status.
+
+All text of a status passes ``storable`` here, once: no store behind the platform's border has to refuse it.
 """
 
 from __future__ import annotations
@@ -17,26 +19,31 @@ from services.core.domain.codec import dump
 from services.core.domain.errors import WeftError
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status import PHASE_ORDER, Phase
-from services.helper.journal import note
-from services.helper.metrics_client import Backoff, Intake
+from services.core.domain.text import storable
+from services.core.runtime.retry import Backoff
+from services.helper.log import log_event
+from services.helper.metrics_client import IntakeClient
 from services.helper.spool import Spool
 from services.helper.wakeup import Wakeup
 
-AGAIN_S: Final = 5.0
-"""The full state is sent again so often."""
-UNKNOWN_AGAIN_S: Final = 0.5
+REPEAT_S: Final = 5.0
+"""The full status is sent again so often."""
+NOT_CURRENT_REPEAT_S: Final = 0.5
 """The same while the platform answers that this attempt is not the current one (etcd may have lost it for a moment)."""
 BEAT_S: Final = 2.0
-"""A sign of life while nothing changes. Each costs a millisecond, so this is most of what an idle helper costs."""
+"""Between heartbeats without a change. Each costs a millisecond: most of what an idle helper costs."""
 PROGRESS_S: Final = 1.0
-"""The same of a learner that tells its progress."""
+"""The same of a learner that reports its progress."""
 GO_FIRST_S: Final = 0.02
 GO_MOST_S: Final = 1.0
 """READY: how often to ask for ``go``, at first and at last. The first moments are a warm start's latency."""
 ABANDONED_S: Final = 5.0
-"""Another attempt is current, and has been for so long: nobody waits for this one's end."""
+"""After another attempt has been current for so long, nothing waits for the end of this one."""
 TAKE_OVER: Final = 1_000
-"""A helper adds this to its predecessor's last seq: with a full disk, that one may not have been able to save it."""
+"""A helper adds this to its predecessor's last seq: a full disk may have kept that one from saving it."""
+
+_MESSAGE_CHARS: Final = 4_000
+"""The longest message: it is written to etcd and into the job's document."""
 
 
 def now_ms() -> int:
@@ -45,85 +52,92 @@ def now_ms() -> int:
 
 
 class Reporter:
-    """Runs as a task beside the main flow, which changes the state by ``enter`` and ``say``."""
+    """``run`` is a task beside the main flow, which changes the status by ``enter`` and ``set_message``."""
 
     def __init__(
-        self, intake: Intake, spool: Spool, status: LearnerStatus, progress: Callable[[], tuple[float, int]]
+        self, intake: IntakeClient, spool: Spool, status: LearnerStatus, progress: Callable[[], tuple[float, int]]
     ) -> None:
+        """``progress`` returns (fraction 0..1, milliseconds left), -1 for unknown."""
         self.status = replace(status, seq=status.seq + TAKE_OVER) if status.seq else status
         self.go = Wakeup()
+        """Set once all learners of the attempt are ready: the process may start."""
         self._intake = intake
         self._spool = spool
         self._progress = progress
-        self._trouble = ""
+        self._last_error = ""
         self._changed = Wakeup()
-        self._changed.ring()
-        self._acknowledged = 0
-        self._heard = Wakeup()
+        self._changed.set()
+        self._acknowledged_seq = 0
+        self._answered = Wakeup()
         self._not_current_since: float | None = None
-        self._told_progress: tuple[float, int] = (-1.0, -1)
+        self._sent_progress: tuple[float, int] = (-1.0, -1)
 
     def enter(self, phase: Phase, *, at: int | None = None, **changes: Any) -> None:
-        """Goes on to a phase (never back), remembering when."""
+        """Moves to a phase, never back, and records the time (``at``: Unix ms). ``changes``: other fields."""
         if PHASE_ORDER[phase] < PHASE_ORDER[self.status.phase]:
             phase = self.status.phase
         times = {**self.status.times}
         times.setdefault(phase.value, now_ms() if at is None else at)
         self._change(replace(self.status, phase=phase, times=times, **{"message": "", **changes}))
 
-    def say(self, message: str) -> None:
-        """What is going on, for people."""
+    def set_message(self, message: str) -> None:
+        """Sets what people read as the current activity."""
         self._change(replace(self.status, message=message))
 
-    def note(self, **changes: Any) -> None:
-        """Facts that matter with the next change of phase; not worth a message of their own."""
+    def set_fields(self, **changes: Any) -> None:
+        """Sets fields that are sent with the next change; they cause no report of their own."""
         self.status = replace(self.status, **changes)
 
     def _change(self, status: LearnerStatus) -> None:
+        status = replace(status, message=storable(status.message)[:_MESSAGE_CHARS], reason=storable(status.reason))
         if status != self.status or status.seq == 0:
             self.status = replace(status, seq=status.seq + 1)
             try:
                 self._spool.save_report(self.status)
-            except OSError as error:
-                note("spool.failed", why=str(error))
-            self._changed.ring()
+            except (OSError, WeftError) as error:
+                log_event("spool.failed", why=str(error))
+            self._changed.set()
 
-    async def told(self, timeout: float) -> bool:
-        """Whether the platform knows the present state, or will never want to, at most so long from now."""
-        if not self._known and not self.abandoned:
-            self._heard.clear()
-            await self._heard.wait(timeout)
-        return self._known or self.abandoned
+    async def wait_acknowledged(self, timeout: float) -> bool:
+        """Waits up to ``timeout`` seconds until the platform has the present status, or the attempt is abandoned.
+
+        Returns whether one of the two is so.
+        """
+        if not self._is_acknowledged and not self.is_abandoned:
+            self._answered.clear()
+            await self._answered.wait(timeout)
+        return self._is_acknowledged or self.is_abandoned
 
     @property
-    def abandoned(self) -> bool:
-        """Whether another attempt has taken this one's place for good."""
+    def is_abandoned(self) -> bool:
+        """Whether another attempt has been the current one for ``ABANDONED_S``."""
         since = self._not_current_since
         return since is not None and time.monotonic() - since > ABANDONED_S
 
     async def run(self) -> None:
+        """Sends reports and heartbeats until cancelled."""
         backoff = Backoff()
         next_report = next_beat = 0.0
         go_every = GO_FIRST_S
         while True:
             try:
-                if self._changed.rung or time.monotonic() >= next_report:
+                if self._changed.is_set or time.monotonic() >= next_report:
                     await self._report()
-                    next_report = time.monotonic() + (AGAIN_S if self._known else UNKNOWN_AGAIN_S)
+                    next_report = time.monotonic() + (REPEAT_S if self._is_acknowledged else NOT_CURRENT_REPEAT_S)
                     next_beat = 0.0
                 if time.monotonic() >= next_beat:
                     await self._beat()
-                    if self.status.phase is Phase.READY and not self.go.rung:
+                    if self.status.phase is Phase.READY and not self.go.is_set:
                         next_beat = time.monotonic() + go_every
                         go_every = min(GO_MOST_S, go_every * 1.2)
                     else:
-                        next_beat = time.monotonic() + (BEAT_S if self._told_progress[0] < 0 else PROGRESS_S)
+                        next_beat = time.monotonic() + (BEAT_S if self._sent_progress[0] < 0 else PROGRESS_S)
                 backoff.reset()
-                self._trouble = ""
+                self._last_error = ""
             except WeftError as error:
-                if self._trouble != type(error).__name__:  # once: it may last for days
-                    self._trouble = type(error).__name__
-                    note("report.failed", kind=self._trouble, why=error.message)
+                if self._last_error != type(error).__name__:  # logged once: it may last for days
+                    self._last_error = type(error).__name__
+                    log_event("report.failed", kind=self._last_error, why=error.message)
                 await backoff.wait()
                 continue
             await self._changed.wait(min(next_report, next_beat) - time.monotonic())
@@ -134,27 +148,27 @@ class Reporter:
         try:
             current = await self._intake.report(json.dumps(dump(status)).encode())
         except WeftError:
-            self._changed.ring()
+            self._changed.set()
             raise
-        self._note_current(current=current)
+        self._record_current(current=current)
         if current:
-            self._acknowledged = status.seq
-        self._heard.ring()
+            self._acknowledged_seq = status.seq
+        self._answered.set()
 
     async def _beat(self) -> None:
-        told = self._progress()
-        reply = await self._intake.beat(*told)
-        self._told_progress = told
-        self._note_current(current=reply.current)
+        progress = self._progress()
+        reply = await self._intake.beat(*progress)
+        self._sent_progress = progress
+        self._record_current(current=reply.current)
         if reply.current and reply.go and self.status.phase is Phase.READY:
-            self.go.ring()
+            self.go.set()
 
     @property
-    def _known(self) -> bool:
-        """Whether the platform has acknowledged the present state."""
-        return self._acknowledged >= self.status.seq
+    def _is_acknowledged(self) -> bool:
+        """Whether the platform has the present status."""
+        return self._acknowledged_seq >= self.status.seq
 
-    def _note_current(self, *, current: bool) -> None:
+    def _record_current(self, *, current: bool) -> None:
         if current:
             self._not_current_since = None
         elif self._not_current_since is None:

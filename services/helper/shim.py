@@ -1,4 +1,4 @@
-"""The learner's parent, as its helper sees it: to be woken, and to be missed."""
+"""The learner's parent process (the shim), as its helper sees it: notified of changes, and watched for its end."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from types import TracebackType
 from typing import Final, Self
 
 from services.core.domain.learner import Exit
-from services.core.runtime.processes import Identity, alive, send
-from services.helper.folder import LearnerFolder
-from services.helper.journal import note
+from services.core.runtime.learner_folder import SHIM_FILE, LearnerFolder, start_file
+from services.core.runtime.processes import ProcessIdentity, alive, send_signal
+from services.helper.log import log_event
 from services.helper.wakeup import Wakeup
 
 LOST_S: Final = 5.0
-"""Normally the agent writes the exit of a learner whose shim has died; where nobody does for so long, it is lost."""
+"""Normally the agent writes the exit of a learner whose shim has died; after so long without one it is lost."""
 QUICK_S: Final = 0.01
-LOOK_S: Final = 0.1
+POLL_S: Final = 0.1
 WATCHED_S: Final = 1.0
-"""While its end is sure to wake us."""
-_SHIM: Final = "shim.json"
+"""How often files are read while the end of the shim wakes us."""
 
 
 class ShimWatch:
-    """Used as a context while the learner runs; ``wake`` needs none."""
+    """A context while the learner runs. ``notify`` works outside of it, too."""
 
     def __init__(self, folder: LearnerFolder) -> None:
         self._folder = folder
         self._fd: int | None = None
         self._ended = Wakeup()
-        self._missed_since: float | None = None
+        self._missing_since: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -39,44 +38,44 @@ class ShimWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._let_go()
+        self._close()
 
-    def wake(self) -> None:
-        """SIGUSR1: look at your files. A hint; it looks each second anyway."""
-        who = self._folder.process(_SHIM)
-        if who is not None:
-            send(who, signal.SIGUSR1)
+    def notify(self) -> None:
+        """Sends SIGUSR1: the shim reads its files again. A hint; it reads them each second anyway."""
+        shim = self._folder.process(SHIM_FILE)
+        if shim is not None:
+            send_signal(shim, signal.SIGUSR1)
 
     async def pause(self, *, quick: bool) -> None:
-        """Until the shim has ended, or it is time to look at the files: soon (``quick``), or as seldom as is safe."""
+        """Returns when the shim has ended, or when files are to be read again: soon with ``quick``, else seldom."""
         if self._fd is None:
             self._watch()
-        seconds = QUICK_S if quick else LOOK_S if self._fd is None else WATCHED_S
+        seconds = QUICK_S if quick else POLL_S if self._fd is None else WATCHED_S
         if await self._ended.wait(seconds):
-            self._let_go()
+            self._close()
 
-    def lost(self, run: int) -> Exit | None:
-        """An end that nobody saw: learner and shim are gone as processes, and no ``exit.json`` came."""
+    def lost_exit(self, run: int) -> Exit | None:
+        """The exit of a learner that is gone with its shim and left no ``exit.json`` for ``LOST_S``; else None."""
         if self._fd is not None:
-            return None  # its end has not been seen yet
-        learner, shim = self._folder.process(f"runs/{run}/start.json"), self._folder.process(_SHIM)
+            return None  # the shim lives
+        learner, shim = self._folder.process(start_file(run)), self._folder.process(SHIM_FILE)
         if learner is None or alive(learner) or (shim is not None and alive(shim)):
-            self._missed_since = None
+            self._missing_since = None
             return None
         now = time.monotonic()
-        self._missed_since = self._missed_since or now
-        if now - self._missed_since < LOST_S:
+        self._missing_since = self._missing_since or now
+        if now - self._missing_since < LOST_S:
             return None
-        note("learner.lost", pid=learner.pid)
+        log_event("learner.lost", pid=learner.pid)
         return Exit(time=time.time_ns() // 1_000_000, lost=True)
 
     def _watch(self) -> None:
-        who = self._folder.process(_SHIM)
-        self._fd = _handle(who) if who is not None else None
+        shim = self._folder.process(SHIM_FILE)
+        self._fd = _open_pidfd(shim) if shim is not None else None
         if self._fd is not None:
-            asyncio.get_running_loop().add_reader(self._fd, self._ended.ring)
+            asyncio.get_running_loop().add_reader(self._fd, self._ended.set)
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         if self._fd is not None:
             asyncio.get_running_loop().remove_reader(self._fd)
             os.close(self._fd)
@@ -84,14 +83,14 @@ class ShimWatch:
         self._ended.clear()
 
 
-def _handle(who: Identity) -> int | None:
-    """A pidfd of exactly this process; None where it is gone."""
+def _open_pidfd(process: ProcessIdentity) -> int | None:
+    """A pidfd of exactly this process; None if it is gone."""
     try:
-        fd = os.pidfd_open(who.pid)
+        fd = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
-    # Asked after opening: from here on the pid cannot come to mean another process.
-    if not alive(who):
+    # Checked after opening: an open pidfd cannot come to mean another process of the same pid.
+    if not alive(process):
         os.close(fd)
         return None
     return fd

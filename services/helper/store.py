@@ -1,13 +1,13 @@
-"""What a learner leaves behind, into the object store: logs, results, checkpoints, and the checkpoints' manifest last.
+"""Stores the learner's files in the object store: logs, results, checkpoints, and the checkpoints' manifest last.
 
     <attempt>/logs/learner-<rank+1>/training-log.txt   both streams by time (FfDL's layout)
-    <attempt>/logs/learner-<rank+1>/stdout.<run> ...   the streams as they were, and whatever lies in LOG_DIR
+    <attempt>/logs/learner-<rank+1>/stdout.<run> ...   the streams as they were, and the files of LOG_DIR
     <attempt>/results/<name>/...                       RESULT_DIR
-    <attempt>/checkpoints/<name>/...                   CHECKPOINT_DIR; they count once <name>.manifest.json is there
+    <attempt>/checkpoints/<name>/...                   CHECKPOINT_DIR; valid once <name>.manifest.json exists
 
 May be killed at any point and done again: an object is whole or absent, and one of the right size is not sent twice.
-One file that cannot be stored (no space, a name that is no key) is told and does not keep the others from it. While
-room is missing, all is gone through again and again: somebody may make some.
+A file that cannot be stored is counted and reported, and the others are stored. A manifest is written only if nothing
+of the checkpoint is missing. While the store is full, everything is tried again until ``store_timeout``.
 """
 
 from __future__ import annotations
@@ -26,194 +26,240 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.errors import NoSpace, WeftError
-from services.helper.folder import Assignment, LearnerFolder
-from services.helper.journal import note
-from services.helper.learner_files import open_file, walk
-from services.helper.objects import Objects, Urls, objects_of
+from services.core.domain.plan import Folder
+from services.core.runtime.learner_folder import Assignment, LearnerFolder, job_folder
+from services.helper.learner_files import LearnerFile, SkippedFile, list_files, open_file
+from services.helper.log import log_event
+from services.helper.objects import Objects, UrlSigner, open_objects
 from services.helper.ship.lines import LINE_BYTES, split
 from services.helper.ship.times import TimeIndex
-from services.helper.spool import Known, Spool
+from services.helper.spool import SourceState, Spool
+from services.helper.threads import call_in_thread
 
 _CHUNK: Final = 2**20
 _STREAMS: Final = ("stdout", "stderr")
 _MERGED: Final = "training-log.txt"
 _BEGUN: Final = "spool/storing"
-_ROOM_FIRST_S: Final = 1.0
-_ROOM_MOST_S: Final = 60.0
-"""Between two tries to store what a full store has refused: each reads anew whatever is stored already."""
+_FULL_PAUSE_FIRST_S: Final = 1.0
+_FULL_PAUSE_MOST_S: Final = 60.0
+"""Between two tries after the store was full: each try reads again what is stored already."""
+_LOGGED: Final = 20
+"""Problems that are written to the helper's log; all are counted."""
+
+
+@dataclass(slots=True)
+class _Problems:
+    """Files with one kind of problem: how many, and the first, or the first with data of the learner."""
+
+    count: int = 0
+    first: tuple[str, str] = ("", "")
+    """(name, why)."""
+    first_has_data: bool = False
+
+    def add(self, name: str, why: str, *, has_data: bool = True) -> None:
+        if not self.count or (has_data and not self.first_has_data):
+            self.first, self.first_has_data = (name, why), has_data
+        if self.count < _LOGGED:
+            log_event("file.left_out", file=name, why=why)
+        self.count += 1
 
 
 @dataclass(slots=True)
 class _Outcome:
     """What went wrong, so far."""
 
-    failed: list[tuple[str, str]] = field(default_factory=list)
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-    full: bool = False
+    failed: _Problems = field(default_factory=_Problems)
+    skipped: _Problems = field(default_factory=_Problems)
+    is_full: bool = False
+    incomplete_checkpoint: bool = False
+    timeout: str = ""
 
     def message(self) -> str:
-        """For people; empty where all is well."""
+        """For people; empty if everything is stored."""
         parts = []
-        if self.failed:
-            name, why = self.failed[0]
-            count = f"{len(self.failed)} files" if len(self.failed) > 1 else "one file"
-            reason = "NoSpace: " if self.full else ""
+        if self.failed.count:
+            name, why = self.failed.first
+            count = f"{self.failed.count} files" if self.failed.count > 1 else "one file"
+            reason = "NoSpace: " if self.is_full else ""
             parts.append(f"{reason}{count} could not be stored, the first is {name}: {why}")
-        if self.skipped:
-            name, why = self.skipped[0]
-            count = f"{len(self.skipped)} files were" if len(self.skipped) > 1 else "one file was"
+        if self.timeout:
+            parts.append(self.timeout)
+        if self.skipped.count:
+            name, why = self.skipped.first
+            count = f"{self.skipped.count} files were" if self.skipped.count > 1 else "one file was"
             parts.append(f"{count} left out, the first is {name}: {why}")
+        if self.incomplete_checkpoint:
+            parts.append("the checkpoint is incomplete and will not be restored")
         return "; ".join(parts)
 
 
-async def store(
-    folder: LearnerFolder, assignment: Assignment, spool: Spool, run: int, *, urls: Urls, say: Callable[[str], None]
+async def store_outputs(
+    folder: LearnerFolder,
+    assignment: Assignment,
+    spool: Spool,
+    run: int,
+    *,
+    signer: UrlSigner,
+    report_waiting: Callable[[str], None],
 ) -> str:
-    """All of it; in words what of it could not be stored ("": nothing). ``say``: what is waited for meanwhile."""
+    """Stores everything. Returns what could not be stored, for people; empty: nothing is missing.
+
+    ``report_waiting`` gets the reason while storing waits, and "" afterwards. Returns after ``store_timeout`` at the
+    latest.
+    """
     plan = assignment.plan
     prefix = f"tenants/{plan.tenant}/jobs/{plan.job}/attempts/{plan.attempt}"
-    waiting = _Waiting(say)
-    objects = objects_of(assignment, urls, waiting.wait, spool)
+    waiting = _Waiting(report_waiting)
+    objects = open_objects(assignment, signer, waiting.wait, spool)
     storing = _Storing(objects, folder.root, assignment.learner_uid, waiting, again=folder.has(_BEGUN))
-    with contextlib.suppress(OSError):  # without it, what is there already is sent again
+    with contextlib.suppress(OSError):  # without the mark, stored objects are only sent again
         (folder.root / _BEGUN).touch()
     try:
         async with asyncio.timeout(plan.store_timeout / 1000):
-            wait_s = _ROOM_FIRST_S
+            pause_s = _FULL_PAUSE_FIRST_S
             while True:
-                await _logs(storing, f"{prefix}/logs/learner-{assignment.learner.rank + 1}", spool, run)
-                await storing.tree(("job", "results"), f"{prefix}/results/{assignment.learner.name}")
-                await _checkpoints(storing, f"{prefix}/checkpoints/{assignment.learner.name}")
-                if not storing.outcome.full:
+                await _store_logs(storing, f"{prefix}/logs/learner-{assignment.learner.rank + 1}", spool, run)
+                await storing.store_tree(job_folder(Folder.RESULT), f"{prefix}/results/{assignment.learner.name}")
+                await _store_checkpoints(storing, f"{prefix}/checkpoints/{assignment.learner.name}")
+                if not storing.outcome.is_full:
                     break
-                await waiting.wait(wait_s, storing.outcome.message())
-                wait_s = min(2 * wait_s, _ROOM_MOST_S)
-                storing.begin_again()
+                await waiting.wait(pause_s, storing.outcome.message())
+                pause_s = min(2 * pause_s, _FULL_PAUSE_MOST_S)
+                storing.start_again()
     except TimeoutError:
-        if not storing.outcome.full:  # else that is why
+        if not storing.outcome.is_full:  # else that is the reason
             allowed = plan.store_timeout // 1000
-            why = f": {waiting.trouble}" if waiting.trouble else ""
-            storing.outcome.failed.append(
-                ("...", f"storing took longer than the job's store_timeout ({allowed} s){why}")
+            why = f": {waiting.reason}" if waiting.reason else ""
+            storing.outcome.timeout = (
+                f"storing took longer than the job's store_timeout ({allowed} s), so files are missing{why}"
             )
     await objects.close()
-    for name, why in (*storing.outcome.failed, *storing.outcome.skipped):
-        note("store.left_out", file=name, why=why)
     return storing.outcome.message()
 
 
 class _Waiting:
-    """For what has kept us waiting, and may pass."""
+    """Waits for temporary failures and reports them."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.trouble = ""
-        self._say = say
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self.reason = ""
+        self._report = report
 
-    async def wait(self, seconds: float, trouble: str) -> None:
-        if trouble != self.trouble:  # once: it may last for long
-            self.trouble = trouble
-            note("store.waits", why=trouble)
-            self._say(f"storing waits: {trouble}")
+    async def wait(self, seconds: float, reason: str) -> None:
+        if reason != self.reason:  # reported once: it may last for long
+            self.reason = reason
+            log_event("store.waits", why=reason)
+            self._report(f"storing waits: {reason}")
         await asyncio.sleep(seconds)
 
-    def over(self) -> None:
-        if self.trouble:
-            self.trouble = ""
-            self._say("")
+    def end(self) -> None:
+        if self.reason:
+            self.reason = ""
+            self._report("")
 
 
 class _Storing:
-    """Files of one learner's folder on their way into the store."""
+    """Moves files of one learner's folder into the store."""
 
     def __init__(self, objects: Objects, root: Path, uid: int, waiting: _Waiting, *, again: bool) -> None:
-        """``again``: a helper before us has begun, and some objects may be there."""
+        """``again``: an earlier helper has begun, and some objects may exist."""
         self.root = root
+        self.uid = uid
+        self.outcome = _Outcome()
         self._again = again
         self._waiting = waiting
-        self.outcome = _Outcome()
         self._objects = objects
-        self.uid = uid
 
-    def begin_again(self) -> None:
-        """All of it once more; what is there already is only looked at."""
+    def start_again(self) -> None:
+        """For another try of everything: objects that exist are not sent again."""
         self.outcome, self._again = _Outcome(), True
 
-    async def tree(
-        self, parts: tuple[str, ...], to: str, *, taken: frozenset[str] = frozenset()
-    ) -> list[dict[str, Any]]:
-        """Every plain file below the folder; what is stored, as the manifest lists it. ``taken``: names left out."""
-        done: list[dict[str, Any]] = []
-        found = walk(self.root, parts, lambda path, why: self.outcome.skipped.append((path, why)))
-        while (each := await asyncio.to_thread(next, found, None)) is not None:
-            if each.path in taken:
-                self.outcome.skipped.append((each.path, "the name is taken by the platform's own logs"))
-                continue
-            digest = await self.file((*parts, *each.path.split("/")), f"{to}/{each.path}", each.size)
-            if digest is not None:
-                done.append({"path": each.path, "size": each.size, "sha256": digest})
-        return done
+    async def store_tree(
+        self, parts: tuple[str, ...], key: str, *, taken: frozenset[str] = frozenset()
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """Stores every plain file below the folder; ``taken``: names that are left out.
 
-    async def file(self, parts: tuple[str, ...], key: str, size: int) -> str | None:
-        """The digest of a file that is now stored; None where it could not be."""
+        Returns the manifest's entries of what is stored, and whether nothing of the learner's data is missing.
+        """
+        entries: list[dict[str, Any]] = []
+        is_complete = True
+        listing = list_files(self.root, parts, self.uid)
+        while (file := await call_in_thread(lambda: next(listing, None))) is not None:
+            if isinstance(file, LearnerFile) and file.name in taken:
+                file = SkippedFile(file.name, "the name is taken by the platform's own logs", has_data=True)
+            if isinstance(file, SkippedFile):
+                self.outcome.skipped.add(file.name, file.why, has_data=file.has_data)
+                is_complete = is_complete and not file.has_data
+                continue
+            digest = await self.store_file((*parts, *file.path.split("/")), f"{key}/{file.name}", file.size)
+            if digest is not None:
+                entries.append({"path": file.name, "size": file.size, "sha256": digest})
+            is_complete = is_complete and digest is not None
+        return entries, is_complete
+
+    async def store_file(self, parts: tuple[str, ...], key: str, size: int) -> str | None:
+        """Returns the digest of the stored file; None where it could not be stored."""
         digest = ""
 
         def read() -> Iterator[bytes]:
             nonlocal digest
             hashing = hashlib.sha256()
-            # No more than it had when it was listed: nobody is left who might still write, but it costs nothing.
+            # No more bytes than were listed: the size is part of the request, and of the manifest.
             fd, left = open_file(self.root, parts, self.uid), size
             with os.fdopen(fd, "rb", buffering=0) as file:
                 while left > 0 and (chunk := file.read(min(_CHUNK, left))):
                     hashing.update(chunk)
                     left -= len(chunk)
                     yield chunk
+            if left:
+                raise OSError("it became shorter while it was read")
             digest = hashing.hexdigest()
 
         return digest if await self.put(key, read, size) else None
 
     async def put(self, key: str, read: Callable[[], Iterator[bytes]], size: int | None = None) -> bool:
-        """Whether the object is there; why it is not is noted. One of that size is there from an interrupted try."""
+        """Returns whether the object exists; records why it does not. One of that size is from an interrupted try."""
         try:
             if self._again and size is not None and await self._objects.size(key) == size:
-                async with aclosing(_in_thread(read())) as chunks:
+                async with aclosing(_read_in_thread(read())) as chunks:
                     async for _ in chunks:  # only its digest is missing
                         pass
             else:
-                await self._objects.put(key, lambda: _in_thread(read()), size)
+                await self._objects.put(key, lambda: _read_in_thread(read()), size)
         except (WeftError, OSError) as error:
-            self.outcome.full = self.outcome.full or isinstance(error, NoSpace)
-            self.outcome.failed.append((key.split("/", 6)[-1], str(error)))
+            self.outcome.is_full = self.outcome.is_full or isinstance(error, NoSpace)
+            self.outcome.failed.add(key.split("/", 6)[-1], str(error))
             return False
-        self._waiting.over()
+        self._waiting.end()
         return True
 
 
-async def _in_thread(chunks: Iterator[bytes]) -> AsyncGenerator[bytes]:
-    """Read beside the event loop, which has signs of life to give meanwhile."""
-    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+async def _read_in_thread(chunks: Iterator[bytes]) -> AsyncGenerator[bytes]:
+    """Reads beside the event loop, which sends heartbeats meanwhile."""
+    while (chunk := await call_in_thread(lambda: next(chunks, None))) is not None:
         yield chunk
 
 
-async def _logs(storing: _Storing, to: str, spool: Spool, run: int) -> None:
+async def _store_logs(storing: _Storing, key: str, spool: Spool, run: int) -> None:
     streams = ("runs", str(run))
-    sizes = {found.path: found.size for found in walk(storing.root, streams, lambda *_: None)}
+    files = list_files(storing.root, streams, storing.uid)
+    sizes = {file.path: file.size for file in files if isinstance(file, LearnerFile)}
     present = [name for name in _STREAMS if name in sizes]
     for name in present:
-        await storing.file((*streams, name), f"{to}/{name}.{run}", sizes[name])
+        await storing.store_file((*streams, name), f"{key}/{name}.{run}", sizes[name])
     if present:
-        await storing.put(f"{to}/{_MERGED}", lambda: _chunked(_merged(storing, streams, present, spool, run)))
+        await storing.put(f"{key}/{_MERGED}", lambda: _join(_merge_streams(storing, streams, present, spool, run)))
     taken = frozenset({_MERGED, *(f"{name}.{run}" for name in present)})
-    await storing.tree(("job", "logs"), to, taken=taken)
+    await storing.store_tree(job_folder(Folder.LOG), key, taken=taken)
 
 
-def _merged(
+def _merge_streams(
     storing: _Storing, streams: tuple[str, ...], names: Iterable[str], spool: Spool, run: int
 ) -> Iterator[bytes]:
-    """The lines of both streams in the order they were seen; of the same moment, stdout's first."""
+    """The lines of both streams in the order they were seen; stdout's first among lines of the same moment."""
 
     def lines(order: int, name: str) -> Iterator[tuple[int, int, int, bytes]]:
         key = f"{run}/{name}"
-        times = TimeIndex(spool.times(f"{key}.{(spool.source(key) or Known()).generation}"))
+        times = TimeIndex(spool.times_file(f"{key}.{(spool.source(key) or SourceState()).generation}"))
         fd = open_file(storing.root, (*streams, name), storing.uid)
         try:
             place = 0
@@ -221,7 +267,7 @@ def _merged(
                 ended = len(data) < _CHUNK
                 for piece in split(data, place, ended=ended, limit=LINE_BYTES):
                     place = piece.end
-                    yield times.at(piece.end), order, piece.end, piece.raw + (b"" if piece.partial else b"\n")
+                    yield times.time_at(piece.end), order, piece.end, piece.raw + (b"" if piece.partial else b"\n")
         finally:
             os.close(fd)
             times.close()
@@ -230,22 +276,24 @@ def _merged(
         yield line
 
 
-def _chunked(lines: Iterator[bytes]) -> Iterator[bytes]:
-    waiting: list[bytes] = []
+def _join(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """Chunks of about 1 MiB."""
+    pending: list[bytes] = []
     size = 0
     for line in lines:
-        waiting.append(line)
+        pending.append(line)
         size += len(line)
         if size >= _CHUNK:
-            yield b"".join(waiting)
-            waiting, size = [], 0
-    yield b"".join(waiting)
+            yield b"".join(pending)
+            pending, size = [], 0
+    yield b"".join(pending)
 
 
-async def _checkpoints(storing: _Storing, to: str) -> None:
-    """Files first: a manifest promises that what it lists can be restored."""
-    failed = len(storing.outcome.failed)
-    files = await storing.tree(("job", "checkpoints"), to)
-    if files and len(storing.outcome.failed) == failed:
-        document = {"schema": 1, "files": files, "time": time.time_ns() // 1_000_000}
-        await storing.put(f"{to}.manifest.json", lambda: iter([json.dumps(document).encode()]))
+async def _store_checkpoints(storing: _Storing, key: str) -> None:
+    """The files first: a manifest promises that everything it lists can be restored, and that nothing is missing."""
+    entries, is_complete = await storing.store_tree(job_folder(Folder.CHECKPOINT), key)
+    if not is_complete:
+        storing.outcome.incomplete_checkpoint = True
+    elif entries:
+        document = {"schema": 1, "files": entries, "time": time.time_ns() // 1_000_000}
+        await storing.put(f"{key}.manifest.json", lambda: iter([json.dumps(document).encode()]))

@@ -1,4 +1,4 @@
-"""Waiting for something to happen, or for some time to pass, ten times a second and for days.
+"""An event with a timeout, for loops that wait ten times a second for days.
 
 ``asyncio.timeout`` around ``Event.wait`` does the same at four times the cost: it ends the wait by a cancellation.
 """
@@ -9,36 +9,36 @@ import asyncio
 
 
 class Wakeup:
-    """Rung once it stays rung, until it is cleared. One waiter."""
+    """A flag that one task waits for. It stays set until it is cleared."""
 
     def __init__(self) -> None:
-        self._rung = False
-        self._waiting: asyncio.Future[None] | None = None
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
-    def rung(self) -> bool:
-        return self._rung
+    def is_set(self) -> bool:
+        return self._is_set
 
-    def ring(self) -> None:
-        self._rung = True
-        self._wake()
+    def set(self) -> None:
+        self._is_set = True
+        self._wake_waiter()
 
     def clear(self) -> None:
-        self._rung = False
+        self._is_set = False
 
     async def wait(self, seconds: float) -> bool:
-        """Returns when it is rung, or so much later; whether it is rung."""
-        if not self._rung:
+        """Returns when the flag is set, or after ``seconds``; returns the flag."""
+        if not self._is_set:
             loop = asyncio.get_running_loop()
-            self._waiting = loop.create_future()
-            timer = loop.call_later(max(0.0, seconds), self._wake)
+            self._waiter = loop.create_future()
+            timer = loop.call_later(max(0.0, seconds), self._wake_waiter)
             try:
-                await self._waiting
+                await self._waiter
             finally:
                 timer.cancel()
-                self._waiting = None
-        return self._rung
+                self._waiter = None
+        return self._is_set
 
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+    def _wake_waiter(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -49,7 +49,7 @@ async def main(service: Service) -> None:
         control_pb2_grpc.add_QueueServicer_to_server(Queue(dispatcher), server)
         add_operations(server, quarantine)
 
-    server = await serve(settings.place.address("lcm"), ports.secret, register)
+    server = await serve(settings.installation.address("lcm"), ports.secret, register)
     service.started = True
     chores = BackgroundTasks(
         ports, settings, dispatcher, Collector(ports.jobs, ports.status, ports.cluster, instrumentation)

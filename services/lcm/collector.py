@@ -17,7 +17,7 @@ from services.core.domain.job import Job
 from services.core.ports.cluster import Cluster
 from services.core.ports.job_store import JobQuery, JobStore
 from services.core.ports.status_store import StatusStore
-from services.core.use_cases.jobs import every
+from services.core.use_cases.jobs import all_jobs
 from services.lcm.instrumentation import Instrumentation
 
 JOBS: Final = "/jobs/"
@@ -36,7 +36,7 @@ class Collector:
         keys = {entry.key.removeprefix(JOBS).partition("/")[0] for entry in await self._status.list(JOBS)}
         here = await self._cluster.jobs()
         # Read after the other two: who began before them is known to it.
-        holding = {job.id async for job in every(self._jobs, JobQuery(holding=True, deleted=True))}
+        holding = {job.id async for job in all_jobs(self._jobs, JobQuery(holding=True, deleted=True))}
         if (await self._jobs.dispatcher()).term != term:
             raise StaleFence("a newer dispatcher leads")
         removed = 0

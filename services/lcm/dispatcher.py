@@ -32,7 +32,7 @@ from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore, Unr
 from services.core.ports.status_store import Lease, StatusStore
 from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import JOB, Quarantine
-from services.core.use_cases.jobs import every, update
+from services.core.use_cases.jobs import all_jobs, update
 from services.lcm.instrumentation import Instrumentation
 from services.lcm.scheduling import fifo
 from services.lcm.scheduling.placement import Free, Gang, Placed, fits_at, gang, taken, whole, without
@@ -154,7 +154,7 @@ class Dispatcher:
         capacity = whole(await self.cluster.capacity())
         left_out: list[Unreadable] = []
         query = JobQuery(holding=True, deleted=True)
-        holding = [job async for job in every(self.jobs, query, left_out=left_out)]
+        holding = [job async for job in all_jobs(self.jobs, query, left_out=left_out)]
         gangs = {job.id: (its, job.attempt.placement) if (its := self._gang(job)) else None for job in holding}
         others = await self.unreadable.pieces(gangs, left_out)
         free = await self._free(without(capacity, others), holding)

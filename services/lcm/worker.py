@@ -11,18 +11,19 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
 from celery.exceptions import CPendingDeprecationWarning
 from celery.worker import WorkController, state
 
-from services.core.adapters.celery import filesystem
 from services.core.adapters.celery.app import make_app, on_hint
-from services.core.adapters.celery.broker import FOLDER, Broker
+from services.core.adapters.celery.broker import FOLDER, RABBITMQ, Broker
 from services.core.adapters.celery.consumer import BrokerConnection, consumer_class
 from services.core.adapters.celery.nudge import Nudger
 from services.core.adapters.rpc.hints import Nudges
@@ -55,9 +56,9 @@ def main() -> int:
     _bring_in_line(logging.getLogger())
     try:
         broker = Broker.of(settings)
-        nudges = Nudges(settings.place.address, asyncio.run(wiring.service_secret(settings)))
+        nudges = Nudges(settings.installation.address, asyncio.run(wiring.service_secret(settings)))
         nudger = Nudger(at_failpoint(nudges, "services", "worker"))
-        operations = settings.place.address("worker-ops")
+        operations = settings.installation.address("worker-ops")
     except WeftError as error:
         log.error("service.cannot_run", why=[error.message])  # noqa: TRY400 - no trace for people
         return 1
@@ -72,12 +73,14 @@ def main() -> int:
         concurrency=_AT_ONCE,
         hostname="weft@localhost",
         consumer_cls=consumer_class(connection),
+        # For the heartbeats of RabbitMQ. The other transports are drained, so that what they cannot read ends nothing.
+        use_eventloop=broker.kind == RABBITMQ,
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
     )
-    if broker.kind == FOLDER and (recovered := filesystem.recover(broker.folder)):
-        log.info("worker.recovered", files=recovered)
+    if broker.kind == FOLDER:
+        _take_in_private(broker.folder / "taken")
     log.info("service.starting")
     if not _run(worker):
         # A thread that waits for a broker cannot be told to end. What it carries may be lost.
@@ -111,6 +114,17 @@ def _run(worker: Any) -> bool:
     while thread.is_alive() and time.monotonic() < deadline:
         thread.join(_PULSE_S)
     return not thread.is_alive()
+
+
+def _take_in_private(folder: Path) -> None:
+    """Gives this process a temporary folder of its own: kombu moves each message through it.
+
+    What is left in it by a worker that was killed is lost, as hints may be.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in folder.iterdir():
+        left.unlink(missing_ok=True)
+    tempfile.tempdir = str(folder)
 
 
 def _bring_in_line(root: logging.Logger) -> None:

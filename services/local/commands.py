@@ -1,7 +1,7 @@
-"""What the command line asks of the platform on this machine: `weft up`, `down`, `status`, `doctor`, offline checks.
+"""The platform on this machine, for the command line: `weft up`, `down`, `status`, `doctor`, offline spec checks.
 
-The light CLI finds ``PLATFORM`` by its entry point and gets plain dictionaries back. Nothing here talks to users:
-progress goes to ``report``, trouble is raised as WeftError with what to do.
+The CLI finds ``PLATFORM`` by its entry point and receives plain dictionaries. Nothing here prints: progress goes to the
+``report`` callback, and a failure is raised as WeftError whose message says what to do.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.status import RESTING
 from services.core.failpoints.points import under_failpoints
 from services.core.runtime.home import Home, default_home
-from services.core.runtime.processes import Identity, alive, identify, saved, send, wait_gone
+from services.core.runtime.processes import ProcessIdentity, alive, identify, read_live_process, send_signal, wait_gone
 from services.local.backup.commands import Backups
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, is_free, prepare
-from services.local.quarantine_report import told_quarantine
+from services.local.quarantine_report import reported_quarantine
 
 UP_TIMEOUT_S: Final = 60.0
-HOPELESS: Final = 4
-"""Ends of a service before its first readiness that make `weft up` give up."""
+START_FAILURES_MOST: Final = 4
+"""`weft up` gives up when a service has ended this often before it was ready for the first time."""
 _POLL_S: Final = 0.03
 _FAILPOINTS: Final = "failpoints are on: it may die on purpose"
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never behind a proxy
@@ -45,16 +45,16 @@ def _home(home: str | None) -> Home:
     return Home(Path(home).absolute()) if home else Home(default_home())
 
 
-def _supervisor(home: Home) -> Identity | None:
-    return saved(home / "run" / "supervisor.json")
+def _supervisor(home: Home) -> ProcessIdentity | None:
+    return read_live_process(home / "run" / "supervisor.json")
 
 
 def _admin_key(home: Home) -> str:
-    """Made by the api at its first start."""
-    found = asyncio.run(FolderSecretStore(home / "secrets").get("admin-key"))
-    if found is None:
+    """The key that the api creates at its first start. Raises WeftError if there is none yet."""
+    key = asyncio.run(FolderSecretStore(home / "secrets").get("admin-key"))
+    if key is None:
         raise WeftError(f"the api has not made its admin key in {home.root}; see {home / 'logs' / 'api.log'}")
-    return found.decode().strip()
+    return key.decode().strip()
 
 
 def _answer(home: Home, addresses: Mapping[str, str]) -> dict[str, Any]:
@@ -71,7 +71,11 @@ class Platform(Backups):
     def up(
         self, home: str | None = None, *, gpus: int | None = None, port: int | None = None, report: Report = print
     ) -> dict[str, Any]:
-        """Starts the platform and waits until it serves. ``{url, key, home, started}``; started already: says so."""
+        """Starts the platform and waits until it is ready. Returns ``{url, key, home, started}``.
+
+        ``started`` is False if it ran already. Raises WeftError if it does not become ready; what was started is
+        stopped then.
+        """
         place = _home(home)
         prepare(place)
         refuse_half_restored(place)
@@ -93,14 +97,16 @@ class Platform(Backups):
         try:
             self._wait_ready(place, report, process=process, log_from=begin)
         except (WeftError, KeyboardInterrupt):
-            if _supervisor(place) not in {None, process}:  # two started at once: the other one has it
+            if _supervisor(place) not in {None, process}:  # another `weft up` won the race for the lock
                 self._wait_ready(place, report)
                 return {**_answer(place, place.addresses()), "started": False}
-            self._stop_services(place)  # and no learner: whoever ran before goes on, and waits for the next start
+            self._stop_services(place)  # learners that ran before keep running until the next start
             raise
         return {**_answer(place, place.addresses()), "started": True}
 
-    def _wait_ready(self, home: Home, report: Report, *, process: Identity | None = None, log_from: int = 0) -> None:
+    def _wait_ready(
+        self, home: Home, report: Report, *, process: ProcessIdentity | None = None, log_from: int = 0
+    ) -> None:
         deadline = time.monotonic() + UP_TIMEOUT_S
         waiting = {program.name for program in PROGRAMS if program.essential}
         why: dict[str, str] = {}
@@ -111,46 +117,46 @@ class Platform(Backups):
                 slow = ", ".join(f"{name} ({why.get(name, 'does not answer')})" for name in sorted(waiting))
                 raise WeftError(f"not ready after {UP_TIMEOUT_S:.0f} s: {slow}; see {home / 'logs'}")
             if _supervisor(home) is not None:
-                self._refuse_hopeless(home, waiting)
+                self._check_start_failures(home, waiting)
                 for name in sorted(waiting):
                     why[name] = self._not_ready(home, name)
                 for name in sorted(name for name in waiting if not why[name]):
                     waiting.discard(name)
                     report(f"{name} is ready")
-            time.sleep(_POLL_S)  # a person waits for this; the services cannot tell a process that is not one of them
+            time.sleep(_POLL_S)  # the services have no channel to notify this process
 
     @staticmethod
-    def _refuse_hopeless(home: Home, waiting: set[str]) -> None:
-        """A service that has ended several times before it ever served will not get better by waiting."""
+    def _check_start_failures(home: Home, waiting: set[str]) -> None:
+        """Raises WeftError for a service that has ended ``START_FAILURES_MOST`` times before it was ever ready."""
         try:
             services = json.loads((home / "run" / "state.json").read_text())["services"]
         except (OSError, ValueError):
             return
-        for one in services:
-            if one["name"] in waiting and one["restarts"] >= HOPELESS:
-                log = home / "logs" / f"{one['name']}.log"
-                raise WeftError(f"{one['name']} cannot run: {_last_reason(log, 0)}")
+        for service in services:
+            if service["name"] in waiting and service["restarts"] >= START_FAILURES_MOST:
+                log = home / "logs" / f"{service['name']}.log"
+                raise WeftError(f"{service['name']} cannot run: {_last_reason(log, 0)}")
 
     @staticmethod
     def _not_ready(home: Home, service: str) -> str:
-        """Why it does not serve yet; empty: it does."""
+        """Why the service is not ready; empty if it is."""
         try:
             with _direct.open(f"http://{home.address(service + '-ops')}/readyz", timeout=2):
                 return ""
         except urllib.error.HTTPError as error:
             try:
                 failing = json.loads(error.read() or b"{}").get("failing", {})
-            except (OSError, http.client.HTTPException, ValueError):  # it died, or stood still, in its answer's midst
+            except (OSError, http.client.HTTPException, ValueError):  # it died or hung in the middle of its answer
                 return str(error)
             return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
         except (OSError, WeftError) as error:
             return str(error)
 
     def down(self, home: str | None = None, *, purge: bool = False, report: Report = print) -> dict[str, Any]:
-        """Stops every process, learners too; jobs that ran go on, from their checkpoints, after the next start.
+        """Stops every process, learners included. Running jobs continue from their checkpoints after the next start.
 
-        ``purge`` also removes the folder and with it every job. ``unfinished``: how many jobs go on after the next
-        start; None where the api could not say.
+        ``purge`` also removes the folder, and every job with it. Returns ``{home, was_running, purged, unfinished}``;
+        ``unfinished`` is the number of jobs that continue after the next start, None if the api did not answer.
         """
         place = _home(home)
         was_running = _supervisor(place)
@@ -167,9 +173,7 @@ class Platform(Backups):
                 raise WeftError(f"some learners could not be ended: {ended.stderr.strip()[-500:]}")
         if purge and place.root.exists():
             if not (place / "VERSION").exists():
-                raise InvalidRequest(
-                    f"{place.root} is not a folder of Weft's (it has no VERSION file); nothing removed"
-                )
+                raise InvalidRequest(f"{place.root} is not a Weft folder (it has no VERSION file); nothing was removed")
             report(f"removing {place.root}")
             shutil.rmtree(place.root)
         return {
@@ -183,20 +187,20 @@ class Platform(Backups):
     def _stop_services(home: Home) -> None:
         supervisor = _supervisor(home)
         if supervisor is not None:
-            send(supervisor, signal.SIGTERM)
+            send_signal(supervisor, signal.SIGTERM)
             if not wait_gone(supervisor, 60):
                 raise WeftError(f"the supervisor (pid {supervisor.pid}) does not stop; see {home / 'logs'}")
         for name in ("etcd", *(program.name for program in PROGRAMS)):
-            # Left over from a supervisor that was killed: nobody keeps them any more.
-            left = saved(home / "run" / f"{name}.json")
-            if left is not None and send(left, signal.SIGTERM) and not wait_gone(left, 10):
-                send(left, signal.SIGKILL)
+            # Services of a supervisor that was killed: no other process will stop them.
+            orphan = read_live_process(home / "run" / f"{name}.json")
+            if orphan is not None and send_signal(orphan, signal.SIGTERM) and not wait_gone(orphan, 10):
+                send_signal(orphan, signal.SIGKILL)
 
     def status(self, home: str | None = None) -> dict[str, Any]:
         """``{running, home, url, grpc, isolation, services, quarantine}``; a service: ``{name, state, pid, restarts,
         address, why}``.
 
-        ``isolation`` is how learners are kept apart: ``{name, why, enforced}``, empty where no agent has told yet.
+        ``isolation`` is ``{name, why, enforced}``; empty until the node agent has reported it.
         """
         place = _home(home)
         supervisor = _supervisor(place)
@@ -205,17 +209,18 @@ class Platform(Backups):
         except (OSError, ValueError, WeftError):
             state, addresses = {"services": []}, {}
         services = []
-        for one in state["services"]:
-            lives = saved(place / "run" / f"{one['name']}.json") is not None
-            why = self._not_ready(place, one["name"]) if lives and f"{one['name']}-ops" in addresses else ""
+        for service in state["services"]:
+            name = service["name"]
+            lives = read_live_process(place / "run" / f"{name}.json") is not None
+            why = self._not_ready(place, name) if lives and f"{name}-ops" in addresses else ""
             services.append(
                 {
-                    "name": one["name"],
+                    "name": name,
                     "state": "ready" if lives and not why else "starting" if lives else "down",
-                    "pid": one["pid"] if lives else None,
-                    "restarts": one["restarts"],
-                    "address": addresses.get(one["name"], ""),
-                    "why": why or (_FAILPOINTS if lives and under_failpoints(one["pid"]) else ""),
+                    "pid": service["pid"] if lives else None,
+                    "restarts": service["restarts"],
+                    "address": addresses.get(name, ""),
+                    "why": why or (_FAILPOINTS if lives and under_failpoints(service["pid"]) else ""),
                 }
             )
         return {
@@ -224,47 +229,47 @@ class Platform(Backups):
             "url": f"http://{addresses['api']}" if supervisor is not None and "api" in addresses else "",
             "grpc": addresses.get("api-grpc", "") if supervisor is not None else "",
             "isolation": reported_isolation(place) if supervisor is not None else {},
-            "quarantine": asyncio.run(told_quarantine(place)) if supervisor is not None else None,
+            "quarantine": asyncio.run(reported_quarantine(place)) if supervisor is not None else None,
             "services": services,
         }
 
     def doctor(self, home: str | None = None) -> list[dict[str, Any]]:
-        """What is missing or unsafe on this machine, and the command that mends it."""
+        """Checks of this machine: ``[{check, ok, detail, fix}]``; ``fix`` is the command that repairs it."""
         from services.local.doctor import examine
 
         return examine(_home(home))
 
     def check_spec(self, document: object) -> dict[str, Any]:
-        """Validates a job spec without any server: ``{spec, errors: [{pointer, message, hint}]}``."""
+        """Validates a job spec without a server. Returns ``{spec, errors: [{pointer, message, hint}]}``."""
         from services.local.spec_check import check
 
         return check(document)
 
 
 def _unfinished(home: Home) -> int | None:
-    """How many jobs have not come to their end, as the api counts them."""
+    """The number of jobs that have neither ended nor halted, as the api counts them; None if it does not answer."""
     try:
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"http://{home.address('api')}/v1/cluster?tenant=*", headers={"Authorization": f"Bearer {_admin_key(home)}"}
         )
-        with _direct.open(asked, timeout=2) as answer:
+        with _direct.open(request, timeout=2) as answer:
             jobs: dict[str, int] = json.load(answer)["jobs"]
     except (OSError, ValueError, KeyError, WeftError):
-        return None  # an ornament of the answer: what cannot be counted is stopped all the same
+        return None  # for display only: the platform is stopped without it
     return sum(count for status, count in jobs.items() if status not in RESTING)
 
 
 def reported_isolation(home: Home) -> dict[str, Any]:
     """What the node agent reported at its start: the isolation, why no stronger one, what the kernel enforces."""
     try:
-        told = json.loads((home / "run" / "node-isolation.json").read_text())
-        return {"name": str(told["isolation"]), "why": str(told["why"]), "enforced": list(told["enforced"])}
+        report = json.loads((home / "run" / "node-isolation.json").read_text())
+        return {"name": str(report["isolation"]), "why": str(report["why"]), "enforced": list(report["enforced"])}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
-def _detached(argv: list[str], environment: Mapping[str, str], log: Path) -> Identity:
-    """Starts a process that outlives this one: in a session of its own, its output in the log."""
+def _detached(argv: list[str], environment: Mapping[str, str], log: Path) -> ProcessIdentity:
+    """Starts a process in its own session, with its output appended to the log. It outlives this process."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         pid = os.posix_spawn(
@@ -280,23 +285,23 @@ def _detached(argv: list[str], environment: Mapping[str, str], log: Path) -> Ide
         )
     finally:
         os.close(output)
-    return identify(pid) or Identity(pid, 0, "")  # ended already: the wait says why
+    return identify(pid) or ProcessIdentity(pid, 0, "")  # ended already: its log says why
 
 
 def _last_reason(log: Path, start: int) -> str:
-    """What the supervisor said last."""
+    """The last ``why`` in a JSON log, from byte ``start`` on."""
     with log.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()
     for line in reversed(lines):
         try:
-            said = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
             continue
-        if "why" in said:
-            why = said["why"]
+        if "why" in entry:
+            why = entry["why"]
             return "; ".join(why) if isinstance(why, list) else str(why)
-    return f"it ended at once: {lines[-1] if lines else 'it said nothing'}; see {log}"
+    return f"it ended at once: {lines[-1] if lines else 'its log is empty'}; see {log}"
 
 
 PLATFORM: Final = Platform()

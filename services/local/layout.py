@@ -7,13 +7,13 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from services.core.domain.errors import WeftError
+from services.core.runtime.durable_files import write_text
 from services.core.runtime.home import Home
 
 VERSION: Final = 1
@@ -32,18 +32,14 @@ class Program:
     listens: tuple[str, ...] = ()
     """Names of its addresses."""
     essential: bool = True
-    """Whether `weft up` waits for it: a broker's worker only makes things faster."""
-
-    @property
-    def probed(self) -> bool:
-        return f"{self.name}-ops" in self.listens
+    """`weft up` waits until it is ready. False for the broker's worker: without it hints are lost, jobs are not."""
 
 
 def _python(module: str, name: str, *listens: str, essential: bool = True) -> Program:
     return Program(name, (sys.executable, "-m", module), listens, essential)
 
 
-# In the order of start, and reversed the order of stop: whoever is asked starts before who asks.
+# In the order of start: servers before their clients. They stop in reverse order.
 PROGRAMS: Final = (
     _python("services.metrics", "metrics", "metrics", "metrics-ops"),
     _python("services.node", "node", "node", "node-ops"),
@@ -58,7 +54,7 @@ ADDRESSES: Final = (*ETCD.listens, *(name for program in PROGRAMS for name in pr
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether the port could be listened on now."""
+    """True if the port can be listened on now."""
     try:
         _listen(host, port).close()
     except OSError:
@@ -67,11 +63,10 @@ def is_free(host: str, port: int) -> bool:
 
 
 def listen_lasting(host: str, *, first: int = 0) -> socket.socket:
-    """Listens at ``first`` if that is free; else at a free port that no outgoing connection of this machine will ever
-    be given.
+    """Listens on port ``first`` if it is free, else on a free port outside the kernel's range for outgoing connections.
 
-    Addresses are kept for as long as the platform lives: while a service is started again, a port of the kernel's own
-    range could be somebody's connection, and the service could not come back.
+    The platform keeps its addresses while it lives. A port from the kernel's range could be given to an outgoing
+    connection while its service restarts, and the service could not listen on it again.
     """
     low, high = _ephemeral()
     drawn = random.SystemRandom().choices(_PORTS, k=_PORT_TRIES)
@@ -83,7 +78,7 @@ def listen_lasting(host: str, *, first: int = 0) -> socket.socket:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    # Bound alone, it would hold nothing: two sockets of SO_REUSEADDR may be bound to one port until one listens.
+    # Binding alone does not reserve the port: with SO_REUSEADDR two sockets may be bound to it until one listens.
     return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
@@ -98,7 +93,9 @@ def _ephemeral() -> tuple[int, int]:
 def choose_addresses(
     home: Home, *, host: str, port: int, grpc_host: str = "127.0.0.1", grpc_port: int = 0
 ) -> dict[str, str]:
-    """Addresses of the last time where they are still free, so that helpers still at work find their peers again."""
+    """A host:port for each name of ``ADDRESSES``: the previous one if it is still free, so that helpers that outlived
+    the platform reach it again. Raises WeftError if a requested port is taken.
+    """
     try:
         last = json.loads(home.addresses_file.read_text())
     except (OSError, ValueError):
@@ -114,28 +111,15 @@ def choose_addresses(
         at, port_given = given.get(name, ("127.0.0.1", 0))
         wanted = port_given or int(str(last.get(name, ":0")).rpartition(":")[2])
         holder = listen_lasting(at, first=wanted)
-        held.append(holder)  # until all are chosen, so that none is chosen twice
+        held.append(holder)  # held until all are chosen, so that no port is chosen twice
         chosen[name] = f"{at}:{holder.getsockname()[1]}"
     for holder in held:
         holder.close()
     return chosen
 
 
-def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(value, indent=1))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Atomically."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
 def _version(home: Home) -> int:
-    """Schema of the home; 0 where it has none yet, or none that was written whole."""
+    """The schema of the home; 0 if it has none or an incomplete one."""
     try:
         return int((home / "VERSION").read_text())
     except (FileNotFoundError, ValueError):
@@ -143,7 +127,7 @@ def _version(home: Home) -> int:
 
 
 def prepare(home: Home) -> None:
-    """Makes the folder, or refuses one of a newer version. WeftError says what to do."""
+    """Creates the home and its folders. Raises WeftError for a newer schema or a folder that cannot be written."""
     try:
         home.root.mkdir(parents=True, exist_ok=True)
         version = _version(home)
@@ -156,8 +140,8 @@ def prepare(home: Home) -> None:
         for private in ("run", "logs", "secrets", "broker", "objects", "metrics", "etcd"):
             (home / private).chmod(0o700)
         # Learners under their own uid must reach their folder and the environments below it.
-        for passed in (home.root, home / "node", home / "cache"):
-            passed.chmod(0o755 if os.geteuid() == 0 else 0o700)
+        for shared in (home.root, home / "node", home / "cache"):
+            shared.chmod(0o755 if os.geteuid() == 0 else 0o700)
     except PermissionError as error:
         raise WeftError(f"cannot write to {home.root}: {error.strerror}; choose a folder with WEFT_HOME") from error
     except OSError as error:

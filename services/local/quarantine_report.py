@@ -1,4 +1,4 @@
-"""What the services of this machine hold in quarantine, as the api tells it: for `weft status` and `weft doctor`."""
+"""Objects in quarantine of all services, as the api reports them: for `weft status` and `weft doctor`."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ async def _admin_key(home: Home) -> str:
     return (await FolderSecretStore(home / "secrets").get("admin-key") or b"").decode().strip()
 
 
-async def told_quarantine(home: Home) -> dict[str, Any] | None:
-    """``{held: [{service, kind, place, reason, since, job, advice}], silent: [service]}``; None: nobody can say."""
+async def reported_quarantine(home: Home) -> dict[str, Any] | None:
+    """``{held: [{service, kind, place, reason, since, job, advice}], silent: [service]}``; None if the api is away."""
     try:
         address, key = home.address("api"), await _admin_key(home)
-        asked = urllib.request.Request(f"http://{address}/v1/quarantine", headers={"Authorization": f"Bearer {key}"})
-        with _direct.open(asked, timeout=_TIMEOUT_S) as answer:
-            told: dict[str, Any] = json.load(answer)
+        request = urllib.request.Request(f"http://{address}/v1/quarantine", headers={"Authorization": f"Bearer {key}"})
+        with _direct.open(request, timeout=_TIMEOUT_S) as answer:
+            report: dict[str, Any] = json.load(answer)
     except (OSError, ValueError, WeftError):
         return None
-    return told
+    return report
 
 
-async def examined(home: Home) -> tuple[str, bool, str, str]:
-    """The line of `weft doctor`: (check, ok, detail, fix)."""
-    told = await told_quarantine(home)
-    if told is None:
+async def quarantine_check(home: Home) -> tuple[str, bool, str, str]:
+    """The check of `weft doctor`: (check, ok, detail, fix)."""
+    report = await reported_quarantine(home)
+    if report is None:
         return "quarantine", True, "not asked: the api does not run", ""
-    held = told["held"]
-    silent = f"; not asked: {', '.join(told['silent'])}" if told["silent"] else ""
+    held = report["held"]
+    silent = f"; not asked: {', '.join(report['silent'])}" if report["silent"] else ""
     if not held:
         return "quarantine", True, f"nothing{silent}", ""
-    shown = [f"{one['kind']} {one['place']} ({one['reason']}; since {one['since']})" for one in held[:_SHOWN]]
+    shown = [f"{item['kind']} {item['place']} ({item['reason']}; since {item['since']})" for item in held[:_SHOWN]]
     more = [f"and {len(held) - _SHOWN} more: `weft status -o json`"] if len(held) > _SHOWN else []
-    advice = list(dict.fromkeys(f"{one['kind']}: {one['advice']}" for one in held))
+    advice = list(dict.fromkeys(f"{item['kind']}: {item['advice']}" for item in held))
     return "quarantine", False, "; ".join([*shown, *more]) + silent, "; ".join(advice)

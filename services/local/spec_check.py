@@ -1,4 +1,4 @@
-"""Checking a job spec with no platform running: `weft train --dry-run` before `weft up`."""
+"""Validates a job spec while no platform runs: `weft train --dry-run` before `weft up`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.core.frameworks import find, names
 
 
 def framework_error(spec: JobSpec) -> FieldError | None:
-    """The spec's framework is no entry of the library."""
+    """The error for a framework that is not in the library; None if the spec names none, or a known one."""
     wanted = spec.framework
     if wanted is None or find(wanted.name, wanted.version) is not None:
         return None
@@ -20,11 +20,11 @@ def framework_error(spec: JobSpec) -> FieldError | None:
 
 
 def check(document: object) -> dict[str, Any]:
-    """``{spec, errors}``: the normal form and every error found; spec is None where it cannot be read at all."""
+    """``{spec, errors}``: the normalised spec and all its errors; ``spec`` is None if it cannot be parsed."""
     try:
         spec = parse_spec(document)
     except InvalidSpec as error:
-        return {"spec": None, "errors": [asdict(each) for each in error.errors]}
+        return {"spec": None, "errors": [asdict(field_error) for field_error in error.errors]}
     unknown = framework_error(spec)
-    found = [*([unknown] if unknown else []), *unsupported(spec)]
-    return {"spec": dump_spec(spec), "errors": [asdict(each) for each in found]}
+    errors = [*([unknown] if unknown else []), *unsupported(spec)]
+    return {"spec": dump_spec(spec), "errors": [asdict(field_error) for field_error in errors]}

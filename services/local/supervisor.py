@@ -1,9 +1,9 @@
 """``python -m services.local.supervisor``: keeps the platform's processes running on one machine.
 
-It starts etcd (empty: everything survives its loss) and the services, each in a session of its own, and starts
-again whatever ends, on the same address; what lives but does nothing any more is ended first. Its own death ends
-nobody: the next supervisor adopts by pid, start time and boot id.
-Learners are not its business at all; they belong to the node agent's shims.
+It starts etcd (empty: everything survives its loss) and the services, each in its own session. A service that ends is
+started again on the same address; a service that hangs is killed first. The death of the supervisor ends no service:
+the next supervisor adopts them by pid, start time and boot id. Learners are children of the node agent's shims, and the
+supervisor never touches them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -23,146 +24,157 @@ import structlog
 
 from services.core.adapters.etcd import launcher
 from services.core.bootstrap.service import configure_logging
-from services.core.domain.errors import WeftError
-from services.core.runtime.liveness import silent
-from services.core.runtime.processes import Identity, alive, identify, save, saved, send
+from services.core.domain.errors import NoSpace, WeftError
+from services.core.runtime.durable_files import write_json, write_text
+from services.core.runtime.liveness import wait_until_hung
+from services.core.runtime.processes import (
+    ProcessIdentity,
+    alive,
+    identify,
+    read_live_process,
+    send_signal,
+    write_process_file,
+)
 from services.local.backup.restore_marker import refuse_half_restored
-from services.local.layout import ETCD, PROGRAMS, Program, choose_addresses, prepare, write_json
+from services.local.layout import ETCD, PROGRAMS, Program, choose_addresses, prepare
 from services.local.settings import LocalSettings
 
 _STEADY_S: Final = 5.0
-"""A service that ran so long starts again at once; one that dies sooner waits longer each time. Its silence is not
-judged before: it may wait for what it tries out at its start."""
-_AGAIN_S: Final = 0.5
-"""Between two tries to start what could not be started."""
-_QUICK_S: Final = 20.0
-_SILENCES: Final = 2
-_SILENCES_MOST: Final = 7
-"""So many times a service is ended that was silent soon after its start; from then on the patience with it doubles."""
+"""A service that ran this long is restarted at once; one that ended sooner waits longer each time. Hangs are detected
+only after it: a starting service may wait for its stores."""
+_RETRY_S: Final = 0.5
+"""Pause before a failed start is repeated."""
+_EARLY_HANG_S: Final = 20.0
+"""A hang this soon after the start counts as early."""
+_EARLY_HANGS: Final = 2
+_EARLY_HANGS_MOST: Final = 7
+"""After ``_EARLY_HANGS`` early hangs in a row the time limit doubles with each further one, at most to the 7th: a slow
+machine must not be mistaken for a hung service for ever."""
 log = structlog.get_logger()
 
 
 @dataclass
 class Running:
-    """One program and the process it runs in now."""
+    """A program and its current process."""
 
     program: Program
-    process: Identity | None = None
+    process: ProcessIdentity | None = None
     restarts: int = 0
     adopted: bool = False
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     last_exit: int | None = None
-    silences: int = 0
-    """How many lives in a row were ended soon after their start, for silence."""
+    early_hangs: int = 0
+    """Processes in a row that were killed because they hung soon after their start."""
 
 
 class Supervisor:
     def __init__(self, settings: LocalSettings) -> None:
-        self._settings, self._home = settings, settings.place
+        self._settings, self._home = settings, settings.installation
         self.stopping = asyncio.Event()
         self.running = [Running(program) for program in (ETCD, *PROGRAMS)]
         self._came_up = (self._home / "run" / "came-up").exists()
-        """All of it has run here at one time: before that, whatever goes wrong is the end, with its reason."""
+        """All programs have run here at the same time once. Until then a failed start ends the supervisor."""
 
     async def run(self) -> None:
-        """Until told to stop; then stops everything it keeps, in order."""
+        """Runs until SIGTERM or SIGINT, then stops all programs in order. Raises OSError if the first start fails."""
         loop = asyncio.get_running_loop()
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, self.stopping.set)
-        save(self._home / "run" / "supervisor.json", _self())
-        keepers: list[asyncio.Task[None]] = []
-        coming_up = asyncio.create_task(self._come_up())
+        write_process_file(self._home / "run" / "supervisor.json", _self())
+        tasks: list[asyncio.Task[None]] = []
+        coming_up = asyncio.create_task(self._record_came_up())
         try:
-            # All at once: each waits for what it needs.
-            keepers.extend(asyncio.create_task(self._keep(one)) for one in self.running)
+            # All start at the same time: each service waits for its own dependencies.
+            tasks.extend(asyncio.create_task(self._supervise(running)) for running in self.running)
             stop = asyncio.create_task(self.stopping.wait())
-            done, _ = await asyncio.wait({stop, *keepers}, return_when=asyncio.FIRST_COMPLETED)
-            for keeper in done - {stop}:
-                await keeper  # a program that cannot be started at all ends the platform, with its reason
+            done, _ = await asyncio.wait({stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stop}:
+                await task  # raises the reason why a program cannot be started at all
         finally:
             self.stopping.set()
-            for keeper in (*keepers, coming_up):
-                keeper.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
+            for task in (*tasks, coming_up):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._stop_all()
             (self._home / "run" / "supervisor.json").unlink(missing_ok=True)
             (self._home / "run" / "state.json").unlink(missing_ok=True)
 
-    async def _come_up(self) -> None:
-        """Notes that all of it runs, once none of it is so young any more that it may be about to give up."""
-        since, processes = 0.0, [one.process for one in self.running]
-        while since < _STEADY_S:
-            await asyncio.sleep(_AGAIN_S)
-            now = [one.process for one in self.running]
-            since = since + _AGAIN_S if None not in now and now == processes else 0.0
-            processes = now
+    async def _record_came_up(self) -> None:
+        """Creates ``run/came-up`` once all programs have run for ``_STEADY_S`` without a restart."""
+        steady_s, processes = 0.0, [running.process for running in self.running]
+        while steady_s < _STEADY_S:
+            await asyncio.sleep(_RETRY_S)
+            current = [running.process for running in self.running]
+            steady_s = steady_s + _RETRY_S if None not in current and current == processes else 0.0
+            processes = current
         self._came_up = True
         with contextlib.suppress(OSError):
             (self._home / "run" / "came-up").touch()
 
-    async def _keep(self, one: Running) -> None:
-        delay = self._settings.restart_delay_s
-        one.process, one.adopted = saved(self._note(one)), True
+    async def _supervise(self, running: Running) -> None:
+        """Adopts or starts the program, and restarts it whenever it ends, until the supervisor stops."""
+        delay_s = self._settings.restart_delay_s
+        running.process, running.adopted = read_live_process(self._process_file(running)), True
         while True:
-            if one.process is None:
+            if running.process is None:
                 try:
-                    self._start(one)
-                except OSError as error:
+                    self._start(running)
+                except (OSError, NoSpace) as error:
                     if not self._came_up:
                         raise
-                    # A disk that is full now is no reason to end what still runs; it is tried again.
-                    log.warning("service.not_started", service=one.program.name, why=str(error))
-                    await asyncio.sleep(_AGAIN_S)
+                    # A full disk must not end what still runs: the start is repeated.
+                    log.warning("service.start_failed", service=running.program.name, why=str(error))
+                    await asyncio.sleep(_RETRY_S)
                     continue
             self._publish()
-            began = asyncio.get_running_loop().time()
-            if one.process is not None:
-                watch = asyncio.create_task(self._end_silent(one, one.process))
+            started_at = asyncio.get_running_loop().time()
+            if running.process is not None:
+                watch = asyncio.create_task(self._kill_if_hung(running, running.process))
                 try:
-                    await _ended(one.process)
+                    await _wait_ended(running.process)
                 finally:
                     watch.cancel()
-            one.process = None
-            one.last_exit = one.child.wait() if one.child is not None else None
+            running.process = None
+            running.last_exit = running.child.wait() if running.child is not None else None
             if self.stopping.is_set():
                 return
-            one.restarts += 1
-            if asyncio.get_running_loop().time() - began > _STEADY_S:
-                delay = self._settings.restart_delay_s
-            log.warning("service.ended", service=one.program.name, exit=one.last_exit, again_in_s=delay)
+            running.restarts += 1
+            if asyncio.get_running_loop().time() - started_at > _STEADY_S:
+                delay_s = self._settings.restart_delay_s
+            log.warning("service.ended", service=running.program.name, exit=running.last_exit, restart_in_s=delay_s)
             self._publish()
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, self._settings.restart_delay_max_s)
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, self._settings.restart_delay_max_s)
 
-    async def _end_silent(self, one: Running, process: Identity) -> None:
-        """One that lives and does nothing is as good as dead, and holds what its successor needs."""
-        patience = self._settings.silence_s * 2 ** max(0, one.silences - _SILENCES)
-        if not patience:
+    async def _kill_if_hung(self, running: Running, process: ProcessIdentity) -> None:
+        """Kills a process that lives but does nothing: it holds the address and the lease of its successor."""
+        limit_s = self._settings.silence_s * 2 ** max(0, running.early_hangs - _EARLY_HANGS)
+        if not limit_s:
             return
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        started_at = loop.time()
         await asyncio.sleep(_STEADY_S)
-        await silent(process, after_s=patience, every_thread=one.program is ETCD)
-        # Should it be a slow machine after all, it is given ever more time instead of being ended again and again.
-        one.silences = min(one.silences + 1, _SILENCES_MOST) if loop.time() - began < patience + _QUICK_S else 1
-        log.warning("service.killed", service=one.program.name, why=f"it has done nothing for {patience:g} s")
-        send(process, signal.SIGKILL)
+        await wait_until_hung(process, after_s=limit_s, every_thread=running.program is ETCD)
+        early = loop.time() - started_at < limit_s + _EARLY_HANG_S
+        running.early_hangs = min(running.early_hangs + 1, _EARLY_HANGS_MOST) if early else 1
+        log.warning("service.killed", service=running.program.name, why=f"it has done nothing for {limit_s:g} s")
+        send_signal(process, signal.SIGKILL)
 
-    def _start(self, one: Running) -> None:
-        program = one.program
+    def _start(self, running: Running) -> None:
+        program = running.program
         log_file = self._home / "logs" / f"{program.name}.log"
-        one.child = self._start_etcd(log_file) if program is ETCD else self._spawn(program, log_file)
-        one.process, one.adopted = identify(one.child.pid), False
+        running.child = self._start_etcd(log_file) if program is ETCD else self._spawn(program, log_file)
+        running.process, running.adopted = identify(running.child.pid), False
         try:
-            if one.process is not None:
-                save(self._note(one), one.process)
-        except OSError:
-            # Whoever comes after us would not know of it, and start another.
-            one.child.kill()
-            one.child.wait()
-            one.process = None
+            if running.process is not None:
+                write_process_file(self._process_file(running), running.process)
+        except (OSError, NoSpace):
+            # Without the file the next supervisor would start a second one.
+            running.child.kill()
+            running.child.wait()
+            running.process = None
             raise
-        log.info("service.started", service=program.name, pid=one.child.pid)
+        log.info("service.started", service=program.name, pid=running.child.pid)
 
     def _spawn(self, program: Program, log_file: Path) -> subprocess.Popen[bytes]:
         with log_file.open("ab") as output:
@@ -180,55 +192,55 @@ class Supervisor:
         client, peer = (int(self._home.address(name).rpartition(":")[2]) for name in ETCD.listens)
         return launcher.start_etcd(self._home / "etcd", client, peer, log_file)
 
-    def _note(self, one: Running) -> Path:
-        return self._home / "run" / f"{one.program.name}.json"
+    def _process_file(self, running: Running) -> Path:
+        return self._home / "run" / f"{running.program.name}.json"
 
     def _publish(self) -> None:
-        """For `weft status`."""
+        """Writes ``run/state.json``, which `weft status` reads."""
         services = [
             {
-                "name": one.program.name,
-                "pid": one.process.pid if one.process else None,
-                "restarts": one.restarts,
-                "adopted": one.adopted,
-                "last_exit": one.last_exit,
+                "name": running.program.name,
+                "pid": running.process.pid if running.process else None,
+                "restarts": running.restarts,
+                "adopted": running.adopted,
+                "last_exit": running.last_exit,
             }
-            for one in self.running
+            for running in self.running
         ]
         try:
-            write_json(self._home / "run" / "state.json", {"services": services})
-        except OSError as error:
+            write_json(self._home / "run" / "state.json", {"services": services}, durable=False)
+        except (OSError, NoSpace) as error:
             if not self._came_up:
                 raise
             log.warning("state.not_published", why=str(error))
 
     async def _stop_all(self) -> None:
-        """Whoever asks stops before who is asked; one that does not drain in time is killed."""
-        for one in reversed(self.running):
-            process = one.process
-            if process is None or not send(process, signal.SIGTERM):
+        """Stops clients before their servers. A service that does not drain within ``drain_s`` is killed."""
+        for running in reversed(self.running):
+            process = running.process
+            if process is None or not send_signal(process, signal.SIGTERM):
                 continue
             try:
                 async with asyncio.timeout(self._settings.drain_s):
-                    await _ended(process)
+                    await _wait_ended(process)
             except TimeoutError:
-                log.warning("service.killed", service=one.program.name, why="it did not stop in time")
-                send(process, signal.SIGKILL)
-                await _ended(process)
-            if one.child is not None:
-                one.child.wait()
-            self._note(one).unlink(missing_ok=True)
+                log.warning("service.killed", service=running.program.name, why="it did not stop in time")
+                send_signal(process, signal.SIGKILL)
+                await _wait_ended(process)
+            if running.child is not None:
+                running.child.wait()
+            self._process_file(running).unlink(missing_ok=True)
 
 
-def _self() -> Identity:
-    me = identify(os.getpid())
-    if me is None:
+def _self() -> ProcessIdentity:
+    identity = identify(os.getpid())
+    if identity is None:
         raise WeftError("/proc is not readable: Weft needs Linux with /proc mounted")
-    return me
+    return identity
 
 
-async def _ended(process: Identity) -> None:
-    """Returns when the process is gone, child of ours or not."""
+async def _wait_ended(process: ProcessIdentity) -> None:
+    """Returns when the process has ended, whether it is our child or was adopted."""
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -247,11 +259,11 @@ async def _ended(process: Identity) -> None:
 
 
 def main() -> int:
-    """The exit code."""
+    """Runs the supervisor; returns the exit code of the process."""
     os.chdir("/")
     settings = LocalSettings()
     configure_logging("supervisor", settings.log_level)
-    home = settings.place
+    home = settings.installation
     try:
         prepare(home)
         lock = (home / "lock").open("w")
@@ -260,12 +272,12 @@ def main() -> int:
         except BlockingIOError:
             raise WeftError(f"another supervisor runs in {home.root}") from None
         refuse_half_restored(home)
-        if not any(saved(home / "run" / f"{program.name}.json") for program in (ETCD, *PROGRAMS)):
+        if not any(read_live_process(home / "run" / f"{program.name}.json") for program in (ETCD, *PROGRAMS)):
             addresses = choose_addresses(
                 home, host=settings.host, port=settings.port,
                 grpc_host=settings.api_grpc_host, grpc_port=settings.api_grpc_port,
             )  # fmt: skip
-            write_json(home.addresses_file, addresses)
+            write_text(home.addresses_file, json.dumps(addresses))
         asyncio.run(Supervisor(settings).run())
     except WeftError as error:
         log.error("supervisor.cannot_run", why=str(error))  # noqa: TRY400 - no trace for people

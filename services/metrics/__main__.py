@@ -51,12 +51,12 @@ async def main(service: Service) -> None:
 
     quarantine = Quarantine(ports.clock.now_ms, prometheus_client.REGISTRY)
     membership = Membership("metrics", ports.status, ports.clock, settings)
-    server = await serve(settings.place.address("metrics"), ports.secret, register)
+    server = await serve(settings.installation.address("metrics"), ports.secret, register)
     try:
         async with asyncio.TaskGroup() as group:
             damaged_files = watch_damaged_files(ports.store, quarantine, ports.clock)
             # Serving does not wait for membership: etcd may be away, and logs do not depend on it.
-            endless = (membership.start(), attempts.follow(), heartbeats.listen(), damaged_files)
+            endless = (membership.start(), attempts.follow(), heartbeats.forget_old(), damaged_files)
             tasks = [group.create_task(coroutine) for coroutine in endless]
             service.started = True
             await service.stopping.wait()

@@ -139,7 +139,7 @@ class Attempts:
         learners = self._jobs.setdefault(job_id, _Job()).learners
         known = learners.get(status.name)
         if known is None or known.revision < revision:
-            ready = PHASE_ORDER[status.phase] >= PHASE_ORDER[Phase.READY] and not status.gave_up
+            ready = PHASE_ORDER[status.phase] >= PHASE_ORDER[Phase.READY] and not status.helper_failed
             learners[status.name] = LearnerState(status.attempt, status.seq, ready, revision)
 
     def _delete(self, full_key: str) -> None:

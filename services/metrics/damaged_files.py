@@ -23,8 +23,8 @@ async def watch_damaged_files(store: MetricStore, quarantine: Quarantine, clock:
 async def check_damaged_files(store: MetricStore, quarantine: Quarantine) -> None:
     """Checks the longest-waiting damaged job again and brings the quarantine up to date."""
     for job_id in [place for place in quarantine.places(METRICS) if place in store.damaged()][:_CHECKED_AT_ONCE]:
-        await store.look_again(job_id)
-        quarantine.to_the_end(METRICS, job_id)
+        await store.recheck(job_id)
+        quarantine.move_to_end(METRICS, job_id)
     damaged = store.damaged()
     for job_id, why in damaged.items():
         quarantine.hold(METRICS, job_id, why, job=job_id)

@@ -1,13 +1,7 @@
-"""When each learner was last heard from, and its progress. Kept in memory: etcd could not take so many writes.
-
-Silence of a learner counts only while this process was listening. So the process watches itself: if it was stopped, or
-too busy to run its timer, ``listening_since_ms`` moves to the end of that pause.
-"""
+"""The progress that learners report with their heartbeats. Kept in memory: etcd could not take so many writes."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,10 +9,7 @@ from services.core.domain.tokens import LearnerIdentity
 from services.core.ports.clock import Clock
 
 UNKNOWN: Final = -1
-_TICK_S: Final = 0.5
-_FORGET_TICKS: Final = 120
-_LATE_S: Final = 1.0
-"""If a tick is later than this, calls of learners may have waited unread meanwhile."""
+_FORGET_EVERY_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -32,7 +23,6 @@ class _Learner:
 class Heartbeats:
     def __init__(self, clock: Clock, *, remember_s: float) -> None:
         """``remember_s``: jobs without a sign of life for this many seconds are dropped."""
-        self.listening_since_ms = clock.now_ms()
         self._clock, self._remember_ms = clock, round(remember_s * 1000)
         self._jobs: dict[str, dict[str, _Learner]] = {}
 
@@ -51,10 +41,6 @@ class Heartbeats:
             known.progress = progress if 0 <= progress <= 1 else UNKNOWN
             known.eta_ms = max(UNKNOWN, eta_ms)
 
-    def last_seen(self, job_id: str) -> Mapping[str, int]:
-        """Name of the learner -> Unix ms of its last call."""
-        return {name: learner.last_seen_ms for name, learner in self._jobs.get(job_id, {}).items()}
-
     def progress(self, job_id: str) -> tuple[float, int]:
         """(progress, eta_ms) of the slowest learner of the newest attempt that reports any; negative: unknown."""
         learners = self._jobs.get(job_id, {}).values()
@@ -70,15 +56,11 @@ class Heartbeats:
         """Number of learners kept."""
         return sum(len(learners) for learners in self._jobs.values())
 
-    async def listen(self) -> None:
-        """Watches that this process runs its timer, and drops jobs that are long silent, until cancelled."""
-        for tick in itertools.count(1):
-            before = self._clock.boottime()
-            await self._clock.sleep(_TICK_S)
-            if self._clock.boottime() - before > _TICK_S + _LATE_S:
-                self.listening_since_ms = self._clock.now_ms()
-            if tick % _FORGET_TICKS == 0:
-                self._forget_old()
+    async def forget_old(self) -> None:
+        """Once a minute, drops the jobs without a sign of life for ``remember_s``, until cancelled."""
+        while True:
+            await self._clock.sleep(_FORGET_EVERY_S)
+            self._forget_old()
 
     def _forget_old(self) -> None:
         oldest = self._clock.now_ms() - self._remember_ms

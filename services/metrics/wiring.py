@@ -46,7 +46,7 @@ async def connect(settings: MetricsSettings) -> MetricsPorts:
     Raises NoSpace, Unavailable or InvalidRequest if the metric store cannot be opened.
     """
     store = await SqliteMetricStore.open(
-        settings.place / "metrics",
+        settings.installation / "metrics",
         open_jobs=affordable(settings.metrics_open_jobs),
         search_s=settings.metrics_search_s,
     )

@@ -22,16 +22,16 @@ from services.node.settings import NodeSettings
 from services.node.shutdown import end_all
 
 _GRACE_S = 2.0
-_LOOK_S = 5.0
+_CHECK_FILES_S = 5.0
 log = structlog.get_logger()
 
 
 async def serve_node(service: Service, settings: NodeSettings) -> None:
-    """Until the service is asked to stop; learners live on."""
+    """Serves until the service is stopped. Learners live on."""
     secret = await service_secret(settings)
     agent = await Agent.start(settings, Instrumentation(prometheus_client.REGISTRY))
     quarantine = Quarantine(clock().now_ms, prometheus_client.REGISTRY)
-    looking = asyncio.create_task(_look_at_files(agent, quarantine))
+    checking = asyncio.create_task(_check_files(agent, quarantine))
     try:
         servicer = NodeServicer(agent)
 
@@ -39,36 +39,36 @@ async def serve_node(service: Service, settings: NodeSettings) -> None:
             node_pb2_grpc.add_NodeServicer_to_server(servicer, server)
             add_operations(server, quarantine)
 
-        server = await serve(settings.place.address("node"), secret, register)
+        server = await serve(settings.installation.address("node"), secret, register)
         service.started = True
         await service.stopping.wait()
         agent.end_watches()
         await server.stop(_GRACE_S)
-        await servicer.settled()
+        await servicer.changes_done()
     finally:
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        checking.cancel()
+        await asyncio.gather(checking, return_exceptions=True)
         await agent.close()
 
 
-async def _look_at_files(agent: Agent, quarantine: Quarantine) -> None:
-    """For ever. Most is found by who needs it; this is for who is told."""
+async def _check_files(agent: Agent, quarantine: Quarantine) -> None:
+    """Reports unreadable learner files until cancelled."""
     while True:
         try:
-            found = agent.look_at_files()
-            for place, (job, why) in found.items():
-                quarantine.hold(LEARNER, place, why, job=job)
-            quarantine.keep_only(LEARNER, found)
+            files = agent.unreadable_files()
+            for path, (job, why) in files.items():
+                quarantine.hold(LEARNER, path, why, job=job)
+            quarantine.keep_only(LEARNER, files)
         except OSError as error:  # a learner that is removed at this moment
-            log.info("files.not_looked_at", why=str(error))
-        await asyncio.sleep(_LOOK_S)
+            log.info("files.not_checked", why=str(error))
+        await asyncio.sleep(_CHECK_FILES_S)
 
 
 def main() -> int:
-    """The exit code."""
+    """Runs the agent, or with the argument ``end-all`` ends all learners. Returns the exit code."""
     settings = NodeSettings()
     if sys.argv[1:] == ["end-all"]:
-        return 0 if end_all(settings.place / "node") else 1
+        return 0 if end_all(settings.installation / "node") else 1
     return run("node", settings, lambda service: serve_node(service, settings))
 
 

@@ -1,8 +1,8 @@
-"""Which user, GPUs and ports an attempt gets, so that no two jobs of this machine meet: pure, all or nothing.
+"""The user, the GPUs and the ports of an attempt, so that no two jobs of this machine share them: pure, all or nothing.
 
-What is taken is read from the folders that exist, so nothing is lost or leaked by a crash. Users and ports are looked
-for from a place that depends on the job's name: what one job has just left is not given to the next, and two
-installations on one machine rarely try the same.
+What is taken is read from the folders that exist, so a crash neither loses nor leaks anything. The search for users and
+ports starts at a place that depends on the job's name: the next job does not get what the last one has just left, and
+two installations on one machine rarely try the same.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from services.core.domain.errors import ResourceExhausted
-from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.domain.plan import AttemptPlan, LearnerPlan, learners_with_ports
 
-NEEDS_PORT = frozenset({"torchrun", "jax"})
 _WHOLE = 1 + 1e-9
-"""GPU: three thirds are not more."""
+"""GPU: the sum of three thirds may exceed 1 by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Pool:
     count: int
 
     def from_place(self, key: str) -> Iterable[int]:
-        """All of them, beginning somewhere that depends on the key."""
+        """All numbers, starting at one that depends on the key."""
         start = crc32(key.encode()) % self.count
         return (self.first + (start + step) % self.count for step in range(self.count))
 
@@ -42,12 +41,12 @@ class Taken:
     uids: Mapping[int, str] = field(default_factory=dict)
     """uid -> job."""
     gpus: Mapping[int, float] = field(default_factory=dict)
-    """Index -> how much of it."""
+    """Index -> held part of it."""
     ports: Collection[int] = ()
 
 
 def pick_uid(job: str, taken: Taken, pool: Pool) -> int:
-    """The job's own, which it keeps over its attempts."""
+    """A job has the same uid in all its attempts. ResourceExhausted if all are taken."""
     for uid, owner in taken.uids.items():
         if owner == job:
             return uid
@@ -57,38 +56,44 @@ def pick_uid(job: str, taken: Taken, pool: Pool) -> int:
     raise ResourceExhausted(f"all {pool.count} user ids for jobs are taken (WEFT_NODE_UID_COUNT)")
 
 
-def pick_ports(plan: AttemptPlan, taken: Taken, pool: Pool, free: Callable[[int], bool]) -> dict[str, int]:
-    """``master``: where the learners of the attempt meet, if they do. ``free`` says that nobody listens there."""
-    if plan.distribution not in NEEDS_PORT:
-        return {}
-    for port in pool.from_place(f"{plan.job}/{plan.attempt}"):
-        if port not in taken.ports and free(port):
-            return {"master": port}
-    raise ResourceExhausted(f"all {pool.count} ports for learners are taken (WEFT_NODE_PORT_COUNT)")
+def pick_ports(plan: AttemptPlan, taken: Taken, pool: Pool, is_free: Callable[[int], bool]) -> dict[str, int]:
+    """Learner's name -> port, for the learners to which the plan's variables refer by port.
+
+    ``is_free`` returns True if no process listens on the port. ResourceExhausted if there are too few ports.
+    """
+    ports: dict[str, int] = {}
+    candidates = iter(pool.from_place(f"{plan.job}/{plan.attempt}"))
+    for name in learners_with_ports(plan):
+        port = next((number for number in candidates if number not in taken.ports and is_free(number)), None)
+        if port is None:
+            raise ResourceExhausted(f"all {pool.count} ports for learners are taken (WEFT_NODE_PORT_COUNT)")
+        ports[name] = port
+    return ports
 
 
 def pick_gpus(learners: Sequence[LearnerPlan], taken: Taken, count: int) -> dict[str, tuple[int, ...]]:
-    """Learner's name -> indices. Whole GPUs are nobody else's; a fraction goes where least is left over.
+    """Learner's name -> indices. Whole GPUs are not shared; a fraction goes to the GPU with the least left over.
 
-    ResourceExhausted where one learner cannot have what it asks for: then none gets any.
+    ResourceExhausted if one learner cannot have what it requests: then none gets any.
     """
     used = {index: taken.gpus.get(index, 0.0) for index in range(count)}
     idle = sum(part == 0 for part in used.values())
     picked: dict[str, tuple[int, ...]] = {}
-    for learner in sorted(learners, key=lambda one: -one.gpus):
-        found = _of_one(learner, used)
-        if found is None:
-            asked = sum(one.gpus for one in learners)
+    for learner in sorted(learners, key=lambda learner: -learner.gpus):
+        indices = _gpus_for(learner, used)
+        if indices is None:
+            requested = sum(learner.gpus for learner in learners)
             raise ResourceExhausted(
-                f"{len(learners)} learners ask for {asked:g} GPUs together; {idle} of {count} are free on this machine"
+                f"{len(learners)} learners request {requested:g} GPUs together; "
+                f"{idle} of {count} are free on this machine"
             )
-        picked[learner.name] = found
-        for index in found:
+        picked[learner.name] = indices
+        for index in indices:
             used[index] += min(1.0, learner.gpus)
     return picked
 
 
-def _of_one(learner: LearnerPlan, used: Mapping[int, float]) -> tuple[int, ...] | None:
+def _gpus_for(learner: LearnerPlan, used: Mapping[int, float]) -> tuple[int, ...] | None:
     if learner.gpus <= 0:
         return ()
     if learner.gpus >= 1:

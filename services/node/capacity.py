@@ -1,6 +1,6 @@
-"""What this machine has for learners: as declared by the operator, else as detected.
+"""The capacity of this machine: as declared by the operator, else as detected.
 
-CPU and memory are what the scheduler counts with; declaring more than there is is allowed (overcommit).
+The scheduler counts with these CPUs and this memory. The operator may declare more than there is (overcommit).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CGROUP_V1 = Path("/sys/fs/cgroup/memory")
 
 
 def detect(settings: NodeSettings) -> Node:
-    """This machine, once: learners already placed must not find fewer GPUs after a driver hiccup."""
+    """This machine. Called once: an error of the driver later on must not take GPUs from placed learners."""
     gpus, gpu_type = nvidia_gpus() if settings.node_gpus is None else (settings.node_gpus, "")
     return Node(
         name=settings.node_name,
@@ -31,12 +31,12 @@ def detect(settings: NodeSettings) -> Node:
 
 
 def usable_memory() -> int:
-    """Bytes: what the machine has, or the least that this process's control groups leave of it."""
+    """Bytes: the machine's memory, or the smallest limit of this process's control groups."""
     return min([total_memory(), *cgroup_limits()])
 
 
 def total_memory() -> int:
-    """``MemTotal``, in bytes."""
+    """``MemTotal`` of the machine, in bytes."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
@@ -44,8 +44,8 @@ def total_memory() -> int:
 
 
 def cgroup_limits() -> list[int]:
-    """Memory limits of the control groups this process is in, own and parents', in bytes."""
-    found: list[int] = []
+    """Memory limits of this process's control groups and their parents, in bytes."""
+    limits: list[int] = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -56,15 +56,15 @@ def cgroup_limits() -> list[int]:
             continue
         inner = root / path.lstrip("/")
         for folder in (inner, *inner.parents):
-            with suppress(OSError, ValueError):  # not there, or the word "max"
-                found.append(int((folder / name).read_text()))
+            with suppress(OSError, ValueError):  # missing, or the word "max"
+                limits.append(int((folder / name).read_text()))
             if folder == root:
                 break
-    return found
+    return limits
 
 
 def gpu_minors() -> tuple[int, ...]:
-    """Of the devices /dev/nvidia<minor>, in the driver's order; () without driver."""
+    """Minor numbers of /dev/nvidia<minor> by GPU index, in the driver's order; () without driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -77,7 +77,7 @@ def gpu_minors() -> tuple[int, ...]:
 
 
 def nvidia_gpus() -> tuple[int, str]:
-    """How many GPUs the driver shows, and what the first is called; (0, "") without driver."""
+    """The number of GPUs that the driver shows, and the first one's name; (0, "") without driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

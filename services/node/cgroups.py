@@ -1,11 +1,11 @@
-"""Control groups of learners: memory and processes are bounded, CPUs shared as asked, and the end is sure.
+"""Control groups of learners: they bound memory and processes, weight CPUs, and kill all processes of a learner.
 
-Both versions: v1's controllers each have a tree, v2 has one. Groups are made below the agent's own, whose limits hold
-for learners, too; v2 allows no groups below one that has processes, hence there beside it, below its parent. Where none
-can be made, memory and CPUs are what the scheduler counts and no more.
+Both versions: in v1 each controller has a tree, v2 has one. Groups are made below the agent's own, whose limits then
+hold for learners, too. v2 allows no groups below one that has processes: there they are beside it, below its parent.
+Where none can be made, memory and CPUs are only counted by the scheduler.
 
-CPUs are shares, not a quota: idle cores may be used by whoever runs, and in a crowd each gets its part. Never
-RLIMIT_AS: what a program maps is not what it uses.
+CPUs are weights, not a quota: learners may use idle cores, and get their parts when all are busy. RLIMIT_AS is not
+used, because programs map more than they use.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from typing import Final
 
 import structlog
 
-from services.node.files import read_json, write_json
-from services.node.learner import LearnerDocument
+from services.core.runtime.durable_files import read_json, write_json
+from services.core.runtime.learner_folder import LearnerDocument
 
 _V1: Final = ("memory", "pids", "cpu", "freezer")
 _V2: Final = ("memory", "pids", "cpu")
 _REMOVE_S: Final = 2.0
 """A group is busy for a moment after its last process has ended."""
 _SHARES: Final = 1024
+"""Of one CPU, in v1."""
 _WEIGHT: Final = 100
+"""Of one CPU, in v2."""
+_PLACES_FILE: Final = "groups.json"
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """One tree of control groups, and where in it we are."""
+    """One tree of control groups, and this process's place in it."""
 
     controllers: frozenset[str]
     """Empty: v2."""
@@ -45,9 +48,9 @@ class Mounted:
 
 
 def mounted(mountinfo: str, memberships: str) -> list[Mounted]:
-    """From /proc/self/mountinfo and /proc/self/cgroup: pure."""
-    ours = {names: path for _, names, path in (line.split(":", 2) for line in memberships.splitlines())}
-    found = []
+    """All trees, from /proc/self/mountinfo and /proc/self/cgroup: pure."""
+    own_groups = {names: path for _, names, path in (line.split(":", 2) for line in memberships.splitlines())}
+    trees = []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
@@ -55,30 +58,35 @@ def mounted(mountinfo: str, memberships: str) -> list[Mounted]:
             continue
         root, top = before.split(" ")[3:5]
         has = set(options.split(",")) if kind == "cgroup" else set()
-        for name, path in ours.items():
+        for name, path in own_groups.items():
             controllers = set(filter(None, name.split(",")))
             if (kind == "cgroup2") != (not controllers) or not controllers <= has:
                 continue
             own = Path(top, (path if root == "/" else path.removeprefix(root)).lstrip("/"))
-            found.append(Mounted(frozenset(controllers), own, Path(top)))
-    return found
+            trees.append(Mounted(frozenset(controllers), own, Path(top)))
+    return trees
 
 
 class Groups:
-    """The groups of one WEFT_HOME. Made by ``find``; without bases, everything here does nothing."""
+    """The groups of one WEFT_HOME. Created by ``find``; without bases all methods do nothing.
 
-    def __init__(self, bases: Mapping[str, Path], *, version: int, note: Path, pids: int) -> None:
+    ``places_file`` lists the folders in which groups were made, ``pids`` is the limit of processes per learner.
+    """
+
+    def __init__(self, bases: Mapping[str, Path], *, version: int, places_file: Path, pids: int) -> None:
         self._bases = dict(bases)
-        """Controller -> the folder that holds its groups; v2: "" -> the one."""
+        """Controller -> the folder of its groups; v2: "" -> the only folder."""
         self._version = version
-        self._note = note
+        self._places_file = places_file
         self._pids = pids
 
     @classmethod
     def find(cls, folder: Path, *, pids: int, wanted: bool = True) -> tuple[Groups, str]:
-        """What can be made here, and why not what cannot. ``folder``: the agent's own, where it notes the places."""
+        """The groups that can be made, and why others cannot. ``folder``: the agent's own.
+
+        ``wanted`` is False: none are made.
+        """
         name = f"weft-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:10]}"
-        note = folder / "groups.json"
         trees = mounted(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
         bases: dict[str, Path] = {}
         why = "there are none" if wanted else "not wanted (WEFT_NODE_CGROUPS)"
@@ -97,31 +105,31 @@ class Groups:
                 if not tree.controllers:
                     base, why = base_v2(tree, name)
                     bases = {"": base} if base else {}
-        groups = cls(bases, version=version, note=note, pids=pids)
-        groups._remember()
+        groups = cls(bases, version=version, places_file=folder / _PLACES_FILE, pids=pids)
+        groups._save_places()
         return groups, "" if bases else f"memory, CPUs and processes are counted, not enforced: control groups: {why}"
 
-    def _remember(self) -> None:
-        """Where groups were made: an agent started from elsewhere is in another group itself."""
+    def _save_places(self) -> None:
+        """An agent that is started from another session is in another group, and makes groups in other places."""
         known = {*self._places(), *map(str, self._bases.values())}
         if known != set(self._places()):
-            write_json(self._note, {"places": sorted(known)})
+            write_json(self._places_file, {"places": sorted(known)})
 
     def _places(self) -> list[str]:
-        return list((read_json(self._note) or {}).get("places", []))
+        return list((read_json(self._places_file) or {}).get("places", []))
 
     @property
     def enforced(self) -> list[str]:
-        """What of it the kernel sees to."""
+        """The limits that the kernel enforces, out of memory, pids and cpu."""
         return [name for name in ("memory", "pids", "cpu") if name in self._bases or "" in self._bases]
 
     def paths(self, document: LearnerDocument) -> tuple[str, ...]:
-        """Those of one learner, made or not."""
+        """The folders of one learner's groups, whether they exist or not."""
         name = group_name(document.plan.job, str(document.plan.attempt), document.learner.name)
         return tuple(str(base / name) for base in self._bases.values())
 
     def make(self, document: LearnerDocument) -> None:
-        """Again is harmless. What cannot be made is said and done without: the learner counts, as without groups."""
+        """Makes the learner's groups; may be repeated. Logs a group that cannot be made: its limit is not enforced."""
         for path in map(Path, document.groups):
             try:
                 path.mkdir(exist_ok=True)
@@ -138,32 +146,32 @@ class Groups:
                 limits |= {"memory.max": memory, "memory.swap.max": 0, "memory.oom.group": 1}
         else:
             limits["cpu.shares"] = max(2, round(_SHARES * cpus))
-            if memory:  # the second includes swap, and cannot be less than the first
+            if memory:  # the second includes swap, and may not be less than the first
                 limits |= {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}
         for name, value in limits.items():
             if (path / name).exists():
                 (path / name).write_text(str(value))
 
     def sweep(self, learners: Iterable[Path]) -> None:
-        """Ends and removes whatever is in groups of ours that no learner's folder stands for, wherever we made them."""
+        """Kills the processes in groups without a learner's folder, and removes the groups, in all places."""
         kept = {group_name(*folder.parts[-3:]) for folder in learners}
         left = {str(place) for place in self._places() if not _swept(Path(place), kept, self._bases.values())}
         if left != set(self._places()):
-            write_json(self._note, {"places": sorted(left)})
+            write_json(self._places_file, {"places": sorted(left)})
 
     @classmethod
-    def leave(cls, folder: Path) -> None:
-        """Removes all of them: no agent runs, and no learner. ``folder`` as for ``find``."""
-        cls({}, version=1, note=folder / "groups.json", pids=0).sweep([])
+    def remove_all(cls, folder: Path) -> None:
+        """Removes all groups, when no agent and no learner runs. ``folder`` as for ``find``."""
+        cls({}, version=1, places_file=folder / _PLACES_FILE, pids=0).sweep([])
 
 
 def group_name(job: str, attempt: str, learner: str) -> str:
-    """As its folder, without slashes."""
+    """The path of the learner's folder below the agent's, with dots instead of slashes."""
     return f"{job}.{attempt}.{learner}"
 
 
 def _swept(place: Path, kept: Collection[str], used: Collection[Path]) -> bool:
-    """Whether the place itself is gone."""
+    """True if the place itself is gone."""
     if place.is_dir():
         remove(str(path) for path in place.iterdir() if path.is_dir() and path.name not in kept)
         if place not in used:
@@ -173,17 +181,17 @@ def _swept(place: Path, kept: Collection[str], used: Collection[Path]) -> bool:
 
 
 def base_v2(tree: Mounted, name: str) -> tuple[Path | None, str]:
-    """The folder for learners' groups, with controllers let through to them; or None and why."""
+    """The folder for learners' groups, with the controllers enabled for them; or None and the reason."""
     above = tree.own if tree.own == tree.top else tree.own.parent
     base = above / name
     try:
         have = set((above / "cgroup.controllers").read_text().split())
         if "memory" not in have:
             return None, "cgroup v2 has no memory controller here"
-        on = " ".join(f"+{one}" for one in _V2 if one in have)
-        (above / "cgroup.subtree_control").write_text(on)
+        enable = " ".join(f"+{controller}" for controller in _V2 if controller in have)
+        (above / "cgroup.subtree_control").write_text(enable)
         base.mkdir(exist_ok=True)
-        (base / "cgroup.subtree_control").write_text(on)
+        (base / "cgroup.subtree_control").write_text(enable)
     except OSError as error:
         with suppress(OSError):
             base.rmdir()
@@ -192,16 +200,16 @@ def base_v2(tree: Mounted, name: str) -> tuple[Path | None, str]:
 
 
 def members(groups: Iterable[str]) -> set[int]:
-    """Who is in any of them."""
-    found: set[int] = set()
+    """The pids of all processes in these groups."""
+    pids: set[int] = set()
     for group in groups:
         with suppress(OSError):
-            found.update(map(int, Path(group, "cgroup.procs").read_text().split()))
-    return found
+            pids.update(map(int, Path(group, "cgroup.procs").read_text().split()))
+    return pids
 
 
 def remove(groups: Iterable[str]) -> None:
-    """Ends whoever is still in them. What stays busy is left to the next ``sweep``."""
+    """Kills all processes in the groups and removes them. A group that stays busy is left to the next ``sweep``."""
     for group in groups:
         deadline = time.monotonic() + _REMOVE_S
         while Path(group).is_dir():
@@ -214,6 +222,6 @@ def remove(groups: Iterable[str]) -> None:
                 break
             except OSError as error:
                 if time.monotonic() > deadline:
-                    log.warning("group.stays", group=group, why=str(error))
+                    log.warning("group.not_removed", group=group, why=str(error))
                     break
                 time.sleep(0.005)

@@ -1,10 +1,10 @@
-"""The highest (attempt, term) seen of each job, durable: what comes with a lower one is of the past and is refused.
+"""The fences of jobs: the highest (attempt, term) of each, durable. Calls with a lower pair are refused.
 
-After a teardown the pair itself is refused for making anything anew: a late call of the Guardian that gave the attempt
-up must not bring it back. Another Guardian, of a higher term, may.
+After a teardown the pair itself is sealed: it makes nothing, so a late call of the Guardian that gave the attempt up
+does not bring it back. Another Guardian, of a higher term, may provision the attempt again.
 
-A full disk must not keep anyone from stopping and removing what fills it: those calls may go on with a fence that is in
-memory only, and make it durable when there is space again.
+A full disk must not prevent a stop or a teardown, which free its space. Those calls go on with a fence that is only in
+memory, and make it durable once there is space.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from services.core.domain.errors import NoSpace, StaleFence
-from services.node.files import read_json, write_json
+from services.core.runtime.durable_files import read_json, write_json
 
 log = structlog.get_logger()
 _KEPT_S: Final = 30 * 86_400
@@ -37,10 +37,11 @@ class Fences:
         self._folder = folder
         self._unwritten: dict[str, _Fence] = {}
 
-    def pass_(self, job: str, attempt: int, term: int, *, makes: bool = False) -> None:
-        """Raises the fence to this pair. StaleFence where it is higher or, for who ``makes``, sealed.
+    def advance(self, job: str, attempt: int, term: int, *, makes: bool = False) -> None:
+        """Raises the fence to this pair.
 
-        NoSpace for who makes; who takes away goes on without.
+        StaleFence if the fence is higher or, for a call that ``makes`` something, if the pair is sealed. NoSpace for a
+        call that makes something; others succeed with a fence that is not durable yet.
         """
         highest, sealed = self._read(job)
         if (attempt, term) < highest or (makes and (attempt, term) <= sealed):
@@ -51,28 +52,28 @@ class Fences:
         if (attempt, term) > highest:
             self._unwritten[job] = _Fence((attempt, term), sealed)
         try:
-            self.settle(job)
+            self.write(job)
         except NoSpace:
             if makes:
                 raise
 
     def seal(self, job: str, attempt: int, term: int) -> None:
-        """Nothing of this pair is made any more; durable after ``settle`` at the latest."""
+        """Nothing of this pair is made any more. Durable at the latest after the next ``write``."""
         highest, sealed = self._read(job)
         if (attempt, term) > sealed:
             self._unwritten[job] = _Fence(highest, (attempt, term))
         with suppress(NoSpace):
-            self.settle(job)
+            self.write(job)
 
-    def settle(self, job: str) -> None:
-        """Makes durable what is not yet."""
+    def write(self, job: str) -> None:
+        """Makes the job's fence durable if it is not. Raises NoSpace."""
         fence = self._unwritten.get(job)
         if fence is not None:
             write_json(self._folder / f"{job}.json", fence._asdict())
             del self._unwritten[job]
 
     def prune(self, present: set[str]) -> None:
-        """Forgets jobs of which nothing exists and nothing was heard for a long time."""
+        """Removes the fences of jobs that are not ``present`` and were not called about for 30 days."""
         for path in self._folder.glob("*.json"):
             if path.stem not in present and path.stat().st_mtime < time.time() - _KEPT_S:
                 path.unlink()
@@ -86,13 +87,13 @@ class Fences:
                 return _Fence((0, 0), (0, 0))
             return _Fence(_pair(document.get("highest", (0, 0))), _pair(document.get("sealed", (0, 0))))
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            # The next call writes it anew. Until then one of the past would pass: better than a job without an end.
-            log.error("fence.unreadable", job=job, why=str(error))  # noqa: TRY400 - the message says it all
+            # The next call replaces it. Until then a stale call would pass: better than a job without an end.
+            log.error("fence.unreadable", job=job, why=str(error))  # noqa: TRY400 - the message is complete
             return _Fence((0, 0), (0, 0))
 
 
-def _pair(found: Sequence[Any]) -> tuple[int, int]:
-    attempt, term = found
+def _pair(value: Sequence[Any]) -> tuple[int, int]:
+    attempt, term = value
     if not isinstance(attempt, int) or not isinstance(term, int):
         raise TypeError("not two numbers")
     return attempt, term

@@ -1,4 +1,4 @@
-"""What the node agent counts for Prometheus."""
+"""The Prometheus metrics of the node agent."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from services.core.domain.errors import WeftError
+from services.core.runtime.durable_files import write_json
 from services.node import capacity
-from services.node.files import write_json
-from services.node.sandbox import Sandbox, find
+from services.node.sandbox import Sandbox, find_sandbox
 
 ISOLATION_FILE: Final = "node-isolation.json"
 """In WEFT_HOME/run: ``{isolation, why, enforced}``."""
@@ -22,22 +22,25 @@ class Isolation:
     """process | sandbox."""
     sandbox: Sandbox | None
     why: str
-    """Why it is not better; empty: it is the best there is."""
+    """Why it is not a better one; empty: there is none better."""
 
-    def note(self, run: Path, enforced: Sequence[str], unenforced: str) -> None:
-        """For people: nothing is decided from it."""
+    def write(self, run: Path, enforced: Sequence[str], unenforced: str) -> None:
+        """Writes ``ISOLATION_FILE``, for people: nothing is decided from it."""
         why = "; ".join(filter(None, (self.why, unenforced)))
         run.mkdir(parents=True, exist_ok=True)
         write_json(run / ISOLATION_FILE, {"isolation": self.name, "why": why, "enforced": list(enforced)})
 
 
 def choose(wanted: Literal["auto", "process", "sandbox"], *, user: int | None) -> Isolation:
-    """``user``: one whom learners run as; None where that is ourselves. WeftError where ``wanted`` is not to be had."""
+    """``user``: a uid that learners run under; None if that is the agent's own.
+
+    WeftError if ``wanted`` does not work on this machine.
+    """
     if wanted == "process":
         return Isolation("process", None, "chosen by WEFT_NODE_ISOLATION=process")
-    sandbox, why = find(user, capacity.gpu_minors())
+    sandbox, why = find_sandbox(user, capacity.gpu_minors())
     if sandbox is None:
         if wanted == "sandbox":
-            raise WeftError(f"WEFT_NODE_ISOLATION=sandbox cannot be had: {why}; or set WEFT_NODE_ISOLATION=auto")
+            raise WeftError(f"WEFT_NODE_ISOLATION=sandbox does not work: {why}; or set WEFT_NODE_ISOLATION=auto")
         return Isolation("process", None, why)
     return Isolation("sandbox", sandbox, why)

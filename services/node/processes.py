@@ -1,4 +1,4 @@
-"""Processes of this machine: spawned or adopted, watched without polling, ended to the last one."""
+"""Processes of this machine: started or adopted, watched without polling, and killed with all their descendants."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from services.core.runtime.processes import Identity, alive
+from services.core.runtime.processes import ProcessIdentity, alive
+from services.core.runtime.retry import Backoff
 from services.node import cgroups
 
 _PROC: Final = Path("/proc")
-_GONE: Final = frozenset({"Z", "X"})
-"""States of what has ended and merely has not been waited for."""
+_ENDED: Final = frozenset({"Z", "X"})
+"""States of processes that have ended, and whose parent has not waited for them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One line of the process table."""
+class TableEntry:
+    """One process of the process table."""
 
     pid: int
     parent: int
     session: int
 
 
-def _read(pid: int) -> Seen | None:
+def _read(pid: int) -> TableEntry | None:
     try:
         fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
-    if not fields or fields[0] in _GONE:
+    if not fields or fields[0] in _ENDED:
         return None
-    return Seen(pid, parent=int(fields[1]), session=int(fields[3]))
+    return TableEntry(pid, parent=int(fields[1]), session=int(fields[3]))
 
 
-def table() -> dict[int, Seen]:
-    """Everything that lives now."""
-    seen = (_read(int(entry)) for entry in os.listdir(_PROC) if entry.isdigit())  # noqa: PTH208 - /proc is read a lot
-    return {one.pid: one for one in seen if one is not None}
+def read_table() -> dict[int, TableEntry]:
+    """All living processes, by pid."""
+    entries = (_read(int(name)) for name in os.listdir(_PROC) if name.isdigit())  # noqa: PTH208 - /proc is read a lot
+    return {entry.pid: entry for entry in entries if entry is not None}
 
 
 class Process:
-    """A shim or helper: a child of ours, or one that an earlier agent has started."""
+    """A shim or helper: a child of this agent, or of an earlier one."""
 
     def __init__(self, pid: int, pidfd: int, child: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
@@ -58,25 +59,25 @@ class Process:
 
     @classmethod
     def spawn(cls, argv: list[str], *, env: Mapping[str, str], log: Path) -> Self:
-        """In a session of its own, with nothing of ours but its output, which is appended to ``log``."""
+        """Starts it in a session of its own. It inherits nothing; its output is appended to ``log``."""
         with log.open("ab") as out:
             os.fchmod(out.fileno(), 0o600)
-            # Popen and not asyncio's: that one kills its children when the loop closes.
+            # Popen, because asyncio's transport kills its child when the loop closes.
             child = subprocess.Popen(
                 argv, env=dict(env), cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         return cls(child.pid, os.pidfd_open(child.pid), child)
 
     @classmethod
-    def adopt(cls, identity: Identity | None) -> Self | None:
-        """None where it no longer lives."""
+    def adopt(cls, identity: ProcessIdentity | None) -> Self | None:
+        """None if it has ended."""
         if identity is None:
             return None
         try:
             pidfd = os.pidfd_open(identity.pid)
         except OSError:
             return None
-        if alive(identity):  # asked with the descriptor in hand: from here on it can be nobody else
+        if alive(identity):  # checked after opening: the descriptor can mean no other process
             return cls(identity.pid, pidfd)
         os.close(pidfd)
         return None
@@ -92,7 +93,7 @@ class Process:
 
     @property
     def code(self) -> int | None:
-        """How a child of ours ended; None where it lives, or was another's child."""
+        """The exit code of a child of this agent; None while it lives, and for children of an earlier one."""
         return self._child.returncode if self._child is not None else None
 
     def send(self, sign: signal.Signals) -> None:
@@ -101,10 +102,10 @@ class Process:
                 signal.pidfd_send_signal(self._pidfd, sign)
 
     def forget(self) -> None:
-        """Lets it live on, unwatched."""
+        """Stops watching it; it lives on."""
         self._close()
         if self._child is not None and self._child.poll() is None:
-            self._child.returncode = 0  # else the interpreter complains of a child that is still running
+            self._child.returncode = 0  # else the interpreter warns of a child that is still running
 
     def _close(self) -> None:
         if self._pidfd >= 0:
@@ -114,42 +115,42 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Belonging:
-    """What makes a process a learner's: any of these, or being below or in the session of one that is."""
+class ProcessMatcher:
+    """Finds the processes of learners by any of these marks. Their descendants and sessions belong to them, too."""
 
     job_dirs: frozenset[str]
     """JOB_STATE_DIR of its environment."""
     folders: frozenset[str] = frozenset()
-    """Last argument of a session's leader: shim and helper."""
-    identities: tuple[Identity, ...] = ()
+    """Last arguments of session leaders: of shims and helpers."""
+    identities: tuple[ProcessIdentity, ...] = ()
     uids: frozenset[int] = frozenset()
-    """User ids that are nobody else's."""
+    """User ids that only these learners have."""
     groups: frozenset[str] = frozenset()
     """Folders of control groups."""
 
     def members(self) -> set[int]:
-        """Their pids. One walk through /proc."""
-        seen = table()
-        named = {one.pid for one in self.identities if one.pid in seen and alive(one)}
-        roots = named | (cgroups.members(self.groups) & seen.keys()) | {pid for pid in seen if self._owns(seen[pid])}
+        """The pids of all processes that belong. One walk through /proc."""
+        table = read_table()
+        named = {process.pid for process in self.identities if process.pid in table and alive(process)}
+        roots = named | (cgroups.members(self.groups) & table.keys()) | {pid for pid in table if self._owns(table[pid])}
         roots.discard(os.getpid())
-        found = roots | {pid for pid, one in seen.items() if one.session in roots}
+        pids = roots | {pid for pid, entry in table.items() if entry.session in roots}
         children: dict[int, list[int]] = {}
-        for one in seen.values():
-            children.setdefault(one.parent, []).append(one.pid)
-        front = list(found)
+        for entry in table.values():
+            children.setdefault(entry.parent, []).append(entry.pid)
+        front = list(pids)
         while front:
-            below = set(children.get(front.pop(), [])) - found
-            found |= below
+            below = set(children.get(front.pop(), [])) - pids
+            pids |= below
             front += below
-        return found - {os.getpid()}
+        return pids - {os.getpid()}
 
-    def _owns(self, one: Seen) -> bool:
-        place = _PROC / str(one.pid)
+    def _owns(self, entry: TableEntry) -> bool:
+        place = _PROC / str(entry.pid)
         with suppress(OSError):
             if self.uids and _real_uid(place) in self.uids:
                 return True
-            if one.session == one.pid:
+            if entry.session == entry.pid:
                 last = (place / "cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2]
                 if os.fsdecode(last) in self.folders:
                     return True
@@ -165,15 +166,14 @@ def _real_uid(place: Path) -> int:
 
 
 async def kill_all(members: Callable[[], Iterable[int]], *, timeout_s: float) -> bool:
-    """SIGKILL until nobody is left; False where somebody still is after ``timeout_s`` (hanging in the kernel)."""
+    """Sends SIGKILL to all members until none is left. False if one is after ``timeout_s``: it hangs in the kernel."""
     deadline = time.monotonic() + timeout_s
-    wait = 0.002
+    backoff = Backoff(first_s=0.002, most_s=0.1)
     while left := await asyncio.to_thread(lambda: list(members())):
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             return False
-        await asyncio.sleep(wait)
-        wait = min(wait * 2, 0.1)
+        await backoff.wait()
     return True

@@ -1,7 +1,7 @@
-"""Making an attempt's folders: all of them or none, whatever happens on the way.
+"""Makes an attempt's folders: all of them or none.
 
-They are made under a name that does not count, and get their own by one rename. So a full disk, a crash or a kill
-leaves nothing half-made, and a folder that is there is complete.
+They are made under a name that does not count, and one rename gives them their own. So a full disk, a crash or a kill
+leaves nothing half-made, and a folder that exists is complete.
 """
 
 from __future__ import annotations
@@ -12,19 +12,30 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from services.core.domain.codec import dump
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.runtime.durable_files import no_space_errors, reserve, sync_folder, write_json
 from services.core.runtime.home import Home
-from services.node.environment import FOLDERS, render
-from services.node.files import no_space, remove_tree, reserve, sync_folder, write_json
-from services.node.learner import JobFolder, Learner, LearnerDocument, write_gpus
+from services.core.runtime.learner_folder import (
+    JOB_FOLDER,
+    JOB_FOLDERS,
+    LEARNER_FILE,
+    RUNS_FOLDER,
+    SPOOL_FOLDER,
+    STOP_FILE,
+    LearnerDocument,
+)
+from services.node.environment import fill_environment
+from services.node.files import remove_tree
+from services.node.learner import JobFolder, Learner, write_gpus
 from services.node.sandbox import accounts
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_THROUGH = 0o711
-"""For everyone to pass through and nobody to look into: a learner's own user reaches its folder, and no other's."""
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_PASSABLE: Final = 0o711
+"""All users may pass through, none may list: a learner's user reaches its own folder and finds no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +45,23 @@ class Allotment:
     uid: int
     gid: int
     gpus: Mapping[str, tuple[int, ...]]
+    """Learner's name -> indices."""
     ports: Mapping[str, int]
+    """Learner's name -> port, for those that have one."""
 
 
 def port_is_free(port: int) -> bool:
-    """Whether nobody listens there now."""
+    """True if no process listens on the port now, on any address."""
     with socket.socket() as probe:
         try:
-            probe.bind(("0.0.0.0", port))  # noqa: S104 - bound for a moment and never listening: all addresses are asked
+            probe.bind(("0.0.0.0", port))  # noqa: S104 - bound for a moment, never listening: tests all addresses
         except OSError:
             return False
     return True
 
 
 def check_names(plan: AttemptPlan) -> None:
-    """They become file names."""
+    """InvalidRequest for names of a job or learner that cannot be names of files."""
     for name in (plan.job, *(learner.name for learner in plan.learners)):
         if _NAME.fullmatch(name) is None:
             raise InvalidRequest(f"{name!r} cannot be the name of a job or learner")
@@ -70,28 +83,31 @@ def _document(
 ) -> LearnerDocument:
     folder = home / "node" / plan.job / str(plan.attempt) / learner.name
     gpus, sdk = allotment.gpus[learner.name], str(home / "sdk")
-    env = render(plan, learner, job_dir=str(folder / "job"), sdk=sdk, gpus=gpus, ports=allotment.ports)
-    others = tuple(one if one is learner else replace(one, token="", env={}, command="") for one in plan.learners)
+    env = fill_environment(plan, learner, job_dir=str(folder / JOB_FOLDER), sdk=sdk, gpus=gpus, ports=allotment.ports)
+    own = replace(learner, variables={})  # they are in ``env``, filled
+    others = tuple(
+        own if other is learner else replace(other, token="", env={}, variables={}, command="")
+        for other in plan.learners
+    )
     return LearnerDocument(
-        plan=replace(plan, learners=others), learner=learner, uid=allotment.uid, gid=allotment.gid, gpus=gpus,
+        plan=replace(plan, learners=others, variables={}), learner=own, uid=allotment.uid, gid=allotment.gid, gpus=gpus,
         ports=allotment.ports, env=env, isolation=isolation, home=str(home.root),
-        addresses_file=str(home.addresses_file),
-        objects=objects, cache=str(home / "cache"), sdk=sdk,
+        addresses_file=str(home.addresses_file), objects=objects, cache=str(home / "cache"), sdk=sdk,
     )  # fmt: skip
 
 
-def make(job: JobFolder, attempt: int, made: list[LearnerDocument]) -> list[Learner]:
-    """Durably; NoSpace with nothing left of it where the disk is full."""
+def make(job: JobFolder, attempt: int, learner_documents: list[LearnerDocument]) -> list[Learner]:
+    """Makes the folders, durably. Raises NoSpace, with nothing left of them, if the disk is full."""
     new, place = job.half_made(attempt), job.attempt(attempt)
     try:
-        with no_space("the learners' folders"):
+        with no_space_errors("the learners' folders"):
             job.path.mkdir(exist_ok=True)
-            job.path.chmod(_THROUGH)
+            job.path.chmod(_PASSABLE)
             if new.exists():
                 remove_tree(new)
             new.mkdir()
-            new.chmod(_THROUGH)
-            for document in made:
+            new.chmod(_PASSABLE)
+            for document in learner_documents:
                 _make_learner(new / document.learner.name, document)
             sync_folder(new)
             new.rename(place)
@@ -103,16 +119,16 @@ def make(job: JobFolder, attempt: int, made: list[LearnerDocument]) -> list[Lear
         if job.path.exists() and not any(job.path.iterdir()):
             job.path.rmdir()
         raise
-    return [Learner(place / document.learner.name, document) for document in made]
+    return [Learner(place / document.learner.name, document) for document in learner_documents]
 
 
 def _make_learner(folder: Path, document: LearnerDocument) -> None:
     folder.mkdir()
-    folder.chmod(_THROUGH)
-    for name in ("runs", "spool"):
+    folder.chmod(_PASSABLE)
+    for name in (RUNS_FOLDER, SPOOL_FOLDER):
         (folder / name).mkdir(mode=0o700)
-    own = [folder / "job", *(folder / "job" / name for name in FOLDERS.values())]
-    for path in own:
+    job = folder / JOB_FOLDER
+    for path in (job, *(job / name for name in JOB_FOLDERS.values())):
         path.mkdir(mode=0o700)
         if os.geteuid() == 0:
             os.chown(path, document.uid, document.gid)
@@ -120,6 +136,6 @@ def _make_learner(folder: Path, document: LearnerDocument) -> None:
         for name, content in accounts(document).items():
             (folder / name).write_text(content)
             (folder / name).chmod(0o644)
-    reserve(folder / "stop.json")
+    reserve(folder / STOP_FILE)
     write_gpus(folder, document)
-    write_json(folder / "learner.json", dump(document))
+    write_json(folder / LEARNER_FILE, dump(document))

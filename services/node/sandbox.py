@@ -1,11 +1,12 @@
-"""The isolation ``sandbox``: a learner sees the system, read-only, its own folder, and nothing of others (bubblewrap).
+"""The isolation ``sandbox``: a learner sees the system, read-only, and its own folder, but no others (bubblewrap).
 
-bubblewrap runs as the learner's own user, in a user namespace: it needs no root, and a flaw in it gains a learner
-nothing. The learner has its own /tmp (its TMPDIR), /dev with /dev/shm, /proc and process table; the network is shared,
-for learners of a gang talk over loopback. What is not bound is not there: WEFT_HOME, other learners, users' homes.
+bubblewrap runs under the learner's own user, in a user namespace: it needs no root, and a flaw in it gives a learner no
+rights. The learner has its own /tmp (its TMPDIR), /dev with /dev/shm, /proc and process table. The network is shared,
+because the learners of a gang connect over loopback. Everything that is not bound is absent: WEFT_HOME, other learners,
+users' homes.
 
-No ``--die-with-parent``: bubblewrap's monitor ends with the command's first process, and a program below a shell that
-died of SIGTERM keeps its grace. The shim ends what is left; the agent does where the shim has died.
+``--die-with-parent`` is not used: bubblewrap's monitor ends with the command's first process, and a program below a
+shell that died of SIGTERM keeps its grace. The shim ends what is left, or the agent if the shim has died.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services.core.domain.plan import Folder
 from services.core.runtime.home import Home
-from services.node.environment import FOLDERS
-from services.node.learner import LearnerDocument
+from services.core.runtime.learner_folder import JOB_FOLDER, JOB_FOLDERS, LearnerDocument
 
 _SYSTEM: Final = ("/usr", "/opt")
 _LINKED: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -32,22 +33,22 @@ _ETC: Final = (
     "localtime", "mime.types", "nsswitch.conf", "OpenCL", "os-release", "pki", "protocols", "python3", "resolv.conf",
     "services", "ssl", "vulkan",
 )  # fmt: skip
-"""What programs look up; each costs a tenth of a millisecond of every start."""
+"""Files that programs look up. Each adds 0.1 ms to every start."""
 _GPU_DEVICES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
 _PROBE_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """How this machine can do it, as found by ``find``."""
+    """How bubblewrap works on this machine, as found by ``find_sandbox``."""
 
     bwrap: str
     private_pids: bool = True
     gpu_minors: tuple[int, ...] = ()
-    """Of /dev/nvidia<minor>, by the index that learners are given."""
+    """The minors of /dev/nvidia<minor>, by GPU index."""
 
     def _system(self, home: Home | None) -> list[str]:
-        """Up to what differs from learner to learner."""
+        """The part of the command line that is the same for all learners."""
         out = [self.bwrap, "--unshare-user", "--unshare-ipc"]
         for path in _SYSTEM:
             out += ["--ro-bind-try", path, path]
@@ -66,12 +67,12 @@ class Sandbox:
         )
 
     def wrap(self, document: LearnerDocument, folder: Path) -> tuple[str, ...]:
-        """What the shim puts before the command, and before the data that the helper has linked."""
-        job, home = str(folder / "job"), Home(Path(document.home))
+        """The command line, to which the shim appends the data that the helper has linked, and the command."""
+        job, home = str(folder / JOB_FOLDER), Home(Path(document.home))
         out = self._system(home)
         for name in ("passwd", "group"):
             out += ["--ro-bind", str(folder / name), f"/etc/{name}"]
-        data, temporary = f"{job}/{FOLDERS['DATA_DIR']}", f"{job}/{FOLDERS['TMPDIR']}"
+        data, temporary = f"{job}/{JOB_FOLDERS[Folder.DATA]}", f"{job}/{JOB_FOLDERS[Folder.TEMPORARY]}"
         out += ["--bind", temporary, "/tmp", "--symlink", "/tmp", "/var/tmp"]  # noqa: S108 - the learner's own
         out += ["--bind", job, job, "--ro-bind", data, data, "--ro-bind", document.sdk, document.sdk]
         environments = f"{document.cache}/envs"
@@ -82,11 +83,14 @@ class Sandbox:
         return (*out, "--remount-ro", "/")
 
     def _minors(self, indices: Sequence[int]) -> list[int]:
-        """Slots that were merely declared have no device."""
+        """GPU slots that were only declared have no device."""
         return [self.gpu_minors[index] for index in indices if index < len(self.gpu_minors)]
 
     def probe(self, user: int | None) -> str:
-        """Why it does not work here; empty: it does. ``user``: whom learners run as, None where it is ourselves."""
+        """Runs ``true`` in it. The error message; empty if it works.
+
+        ``user``: a uid that learners run under; None if that is the agent's own.
+        """
         argv = [*self._system(None), "--tmpfs", "/tmp", "--remount-ro", "/", "--", "/bin/true"]  # noqa: S108 - its own
         try:
             if user is None:
@@ -98,12 +102,17 @@ class Sandbox:
                 )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as error:
             return str(error)
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        return "" if done.returncode == 0 else (said[-1] if said else f"it ends with code {done.returncode}")
+        if done.returncode == 0:
+            return ""
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"it ends with code {done.returncode}"
 
 
-def find(user: int | None, gpu_minors: tuple[int, ...]) -> tuple[Sandbox | None, str]:
-    """The best there is here, and what it lacks; or None, and why and what to do."""
+def find_sandbox(user: int | None, gpu_minors: tuple[int, ...]) -> tuple[Sandbox | None, str]:
+    """The best sandbox of this machine, and what it lacks; or None, the reason, and what to do.
+
+    ``user``: as for ``Sandbox.probe``.
+    """
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         return None, "bubblewrap is not installed: apt-get install bubblewrap"
@@ -128,9 +137,9 @@ def _advice() -> str:
 
 
 def _python() -> str:
-    """The folder of the Python that environments are made with, where the system's folders do not hold it.
+    """The folder of the Python that environments are made with, if it is outside the system's folders.
 
-    Empty where there is none, or none that learners could run.
+    Empty if it is inside, or if learners could not run it.
     """
     prefix = Path(sys.base_prefix).resolve()
     if any(prefix.is_relative_to(path) for path in _SYSTEM):
@@ -141,10 +150,10 @@ def _python() -> str:
 
 
 def accounts(document: LearnerDocument) -> dict[str, str]:
-    """/etc/passwd and /etc/group as the learner sees them: programs ask who they are."""
+    """/etc/passwd and /etc/group of the sandbox: many programs look up the name of their user."""
     uid, gid, home = document.uid, document.gid, document.env["HOME"]
-    mine = "" if uid == 0 else f"weft:x:{uid}:{gid}:Weft learner:{home}:/bin/sh\n"
+    entry = "" if uid == 0 else f"weft:x:{uid}:{gid}:Weft learner:{home}:/bin/sh\n"
     return {
-        "passwd": f"root:x:0:0:root:/:/bin/sh\n{mine}nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
+        "passwd": f"root:x:0:0:root:/:/bin/sh\n{entry}nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
         "group": f"root:x:0:\n{'' if gid == 0 else f'weft:x:{gid}:'}\nnogroup:x:65534:\n".replace("\n\n", "\n"),
     }

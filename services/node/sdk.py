@@ -1,4 +1,4 @@
-"""The part of the SDK that code inside a learner imports, copied to where the learners' users can read it."""
+"""Copies the part of the SDK that training code imports to a folder that the learners' users can read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from services.core.domain.errors import Internal
+from services.core.runtime.durable_files import write_text
 
 FILES: Final = ("__init__.py", "_learner.py")
-"""``import weft`` and all that ``weft.report`` needs: standard library beyond that."""
+"""All of the SDK that ``import weft`` and ``weft.report`` need. They import only the standard library."""
 
 
 def install(folder: Path) -> None:
-    """``folder/weft/``; files that are there already with the same content are left alone."""
+    """Writes ``folder/weft/``. Files that exist with the same content are not replaced."""
     spec = find_spec("weft")
     if spec is None or spec.origin is None:
         raise Internal("the SDK (weft-sdk) is not installed beside the platform")
@@ -22,10 +23,7 @@ def install(folder: Path) -> None:
     for path in (folder, package):
         path.chmod(0o755)
     for name in FILES:
-        content, target = (source / name).read_bytes(), package / name
-        if target.exists() and target.read_bytes() == content:
+        content, target = (source / name).read_text(), package / name
+        if target.exists() and target.read_bytes() == content.encode():
             continue
-        temporary = package / f".{name}.new"
-        temporary.write_bytes(content)
-        temporary.chmod(0o644)
-        temporary.rename(target)
+        write_text(target, content, durable=False, mode=0o644)

@@ -13,59 +13,64 @@ from services.core.runtime.settings import Settings
 
 
 class NodeSettings(Settings):
-    node_name: str = Field(default="local", description="What this machine is called in placements.")
+    node_name: str = Field(default="local", description="The name of this machine in placements.")
     node_cpus: float | None = Field(
         default=None,
         gt=0,
-        description="CPUs that learners may ask for together, in cores. More than there are is allowed: they are what "
-        "the scheduler counts. Default: those this process may use.",
+        description="CPUs that all learners together may request, in cores. May exceed the real number: the scheduler "
+        "only counts them. Default: the CPUs that this process may use.",
     )
     node_memory: int | None = Field(
-        default=None, gt=0, description="Memory that learners may ask for together, e.g. 16GB. Default: all there is."
+        default=None,
+        gt=0,
+        description="Memory that all learners together may request, in bytes or e.g. 16GB. Default: all of the "
+        "machine's, within the limits of this process's control groups.",
     )
     node_gpus: int | None = Field(
         default=None,
         ge=0,
-        description="GPU slots. Declaring more than there are gives fake ones, for trying gangs and quotas. Default: "
-        "those the NVIDIA driver shows.",
+        description="GPU slots. More than there are are slots without a device, for trying gangs and quotas. Default: "
+        "the GPUs that the NVIDIA driver shows.",
     )
     node_isolation: Literal["auto", "process", "sandbox"] = Field(
         default="auto",
-        description="How learners are kept apart. sandbox: bubblewrap; process: users of their own, as root; auto: the "
-        "better one that works on this machine.",
+        description="How learners are isolated. sandbox: by bubblewrap; process: by a user per job, if the agent runs "
+        "as root; auto: sandbox if it works on this machine.",
     )
     node_cgroups: bool = Field(
         default=True,
-        description="Whether memory, CPUs and processes are enforced by control groups, where they can be.",
+        description="Enforce memory, CPUs and processes of learners by control groups, if they can be made.",
     )
     node_pids: int = Field(
-        default=4096, ge=64, description="Processes and threads that one learner may have, where control groups are."
+        default=4096, ge=64, description="Limit of processes and threads of one learner, if control groups can be made."
     )
     node_uid_first: int = Field(
-        default=70_000, ge=1000, description="As root, each job runs under a user id of its own, from this one on."
+        default=70_000, ge=1000, description="If the agent runs as root, each job gets a user id: the first of them."
     )
-    node_uid_count: int = Field(default=10_000, ge=1, description="How many user ids there are for jobs.")
+    node_uid_count: int = Field(default=10_000, ge=1, description="The number of user ids for jobs.")
     node_port_first: int = Field(
         default=20_000,
         ge=1024,
         le=65_535,
-        description="Learners of one job meet at ports from this one on; below those that the kernel gives to "
-        "outgoing connections, so that none is taken between being picked and being used.",
+        description="The first port for learners that connect to each other. The range should be below the kernel's "
+        "ports for outgoing connections, which may be taken between reservation and use.",
     )
-    node_port_count: int = Field(default=10_000, ge=1, description="How many ports there are for learners.")
+    node_port_count: int = Field(default=10_000, ge=1, description="The number of ports for learners.")
     node_helper_command: str = Field(
         default=f"{shlex.quote(sys.executable)} -m services.helper",
-        description="What runs beside each learner; the learner's folder is added. For tests.",
+        description="The helper's command, to which the learner's folder is appended. For tests.",
     )
     node_helper_backoff_s: float = Field(
-        default=0.1, gt=0, description="Wait before a dead helper is started again, doubled up to 5 s, in seconds."
+        default=0.1,
+        gt=0,
+        description="Longest pause before a helper that has died is restarted, in seconds. Doubles up to 5 s.",
     )
-
     node_helper_silence_s: float = Field(
-        default=2, ge=0,
-        description="A helper that lives but has done nothing for so long is killed and started again, in seconds; 0:"
-        " never.",
-    )  # fmt: skip
+        default=2,
+        ge=0,
+        description="A helper that lives but has done nothing for so long is killed and restarted, in seconds; 0: "
+        "never.",
+    )
 
     @field_validator("node_memory", mode="before")
     @classmethod

@@ -1,17 +1,19 @@
-"""The parent of one learner: starts its process, waits for it, and leaves nothing of it behind.
+"""The parent of one learner: starts its process, waits for its end, and kills all of its descendants.
 
     python -I -S shim.py LEARNER_DIR          (docs/adr/0002-one-machine.md)
 
-It outlives the agent and the helper, so that neither's death touches training or loses an exit code. It keeps true:
+It outlives the agent and the helper, so the death of either neither disturbs training nor loses an exit code. It
+guarantees:
 
-* One process at most, ever: it holds ``shim.lock`` while it lives, and never starts what has a ``start.json``.
+* The command is started at most once: the shim holds ``shim.lock`` while it lives, and starts nothing if there is a
+  ``start.json``.
 * ``start.json`` is durable before the command runs (the child waits at a pipe), ``exit.json`` before the shim ends.
-* Files are the truth, signals are hints: each wake-up looks at ``go`` and ``stop.json`` again, and so does each second.
-* A stop mark is in ``exit.json`` exactly if the process was still alive when the shim saw the mark. Nothing but the
-  shim acts on the mark, so an exit without it was the process's own.
-* At the end every descendant is gone, also one that left the session: the shim is their subreaper.
+* Files are the truth, signals are hints: after each signal, and each second, ``go`` and ``stop.json`` are read again.
+* ``exit.json`` has a stop cause exactly if the process was alive when the shim read the stop mark. Only the shim acts
+  on the mark, so an exit without a cause is the process's own.
+* At the end all descendants are gone, including those that left the session: the shim is their subreaper.
 
-Standard library only and few imports: there is one per learner, and it has to start in no time.
+It imports only the standard library, and little of it: there is one shim per learner, and it must start fast.
 """
 
 from __future__ import annotations
@@ -25,24 +27,24 @@ import signal
 import sys
 import time
 
-TYPE_CHECKING = False  # what type checkers take as true; importing typing would cost as much as all of the above
+TYPE_CHECKING = False  # type checkers take it as true; importing typing would cost as much as all of the above
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-SOON_S = 0.01
-"""How soon it is tried again to tell a learner whose sandbox is being made that it shall end, in seconds."""
-LOOK_S = 1.0
-"""Files are looked at so often without any signal, in seconds: what a lost hint costs."""
+RETRY_S = 0.01
+"""Pause before SIGTERM is sent again to a learner whose sandbox is still being made, in seconds."""
+POLL_S = 1.0
+"""Pause between two readings of the files without a signal, in seconds: the delay that a lost hint causes."""
 STUCK_S = 10.0
-"""What survives SIGKILL so long hangs in the kernel; the exit is written down without waiting for it, in seconds."""
-OOM_LOOKS = 3
-"""An out-of-memory kill within so many looks before the end explains it: freeing the memory takes its time."""
+"""A process that survives SIGKILL so long hangs in the kernel; the exit is written without waiting for it. Seconds."""
+OOM_POLLS = 3
+"""An out-of-memory kill during so many polls before the end explains it: freeing the memory takes time."""
 RUN = 1
 HELD = 75
 """Exit code: another shim of this learner lives (EX_TEMPFAIL)."""
 CANNOT_RUN = 126
 _SPACE = 1024
-"""Bytes set aside for exit.json: a full disk must not lose an exit code."""
+"""Bytes reserved for exit.json: a full disk must not lose an exit code."""
 _SUBREAPER = 36
 _NOFILE = 65_536
 _OOM_SCORE = "500"
@@ -51,18 +53,18 @@ _BLOCKED = _HINTS | {signal.SIGHUP, signal.SIGINT, signal.SIGUSR2}
 
 
 def now_ms() -> int:
-    """Unix time."""
+    """Unix time in milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 def read_text(path: str) -> str:
-    """The whole file."""
+    """The contents; bytes that are not UTF-8 are replaced."""
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """The document; empty where there is none, or something that is none: nobody's words stop or start anything."""
+    """The document; empty if there is none, or if it is damaged: then it neither starts nor stops the learner."""
     try:
         document: Any = json.loads(read_text(path))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -71,18 +73,18 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def write_durably(path: str, content: bytes) -> None:
-    """Overwrites in place, so that no new block is needed where there was one."""
+    """Overwrites in place, so that reserved space is used. OSError if the disk is full."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         if os.write(fd, content) != len(content):
-            raise OSError(28, "no space left", path)  # ENOSPC; a short write says so only the next time
+            raise OSError(28, "no space left", path)  # ENOSPC: a short write reports it only at the next write
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
 def rename_durably(path: str, to: str) -> None:
-    """As ``os.rename`` within one folder, which is synced."""
+    """``os.rename`` within one folder, which is fsynced."""
     os.rename(path, to)
     fd = os.open(os.path.dirname(to), os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -92,43 +94,43 @@ def rename_durably(path: str, to: str) -> None:
 
 
 def write_json(path: str, document: dict[str, Any]) -> None:
-    """Durable when this returns; whole or absent after a crash at any point."""
+    """Durable when it returns; whole or absent after a crash at any point."""
     temporary = f"{path}.{os.getpid()}.tmp"
     write_durably(temporary, json.dumps({"schema": 1, **document}).encode())
     rename_durably(temporary, path)
 
 
 def stat_fields(pid: int) -> list[str]:
-    """``/proc/<pid>/stat`` from its third field (state) on: the second may contain anything."""
+    """The fields of ``/proc/<pid>/stat`` from the third (state) on: the second may contain any character."""
     return read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """What tells a process from any later one of the same pid."""
+    """Pid, start time and boot: together they never name a second process."""
     boot = read_text("/proc/sys/kernel/random/boot_id").strip()
     return {"pid": pid, "start_time": int(stat_fields(pid)[19]), "boot_id": boot}
 
 
 def descendants() -> list[int]:
-    """Every process below the shim, wherever it has moved its session to."""
+    """The pids of all processes below the shim, in any session."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 children.setdefault(int(stat_fields(int(name))[1]), []).append(int(name))
             except (OSError, IndexError):
-                continue  # it ended while we looked
-    found: list[int] = []
+                continue  # it has ended meanwhile
+    pids: list[int] = []
     front = [os.getpid()]
     while front:
         below = children.get(front.pop(), [])
-        found += below
+        pids += below
         front += below
-    return found
+    return pids
 
 
 def send(pids: list[int], sign: int) -> None:
-    """A signal to each that is still there."""
+    """Sends the signal to each process that still exists."""
     for pid in pids:
         try:
             os.kill(pid, sign)
@@ -137,7 +139,7 @@ def send(pids: list[int], sign: int) -> None:
 
 
 def is_sandbox(pid: int) -> bool:
-    """Whether this is bubblewrap itself and not what runs in it, or is gone."""
+    """True if the process is bubblewrap itself, not a program in it; True also if it has ended."""
     try:
         return read_text(f"/proc/{pid}/comm") == "bwrap\n"
     except OSError:
@@ -145,13 +147,13 @@ def is_sandbox(pid: int) -> bool:
 
 
 def unwrap(status: int) -> int:
-    """The status of what bubblewrap ran, which tells an end by signal n as exit code 128 + n, like every shell."""
+    """The wait status of the program in the sandbox: bubblewrap reports an end by signal n as exit code 128 + n."""
     code = status >> 8 if os.WIFEXITED(status) else 0
     return code - 128 if 128 < code < 128 + signal.NSIG else status
 
 
 def oom_kills(groups: list[str]) -> int:
-    """How often the kernel has killed for lack of memory: in the control groups, without any on the whole machine."""
+    """The number of out-of-memory kills in the control groups; without groups on the whole machine."""
     files = [f"{group}/{name}" for group in groups for name in ("memory.events", "memory.oom_control")]
     for path in filter(os.path.exists, files or ["/proc/vmstat"]):
         for line in read_text(path).splitlines():
@@ -161,7 +163,7 @@ def oom_kills(groups: list[str]) -> int:
 
 
 def kill_groups(groups: list[str]) -> None:
-    """SIGKILL to all at once, so that nobody forks away from it."""
+    """Kills all processes of the groups at once, so that none escapes by forking."""
     for group in groups:
         for name, before, after in (("cgroup.kill", "", "1"), ("freezer.state", "FROZEN", "THAWED")):
             path = f"{group}/{name}"
@@ -178,20 +180,20 @@ def kill_groups(groups: list[str]) -> None:
 
 
 def write_word(path: str, word: str) -> None:
-    """To a file of the kernel's."""
+    """Writes to a file of the kernel."""
     with open(path, "w", encoding="ascii") as file:
         file.write(word)
 
 
 def command(learner: dict[str, Any], env: dict[str, str]) -> list[str]:
-    """What is executed: the shell, in the isolation ``sandbox`` inside bubblewrap."""
+    """The arguments of execve: the shell with the command; in isolation ``sandbox`` inside bubblewrap."""
     shell = ["/bin/sh", "-c", learner["learner"]["command"]]
     if not learner.get("wrap"):
         return shell
     data: list[str] = []
-    for one in learner["plan"]["inputs"]:
-        path = f"{env['DATA_DIR']}/{one['mount']}"
-        if os.path.islink(path):  # the helper's, to data that lies on this machine
+    for entry in learner["plan"]["inputs"]:
+        path = f"{env['DATA_DIR']}/{entry['mount']}"
+        if os.path.islink(path):  # made by the helper, to data on this machine
             place = os.path.realpath(path)
             data += ["--ro-bind", place, place]
     *wrap, remount, root = learner["wrap"]
@@ -199,31 +201,31 @@ def command(learner: dict[str, Any], env: dict[str, str]) -> list[str]:
 
 
 def environment(learner: dict[str, Any], prepared: dict[str, Any]) -> dict[str, str]:
-    """The learner's variables, and those that depend on what the helper has fetched."""
+    """The learner's variables, and those of ``prepared.json``, which depend on what the helper has fetched."""
     env: dict[str, str] = {**learner["env"], **prepared.get("env", {})}
     env["PATH"] = ":".join([*prepared.get("path", []), env["PATH"]])
     return env
 
 
 def enter(groups: list[str]) -> None:
-    """In the child, while it waits: the kernel takes ten milliseconds for it, which the start would be later."""
+    """Enters the control groups. Called in the child before it waits: the kernel takes 10 ms for it."""
     for group in groups:
         try:
             write_word(f"{group}/cgroup.procs", "0")
         except OSError:
-            pass  # then its share is counted and not enforced, as where there are no groups
+            pass  # then its limits are not enforced, as on a machine without groups
 
 
 def restrict(learner: dict[str, Any]) -> None:
-    """In the child: limits, and the learner's own user."""
+    """Sets limits and the learner's own user. Called in the child."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (_NOFILE if hard < 0 else min(hard, _NOFILE), hard))
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write(_OOM_SCORE)  # when memory runs out, learners go before the platform
+            file.write(_OOM_SCORE)  # when memory runs out, the kernel kills learners before the platform
     except OSError:
-        pass  # a machine that does not let us choose
+        pass  # not allowed on this machine
     os.umask(0o022)
     if os.geteuid() == 0:
         uid, gid = learner["uid"], learner["gid"]
@@ -232,76 +234,77 @@ def restrict(learner: dict[str, Any]) -> None:
         os.setresuid(uid, uid, uid)
 
 
-def become(folder: str, learner: dict[str, Any], gate: int) -> NoReturn:
-    """In the child: wait at the gate, drop everything of the platform, run the command."""
+def become(folder: str, learner: dict[str, Any], start_pipe: int) -> NoReturn:
+    """In the child: waits for a byte from the pipe, drops everything of the platform, executes the command."""
     try:
         enter(learner.get("groups", []))
-        if os.read(gate, 1) != b"g":
-            os._exit(CANNOT_RUN)  # the shim ended before the start was written down: it never happened
+        if os.read(start_pipe, 1) != b"g":
+            os._exit(CANNOT_RUN)  # the shim has died before start.json was written: there was no start
         env = environment(learner, read_json(f"{folder}/prepared.json"))
         os.setsid()
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         for fd, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(f"{folder}/runs/{RUN}/{name}", os.O_WRONLY | os.O_APPEND), fd)
         os.closerange(3, _NOFILE)
-        for sign in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
+        for sign in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
             signal.signal(sign, signal.SIG_DFL)
         restrict(learner)
         os.chdir(env["MODEL_DIR"])
         argv = command(learner, env)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execve(argv[0], argv, env)  # noqa: S606 - the shell in argv is the point
-    except BaseException as error:  # noqa: BLE001 - its owner reads what it was, and no code of the parent may run here
+    except BaseException as error:  # noqa: BLE001 - the user reads it in stderr; no code of the parent may run here
         os.write(2, f"weft: the command cannot be started: {error}\n".encode(errors="replace"))
     os._exit(CANNOT_RUN)
 
 
 class Shim:
-    """One learner's life: ``fork``, ``wait_for_go``, then ``start``, ``watch``, ``finish``; or ``never_started``."""
+    """One learner's life: ``fork``, ``wait_for_go``, then ``start``, ``watch``, ``finish``, or ``never_started``."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.learner = read_json(f"{folder}/learner.json")
         self.run = f"{folder}/runs/{RUN}"
         self.child = 0
-        self.gate = -1
-        """The child waits at the other end; closed, it ends without having run anything."""
+        self.start_pipe = -1
+        """The child reads the other end. If it is closed without a byte, the child ends without running anything."""
         self.status: int | None = None
-        """Of the child, as ``waitpid`` gives it; None while it runs."""
+        """The child's wait status; None while it runs."""
         self.ended = 0
         self.mark: dict[str, Any] = {}
         self.stop_cause = ""
         self.deadline: float | None = None
-        """When what is left is killed, on the monotonic clock; None: nobody has asked to stop."""
+        """When everything left is killed, on the monotonic clock; None: no stop was requested."""
         self.groups: list[str] = self.learner.get("groups", [])
         self.wrapped = bool(self.learner.get("wrap"))
-        self.told = True
-        """Whether SIGTERM has found somebody, once it was to be sent."""
-        self.oom_seen = [oom_kills(self.groups)] * OOM_LOOKS
+        self.terminated = True
+        """False while SIGTERM has reached no process of the learner although it was to be sent."""
+        self.oom_counts = [oom_kills(self.groups)] * OOM_POLLS
+        """The numbers of out-of-memory kills at the last polls, oldest first."""
         self.oom = False
 
     def stop_mark(self) -> dict[str, Any]:
         return read_json(f"{self.folder}/stop.json")
 
     def fork(self) -> None:
-        """The child, which waits and has all behind it that takes its time."""
-        inner, self.gate = os.pipe()
+        """Forks the child, which does everything slow and then waits at the pipe."""
+        inner, self.start_pipe = os.pipe()
         self.child = os.fork()
         if self.child == 0:
-            os.close(self.gate)
+            os.close(self.start_pipe)
             become(self.folder, self.learner, inner)
         os.close(inner)
 
     def wait_for_go(self) -> bool:
-        """True: start. False: it was told to stop before it ever ran."""
+        """True: start. False: it was stopped before it ran."""
         while not self.stop_mark():
             if os.path.exists(f"{self.folder}/go"):
                 return True
-            signal.sigtimedwait(_HINTS, LOOK_S)
+            signal.sigtimedwait(_HINTS, POLL_S)
         return False
 
     def never_started(self) -> None:
-        os.close(self.gate)
+        os.close(self.start_pipe)
         os.waitpid(self.child, 0)
         mark = self.stop_mark()
         self.stop_cause = mark["cause"]
@@ -310,36 +313,36 @@ class Shim:
         self.write_exit()
 
     def start(self) -> None:
-        """The child is written down, and only then runs the command."""
+        """Writes ``start.json``, and only then lets the child run the command."""
         write_durably(f"{self.run}/exit.reserved", b" " * _SPACE)
         for name in ("stdout", "stderr"):
             fd = os.open(f"{self.run}/{name}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            if os.geteuid() == 0:  # its own, so that it may open /dev/stderr again; the folder is closed to everyone
+            if os.geteuid() == 0:  # the learner may open /dev/stderr again; the folder is closed to it
                 os.fchown(fd, self.learner["uid"], self.learner["gid"])
             os.close(fd)
         write_json(f"{self.run}/start.json", {**identity(self.child), "time": now_ms(), "run": RUN})
         try:
-            os.write(self.gate, b"g")
+            os.write(self.start_pipe, b"g")
         except BrokenPipeError:
-            pass  # somebody has killed it: that is how it ended
-        os.close(self.gate)
+            pass  # it was killed: that is its end
+        os.close(self.start_pipe)
 
     def watch(self) -> None:
-        """Returns when the process has ended, or the grace of a stop has."""
+        """Returns when the process has ended, or the grace of a stop is over."""
         while True:
             left = self.reap()
             mark = self.stop_mark()
             if mark != self.mark:
                 self.begin_stop(mark)
-            if not self.told:
+            if not self.terminated:
                 self.terminate()
-            look = LOOK_S if self.told else SOON_S
-            wait = look if self.deadline is None else min(look, self.deadline - time.monotonic())
-            # A shell that dies of SIGTERM at once must not take the program with it that is saving its checkpoint.
+            poll = POLL_S if self.terminated else RETRY_S
+            wait = poll if self.deadline is None else min(poll, self.deadline - time.monotonic())
+            # A shell may die of SIGTERM at once while a program below it saves its checkpoint, which has its grace.
             if wait <= 0 or (self.status is not None and (self.deadline is None or not left)):
                 return
             if signal.sigtimedwait(_HINTS, wait) is None:
-                self.oom_seen = [*self.oom_seen[1:], oom_kills(self.groups)]
+                self.oom_counts = [*self.oom_counts[1:], oom_kills(self.groups)]
 
     def begin_stop(self, mark: dict[str, Any]) -> None:
         """A first stop, or a stronger one: less grace, or kill."""
@@ -354,29 +357,29 @@ class Shim:
             self.terminate()
 
     def terminate(self) -> None:
-        """SIGTERM to the learner, not to bubblewrap's monitor above it, whose death would hide how the learner ends.
+        """Sends SIGTERM to the learner, but not to bubblewrap's monitor, whose death would hide how the learner ends.
 
-        While the sandbox is still being made nobody is there to be told.
+        While the sandbox is being made there is no process of the learner: ``terminated`` is False, to try again.
         """
         monitor = self.child if self.wrapped and self.status is None else 0
-        found = [pid for pid in descendants() if pid != monitor]
-        send(found, signal.SIGTERM)
-        self.told = not monitor or not all(is_sandbox(pid) for pid in found)
+        pids = [pid for pid in descendants() if pid != monitor]
+        send(pids, signal.SIGTERM)
+        self.terminated = not monitor or not all(is_sandbox(pid) for pid in pids)
 
     def request_checkpoint(self) -> None:
-        """The file that ``weft.checkpoint_requested`` looks for. The folder is the learner's: no link is followed."""
+        """Makes the file that ``weft.checkpoint_requested`` tests. The folder is the learner's: no link is followed."""
         try:
             fd = os.open(
                 f"{self.folder}/job/stop-requested", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644
             )
         except OSError:
-            return  # it is there, or the disk is full: SIGTERM says the same
+            return  # it exists, or the disk is full: SIGTERM has the same meaning
         if os.geteuid() == 0:
             os.fchown(fd, self.learner["uid"], self.learner["gid"])
         os.close(fd)
 
     def reap(self) -> bool:
-        """Takes in who has ended. Whether any descendant is left."""
+        """Waits for all processes that have ended. True if a descendant is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -388,12 +391,12 @@ class Shim:
                 self.status, self.ended = unwrap(status) if self.wrapped else status, now_ms()
                 status = self.status
                 killed = status == signal.SIGKILL or os.waitstatus_to_exitcode(status) == 128 + signal.SIGKILL
-                # In groups of its own it was one of its processes; on the machine at large it may have been anybody.
+                # With groups the count is the learner's own; without, it includes all processes of the machine.
                 suspect = status != 0 if self.groups else killed
-                self.oom = suspect and not self.stop_cause and oom_kills(self.groups) > self.oom_seen[0]
+                self.oom = suspect and not self.stop_cause and oom_kills(self.groups) > self.oom_counts[0]
 
     def finish(self) -> None:
-        """Kills until nothing is left, and writes down how the process ended."""
+        """Kills until no descendant is left, and writes ``exit.json``."""
         since, written = time.monotonic(), False
         if self.groups and self.reap():
             kill_groups(self.groups)
@@ -406,7 +409,7 @@ class Shim:
             self.write_exit()
 
     def write_exit(self) -> bool:
-        """Durably; as often as it takes. Always true."""
+        """Writes ``exit.json`` durably; retries until it succeeds. Returns True."""
         status = signal.SIGKILL if self.status is None else self.status
         code = os.waitstatus_to_exitcode(status)
         document = {
@@ -420,13 +423,13 @@ class Shim:
                 rename_durably(f"{self.run}/exit.reserved", f"{self.run}/exit.json")
             except OSError as error:
                 sys.stderr.write(f"exit.json cannot be written, trying again: {error}\n")
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
             else:
                 return True
 
 
 def main(folder: str) -> int:
-    """The exit code: 0, whatever the learner's was, or HELD."""
+    """Runs the shim. The exit code is 0 for any end of the learner, or HELD."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     os.umask(0o077)
     lock = os.open(f"{folder}/shim.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -436,7 +439,7 @@ def main(folder: str) -> int:
         return HELD
     os.makedirs(f"{folder}/runs/{RUN}", exist_ok=True)
     if any(os.path.exists(f"{folder}/runs/{RUN}/{name}") for name in ("start.json", "exit.json")):
-        return 0  # it had its run; what became of it is the agent's to find out
+        return 0  # it has been started before; the agent finds out how it ended
     if ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     shim = Shim(folder)

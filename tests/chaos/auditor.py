@@ -1,7 +1,7 @@
-"""Judges a run from what anybody can see: the APIs, the stores through their public clients, the process table.
+"""Audits a run through the APIs, the stores' public clients and the process table only.
 
-It is told what the owners wanted and which learners were hit, and knows nothing of how the platform works. Its own
-tables (which status may follow which) are written down from the contract, not taken from the code under test.
+Its input is what the owners wanted and which learners were killed. It uses no internals of the platform: its table of
+allowed status transitions is written from the contract, not imported from the code under test.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.ports.job_store import JobQuery, JobStore
 from tests.chaos.load import Life, Owned
-from tests.chaos.table import Sampler, look
+from tests.chaos.process_table import Sampler, learner_processes
 from weft import Client, NotFound
 from weft._job import Job
 from weft._records import HistoryEvent
@@ -30,7 +30,7 @@ ENDS: Final[Mapping[Life, frozenset[str]]] = {
     "halt": frozenset({"COMPLETED"}),
     "stay": frozenset({"COMPLETED"}),
     "fail": frozenset({"FAILED"}),
-    # A learner that had said all it had to say when the wish came has completed: facts beat wishes.
+    # A learner that finished before the kill arrived has completed: an exit counts more than the desired state.
     "kill": frozenset({"KILLED"}),
 }
 _LIVE: Final = {"QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "HALTING"}
@@ -44,49 +44,49 @@ FOLLOWS: Final[Mapping[str, set[str]]] = {
     "HALTED": {"RESUMED", "KILLED"},
     "RESUMED": {"QUEUED"},
 }
-"""contracts.md, "Status machine"; whatever lives may also fail or be killed."""
+"""The status machine. A live job may also fail or be killed."""
 
 
 @dataclass
 class Verdict:
-    """What was found: what must not be, and how much was looked at."""
+    """Result of an audit: failures, and how many objects were checked."""
 
-    wrong: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter[str])
 
     def must(self, holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
         if not holds:
-            self.wrong.append(what)
+            self.failures.append(what)
 
 
-def judge_jobs(client: Client, owned: Sequence[Owned], struck: Mapping[str, int], verdict: Verdict) -> None:
-    """Every acknowledged job is there, once, and ended as its owner wanted; what it said is there, once and in order.
+def judge_jobs(client: Client, owned: Sequence[Owned], killed_learners: Mapping[str, int], verdict: Verdict) -> None:
+    """Checks that every acknowledged job exists once, ended as its owner wanted, and has all lines and points in order.
 
-    ``struck``: job -> how often one of its learners was killed.
+    ``killed_learners``: job id -> number of kills of its learners.
     """
     listed = Counter(job.id for job in client.jobs.list(limit=None))
-    mine = {one.job.id for one in owned}
-    verdict.must(set(listed) == mine, f"jobs that nobody submitted, or lost ones: {sorted(set(listed) ^ mine)}")
+    mine = {owned_job.job.id for owned_job in owned}
+    verdict.must(set(listed) == mine, f"lost jobs, or jobs that no owner submitted: {sorted(set(listed) ^ mine)}")
     verdict.must(max(listed.values(), default=1) == 1, "a job is listed twice")
-    for one in owned:
-        job = one.job.refresh()
-        name = f"{job.id} ({one.order.life})"
+    for owned_job in owned:
+        job = owned_job.job.refresh()
+        name = f"{job.id} ({owned_job.order.life})"
         verdict.counts["jobs"] += 1
-        verdict.must(job.status in ENDS[one.order.life], f"{name} is {job.status} ({job.reason}: {job.message})")
+        verdict.must(job.status in ENDS[owned_job.order.life], f"{name} is {job.status} ({job.reason}: {job.message})")
         verdict.must(bool(job.document["released"]), f"{name} holds hardware")
         events = job.history()
-        for wrong in wrong_history(events):
-            verdict.wrong.append(f"{name}: {wrong}")
+        for failure in history_failures(events):
+            verdict.failures.append(f"{name}: {failure}")
         verdict.counts["events"] += len(events)
         failed = sum(event.before in {"PROCESSING", "STORING"} and event.to == "QUEUED" for event in events)
-        planned = struck.get(job.id, 0) + (one.order.life == "fail first")
+        planned = killed_learners.get(job.id, 0) + (owned_job.order.life == "fail first")
         verdict.must(failed <= planned, f"{name}: {failed} attempts failed, of which {planned} were to")
-        for wrong in wrong_streams(client, one, events, verdict.counts):
-            verdict.wrong.append(f"{name}: {wrong}")
+        for failure in stream_failures(client, owned_job, events, verdict.counts):
+            verdict.failures.append(f"{name}: {failure}")
 
 
-def wrong_history(events: Sequence[HistoryEvent]) -> Iterator[str]:
-    """Gaps, doubles, and steps that the status machine does not have."""
+def history_failures(events: Sequence[HistoryEvent]) -> Iterator[str]:
+    """Yields gaps, duplicates and transitions that the status machine does not allow."""
     if [event.seq for event in events] != list(range(1, len(events) + 1)):
         yield f"its history is numbered {[event.seq for event in events]}"
     if not events or (events[0].before, events[0].to) != (None, "QUEUED"):
@@ -102,27 +102,31 @@ def wrong_history(events: Sequence[HistoryEvent]) -> Iterator[str]:
         yield f"its attempts are numbered {admitted}"
 
 
-def wrong_streams(client: Client, one: Owned, events: Sequence[HistoryEvent], counts: Counter[str]) -> Iterator[str]:
-    """Lines and points: 1 to N for each attempt and learner, none twice, none missing, and what its raw log says."""
-    job, order = one.job, one.order
+def stream_failures(
+    client: Client, owned_job: Owned, events: Sequence[HistoryEvent], counts: Counter[str]
+) -> Iterator[str]:
+    """Yields lines and points that are missing, duplicated, out of order or unlike the raw log, by attempt and rank."""
+    job, order = owned_job.job, owned_job.order
     lines, points = list(job.logs()), list(job.points())
     counts.update(lines=len(lines), points=len(points))
     for what, seqs in (("lines", [line.seq for line in lines]), ("points", [point.seq for point in points])):
         if seqs != list(range(1, len(seqs) + 1)):
-            yield f"its {what} are numbered with gaps or doubles"
-    said: dict[tuple[int, int], list[str]] = {}
+            yield f"its {what} are numbered with gaps or duplicates"
+    lines_by_learner: dict[tuple[int, int], list[str]] = {}
     for line in lines:
         if line.run != 1 or line.stream != "stdout" or line.partial:
-            yield f"line {line.seq} is of nobody: {line}"
-        said.setdefault((line.attempt, line.rank), []).append(line.text)
+            yield f"line {line.seq} belongs to no learner: {line}"
+        lines_by_learner.setdefault((line.attempt, line.rank), []).append(line.text)
     reported: dict[tuple[int, int], list[int | None]] = {}
     for point in points:
         reported.setdefault((point.attempt, point.rank), []).append(point.step)
     ran = {event.attempt for event in events if event.to == "PROCESSING"}
     killed = {event.attempt for event in events if event.to == "KILLED"}
-    for attempt in {event.attempt for event in events if event.attempt} | {key[0] for key in said | reported}:
+    for attempt in {event.attempt for event in events if event.attempt} | {
+        key[0] for key in lines_by_learner | reported
+    }:
         for rank in range(order.learners):
-            texts = said.get((attempt, rank), [])
+            texts = lines_by_learner.get((attempt, rank), [])
             steps = [text for text in texts if not text.startswith("said ")]
             where = f"attempt {attempt}, rank {rank}"
             if steps != [f'{{"step": {n}, "loss": 1.5}}' for n in range(1, len(steps) + 1)]:
@@ -137,18 +141,21 @@ def wrong_streams(client: Client, one: Owned, events: Sequence[HistoryEvent], co
         if attempt in ran - killed:
             counts["raw logs"] += order.learners
             yield from _unlike_raw(
-                client, job, attempt, {rank: said.get((attempt, rank), []) for rank in range(order.learners)}
+                client,
+                job,
+                attempt,
+                {rank: lines_by_learner.get((attempt, rank), []) for rank in range(order.learners)},
             )
 
 
-def _unlike_raw(client: Client, job: Job, attempt: int, said: Mapping[int, list[str]]) -> Iterator[str]:
-    """Against what the learners themselves have written, as it was stored at the end."""
+def _unlike_raw(client: Client, job: Job, attempt: int, lines_by_learner: Mapping[int, list[str]]) -> Iterator[str]:
+    """Yields differences between the served lines and the raw logs that were stored at the end."""
     with tempfile.TemporaryDirectory(prefix="weft-chaos-") as folder:
         try:
             files = client.jobs.download(job.id, folder, what="logs", attempt=attempt)
         except NotFound:
             files = []
-        for rank, texts in said.items():
+        for rank, texts in lines_by_learner.items():
             raw = next((path for path in files if path.parts[-2:] == (f"learner-{rank + 1}", "stdout.1")), None)
             if raw is None:
                 yield f"attempt {attempt}, rank {rank}: its raw log was not stored ({job.message})"
@@ -157,46 +164,46 @@ def _unlike_raw(client: Client, job: Job, attempt: int, said: Mapping[int, list[
 
 
 def judge_processes(sampler: Sampler, verdict: Verdict) -> None:
-    """At most one attempt lived at a time, and each learner was one process from its start to its end."""
+    """Checks that attempts never overlapped and that each learner was one process from start to end."""
     verdict.counts["samples of the process table"] = sampler.samples
-    verdict.wrong += sampler.overlaps
+    verdict.failures += sampler.overlaps
     for place, commands in sampler.commands.items():
         verdict.must(len(commands) == 1, f"{place} was {len(commands)} processes: {commands}")
     verdict.counts["learners"] = len(sampler.commands)
 
 
 async def left_behind(home: Path, etcd_address: str, jobs: JobStore, secrets: frozenset[str]) -> list[str]:
-    """Everything that is there and should not be, now that all jobs are over; empty: nothing."""
-    found = [f"{one.part} of {one.place} (pid {one.process.pid})" for one in look(home)]
-    found += [f"folder {path}" for path in (home / "node").iterdir() if path.name != ".agent"]
-    found += [f"file {path}" for path in _temporary(home)]
-    found += [f"secret {name}" for name in sorted(secret_names(home) - secrets)]
-    found += [f"control group {path}" for path in _groups(home)]
-    found += [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if f"{home}/node/" in line]
+    """Returns a line for each leftover of ended jobs: processes, files, secrets, mounts, keys, reservations."""
+    leftovers = [f"{entry.part} of {entry.place} (pid {entry.process.pid})" for entry in learner_processes(home)]
+    leftovers += [f"folder {path}" for path in (home / "node").iterdir() if path.name != ".agent"]
+    leftovers += [f"file {path}" for path in _temporary(home)]
+    leftovers += [f"secret {name}" for name in sorted(secret_names(home) - secrets)]
+    leftovers += [f"control group {path}" for path in _groups(home)]
+    leftovers += [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if f"{home}/node/" in line]
     status = EtcdStatusStore(etcd_address)
     try:
-        found += [f"etcd key {entry.key}" for entry in await status.list("/jobs/")]
+        leftovers += [f"etcd key {entry.key}" for entry in await status.list("/jobs/")]
     finally:
         await status.close()
     holding = await jobs.find(JobQuery(holding=True, deleted=True), limit=1000)
     untrimmed = await jobs.find(JobQuery(untrimmed=True, deleted=True), limit=1000)
-    found += [f"job {job.id} holds hardware" for job in holding]
-    return found + [f"history of {job.id} that was not copied" for job in untrimmed]
+    leftovers += [f"job {job.id} holds hardware" for job in holding]
+    return leftovers + [f"history of {job.id} that was not copied" for job in untrimmed]
 
 
 def _temporary(home: Path) -> Iterator[Path]:
-    """Files on their way to somewhere that never arrived."""
+    """Yields temporary files of writes and transfers that never finished."""
     for pattern in ("*.tmp", "run/*.tmp", "objects/.weft-staging/*", "secrets/.new/*", "uploads/*", "broker/*/[!.]*"):
         yield from (path for path in home.glob(pattern) if path.is_file() and path.parent.name != "control")
 
 
 def secret_names(home: Path) -> frozenset[str]:
-    """What is kept in the secret store."""
+    """Returns the names of the files in the secret store."""
     return frozenset(path.name for path in (home / "secrets").iterdir())
 
 
 def _groups(home: Path) -> list[Path]:
-    """Control groups of learners, by the agent's own note of where it makes them."""
+    """Returns learners' control groups below the folders that the node agent recorded."""
     note = home / "node" / ".agent" / "groups.json"
     places = json.loads(note.read_text())["places"] if note.exists() else []
     return [path for place in places for path in Path(place).iterdir() if path.is_dir()]
@@ -205,7 +212,7 @@ def _groups(home: Path) -> list[Path]:
 async def until_clean(
     home: Path, etcd_address: str, jobs: JobStore, secrets: frozenset[str], *, timeout_s: float
 ) -> tuple[float, list[str]]:
-    """(seconds until nothing was left, what still is)."""
+    """Waits until nothing is left behind. Returns (seconds waited, leftovers)."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     while left := await left_behind(home, etcd_address, jobs, secrets):

@@ -1,4 +1,4 @@
-"""The running platform that the tests of promises in a file share. (`make chaos` starts its own for each seed.)"""
+"""The running platform that the promise tests of one file share. (`make chaos` starts its own for each seed.)"""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from weft import Client
 
 @pytest.fixture(scope="module")
 def weft_up() -> Iterator[Platform]:
-    """Its learners mostly sleep: there is room for more of them than the machine has cores. As root, its stores have a
-    small volume of their own.
-    """
+    """A platform that offers 64 CPUs, because its learners mostly sleep. As root, its stores are on a small volume."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-chaos-")))
         root.chmod(0o755)
@@ -33,5 +31,5 @@ def weft_up() -> Iterator[Platform]:
 
 @pytest.fixture
 def client(weft_up: Platform) -> Iterator[Client]:
-    with Client(weft_up.url, weft_up.key) as found:
-        yield found
+    with Client(weft_up.url, weft_up.key) as connected:
+        yield connected

@@ -1,14 +1,14 @@
-"""How each kind of fault is done to a real platform, and undone where it lasts.
+"""Injects each kind of fault into a real platform, and undoes those that last.
 
-Processes are found as an operator would find them, by the platform's own notes and the process table, and are ended by
-their own pid. Who is not there when his fault comes (nobody has started him again yet) cannot be hit: that is counted.
+Processes are found by the platform's own process files and the process table, and are ended by their pid. A fault whose
+victim does not run at that moment (it has not been restarted yet) is counted as missed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -19,14 +19,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from services.core.domain.errors import WeftError
-from services.core.runtime.processes import Identity, saved, send, wait_gone
+from services.core.adapters.rpc.hints import SERVICES as HEARERS
+from services.core.adapters.rpc.hints import Nudges
+from services.core.bootstrap.wiring import service_secret
+from services.core.domain.errors import Unavailable, WeftError
+from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
+from services.core.runtime.settings import Settings
+from tests.chaos.process_table import LearnerProcess, learner_processes
 from tests.chaos.schedule import SERVICES, Fault
-from tests.chaos.table import Seen, look
 from tests.testbed.clock_jumps import Clocks
 from tests.testbed.platform import Platform
 from tests.testbed.second import Second
 from tests.testbed.toxiproxy import Line
+from tests.waiting import HANG_S
 
 STORES_BYTES: Final = 400 * 2**20
 HOUR_S: Final = 3600
@@ -34,28 +39,28 @@ Undo = Callable[[], None]
 
 
 class Faults:
-    """``begin`` a fault; what it gives back ends it. ``spared``: jobs whose learners are not to be touched."""
+    """``begin`` injects a fault and returns its undo. Learners of jobs in ``spared`` are never touched."""
 
     def __init__(
         self,
         platform: Platform,
         *,
         clocks: Clocks | None = None,
-        seconds: Mapping[str, Second] | None = None,
+        second_services: Mapping[str, Second] | None = None,
         lines: Mapping[str, Sequence[Line]] | None = None,
     ) -> None:
         self.spared: frozenset[str] = frozenset()
         self.counts: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
-        self.struck: Counter[str] = Counter()
-        """Job -> how many of its learners were killed (or lost their parent): its owner must expect new attempts."""
+        self.killed_learners: Counter[str] = Counter()
+        """Job id -> kills of its learners or their shims: that many further attempts are expected."""
         self.down = False
-        """The supervisor could not be started just now; `up` tries again."""
-        self._platform, self._clocks, self._starting = platform, clocks, threading.Lock()
-        self._seconds, self._lines = seconds or {}, lines or {}
+        """True if the supervisor could not be started; `begin` tries again."""
+        self._platform, self._clocks, self._start_lock = platform, clocks, threading.Lock()
+        self._seconds, self._lines = second_services or {}, lines or {}
         self._breaking: defaultdict[str, list[Fault]] = defaultdict(list)
-        self._lining = threading.Lock()
-        self._doing: Mapping[str, Callable[[Fault], Undo | None]] = {
+        self._line_lock = threading.Lock()
+        self._handlers: Mapping[str, Callable[[Fault], Undo | None]] = {
             "kill": self._kill,
             "kill one of": self._kill_one,
             "kill all of": self._kill_all,
@@ -67,7 +72,6 @@ class Faults:
             "disk full": self._disk_full,
             "clock forth": self._clock,
             "clock back": self._clock,
-            "hints lost": self._hints,
             "hints doubled": self._hints,
             "cut off": self._broken,
             "silent": self._broken,
@@ -77,7 +81,7 @@ class Faults:
         if self.down:
             self.up()
         try:
-            undo = self._doing[fault.kind](fault)
+            undo = self._handlers[fault.kind](fault)
         except LookupError:
             self.missed[f"{fault.kind} {fault.victim}"] += 1
             return None
@@ -86,31 +90,31 @@ class Faults:
 
     # --- kills ------------------------------------------------------------------------
 
-    def _noted(self, service: str) -> Identity:
-        """LookupError where it does not run now."""
-        found = saved(self._platform.home / "run" / f"{service}.json")
-        if found is None:
+    def _process_of(self, service: str) -> ProcessIdentity:
+        """Returns the service's process. Raises LookupError if it does not run now."""
+        process = read_live_process(self._platform.home / "run" / f"{service}.json")
+        if process is None:
             raise LookupError(service)
-        return found
+        return process
 
     def _kill(self, fault: Fault) -> None:
-        send(self._noted(fault.victim), signal.SIGKILL)
+        send_signal(self._process_of(fault.victim), signal.SIGKILL)
 
     def _kill_one(self, fault: Fault) -> None:
         self._end(self._one_of(fault))
 
     def _kill_all(self, fault: Fault) -> None:
-        """At one moment, as near as can be. The supervisor, too: it is started as the operator would do it."""
-        hit = [found for name in ("supervisor", *SERVICES) if (found := self._running(name)) is not None]
+        """Kills all services and the supervisor at nearly one moment, then starts them as an operator would."""
+        hit = [process for name in ("supervisor", *SERVICES) if (process := self._running(name)) is not None]
         if fault.victim == "services and helpers":
-            hit += [one.process for one in look(self._platform.home.root) if one.part == "helper"]
+            hit += [entry.process for entry in learner_processes(self._platform.home.root) if entry.part == "helper"]
         for process in hit:
-            send(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
         for process in hit:
-            wait_gone(process, 10)
+            wait_gone(process, HANG_S)
         self.up()
 
-    def _second(self, service: str) -> Identity:
+    def _second(self, service: str) -> ProcessIdentity:
         process = self._seconds[service].process
         if process is None:
             raise LookupError(service)
@@ -118,70 +122,70 @@ class Faults:
 
     def _kill_second(self, fault: Fault) -> Undo:
         process = self._second(fault.victim)
-        send(process, signal.SIGKILL)
-        wait_gone(process, 10)
+        send_signal(process, signal.SIGKILL)
+        wait_gone(process, HANG_S)
         return self._seconds[fault.victim].start
 
     def _stop_second(self, fault: Fault) -> Undo:
         process = self._second(fault.victim)
-        send(process, signal.SIGSTOP)
-        return lambda: _go_on(process)
+        send_signal(process, signal.SIGSTOP)
+        return lambda: _resume(process)
 
-    def _running(self, service: str) -> Identity | None:
+    def _running(self, service: str) -> ProcessIdentity | None:
         with contextlib.suppress(LookupError):
-            return self._noted(service)
+            return self._process_of(service)
         return None
 
     def _supervisor_away(self, _: Fault) -> Undo:
-        supervisor = self._noted("supervisor")
-        send(supervisor, signal.SIGKILL)
-        wait_gone(supervisor, 10)
+        supervisor = self._process_of("supervisor")
+        send_signal(supervisor, signal.SIGKILL)
+        wait_gone(supervisor, HANG_S)
         return self.up
 
     def up(self) -> None:
-        """As an operator who tries again: a disk may be full now, or a peer stopped for a while."""
-        with self._starting:
+        """Runs `weft up`. A failure is kept in ``down``: the disk may be full, or a service stopped."""
+        with self._start_lock:
             self.down = False
             try:
                 self._platform.up()
             except WeftError:
                 self.down = True
 
-    # --- silence ------------------------------------------------------------------------
+    # --- stopped processes ------------------------------------------------------------------------
 
     def _stop(self, fault: Fault) -> Undo:
-        process = self._noted(fault.victim)
-        send(process, signal.SIGSTOP)
-        return lambda: _go_on(process)
+        process = self._process_of(fault.victim)
+        send_signal(process, signal.SIGSTOP)
+        return lambda: _resume(process)
 
     def _stop_one(self, fault: Fault) -> Undo:
         process = self._one_of(fault).process
-        send(process, signal.SIGSTOP)
-        return lambda: _go_on(process)
+        send_signal(process, signal.SIGSTOP)
+        return lambda: _resume(process)
 
-    # --- of one learner -------------------------------------------------------------------
+    # --- one learner -------------------------------------------------------------------
 
-    def _one_of(self, fault: Fault) -> Seen:
+    def _one_of(self, fault: Fault) -> LearnerProcess:
         part = fault.victim.removesuffix("s")
-        there = [one for one in look(self._platform.home.root) if one.part == part]
+        there = [entry for entry in learner_processes(self._platform.home.root) if entry.part == part]
         if part == "learner":
-            there = [one for one in there if one.leads]
+            there = [entry for entry in there if entry.leads]
         if part != "helper":
-            there = [one for one in there if one.place.job not in self.spared]
+            there = [entry for entry in there if entry.place.job not in self.spared]
         if not there:
             raise LookupError(fault.victim)
-        there.sort(key=lambda one: (one.place, one.process.pid))
+        there.sort(key=lambda entry: (entry.place, entry.process.pid))
         return there[int(fault.share * len(there))]
 
-    def _end(self, one: Seen) -> None:
-        if one.part != "helper":
-            self.struck[one.place.job] += 1
-        send(one.process, signal.SIGKILL)
+    def _end(self, entry: LearnerProcess) -> None:
+        if entry.part != "helper":
+            self.killed_learners[entry.place.job] += 1
+        send_signal(entry.process, signal.SIGKILL)
 
     # --- stores, clocks, hints ------------------------------------------------------------
 
     def _disk_full(self, _: Fault) -> Undo:
-        """Whatever the services keep is on a volume that has no room left. Learners' folders are on another."""
+        """Fills the volume of the services' stores. Learners' folders are on another volume."""
         filler = self._platform.home.root / f"filler-{self.counts.total()}"
         with contextlib.suppress(OSError), filler.open("wb") as file:
             while True:
@@ -196,32 +200,30 @@ class Faults:
         clocks.jump(fault.victim, HOUR_S if fault.kind == "clock forth" else -HOUR_S)
         return lambda: clocks.jump(fault.victim, 0)
 
-    def _hints(self, fault: Fault) -> Undo:
-        """What the worker would have taken meanwhile is gone, or there twice."""
-        worker = self._noted("worker")
-        send(worker, signal.SIGSTOP)
+    def _hints(self, fault: Fault) -> None:
+        """Sends a hint again for each job that has run here, on every topic that the service receives."""
+        self._process_of(fault.victim)
+        asyncio.run(self._hint_again(fault.victim))
 
-        def undo() -> None:
-            for message in sorted((self._platform.home / "broker" / "queue").glob("[!.]*")):
-                with contextlib.suppress(FileNotFoundError):
-                    if fault.kind == "hints lost":
-                        message.unlink()
-                    else:
-                        again = message.with_name(f".again-{message.name}")
-                        shutil.copy2(message, again)
-                        stem, _, kind = message.name.partition(".")
-                        again.rename(message.with_name(f"{stem}-again.{kind}"))
-            _go_on(worker)
-
-        return undo
+    async def _hint_again(self, service: str) -> None:
+        settings = Settings(home=self._platform.home.root)
+        nudges = Nudges(settings.installation.address, await service_secret(settings))
+        try:
+            for job in sorted({attempt.parent.name for attempt in (settings.installation / "node").glob("*/[0-9]*")}):
+                for topic in sorted(topic for topic, hearer in HEARERS.items() if hearer == service):
+                    await nudges.nudge(topic, job, "")
+        except Unavailable:  # the hints are lost, which is allowed
+            return
+        finally:
+            await nudges.close()
 
     # --- lines ----------------------------------------------------------------------------
 
     def _broken(self, fault: Fault) -> Undo:
         lines, faults = self._lines[fault.victim], self._breaking[fault.victim]
-        with self._lining:
+        with self._line_lock:
             faults.append(fault)
-            if faults == [fault]:  # else they are broken already, and stay so for longer
+            if faults == [fault]:  # else another fault has broken the lines already
                 for line in lines:
                     if fault.kind == "silent":
                         line.silence()
@@ -229,23 +231,23 @@ class Faults:
                         line.cut()
 
         def undo() -> None:
-            with self._lining:
+            with self._line_lock:
                 faults.remove(fault)
                 if not faults:
                     for line in lines:
-                        line.cut()  # or connections of before would go on with bytes missing, as none does
+                        line.cut()  # old connections must not continue with bytes missing: TCP never does that
                         line.mend()
 
         return undo
 
 
-def _go_on(process: Identity) -> None:
-    send(process, signal.SIGCONT)
+def _resume(process: ProcessIdentity) -> None:
+    send_signal(process, signal.SIGCONT)
 
 
 @contextmanager
 def small_volume(home: Path) -> Generator[None]:
-    """A volume of its own for what the services keep, of limited size; learners' folders are not on it. Needs root."""
+    """Mounts a volume of limited size for the services' stores; learners' folders are not on it. Needs root."""
     home.mkdir(parents=True)
     learners = home.with_name("node")
     learners.mkdir()
@@ -261,7 +263,7 @@ def _mounted(words: list[str], at: Path) -> Generator[None]:
     try:
         yield
     finally:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG_S
         while subprocess.run(["umount", str(at)], check=False, capture_output=True).returncode:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{at} is still in use")

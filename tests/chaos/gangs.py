@@ -1,39 +1,44 @@
-"""Jobs whose learners a test watches from the outside: their folders, their processes, what they have said."""
+"""Watches jobs' learners from the outside: their folders, processes, lines and points."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-from services.core.runtime.processes import Identity, identify, saved, send, wait_gone
+from services.core.runtime.processes import ProcessIdentity, identify, read_live_process, send_signal, wait_gone
 from services.local.layout import ETCD, PROGRAMS
 from tests.testbed.platform import Platform
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 from weft._job import Job
 
 SERVICES = [ETCD.name, *(program.name for program in PROGRAMS)]
 STEP = '{{"step": {}, "loss": 1.5}}'
-DONE_S = 120.0
+DONE_S = 2 * HANG_S
 
 
 def folders(platform: Platform, job: Job) -> list[Path]:
-    """Of its learners in the first attempt, by rank."""
+    """Returns the folders of the first attempt's learners, by rank."""
     return sorted((platform.home / "node" / job.id / "1").glob("worker-*"))
 
 
-def helpers(platform: Platform, job: Job) -> list[Identity]:
-    """Those that live now."""
-    return [found for folder in folders(platform, job) if (found := saved(folder / "helper.json")) is not None]
+def helpers(platform: Platform, job: Job) -> list[ProcessIdentity]:
+    """Returns the living helper processes of the job."""
+    return [
+        process
+        for folder in folders(platform, job)
+        if (process := read_live_process(folder / "helper.json")) is not None
+    ]
 
 
-def learners(platform: Platform, job: Job) -> dict[str, Identity | None]:
-    """The processes of its commands; None for one that has ended."""
+def learners(platform: Platform, job: Job) -> dict[str, ProcessIdentity | None]:
+    """Returns learner name -> process of its command; None if it has ended."""
     return {name: identify(pid) for name, pid in platform.learner_pids(job.id).items()}
 
 
 def all_run(platform: Platform, jobs: Iterable[Job], count: int) -> bool:
-    """Whether each of them has so many learners that run."""
+    """True if each job has exactly ``count`` learners, all running."""
     return all(
         list(learners(platform, job).values()).count(None) == 0 and len(learners(platform, job)) == count
         for job in jobs
@@ -41,28 +46,32 @@ def all_run(platform: Platform, jobs: Iterable[Job], count: int) -> bool:
 
 
 def kill_helpers(platform: Platform, job: Job) -> int:
-    """Returns once others have taken their places; how many there were."""
+    """Kills the job's helpers and waits for their replacements. Returns the number killed."""
     killed = 0
     for folder in folders(platform, job):
-        helper = eventually(lambda at=folder: saved(at / "helper.json"), DONE_S)  # type: ignore[misc]
+        helper = eventually(partial(read_live_process, folder / "helper.json"), DONE_S)
         assert helper is not None
-        killed += send(helper, signal.SIGKILL)
-        eventually(lambda at=folder, it=helper: saved(at / "helper.json") not in {None, it}, DONE_S)  # type: ignore[misc]
+        killed += send_signal(helper, signal.SIGKILL)
+        eventually(partial(_has_other_helper, folder, helper), DONE_S)
     return killed
 
 
-def kill_control_plane(platform: Platform, *also: Identity) -> int:
-    """Supervisor and services, at once; nobody starts them again. How many processes."""
-    noted = [saved(platform.home / "run" / f"{name}.json") for name in ["supervisor", *SERVICES]]
-    dead = [one for one in noted if one is not None] + list(also)
+def _has_other_helper(folder: Path, old_helper: ProcessIdentity) -> bool:
+    return read_live_process(folder / "helper.json") not in {None, old_helper}
+
+
+def kill_control_plane(platform: Platform, *also: ProcessIdentity) -> int:
+    """Kills the supervisor and all services; nothing restarts them. Returns the number of processes killed."""
+    processes = [read_live_process(platform.home / "run" / f"{name}.json") for name in ["supervisor", *SERVICES]]
+    dead = [process for process in processes if process is not None] + list(also)
     for process in dead:
-        send(process, signal.SIGKILL)
-    assert all(wait_gone(process, 10) for process in dead)
+        send_signal(process, signal.SIGKILL)
+    assert all(wait_gone(process, HANG_S) for process in dead)
     return len(dead)
 
 
-def wrong_steps(job: Job, rank: int, count: int, last: str) -> str:
-    """What is wrong with the lines and points that a learner has said (``STEP`` 1 to count, then ``last``); or ""."""
+def step_failures(job: Job, rank: int, count: int, last: str) -> str:
+    """Describes the first difference from the expected lines and points (``STEP`` 1 to count, then ``last``); or ""."""
     lines = [line.text for line in job.logs(rank=rank)]
     if lines != [*(STEP.format(step) for step in range(1, count + 1)), last]:
         return f"rank {rank}: {len(lines)} lines, not {count + 1} in order"

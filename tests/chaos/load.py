@@ -1,7 +1,7 @@
-"""A steady load of jobs, each with an owner who knows what is to come of it. A pure function of the seed.
+"""A steady load of jobs, each with an owner that knows the expected outcome. A pure function of the seed.
 
-Learners are shells that say "step 1", "step 2" ... as JSON, each of them a line and a point, so that whatever is lost,
-doubled or mixed up shows. The owner is patient: what was not answered is asked again, under the same idempotency key.
+Learners are shells that print {"step": 1}, {"step": 2} ... as JSON. Each is a line and a point, so the auditor sees
+loss, duplication and reordering. An owner repeats an unanswered request under the same idempotency key.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ T = TypeVar("T")
 Life = Literal["complete", "fail first", "fail", "halt", "kill", "stay"]
 RESOURCES: Final = {"cpus": 0.5, "memory": "64MiB"}
 LIVE: Final = 4
-"""Jobs at a time, beside those that stay."""
+"""Concurrent jobs, without those that stay."""
 STAYING: Final = 2
 FAILS: Final = 9
 """Exit code of a learner that fails on purpose."""
-_LOOK_S: Final = 0.25
-_SAYS: Final = """
+_POLL_S: Final = 0.25
+_PREAMBLE: Final = """
 exec 2> /dev/null
 trap 'exit 143' TERM
 n=0
@@ -33,7 +33,7 @@ while [ $n -lt {steps} ]{unless}; do
   n=$((n + 1)); echo "{{\\"step\\": $n, \\"loss\\": 1.5}}"; sleep {pause}
 done
 """
-"""Silent on stderr: there the shell itself says 'Terminated', or not, of a `sleep` that the same signal ended."""
+"""stderr is discarded: the shell prints 'Terminated' there at times, if the signal also ended its `sleep`."""
 _ENDS: Final[dict[Life, str]] = {
     "complete": "",
     "halt": "",
@@ -49,7 +49,7 @@ _MOST: Final[list[Life]] = ["complete"] * 6
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A job and what its owner wants of it."""
+    """A job and the life that its owner wants for it."""
 
     number: int
     life: Life
@@ -59,9 +59,9 @@ class Order:
 
     def spec(self) -> dict[str, Any]:
         unless = ' && [ ! -e "$JOB_STATE_DIR/end" ]' if self.life == "stay" else ""
-        # One more learner's death is the platform's doing: only exits of our own may end a job.
+        # Only a learner's own failure may end a job. Kills by faults are retried without limit.
         budget = {"max": 0} if self.life == "fail" else {"max": 1000, "backoff": "50ms"}
-        command = _SAYS.format(steps=self.steps, unless=unless, pause=self.pause_s) + _ENDS[self.life]
+        command = _PREAMBLE.format(steps=self.steps, unless=unless, pause=self.pause_s) + _ENDS[self.life]
         return {
             "name": f"chaos-{self.number}", "command": f'{command}\necho "said $n"', "learners": self.learners,
             "resources": RESOURCES, "retries": budget, "grace": "2s",
@@ -69,7 +69,7 @@ class Order:
 
 
 def orders(seed: int) -> Iterator[Order]:
-    """Without end. The first of them are gangs that stay until they are told to end."""
+    """Yields orders without end. The first STAYING ones are gangs that run until the test ends them."""
     chance = random.Random(f"load {seed}")
     for number in range(1, STAYING + 1):
         yield Order(number, "stay", 2, 1_000_000, 0.1)
@@ -84,15 +84,15 @@ def orders(seed: int) -> Iterator[Order]:
 
 @dataclass(slots=True)
 class Owned:
-    """A job whose submit was acknowledged, and what its owner does about it."""
+    """An acknowledged job and the actions of its owner."""
 
     order: Order
     job: Job
     halted: bool = False
     over: bool = False
 
-    def look(self) -> None:
-        """Looks once, and does what is due. An error leaves everything as it was."""
+    def poll(self) -> None:
+        """Reads the job once and halts, resumes or kills it if that is due. An error changes nothing."""
         job, life = self.job.refresh(), self.order.life
         wanted = str(job.document["desired"])
         self.halted = self.halted or wanted == "halt"
@@ -106,16 +106,16 @@ class Owned:
 
 
 class Load:
-    """``with Load(...) as load``: owners, each in a thread of its own, submit one job after another until ``close``."""
+    """Context manager: owners, each in its own thread, submit one job after another until ``close``."""
 
     def __init__(self, client: Client, seed: int) -> None:
         self.owned: list[Owned] = []
         self.unanswered = 0
-        """Requests that had to be made again, after the SDK's own patience had ended."""
+        """Requests that were repeated after the SDK's own retries had ended."""
         self.failure: BaseException | None = None
         self._client, self._seed = client, seed
-        self._orders, self._taking = orders(seed), threading.Lock()
-        self._closing, self._leaving = threading.Event(), threading.Event()
+        self._orders, self._lock = orders(seed), threading.Lock()
+        self._closed, self._abandon = threading.Event(), threading.Event()
         owners = range(LIVE + STAYING)
         self._threads = [threading.Thread(target=self._run, name=f"owner-{n}", daemon=True) for n in owners]
 
@@ -125,84 +125,86 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing.set()
-        self._leaving.set()
+        self._closed.set()
+        self._abandon.set()
         for thread in self._threads:
             thread.join()
 
     @property
     def staying(self) -> list[Owned]:
-        return [one for one in self.owned if one.order.life == "stay"]
+        return [owned_job for owned_job in self.owned if owned_job.order.life == "stay"]
 
     @property
     def all_stay(self) -> bool:
-        """Whether those that are to stay run."""
-        return len(self.staying) == STAYING and all(one.job.status == "PROCESSING" for one in self.staying)
+        """True if all jobs that stay are running."""
+        return len(self.staying) == STAYING and all(owned_job.job.status == "PROCESSING" for owned_job in self.staying)
 
     @property
     def other_runs(self) -> bool:
-        """Whether any of the others runs now."""
-        return any(one.order.life != "stay" and one.job.status == "PROCESSING" for one in self.owned)
+        """True if any other job is running."""
+        return any(owned_job.order.life != "stay" and owned_job.job.status == "PROCESSING" for owned_job in self.owned)
 
     @property
     def over(self) -> int:
-        return sum(one.over for one in self.owned)
+        return sum(owned_job.over for owned_job in self.owned)
 
     @property
     def idle(self) -> bool:
-        """Whether every owner has left: nothing is asked for any more."""
+        """True if every owner has finished: no more requests follow."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
-        """No more submits."""
-        self._closing.set()
+        """Ends submission; running jobs are followed to their end."""
+        self._closed.set()
 
     def _run(self) -> None:
         try:
-            while not self._closing.is_set():
-                with self._taking:
+            while not self._closed.is_set():
+                with self._lock:
                     order = next(self._orders)
-                one = self._submit(order)
-                while one is not None and not one.over and not self._leaving.is_set():
-                    self._patiently(one.look)
-                    self._leaving.wait(_LOOK_S)
-        except BaseException as error:  # noqa: BLE001 - told to the main thread, whoever it is from
+                owned_job = self._submit(order)
+                while owned_job is not None and not owned_job.over and not self._abandon.is_set():
+                    self._request(owned_job.poll)
+                    self._abandon.wait(_POLL_S)
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             self.failure = error
 
     def _submit(self, order: Order) -> Owned | None:
-        """Until it is acknowledged: also after ``close``, for nobody else knows whether it is there."""
+        """Submits until acknowledged, also after ``close``: an unanswered submit may exist already."""
         key = f"chaos-{self._seed}-{order.number}"
-        while not self._leaving.is_set():
-            job = self._patiently(lambda: self._client.jobs.submit(order.spec(), idempotency_key=key))
+        while not self._abandon.is_set():
+            job = self._request(lambda: self._client.jobs.submit(order.spec(), idempotency_key=key))
             if job is not None:
-                one = Owned(order, job)
-                self.owned.append(one)
-                return one
-            self._leaving.wait(_LOOK_S)  # a full disk answers at once
+                owned_job = Owned(order, job)
+                self.owned.append(owned_job)
+                return owned_job
+            self._abandon.wait(_POLL_S)  # a full disk answers at once
         return None
 
-    def _patiently(self, ask: Callable[[], T]) -> T | None:
-        """The answer, or None where there is none now: it is asked again at the next look."""
+    def _request(self, call: Callable[[], T]) -> T | None:
+        """Returns the answer, or None if it failed with a retryable error: the next poll repeats it."""
         try:
-            return ask()
+            return call()
         except Conflict:
-            return None  # too late: the next look says what has become of it
+            return None  # too late: the next poll reads the result
         except WeftError as error:
             if not error.retryable:
                 raise
-            with self._taking:
+            with self._lock:
                 self.unanswered += 1
             return None
 
 
 def wait_over(load: Load, *, timeout_s: float, say: Callable[[], None] = lambda: None) -> float:
-    """Seconds until every job is over. TimeoutError names those that are not."""
+    """Returns the seconds until every job is over. Raises TimeoutError with the names of the others."""
     began = time.monotonic()
     while not load.idle:
         if load.failure is not None:
             raise load.failure
         if time.monotonic() - began > timeout_s:
-            left = ", ".join(f"{one.job!r} ({one.order.life})" for one in load.owned if not one.over)
+            left = ", ".join(
+                f"{owned_job.job!r} ({owned_job.order.life})" for owned_job in load.owned if not owned_job.over
+            )
             raise TimeoutError(f"not over {timeout_s:.0f} s after the last fault: {left}")
         say()
         time.sleep(0.1)

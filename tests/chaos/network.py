@@ -1,4 +1,4 @@
-"""What a run's platform reaches others through: lines that can be cut or fall silent, and the servers behind them."""
+"""The servers of a run, and the network lines to them that can be cut or made silent."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _NAME: Final = "weft-chaos"
 
 
 class Network:
-    """``lines``: by the victim of the faults that break them."""
+    """Lines through a proxy. ``lines``: victim of a fault -> the lines that the fault breaks."""
 
     def __init__(self, proxy: Toxiproxy) -> None:
         self.lines: dict[str, list[Line]] = {}
         self._proxy = proxy
 
-    def through(self, whose: str, address: str) -> str:
-        """By a line of its own."""
+    def through(self, victim: str, address: str) -> str:
+        """Makes a line to the address and returns the line's address."""
         line = self._proxy.to(address)
-        self.lines.setdefault(whose, []).append(line)
+        self.lines.setdefault(victim, []).append(line)
         return line.address
 
 
 class Servers:
-    """MongoDB's protocol, S3 and RabbitMQ."""
+    """The servers of a run: MongoDB's protocol, S3 and RabbitMQ."""
 
     def __init__(self, mongo: Mongo, s3: S3, rabbitmq: RabbitMQ) -> None:
         self.job_store = at_database(mongo.uri, _NAME)
         self._mongo, self._s3, self._rabbitmq = mongo, s3, rabbitmq
 
     def settings(self, reach: Callable[[str, str], str]) -> Mapping[str, str]:
-        """Of a machine that reaches (jobs, objects or broker, address) by the address that it is given."""
+        """Returns the settings of a machine. ``reach`` maps (victim, address) to the address to use."""
         s3 = self._s3
         return {
             **s3.settings(_NAME),
@@ -51,14 +51,14 @@ class Servers:
 
 @contextmanager
 def network(root: Path, say: Callable[[str], None]) -> Generator[Network]:
-    """``root``: where logs are kept."""
+    """Runs a proxy; its log is in ``root``."""
     with running(Toxiproxy(go_build("toxiproxy", SERVERS / "toxiproxy", say), root)) as proxy:
         yield Network(proxy)
 
 
 @contextmanager
 def servers(root: Path, say: Callable[[str], None]) -> Generator[Servers]:
-    """They serve; ended afterwards."""
+    """Runs the servers and ends them afterwards."""
     with ExitStack() as stack:
         mongo = Mongo(mongo_build(say), _folder(root / "mongo"))
         stack.callback(mongo.kill)

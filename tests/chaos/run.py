@@ -1,7 +1,7 @@
-"""One run: a real platform under a steady load of jobs, faults by schedule, then the auditor.
+"""Runs a real platform under a steady load of jobs, injects the scheduled faults, then audits the result.
 
-Everything that chance decides comes from the seed; the schedule is printed first. What the machine decides (who is
-where when a fault comes) differs from run to run, so a seed is replayed to meet the same faults, not the same instants.
+All random choices come from the seed; the schedule is printed first. Timing depends on the machine, so a replay of a
+seed repeats the faults, not the exact instants.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from tests.chaos.auditor import Verdict, judge_jobs, judge_processes, secret_nam
 from tests.chaos.faults import Faults, Undo, small_volume
 from tests.chaos.load import Load, wait_over
 from tests.chaos.network import Servers, network, servers
+from tests.chaos.process_table import Sampler
 from tests.chaos.schedule import SECOND, Fault, schedule
-from tests.chaos.table import Sampler
 from tests.testbed.clock_jumps import Clocks, faketime_library
 from tests.testbed.platform import Platform
 from tests.testbed.second import Second
 from weft import Client
 
 OVER_S: Final = 600.0
-"""Limit for all jobs to end after the last fault. What it took is told; half a minute is promised of a calm machine."""
+"""Limit in seconds for all jobs to end after the last fault. The run prints the time; promised is half a minute on an
+idle machine."""
 CLEAN_S: Final = 120.0
 KEPT: Final = Path("build") / "chaos"
 
 
 @dataclass
 class Outcome:
-    """What a run came to."""
+    """Result of a run."""
 
     seed: int
     faults: Counter[str] = field(default_factory=Counter[str])
@@ -51,21 +52,23 @@ class Outcome:
     verdict: Verdict = field(default_factory=Verdict)
     over_s: float = 0.0
     clean_s: float = 0.0
-    asked_again: int = 0
+    retried_requests: int = 0
     judged: bool = False
-    """Whether it came to its end."""
+    """True if the run reached the audit."""
 
     @property
     def lines(self) -> list[str]:
-        """For people."""
+        """The result as lines of text."""
         counts = self.verdict.counts
         kinds = ", ".join(f"{what} {count}" for what, count in sorted(self.faults.items()))
-        seen = ", ".join(f"{count:,} {what}" for what, count in sorted(counts.items()))
+        checked = ", ".join(f"{count:,} {what}" for what, count in sorted(counts.items()))
         lines = [f"faults: {sum(self.faults.values())} ({kinds})"]
         if self.missed:
-            lines.append("nobody was there to be hit: " + ", ".join(f"{what} {n}" for what, n in self.missed.items()))
-        lines.append(f"looked at: {seen}")
-        lines.append(f"requests that had to be made again: {self.asked_again}")
+            lines.append(
+                "faults without a running victim: " + ", ".join(f"{what} {n}" for what, n in self.missed.items())
+            )
+        lines.append(f"checked: {checked}")
+        lines.append(f"repeated requests: {self.retried_requests}")
         lines.append(
             f"after the last fault: all jobs over in {self.over_s:.1f} s, nothing left behind in {self.clean_s:.1f} s"
         )
@@ -73,7 +76,7 @@ class Outcome:
 
 
 def available(say: Callable[[str], None]) -> set[str]:
-    """What this machine can do to a platform; what it cannot is said."""
+    """Returns the fault requirements that this machine meets; says which it does not meet."""
     has: set[str] = set()
     if os.geteuid() == 0:
         has.add("root")
@@ -88,78 +91,84 @@ def available(say: Callable[[str], None]) -> set[str]:
 
 
 def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable[[str], None]) -> Outcome:
-    """Plays the seed and judges it. KeyboardInterrupt leaves nothing running."""
-    has = available(say) | {"servers" if _on_servers(seed) else "files"}
-    if _with_seconds(seed):
-        has.add("seconds")
+    """Runs the seed and audits it. KeyboardInterrupt leaves nothing running."""
+    chosen = {"servers": _on_servers(seed), "hints": _with_hints(seed), "seconds": _with_second_services(seed)}
+    has = available(say) | {name for name, here in chosen.items() if here}
     plan = schedule(seed, count, has)
     for fault in plan:
         say(str(fault))
     outcome = Outcome(seed)
     with ExitStack() as stack:
-        deaf = stack.enter_context(_deaf_to_signals())
+        ignore_signals = stack.enter_context(_ignoring_signals())
         root = stack.enter_context(_folder())
         clocks = Clocks(root / "clocks", faketime_library(say)) if "clocks" in has else None
         if "root" in has:
             stack.enter_context(small_volume(root / "home"))
         net = stack.enter_context(network(root, say))
-        behind = stack.enter_context(servers(root / "servers", say)) if "servers" in has else None
+        backends = stack.enter_context(servers(root / "servers", say)) if "servers" in has else None
         own = _settings(seed) | dict(clocks.environment if clocks else {})
-        settings = own | dict(behind.settings(net.through) if behind else {})
+        settings = own | dict(backends.settings(net.through) if backends else {})
         platform = Platform(root / "home", settings)
         stack.enter_context(_kept_logs(platform, outcome))
         stack.callback(platform.down)
         platform.up()
-        seconds: dict[str, Second] = {}
+        second_services: dict[str, Second] = {}
         reach = partial(net.through, SECOND)
         for service in ("lcm", "guardian") if "seconds" in has else ():
-            its = own | dict(behind.settings(lambda _, address: reach(address)) if behind else {})
-            seconds[service] = Second(platform.home, service, root / f"second-{service}", its, through=reach)
-            stack.callback(seconds[service].stop)
-            seconds[service].start()
-        faults = Faults(platform, clocks=clocks, seconds=seconds, lines=net.lines)
+            environment = own | dict(backends.settings(lambda _, address: reach(address)) if backends else {})
+            second_services[service] = Second(
+                platform.home, service, root / f"second-{service}", environment, through=reach
+            )
+            stack.callback(second_services[service].stop)
+            second_services[service].start()
+        faults = Faults(platform, clocks=clocks, second_services=second_services, lines=net.lines)
         client = stack.enter_context(Client(platform.url, platform.key))
         secrets = secret_names(platform.home.root)
-        stack.callback(deaf)  # from here on everything is put away, however often Ctrl-C is pressed
+        stack.callback(ignore_signals)  # from here on the clean-up completes, however often Ctrl-C is pressed
         with Sampler(platform.home.root) as sampler, Load(client, seed) as load:
-            # A platform that cannot even come up ends, with its reason: faults are for one that has.
+            # Faults begin once the platform is up. A platform that fails to start ends the run with its reason.
             came_up = platform.home / "run" / "came-up"
             _until(lambda: load.all_stay and load.other_runs and came_up.exists(), load)
-            faults.spared = frozenset(one.job.id for one in load.staying)
+            faults.spared = frozenset(owned_job.job.id for owned_job in load.staying)
             _play(plan, faults, load, progress)
             load.close()
             platform.up()
-            for one in load.staying:
-                for place in (platform.home / "node" / one.job.id).glob("*/*/job"):
+            for owned_job in load.staying:
+                for place in (platform.home / "node" / owned_job.job.id).glob("*/*/job"):
                     (place / "end").touch()
             outcome.over_s = wait_over(
                 load, timeout_s=OVER_S, say=lambda: progress(f"{load.over}/{len(load.owned)} over")
             )
-            outcome.clean_s, left = asyncio.run(_clean(platform, secrets, behind))
+            outcome.clean_s, left = asyncio.run(_clean(platform, secrets, backends))
         verdict = outcome.verdict
-        verdict.wrong += [f"left behind: {what}" for what in left]
-        judge_jobs(client, load.owned, faults.struck, verdict)
+        verdict.failures += [f"left behind: {what}" for what in left]
+        judge_jobs(client, load.owned, faults.killed_learners, verdict)
         judge_processes(sampler, verdict)
         outcome.judged = True
-        outcome.faults, outcome.missed, outcome.asked_again = faults.counts, faults.missed, load.unanswered
+        outcome.faults, outcome.missed, outcome.retried_requests = faults.counts, faults.missed, load.unanswered
     return outcome
 
 
-def _with_seconds(seed: int) -> bool:
-    """Whether this seed is played with a second lcm and a second guardian, which take over from what stands still."""
+def _with_second_services(seed: int) -> bool:
+    """True if this seed runs a second lcm and a second guardian, which take over from stopped processes."""
     return seed % 2 == 0
 
 
 def _on_servers(seed: int) -> bool:
-    """Whether this seed is played on MongoDB's protocol, S3 and RabbitMQ, over lines that can be cut."""
+    """True if this seed's stores are MongoDB's protocol, S3 and RabbitMQ, over lines that can be cut."""
     return seed % 3 == 1
 
 
+def _with_hints(seed: int) -> bool:
+    """True if this seed sends hints."""
+    return seed % 5 != 0
+
+
 def _settings(seed: int) -> dict[str, str]:
-    """Some ways to run it, by the seed: without hints; with nobody who ends what stands still, so that it goes on."""
-    silence = "0" if _with_seconds(seed) else "2"
+    """Settings by seed. With second services, the supervisor does not end stopped processes: they resume as zombies."""
+    silence = "0" if _with_second_services(seed) else "2"
     return {
-        "WEFT_NODE_CPUS": "8", "WEFT_PEER_GRACE_S": "1", "WEFT_HINTS": "drop" if seed % 5 == 0 else "celery",
+        "WEFT_NODE_CPUS": "8", "WEFT_PEER_GRACE_S": "1", "WEFT_HINTS": "send" if _with_hints(seed) else "drop",
         "WEFT_SILENCE_S": silence, "WEFT_NODE_HELPER_SILENCE_S": silence,
         # On a busy machine metrics may be away for longer than a learner's end waits by default.
         "WEFT_HELPER_DRAIN_S": "600",
@@ -167,31 +176,31 @@ def _settings(seed: int) -> dict[str, str]:
 
 
 def _play(plan: Sequence[Fault], faults: Faults, load: Load, progress: Callable[[str], None]) -> None:
-    """Every fault at its time, as far as the machine keeps up; what lasts is undone, whatever happens.
+    """Injects every fault at its time, as far as the machine keeps up, and undoes lasting faults in any case.
 
-    Each is undone by a thread of its own: who waits for a platform to come up must not keep what it waits for stopped.
+    Each undo has its own thread: an undo that waits for the platform must not delay an undo that the platform needs.
     """
     began = time.monotonic()
-    undoing: list[_Undoing] = []
+    pending_undos: list[_DelayedUndo] = []
     try:
         for done, fault in enumerate(plan, start=1):
             _sleep_until(began + fault.at_s, load)
             progress(f"fault {done}/{len(plan)}: {fault.kind} {fault.victim}; jobs {load.over}/{len(load.owned)} over")
             undo = faults.begin(fault)
             if undo is not None:
-                undoing.append(_Undoing(fault.for_s, undo))
-        for one in undoing:
-            one.thread.join()
+                pending_undos.append(_DelayedUndo(fault.for_s, undo))
+        for pending in pending_undos:
+            pending.thread.join()
     finally:
-        for one in undoing:
-            one.now()
-    for one in undoing:
-        if one.failure is not None:
-            raise one.failure
+        for pending in pending_undos:
+            pending.now()
+    for pending in pending_undos:
+        if pending.failure is not None:
+            raise pending.failure
 
 
-class _Undoing:
-    """Ends a fault after so many seconds, or `now`; once."""
+class _DelayedUndo:
+    """Undoes a fault once: after ``after_s`` seconds, or at `now`."""
 
     def __init__(self, after_s: float, undo: Undo) -> None:
         self.failure: BaseException | None = None
@@ -227,10 +236,10 @@ def _until(condition: Callable[[], bool], load: Load) -> None:
         time.sleep(0.05)
 
 
-async def _clean(platform: Platform, secrets: frozenset[str], behind: Servers | None) -> tuple[float, list[str]]:
+async def _clean(platform: Platform, secrets: frozenset[str], backends: Servers | None) -> tuple[float, list[str]]:
     home = platform.home
-    if behind is not None:
-        jobs: JobStore = await MongoJobStore.open(behind.job_store)
+    if backends is not None:
+        jobs: JobStore = await MongoJobStore.open(backends.job_store)
     else:
         jobs = await SqliteJobStore.open(home / "jobs.sqlite")
     try:
@@ -240,16 +249,16 @@ async def _clean(platform: Platform, secrets: frozenset[str], behind: Servers | 
 
 
 @contextmanager
-def _deaf_to_signals() -> Generator[Callable[[], None]]:
-    """What it gives makes SIGINT and SIGTERM do nothing until this is left."""
+def _ignoring_signals() -> Generator[Callable[[], None]]:
+    """Yields a function that makes the process ignore SIGINT and SIGTERM until the block ends."""
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
 
-    def deaf() -> None:
+    def ignore_signals() -> None:
         for sign in before:
             signal.signal(sign, signal.SIG_IGN)
 
     try:
-        yield deaf
+        yield ignore_signals
     finally:
         for sign, handler in before.items():
             signal.signal(sign, handler)
@@ -257,7 +266,7 @@ def _deaf_to_signals() -> Generator[Callable[[], None]]:
 
 @contextmanager
 def _folder() -> Generator[Path]:
-    """Gone afterwards."""
+    """A temporary folder that is deleted afterwards."""
     root = Path(tempfile.mkdtemp(prefix="weft-chaos-"))
     root.chmod(0o755)
     try:
@@ -268,11 +277,11 @@ def _folder() -> Generator[Path]:
 
 @contextmanager
 def _kept_logs(platform: Platform, outcome: Outcome) -> Generator[None]:
-    """The services' logs of a run that found something are in build/chaos afterwards."""
+    """Copies the services' logs to build/chaos if the run failed."""
     try:
         yield
     finally:
-        if not outcome.judged or outcome.verdict.wrong:
+        if not outcome.judged or outcome.verdict.failures:
             kept = KEPT / f"seed-{outcome.seed}"
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(platform.home / "logs", kept)

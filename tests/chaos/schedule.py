@@ -1,7 +1,7 @@
-"""Which faults hit whom, and when: a pure function of the seed, so that a run can be had again.
+"""Which faults hit which victims, and when: a pure function of the seed, so that a run can be replayed.
 
-Times are seconds from the first fault. What runs in a process is chosen by its place among those that are there when
-the fault comes, for nobody knows their pids beforehand.
+Times are seconds from the first fault. A victim among several processes is chosen by its position in their order at the
+time of the fault, because pids are not known beforehand.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ from typing import Final
 
 SERVICES: Final = ("api", "lcm", "guardian", "metrics", "node", "etcd", "worker")
 TIMED: Final = ("api", "lcm", "guardian", "metrics", "node")
-"""Those whose clock can be made to jump."""
+"""Services whose clock can be made to jump."""
 SECOND: Final = "second machine"
 GAP_S: Final = 0.8
-"""Between two faults, on average."""
+"""Mean seconds between two faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of fault, whom it may hit, how long it lasts (seconds, at least and at most), and how often it comes."""
+    """A kind of fault: its victims, its duration (seconds: least, most) and its weight in the schedule."""
 
     name: str
     victims: tuple[str, ...]
     lasts_s: tuple[float, float] = (0.0, 0.0)
     weight: int = 1
     needs: str = ""
-    """What a run needs to have for it: root (mounts), clocks, a second machine, its stores as servers or as files."""
+    """Requirement of this kind: root (for mounts), clocks, seconds (second services), servers or hints; "": none."""
 
 
 KINDS: Final = (
     Kind("kill", ("api", "lcm", "guardian", "metrics", "node", "etcd", "worker"), weight=2),
     Kind("kill one of", ("helpers", "learners", "shims"), weight=2),
     Kind("kill all of", ("services", "services and helpers")),
-    # Nobody starts anything again until it is back.
-    # Of another machine, as it were: nobody starts it again at once.
+    # A service of the second machine: nothing restarts it until the fault ends.
     Kind("kill second", ("lcm", "guardian"), (0.5, 4.0), weight=2, needs="seconds"),
     Kind("stop second", ("lcm", "guardian"), (3.5, 6.0), weight=2, needs="seconds"),
+    # Nothing restarts services until the supervisor is back.
     Kind("supervisor away", ("supervisor",), (0.5, 3.0)),
-    # Longer than the lease, so that the others take it for dead when it goes on.
+    # Longer than the lease, so that others have taken over when it resumes.
     Kind("stop", ("api", "lcm", "guardian", "metrics", "node", "etcd"), (3.5, 6.0)),
     Kind("stop one of", ("helpers",), (1.0, 6.0)),
     Kind("disk full", ("stores",), (1.0, 3.0), needs="root"),
     Kind("clock forth", TIMED, (1.5, 4.0), needs="clocks"),
     Kind("clock back", TIMED, (1.5, 4.0), needs="clocks"),
-    Kind("hints lost", ("worker",), (0.3, 1.5), needs="files"),
-    Kind("hints doubled", ("worker",), (0.3, 1.5), needs="files"),
+    # Hints are also lost with killed and stopped processes, and all of them in every fifth seed.
+    Kind("hints doubled", ("lcm", "guardian"), needs="hints"),
     Kind("cut off", ("jobs", "objects", "broker"), (0.5, 4.0), needs="servers"),
     Kind("silent", ("jobs", "objects", "broker"), (0.5, 4.0), needs="servers"),
-    # From everything of the first, for longer than the lease; what runs on it believes still to be in charge.
+    # The second machine loses the first for longer than the lease; its services still hold their old terms.
     Kind("cut off", (SECOND,), (3.5, 6.0), weight=2, needs="seconds"),
     Kind("silent", (SECOND,), (3.5, 6.0), weight=2, needs="seconds"),
 )
@@ -63,7 +63,7 @@ class Fault:
     victim: str
     for_s: float = 0.0
     share: float = 0.0
-    """Which one of several: 0 is the first of them, nearly 1 the last."""
+    """Position of the victim among several, in [0, 1): 0 is the first."""
 
     def __str__(self) -> str:
         lasts = f" for {self.for_s:.1f} s" if self.for_s else ""
@@ -72,7 +72,7 @@ class Fault:
 
 
 def schedule(seed: int, count: int, has: Collection[str] = ()) -> list[Fault]:
-    """So many faults, none of a kind that needs what this run does not have."""
+    """Returns ``count`` faults, of kinds whose requirement is in ``has``."""
     chance = random.Random(f"faults {seed}")
     deck = _deck(chance, [kind for kind in KINDS if not kind.needs or kind.needs in has])
     faults: list[Fault] = []
@@ -86,7 +86,7 @@ def schedule(seed: int, count: int, has: Collection[str] = ()) -> list[Fault]:
 
 
 def _deck(chance: random.Random, kinds: Collection[Kind]) -> Iterator[tuple[Kind, str]]:
-    """All of them before any comes again, in an order of its own each time: few faults are of many kinds as well."""
+    """Yields all kinds in random order, then all again: even a short schedule has many kinds."""
     cards = [(kind, victim) for kind in kinds for victim in kind.victims for _ in range(kind.weight)]
     while True:
         chance.shuffle(cards)

@@ -1,9 +1,9 @@
-"""How long it takes until a part that died does its work again: from the kill to its next useful act.
+"""Measures the time from the kill of a part until it works again, in seconds. Promised: docs/promises.md, R6.
 
-What is useful is seen from the outside: an answer of the API, a history event's time, a line that a user gets, a
-process in the process table. Times are read off the one clock of this machine, in seconds. Promised: promises.md, R6.
+"Works again" is observed from the outside: an answer of the API, the time of a history event, a line that a user reads,
+a process in the process table. All times come from this machine's clock.
 
-Each measure leaves the platform as it was and may be called any number of times.
+Each measure leaves the platform as it was and may be repeated.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from services.core.runtime.processes import Identity, saved, send
+from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal
 from tests.testbed.platform import Platform
 from tests.testbed.signals import pause
+from tests.waiting import HANG_S
 from weft import Client
 from weft._job import Job
 from weft._records import parse_time
@@ -30,195 +31,203 @@ from weft._records import parse_time
 T = TypeVar("T")
 SMALL: Final = {"cpus": 0.1, "memory": "64MiB"}
 TALK: Final = "n=0; while :; do n=$((n + 1)); echo $n $(date +%s%N); sleep 0.05; done"
-"""A learner that says what time it is, all the time."""
-PATIENCE_S: Final = 60.0
+"""A learner that prints the time every 50 ms."""
+WAIT_S: Final = HANG_S
 SILENCE_S: Final = 4.0
-"""Promised for what stands still, in seconds."""
+"""Promised recovery time of a stopped process, in seconds."""
+_ASK_S: Final = 0.5
+"""Limit of one request in seconds: a request to a stopped api would otherwise never end."""
 _WATCHED_S: Final = 5.5
-"""Whoever is younger is given time to come up."""
+"""Seconds that a process lives before it is stopped: liveness checks begin after the start-up time."""
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that can die, and what is promised for then."""
+    """A part of the platform and its promised recovery time."""
 
     name: str
     measure: Callable[[Bench], float]
     crash_s: float | None
-    """The promise after a kill, in seconds; None: none is given."""
+    """Promised seconds after a kill; None: no promise."""
     ffdl: str
-    """What FfDL's paper reports (as recalled): promises.md, R6."""
+    """Seconds that FfDL's paper reports (as recalled): docs/promises.md, R6."""
     can_be_silent: bool = False
-    """Whether somebody watches that it does anything at all: then `SILENCE_S` is promised after SIGSTOP."""
+    """True if its liveness is checked: then `SILENCE_S` is promised after SIGSTOP."""
 
 
 @dataclass(slots=True)
 class Bench:
-    """A running platform, a user, and a job that talks all the time."""
+    """A running platform, a client, and a job that prints all the time."""
 
     platform: Platform
     client: Client
     talker: Job
     sign: signal.Signals = signal.SIGKILL
+    ask_s: float = _ASK_S
+    """Timeout of the next request, in seconds."""
 
     def ask(self, path: str) -> dict[str, Any] | None:
-        """The API's answer; None where there is none. At once: the SDK would wait for as long as it is told to."""
+        """Returns the API's answer, or None if there is none. Does not retry, as the SDK would."""
         request = urllib.request.Request(  # noqa: S310 - the platform's own address
             f"{self.platform.url}{path}", headers={"Authorization": f"Bearer {self.platform.key}"}
         )
         try:
-            with _direct.open(request, timeout=0.5) as answer:
-                found: dict[str, Any] = json.load(answer)
+            with _direct.open(request, timeout=self.ask_s) as answer:
+                document: dict[str, Any] = json.load(answer)
+        except TimeoutError:
+            self.ask_s *= 2  # the api of a busy machine may answer late
+            return None
         except (OSError, http.client.HTTPException):
             return None
-        return found
+        self.ask_s = _ASK_S
+        return document
 
-    def strike(self, service: str) -> float:
-        """Ends (or stops) the service; Unix time in seconds of just before."""
-        return self.strike_process(self.platform.process(service))
+    def kill(self, service: str) -> float:
+        """Kills (or stops) the service. Returns the Unix time in seconds just before."""
+        return self.kill_process(self.platform.process(service))
 
-    def strike_process(self, process: Identity) -> float:
+    def kill_process(self, process: ProcessIdentity) -> float:
         if self.sign is signal.SIGSTOP:
             time.sleep(max(0.0, _WATCHED_S - _age_s(process)))
             now = time.time()
             pause(process.pid)
             return now
         now = time.time()
-        assert send(process, self.sign)
+        assert send_signal(process, self.sign)
         return now
 
 
-def _age_s(process: Identity) -> float:
+def _age_s(process: ProcessIdentity) -> float:
     up = float(Path("/proc/uptime").read_text().split()[0])
     return up - process.start_time / os.sysconf("SC_CLK_TCK")
 
 
-def _soon(found: Callable[[], T | None], every_s: float = 0.004) -> T:
-    """What ``found`` gives, asked until it gives something."""
-    deadline = time.monotonic() + PATIENCE_S
-    while (value := found()) is None:
+def poll_until(attempt: Callable[[], T | None], every_s: float = 0.004) -> T:
+    """Calls ``attempt`` until it returns a value other than None, and returns that value."""
+    deadline = time.monotonic() + WAIT_S
+    while (value := attempt()) is None:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing within {PATIENCE_S:.0f} s")
+            raise TimeoutError(f"nothing within {WAIT_S:.0f} s")
         time.sleep(every_s)
     return value
 
 
-# --- what is useful ---------------------------------------------------------------
+# --- measures ---------------------------------------------------------------
 
 
 def api(bench: Bench) -> float:
-    """A request with a key is answered."""
-    began = bench.strike("api")
-    return _soon(lambda: time.time() if bench.ask(f"/v1/jobs/{bench.talker.id}") else None) - began
+    """Until a request with a key is answered."""
+    began = bench.kill("api")
+    return poll_until(lambda: time.time() if bench.ask(f"/v1/jobs/{bench.talker.id}") else None) - began
 
 
 def lcm(bench: Bench) -> float:
-    """A job that is submitted now is admitted."""
-    began = bench.strike("lcm")
+    """Until a job that is submitted after the kill is admitted."""
+    began = bench.kill("lcm")
     job = bench.client.jobs.submit({"name": "takeover", "command": "true", "resources": SMALL})
     try:
-        return _event(bench, job, "PENDING") - began
+        return _event_time(bench, job, "PENDING") - began
     finally:
-        job.wait(PATIENCE_S)
+        job.wait(WAIT_S)
 
 
 def guardian(bench: Bench) -> float:
-    """A running job that is halted now begins to halt."""
+    """Until a job that is halted after the kill begins to halt."""
     job = bench.client.jobs.submit({"name": "takeover", "command": "exec sleep 600", "resources": SMALL, "grace": "1s"})
-    _event(bench, job, "PROCESSING")
-    began = bench.strike("guardian")
+    _event_time(bench, job, "PROCESSING")
+    began = bench.kill("guardian")
     job.halt()
     try:
-        return _event(bench, job, "HALTING") - began
+        return _event_time(bench, job, "HALTING") - began
     finally:
-        job.wait(PATIENCE_S).kill()
+        job.wait(WAIT_S).kill()
 
 
 def metrics(bench: Bench) -> float:
-    """A line that was written after the kill can be read by a user."""
-    _shown(bench, time.time())
-    began = bench.strike("metrics")
-    return _shown(bench, began) - began
+    """Until a user can read a line that was written after the kill."""
+    _line_readable_at(bench, time.time())
+    began = bench.kill("metrics")
+    return _line_readable_at(bench, began) - began
 
 
 def helper(bench: Bench) -> float:
-    """The same; the kill hits the helper."""
-    _shown(bench, time.time())
-    process = saved(_folder(bench.platform, bench.talker) / "helper.json")
+    """As `metrics`, for a kill of the helper."""
+    _line_readable_at(bench, time.time())
+    process = read_live_process(_folder(bench.platform, bench.talker) / "helper.json")
     assert process is not None
-    began = bench.strike_process(process)
-    return _shown(bench, began) - began
+    began = bench.kill_process(process)
+    return _line_readable_at(bench, began) - began
 
 
 def learner(bench: Bench) -> float:
-    """A learner's process is killed; another one runs, in the next attempt."""
+    """Until the next attempt's process of a killed learner runs."""
     return _restarted(bench, lambda job: bench.platform.learner_pids(job.id)["worker-0"])
 
 
 def shim(bench: Bench) -> float:
-    """A learner's parent is killed: the learner is lost, and another one runs."""
+    """Until the next attempt's process runs: the kill of the shim loses the learner."""
     return _restarted(bench, lambda job: _read(_folder(bench.platform, job) / "shim.json")["pid"])
 
 
 def node(bench: Bench) -> float:
-    """A job that is submitted now gets its process."""
-    began = bench.strike("node")
+    """Until a job that is submitted after the kill has its process."""
+    began = bench.kill("node")
     job = bench.client.jobs.submit({"name": "takeover", "command": "exec sleep 600", "resources": SMALL})
     try:
-        return _soon(lambda: _started(bench.platform, job, 1)) - began
+        return poll_until(lambda: _started(bench.platform, job, 1)) - began
     finally:
-        job.kill().wait(PATIENCE_S)
+        job.kill().wait(WAIT_S)
 
 
 def etcd(bench: Bench) -> float:
-    """etcd dies, and with it all that it knew; a job that is submitted now gets its process."""
-    began = bench.strike("etcd")
+    """Until a job that is submitted after the kill has its process. etcd loses all its keys."""
+    began = bench.kill("etcd")
     job = bench.client.jobs.submit({"name": "takeover", "command": "exec sleep 600", "resources": SMALL})
     try:
-        return _soon(lambda: _started(bench.platform, job, 1)) - began
+        return poll_until(lambda: _started(bench.platform, job, 1)) - began
     finally:
-        job.kill().wait(PATIENCE_S)
+        job.kill().wait(WAIT_S)
 
 
-# --- how it is seen ---------------------------------------------------------------
+# --- observations ---------------------------------------------------------------
 
 
-def _event(bench: Bench, job: Job, to: str) -> float:
-    """When the job came to this status, by its history."""
+def _event_time(bench: Bench, job: Job, to: str) -> float:
+    """Returns the Unix time at which the job entered this status, by its history."""
 
-    def there() -> float | None:
+    def read() -> float | None:
         events = (bench.ask(f"/v1/jobs/{job.id}/history") or {}).get("events", ())
         return next((parse_time(event["time"]).timestamp() for event in events if event["to"] == to), None)
 
-    return _soon(there)
+    return poll_until(read)
 
 
-def _shown(bench: Bench, after: float) -> float:
-    """When a line of the talking job is there for a user which was said after ``after``."""
+def _line_readable_at(bench: Bench, after: float) -> float:
+    """Returns the Unix time at which a user can read a line printed after ``after``."""
 
-    def there() -> float | None:
+    def read() -> float | None:
         lines = (bench.ask(f"/v1/jobs/{bench.talker.id}/logs?tail=1") or {}).get("lines")
         return time.time() if lines and int(lines[-1]["text"].split()[1]) / 1e9 > after else None
 
-    return _soon(there, 0.01)
+    return poll_until(read, 0.01)
 
 
 def _restarted(bench: Bench, victim: Callable[[Job], int]) -> float:
     retries = {"max": 1, "backoff": "1ms"}
     spec = {"name": "takeover", "command": "exec sleep 600", "resources": SMALL, "retries": retries}
     job = bench.client.jobs.submit(spec)
-    _soon(lambda: _started(bench.platform, job, 1))
+    poll_until(lambda: _started(bench.platform, job, 1))
     began = time.time()
     os.kill(victim(job), signal.SIGKILL)
     try:
-        return _soon(lambda: _started(bench.platform, job, 2)) - began
+        return poll_until(lambda: _started(bench.platform, job, 2)) - began
     finally:
-        job.kill().wait(PATIENCE_S)
+        job.kill().wait(WAIT_S)
 
 
 def _started(platform: Platform, job: Job, attempt: int) -> float | None:
-    """When the first learner's process of the attempt was started, by its shim's record."""
+    """Returns the start time of the attempt's first learner by its shim's record; None if it has not started."""
     record = _read(_folder(platform, job, attempt) / "runs" / "1" / "start.json")
     return record["time"] / 1e3 if record else None
 
@@ -229,10 +238,10 @@ def _folder(platform: Platform, job: Job, attempt: int = 1) -> Path:
 
 def _read(path: Path) -> Mapping[str, int]:
     try:
-        found: Mapping[str, int] = json.loads(path.read_text())
+        record: Mapping[str, int] = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    return found
+    return record
 
 
 PARTS: Final = (
@@ -250,11 +259,11 @@ PARTS: Final = (
 
 @contextmanager
 def measuring(platform: Platform) -> Generator[Bench]:
-    """With the job that talks."""
+    """Yields a bench with its printing job."""
     with Client(platform.url, platform.key) as client:
         talker = client.jobs.submit({"name": "talker", "command": TALK, "resources": SMALL})
         try:
             next(iter(talker.logs(follow=True)))
             yield Bench(platform, client, talker)
         finally:
-            talker.kill().wait(PATIENCE_S)
+            talker.kill().wait(WAIT_S)

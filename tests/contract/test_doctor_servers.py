@@ -24,14 +24,14 @@ def finding(check: str, home: Path) -> tuple[bool, str]:
     return entry["ok"], line
 
 
-def test_a_missing_home_is_healthy_and_not_created(tmp_path: Path) -> None:
+def test_doctor_accepts_a_missing_home_and_does_not_create_it(tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert finding("broker", home) == (True, f"a folder ({home / 'broker'})")
     assert finding("job store", home) == (True, f"files ({home / 'jobs.sqlite'})")
     assert not home.exists()
 
 
-def test_a_running_broker_is_healthy(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_accepts_every_working_broker(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_BROKER_URL", carrier.url)
     ok, line = finding("broker", carrier.home)
     assert ok, line
@@ -39,7 +39,7 @@ def test_a_running_broker_is_healthy(carrier: Carrier, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis"])
-def test_an_unreachable_broker_is_named_without_its_password(
+def test_doctor_names_an_unavailable_broker_without_its_password(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
@@ -51,18 +51,18 @@ def test_an_unreachable_broker_is_named_without_its_password(
 
 
 @pytest.mark.parametrize("carrier", ["rabbitmq", "redis"], indirect=True)
-def test_a_broker_that_refuses_the_user_is_reported(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_refused_broker_credentials(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, place = carrier.url.rpartition("@") if "@" in carrier.url else carrier.url.rpartition("//")
     scheme = carrier.url.partition(":")[0]
     monkeypatch.setenv("WEFT_BROKER_URL", f"{scheme}://stranger:hidden@{place}")
     ok, line = finding("broker", carrier.home)
     assert not ok
     assert "does not let us in" in line
-    assert "mend WEFT_BROKER_URL" in line
+    assert "correct WEFT_BROKER_URL" in line
 
 
 @pytest.mark.parametrize("carrier", ["rabbitmq"], indirect=True)
-def test_a_foreign_queue_of_our_name_is_reported_with_advice(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_a_foreign_queue_of_our_name(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_BROKER_URL", carrier.url)
     with carrier.channel() as channel:
         channel.queue_delete(QUEUE)
@@ -77,14 +77,16 @@ def test_a_foreign_queue_of_our_name_is_reported_with_advice(carrier: Carrier, m
             channel.queue_delete(QUEUE)
 
 
-def test_an_unknown_kind_of_broker_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_an_unsupported_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_BROKER_URL", "memory://hidden")
     ok, line = finding("broker", tmp_path)
     assert not ok
     assert "begins neither with" in line
 
 
-def test_ferretdb_as_job_store_is_refused(ferretdb: FerretDB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_refuses_ferretdb_as_job_store(
+    ferretdb: FerretDB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WEFT_JOB_STORE", f"{ferretdb.uri}doctor")
     ok, line = finding("job store", tmp_path)
     assert not ok
@@ -92,13 +94,13 @@ def test_ferretdb_as_job_store_is_refused(ferretdb: FerretDB, tmp_path: Path, mo
     assert "operator-guide" in line
 
 
-def test_a_mongodb_as_job_store_is_healthy(mongo_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_accepts_mongodb_as_job_store(mongo_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_JOB_STORE", mongo_uri)
     monkeypatch.setattr("services.core.adapters.mongo.connection.TIMEOUT_S", 60)  # the machine of the tests may be busy
     assert finding("job store", tmp_path) == (True, "MongoDB: one winner of each race, linearizable reads")
 
 
-def test_an_unreachable_mongodb_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_an_unavailable_mongodb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_JOB_STORE", f"mongodb://weft:hidden@127.0.0.1:{free_port()}/")
     ok, line = finding("job store", tmp_path)
     assert not ok

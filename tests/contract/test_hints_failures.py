@@ -1,22 +1,20 @@
-"""Hints while brokers and workers die, hang, and are away: what may be lost is lost, nobody waits, and all goes on."""
+"""Hints while brokers and workers are killed, hang or are stopped: hints may be lost, senders never wait."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 
 import pytest
 
-from services.core.adapters.celery.broker import QUEUE_AT_MOST
+from services.core.adapters.celery.broker import QUEUE_AT_MOST, RABBITMQ
 from services.core.adapters.celery.hints import CeleryHints
-from services.core.runtime.liveness import silent
+from services.core.runtime.liveness import wait_until_hung
 from services.core.runtime.processes import identify
 from tests.testbed.hints import Carrier, Server, Service, Worker, arrives
-from tests.waiting import until
+from tests.waiting import HANG_S, Stopwatch, tries_within, until
 
-pytestmark = pytest.mark.timeout(300)  # RabbitMQ takes its time to start again on a busy machine
 servers_only = pytest.mark.parametrize("carrier", ["rabbitmq", "redis"], indirect=True)
 
 
@@ -39,7 +37,7 @@ def working(carrier: Carrier) -> Generator[Worker]:
 # --- workers -------------------------------------------------------------------
 
 
-async def test_a_worker_told_to_end_finishes_what_it_has_in_hand_and_logs_json_only(
+async def test_stopping_worker_finishes_its_hints_and_logs_json_only(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service]
 ) -> None:
     heard = services["lcm"].nudged.heard
@@ -48,9 +46,9 @@ async def test_a_worker_told_to_end_finishes_what_it_has_in_hand_and_logs_json_o
         await arrives(hints, services["lcm"], "submitted", "first")
         for _, name in sorted(names):
             await hints.send("submitted", name)
-        await until(lambda: names & set(heard), timeout=30)
+        await until(lambda: names & set(heard))
         worker.process.terminate()
-        assert await asyncio.to_thread(worker.process.wait, 30) == 0
+        assert await asyncio.to_thread(worker.process.wait, HANG_S) == 0
         events = [line["event"] for line in worker.lines()]
         assert [event for event in events if event != "hint.delivered"] == [
             "service.starting", "broker.connected", "service.stopped",
@@ -59,24 +57,28 @@ async def test_a_worker_told_to_end_finishes_what_it_has_in_hand_and_logs_json_o
     # The others wait for the next one.
     with working(carrier):
         await arrives(hints, services["lcm"], "submitted", "last")
-        await until(lambda: len(names & set(heard)) >= len(names) - hints.dropped, timeout=60)
+        await until(lambda: len(names & set(heard)) >= len(names) - hints.dropped)
 
 
-async def test_hints_that_nobody_takes_do_not_fill_the_broker(carrier: Carrier) -> None:
+async def test_hints_without_a_worker_do_not_fill_the_broker(carrier: Carrier) -> None:
+    carrier.empty()  # of what the tests before it have left
     hints = CeleryHints(carrier.settings)
     try:
         for number in range(QUEUE_AT_MOST + 500):
-            await until(lambda: hints.sent + hints.dropped >= number - 500, timeout=60)  # noqa: B023 - in this round only
+            await until(lambda: hints.sent + hints.dropped >= number - 500)  # noqa: B023 - in this round only
             await hints.send("submitted", str(number))
-        await until(lambda: hints.sent + hints.dropped == QUEUE_AT_MOST + 500, timeout=60)
+        await until(lambda: hints.sent + hints.dropped == QUEUE_AT_MOST + 500)
     finally:
         await hints.close()
-    assert hints.sent > QUEUE_AT_MOST
-    assert QUEUE_AT_MOST - 1 <= carrier.waiting() <= QUEUE_AT_MOST + 100
+    # RabbitMQ takes all of them and drops the oldest; where the broker keeps no bound, new ones are dropped.
+    taken = QUEUE_AT_MOST + 500 if carrier.kind == RABBITMQ else QUEUE_AT_MOST
+    assert (hints.sent, hints.dropped) == (taken, QUEUE_AT_MOST + 500 - taken)
+    assert carrier.waiting() == QUEUE_AT_MOST
     carrier.empty()
 
 
-async def test_a_hint_that_a_killed_worker_had_taken_is_given_to_another_one(
+@servers_only
+async def test_hint_of_a_killed_worker_is_redelivered_to_another_worker(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service]
 ) -> None:
     nudged = services["lcm"].nudged
@@ -87,11 +89,11 @@ async def test_a_hint_that_a_killed_worker_had_taken_is_given_to_another_one(
     before = len(nudged.heard)
     with working(carrier):
         # Redis learns of a death by nothing but time: 10 s, looked at every two.
-        await until(lambda: ("submitted", "taken") in nudged.heard[before:], timeout=60)
+        await until(lambda: ("submitted", "taken") in nudged.heard[before:])
 
 
 @servers_only
-async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(
+async def test_idle_worker_does_not_count_as_hung(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service]
 ) -> None:
     with working(carrier) as worker:
@@ -99,58 +101,53 @@ async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(
         process = identify(worker.process.pid)
         assert process is not None
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(silent(process, after_s=2), 3.5)
+            await asyncio.wait_for(wait_until_hung(process, after_s=2), 3.5)
 
 
 # --- brokers -------------------------------------------------------------------
 
 
 @servers_only
-async def test_a_broker_that_is_killed_and_started_again_carries_hints_again(
+async def test_restarted_broker_carries_hints_again(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service]
 ) -> None:
     with working(carrier) as worker:
         await arrives(hints, services["lcm"], "submitted", "before")
-        await until(lambda: worker.not_ready() == "", timeout=30)
+        await until(lambda: worker.not_ready() == "")
         dropped = hints.dropped
         carrier.server.kill()
         try:
             for number in range(5):
                 await hints.send("submitted", f"lost-{number}")
-            await until(lambda: hints.dropped == dropped + 5, timeout=60)
-            await until(lambda: "the broker of WEFT_BROKER_URL is away" in worker.not_ready(), timeout=60)
+            await until(lambda: hints.dropped == dropped + 5)
+            await until(lambda: "the broker of WEFT_BROKER_URL is away" in worker.not_ready())
         finally:
             carrier.server.start()
             await carrier.server.ready()
         await arrives(hints, services["lcm"], "submitted", "after")
-        await until(lambda: worker.not_ready() == "", timeout=30)
+        await until(lambda: worker.not_ready() == "")
         assert worker.process.poll() is None
         # One line when it went, one when it came back, however often it was tried.
         assert len(worker.events("broker.away")) == len(worker.events("broker.connected")) - 1
 
 
 @servers_only
-async def test_a_broker_that_hangs_keeps_no_sender_waiting_and_carries_on_later(
+async def test_hanging_broker_delays_no_sender_and_carries_hints_once_it_resumes(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service]
 ) -> None:
     with working(carrier):
         await arrives(hints, services["lcm"], "submitted", "before")
-        waited: list[float] = []
         with hanging(carrier.server):
-            for number in range(3000):
-                began = time.monotonic()
-                await hints.send("submitted", f"hanging-{number}")
-                waited.append(time.monotonic() - began)
+            for stopwatch in tries_within(0.05):
+                waited = sorted([await _takes_s(hints, f"hanging-{number}") for number in range(3000)])
+                stopwatch.took_s = waited[-30]  # each but one in a hundred, which the machine may keep
             # RabbitMQ's machine takes what fits into its buffers; nothing else is kept but what may wait.
             assert hints.sent + hints.dropped >= 2000
-        assert sorted(waited)[-30] < 0.05, "each but one in a hundred, which the machine may keep"
         await arrives(hints, services["lcm"], "submitted", "after")
 
 
 @servers_only
-async def test_neither_a_sender_nor_a_worker_stays_for_a_broker_that_hangs(
-    carrier: Carrier, services: dict[str, Service]
-) -> None:
+async def test_sender_and_worker_exit_while_the_broker_hangs(carrier: Carrier, services: dict[str, Service]) -> None:
     hints = CeleryHints(carrier.settings)
     with working(carrier) as worker:
         await arrives(hints, services["lcm"], "submitted", "before")
@@ -158,8 +155,15 @@ async def test_neither_a_sender_nor_a_worker_stays_for_a_broker_that_hangs(
             for number in range(100):
                 await hints.send("submitted", str(number))
             worker.process.terminate()
-            await asyncio.wait_for(hints.close(), 20)
-            assert await asyncio.to_thread(worker.process.wait, 30) == 0
+            await asyncio.wait_for(hints.close(), HANG_S)
+            assert await asyncio.to_thread(worker.process.wait, HANG_S) == 0
+
+
+async def _takes_s(hints: CeleryHints, job_id: str) -> float:
+    """How long a hint keeps its sender, in seconds of wall time."""
+    with Stopwatch() as stopwatch:
+        await hints.send("submitted", job_id)
+    return stopwatch.took_s
 
 
 @contextmanager

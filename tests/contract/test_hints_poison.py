@@ -1,4 +1,4 @@
-"""What is no hint, in each broker: dropped, logged, counted, and never given to anybody again."""
+"""Invalid messages in each broker: dropped, logged, counted and never redelivered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.core.adapters.celery.hints import CeleryHints
 from services.core.adapters.celery.poison import AT_MOST_BYTES
 from tests.promises import Promise
 from tests.testbed.hints import Carrier, Service, Worker, arrives
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 HEADERS = {"task": TASK, "id": "1", "lang": "py"}
 BODY = [["submitted", "poisoned", ""], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
@@ -93,7 +93,7 @@ async def hints(carrier: Carrier) -> AsyncGenerator[CeleryHints]:
 
 
 @pytest.mark.promise("R14")
-async def test_what_is_no_hint_is_dropped_logged_and_counted_and_the_worker_goes_on(
+async def test_invalid_messages_are_dropped_logged_and_counted_and_the_worker_continues(
     carrier: Carrier, worker: Worker, hints: CeleryHints, services: dict[str, Service], promise: Promise
 ) -> None:
     heard = services["guardian"].nudged.heard
@@ -106,23 +106,24 @@ async def test_what_is_no_hint_is_dropped_logged_and_counted_and_the_worker_goes
     await arrives(hints, services["guardian"], "desired", "after")
     assert {job_id for _, job_id in heard} == {"before", "after"}
     poisoned = len(MESSAGES) + len(INJECTED)
-    await until(lambda: len(worker.events("hint.poisoned")) == poisoned, timeout=30)
-    await until(lambda: worker.events("hint.unknown_topic"), timeout=30)
-    assert worker.counter("weft_hints_poisoned_total") == poisoned + 1
+    await until(lambda: len(worker.events("hint.poisoned")) == poisoned)
+    await until(lambda: worker.events("hint.unknown_topic"))
+    await until(lambda: worker.counter("weft_hints_poisoned_total") == poisoned + 1)
     assert services["lcm"].nudged.heard == []
     # No traceback, nothing of what they held, and nothing that comes back.
     assert {line["level"] for line in worker.lines()} <= {"debug", "info", "warning"}
     assert not [line for line in worker.lines() if len(json.dumps(line)) > 500]
     assert worker.process.poll() is None
+    await hints.close()  # on a busy machine "after" was sent several times
+    await until(lambda: carrier.waiting() == 0)
     worker.process.terminate()
-    assert worker.process.wait(30) == 0
+    assert worker.process.wait(HANG_S) == 0
     assert carrier.waiting() == 0
     promise.kept(poisoned + 1, f"messages that are no hints, in {carrier.kind}")
 
 
 @pytest.mark.promise("R14")
-@pytest.mark.timeout(600)
-async def test_a_hint_with_some_bytes_changed_stops_nobody(
+async def test_hint_with_changed_bytes_does_not_stop_the_worker(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service], promise: Promise
 ) -> None:
     chance = random.Random(14)
@@ -134,7 +135,7 @@ async def test_a_hint_with_some_bytes_changed_stops_nobody(
             if number % 500 == 0 or number == n:  # a queue holds a thousand
                 await arrives(hints, services["guardian"], "desired", str(number))
         assert worker.process.poll() is None
-        assert worker.counter("weft_hints_poisoned_total") > n / 2
+        await until(lambda: worker.counter("weft_hints_poisoned_total") > n / 2)
         assert {line["level"] for line in worker.lines()} <= {"debug", "info", "warning"}
     finally:
         worker.end()

@@ -23,6 +23,7 @@ from services.core.adapters.sqlite import SqliteRecordStore
 from services.core.domain.errors import Conflict, Internal, PermissionDenied, Unavailable, WeftError
 from services.core.ports.record_store import Record
 from tests.testbed.memory import MemoryRecordStore
+from tests.testbed.tripwire import Tripwire
 
 CANARY = b"canary-6f1c0a4e-never-seen"
 
@@ -197,9 +198,10 @@ async def test_a_secret_of_a_newer_weft_is_not_changed(store: EncryptedSecretSto
     (record,) = await records.find(KIND, {})
     newer = {**record.body, "schema": 2}
     await records.replace(Record(kind=KIND, id=record.id, body=newer, index={}, rev=record.rev))
-    for touch in (store.get("a"), store.put("a", b"y"), store.get_or_create("a", b"y"), store.rewrap_one("a")):
+    for touch in (store.get("a"), store.put("a", b"y"), store.get_or_create("a", b"y")):
         with pytest.raises(Conflict, match="newer"):
             await touch
+    assert await store.rewrap() == (0, 1)
     assert (await records.find(KIND, {}))[0].body == newer
 
 
@@ -321,7 +323,10 @@ async def test_an_interrupted_change_of_the_master_key_is_finished_by_the_next(
     for n in range(5):
         await store.put(f"s{n}", b"x")
     key_file.add()
-    await store.rewrap_one("s1")
+    wire = Tripwire(at=("records.replace", 2), what="cut")
+    cut = await EncryptedSecretStore.open(wire.wrap(records, "records"), key_file)
+    with pytest.raises(Unavailable):
+        await cut.rewrap()
     assert sorted((await store.wrapped_by()).values()) == [1, 4]
     assert await store.rewrap() == (4, 0)
     assert await store.rewrap() == (0, 0)

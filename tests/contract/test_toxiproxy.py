@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.testbed.toxiproxy import Line, Toxiproxy
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 
 
 class Echo(socketserver.ThreadingTCPServer):
@@ -47,7 +47,7 @@ def line(toxiproxy: Toxiproxy, echo: Echo) -> Line:
 
 def connected(line: Line) -> socket.socket:
     host, _, port = line.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=HANG_S)
 
 
 def answer(connection: socket.socket, question: bytes) -> bytes:

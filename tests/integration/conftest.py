@@ -13,7 +13,6 @@ from tests.testbed import sets
 from tests.testbed.platform import Platform, platform
 from weft import Client
 
-_dropped = pytest.StashKey[dict[str, float]]()
 _DROPPED = "every-hint-dropped"
 
 
@@ -34,17 +33,17 @@ def weft_up(request: pytest.FixtureRequest) -> Iterator[Platform]:
     """As `weft up` starts it, with room for two gangs of two."""
     dropped = request.param == "every-hint-dropped"
     stores = sets.servers(request) if request.param == "servers" else sets.embedded(request)
-    hints = "drop" if dropped else "celery"
+    hints = "drop" if dropped else "send"
     with platform({"WEFT_HINTS": hints, "WEFT_NODE_CPUS": "4", "WEFT_PEER_GRACE_S": "1", **stores}) as running:
         yield running
         if dropped:
-            counts = request.config.stash.setdefault(_dropped, {})
-            for service in ("api", "lcm", "guardian"):
-                counts[service] = running.counter(service, "weft_hints_dropped_total")
+            services = ("api", "lcm", "guardian")
+            counts = {service: running.counter(service, "weft_hints_dropped_total") for service in services}
             tried = sum(_DROPPED in item.nodeid for item in request.session.items)
             promise = Promise(("R12",))
             promise.kept(tried, "tests of whole lives with every hint dropped")
-            promise.saw(f"{sum(counts.values()):.0f} hints were dropped in them")
+            by_service = ", ".join(f"{service} {count:.0f}" for service, count in counts.items())
+            promise.saw(f"{sum(counts.values()):.0f} hints were dropped in them ({by_service})")
             request.config.stash[promises.KEPT] += promise.lines
 
 
@@ -52,10 +51,3 @@ def weft_up(request: pytest.FixtureRequest) -> Iterator[Platform]:
 def client(weft_up: Platform) -> Iterator[Client]:
     with Client(weft_up.url, weft_up.key) as found:
         yield found
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    counts = config.stash.get(_dropped, {})
-    if counts:
-        each = ", ".join(f"{service} {count:.0f}" for service, count in counts.items())
-        terminalreporter.write_line(f"life cycles with every hint dropped: {sum(counts.values()):.0f} hints ({each})")

@@ -1,4 +1,4 @@
-"""Who may do what: every route says what it needs, and nobody gets further than that."""
+"""Authentication and permissions over REST; API keys."""
 
 import re
 from collections.abc import AsyncIterator
@@ -19,14 +19,14 @@ BAD = "weft_k" + "0" * 22 + "_" + "0" * 64
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    async with running_api(tmp_path) as one:
-        yield one
+    async with running_api(tmp_path) as api:
+        yield api
 
 
 def requests_of(api: Api) -> list[tuple[str, str]]:
     """Every (method, path) that the app answers."""
     job = "j" + "0" * 22
-    app = create_routes(api.gateway)
+    app = create_routes()
     return [
         (method, re.sub(r"\{[^}]*\}", "x", route.path.replace("{job_id}", job)))
         for route in routes_of(app)
@@ -35,14 +35,14 @@ def requests_of(api: Api) -> list[tuple[str, str]]:
 
 
 async def test_every_route_declares_its_permission_and_reads_no_body_by_itself(api: Api) -> None:
-    routes = [*routes_of(create_routes(api.gateway))]
+    routes = [*routes_of(create_routes())]
     assert len(routes) > 20
     assert [route.path for route in routes if permission_of(route) is None] == []
     assert [route.path for route in routes if route.body_field is not None] == []
 
 
-async def test_a_route_without_a_permission_is_found(api: Api) -> None:
-    app = create_routes(api.gateway)
+async def test_a_route_without_a_declared_permission_is_found_and_is_not_public(api: Api) -> None:
+    app = create_routes()
     careless = APIRouter()
 
     @careless.get("/v1/careless")
@@ -53,8 +53,8 @@ async def test_a_route_without_a_permission_is_found(api: Api) -> None:
     assert "/v1/careless" not in public_paths(app)
 
 
-async def test_without_a_key_there_is_the_version_and_the_openapi_document_only(api: Api) -> None:
-    app = create_routes(api.gateway)
+async def test_only_the_version_and_the_openapi_document_need_no_key(api: Api) -> None:
+    app = create_routes()
     assert public_paths(app) == {"/v1/version", "/openapi.json"}
     async with api.client(None) as nobody:
         assert (await nobody.get("/v1/version")).json()["api"] == "v1"
@@ -90,7 +90,7 @@ async def test_no_route_answers_a_bad_credential(api: Api) -> None:
                     assert refused.json()["code"] == "unauthenticated"
 
 
-async def test_a_stranger_is_refused_before_the_body_is_read(api: Api) -> None:
+async def test_an_unauthenticated_request_is_refused_before_its_body_is_read(api: Api) -> None:
     head = "Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 100000000\r\n\r\n"
     answer = await api.first_line(f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\n{head}".encode())
     assert answer == b"HTTP/1.1 401 Unauthorized"
@@ -100,20 +100,20 @@ async def test_a_key_works_until_it_is_revoked(tmp_path: Path) -> None:
     async with running_api(tmp_path, key_cache_s=0) as api:
         key = await api.key("ada", "acme")
         async with api.client(key) as ada:
-            who = (await ada.get("/v1/whoami")).json()
-            assert (who["user"], who["tenant"], who["scope"]) == ("ada", "acme", "user")
-            assert who["key_id"] == key.split("_")[1]
-            assert "jobs:write" in who["permissions"]
+            holder = (await ada.get("/v1/whoami")).json()
+            assert (holder["user"], holder["tenant"], holder["scope"]) == ("ada", "acme", "user")
+            assert holder["key_id"] == key.split("_")[1]
+            assert "jobs:write" in holder["permissions"]
             [listed] = (await ada.get("/v1/keys")).json()["keys"]
-            assert (listed["id"], listed["revoked"]) == (who["key_id"], None)
-            assert (await api.admin.delete(f"/v1/keys/{who['key_id']}")).status_code == 204
-            assert (await api.admin.delete(f"/v1/keys/{who['key_id']}")).status_code == 204
+            assert (listed["id"], listed["revoked"]) == (holder["key_id"], None)
+            assert (await api.admin.delete(f"/v1/keys/{holder['key_id']}")).status_code == 204
+            assert (await api.admin.delete(f"/v1/keys/{holder['key_id']}")).status_code == 204
             assert (await ada.get("/v1/whoami")).status_code == 401
         everything = (await api.admin.get("/v1/keys")).json()["keys"]
-        assert [bool(one["revoked"]) for one in everything if one["user"] == "ada"] == [True]
+        assert [bool(key["revoked"]) for key in everything if key["user"] == "ada"] == [True]
 
 
-async def test_a_revocation_by_another_process_is_noticed_within_the_caches_time(tmp_path: Path) -> None:
+async def test_a_revocation_by_another_process_takes_effect_within_key_cache_s(tmp_path: Path) -> None:
     async with running_api(tmp_path, key_cache_s=0.1) as api, running_api(tmp_path, key_cache_s=0.1) as other:
         key = await api.key("ada", "acme")
         async with other.client(key) as ada:
@@ -123,10 +123,10 @@ async def test_a_revocation_by_another_process_is_noticed_within_the_caches_time
             async def refused() -> bool:
                 return (await ada.get("/v1/whoami")).status_code == 401
 
-            await until(refused, timeout=2)
+            await until(refused)
 
 
-async def test_no_answer_and_no_file_but_its_own_holds_a_secret(api: Api) -> None:
+async def test_secrets_of_keys_are_in_no_answer_and_no_file(api: Api) -> None:
     key = await api.key("ada", "acme")
     secret = key.rpartition("_")[2]
     async with api.client(key) as ada:
@@ -143,14 +143,14 @@ async def test_no_answer_and_no_file_but_its_own_holds_a_secret(api: Api) -> Non
     assert admin.stat().st_mode & 0o777 == 0o600
 
 
-async def test_users_make_keys_for_themselves_only(api: Api) -> None:
+async def test_users_can_create_keys_only_for_themselves(api: Api) -> None:
     async with api.client(await api.key("ada", "acme")) as ada:
         own = await ada.post("/v1/keys", json={"name": "laptop"})
         assert own.status_code == 201
         assert (own.json()["user"], own.json()["tenant"], own.json()["scope"]) == ("ada", "acme", "user")
         assert own.headers["cache-control"] == "no-store"
-        for wish in ({"user": "bob"}, {"tenant": "other"}, {"scope": "admin"}):
-            refused = await ada.post("/v1/keys", json=wish)
+        for body in ({"user": "bob"}, {"tenant": "other"}, {"scope": "admin"}):
+            refused = await ada.post("/v1/keys", json=body)
             assert (refused.status_code, refused.json()["code"]) == (403, "permission-denied")
         admin_id = api.admin_key.split("_")[1]
         assert (await ada.delete(f"/v1/keys/{admin_id}")).status_code == 404
@@ -165,14 +165,14 @@ async def test_users_make_keys_for_themselves_only(api: Api) -> None:
         {"nme": "x"}, {"name": 3},
     ],
 )  # fmt: skip
-async def test_a_key_that_cannot_be_is_not_made(api: Api, body: Any) -> None:
+async def test_an_invalid_key_request_is_refused_and_creates_no_key(api: Api, body: Any) -> None:
     before = len((await api.admin.get("/v1/keys")).json()["keys"])
     refused = await api.admin.post("/v1/keys", json=body)
     assert (refused.status_code, refused.json()["code"]) == (400, "invalid-request")
     assert len((await api.admin.get("/v1/keys")).json()["keys"]) == before
 
 
-async def test_making_a_key_may_be_repeated(tmp_path: Path) -> None:
+async def test_creating_a_key_is_idempotent_and_revives_no_revoked_key(tmp_path: Path) -> None:
     once = {"Idempotency-Key": "k-1"}
     async with running_api(tmp_path) as api:
         first = await api.admin.post("/v1/keys", json={"name": "ci", "user": "ci"}, headers=once)
@@ -187,17 +187,17 @@ async def test_making_a_key_may_be_repeated(tmp_path: Path) -> None:
             assert (await revoked.get("/v1/whoami")).status_code == 401
 
 
-async def test_the_first_admin_has_one_key_however_often_it_starts(tmp_path: Path) -> None:
+async def test_a_restart_keeps_the_first_admin_key(tmp_path: Path) -> None:
     async with running_api(tmp_path) as first:
         key = first.admin_key
     async with running_api(tmp_path) as second:
         assert second.admin_key == key
         assert len((await second.admin.get("/v1/keys")).json()["keys"]) == 1
-        who = (await second.admin.get("/v1/whoami")).json()
-        assert (who["user"], who["tenant"], who["scope"]) == ("admin", "default", "admin")
+        holder = (await second.admin.get("/v1/whoami")).json()
+        assert (holder["user"], holder["tenant"], holder["scope"]) == ("admin", "default", "admin")
 
 
-async def test_an_admin_key_whose_record_was_lost_works_again_and_a_lost_one_is_made_anew(tmp_path: Path) -> None:
+async def test_a_lost_record_of_the_admin_key_is_restored_and_a_lost_secret_makes_a_new_key(tmp_path: Path) -> None:
     async with running_api(tmp_path) as api:
         key = api.admin_key
     for path in tmp_path.glob("records.sqlite*"):
@@ -211,17 +211,17 @@ async def test_an_admin_key_whose_record_was_lost_works_again_and_a_lost_one_is_
         assert (await api.admin.get("/v1/whoami")).status_code == 200
 
 
-async def test_a_user_never_changes_by_what_a_client_says(api: Api) -> None:
+async def test_request_headers_cannot_change_user_or_tenant(api: Api) -> None:
     job = await api.submit({**SPEC}, headers={"X-User": "eve", "X-Forwarded-User": "eve", "X-Tenant": "evil"})
     assert (job["user"], job["tenant"]) == ("admin", "default")
 
 
-async def test_the_admin_key_is_not_shown_to_other_users_of_the_machine(api: Api) -> None:
+async def test_secrets_and_uploads_are_not_readable_for_other_users_of_the_machine(api: Api) -> None:
     assert (api.settings.home / "secrets").stat().st_mode & 0o077 == 0
     assert (api.settings.home / "uploads").stat().st_mode & 0o077 == 0
 
 
-async def test_a_traceparent_is_kept_for_the_job_and_for_errors(api: Api) -> None:
+async def test_a_traceparent_is_stored_with_the_job_and_returned_in_errors(api: Api) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     header = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
     job = await api.submit(headers=header)

@@ -1,4 +1,4 @@
-"""The gRPC door: no way in without a key, nothing that is sent makes it stumble, streams go on where they were cut."""
+"""The gRPC entry point: authentication, malformed messages, uploads, downloads, live streams."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from services.core.gen.weft.v1 import jobs_pb2_grpc
 from services.core.gen.weft.v1 import platform_pb2 as pp
 from tests.testbed.api import Api, a_zip, running_api
 from tests.testbed.etcd import Etcd
+from tests.testbed.learner_telemetry import api_over, running_learner
 from tests.testbed.metrics import MetricsProcess, running
 from tests.testbed.mongo import Mongo
-from tests.testbed.telling import api_over, learning
 from tests.testbed.user_rpc import Rpc, refusal, speaking, stream_of
 from tests.waiting import until
 
@@ -48,31 +48,31 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Api]:
-    async with running_api(tmp_path_factory.mktemp("api")) as one:
-        yield one
+    async with running_api(tmp_path_factory.mktemp("api")) as api:
+        yield api
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def rpc(api: Api) -> AsyncIterator[Rpc]:
-    async with speaking(api.grpc, api.admin_key) as one:
-        yield one
+    async with speaking(api.grpc, api.admin_key) as rpc:
+        yield rpc
 
 
 async def methods_of(address: str) -> list[str]:
-    """``/service/method`` of everything that the running server says it has."""
+    """``/service/method`` of every method, as the server's reflection lists them."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub
         ask = stub(channel).ServerReflectionInfo
         request = reflection_pb2.ServerReflectionRequest
-        listed = [one async for one in ask(stream_of([request(list_services="")]))]
+        listed = [reply async for reply in ask(stream_of([request(list_services="")]))]
         out: list[str] = []
         for service in listed[0].list_services_response.service:
-            files = [one async for one in ask(stream_of([request(file_containing_symbol=service.name)]))]
+            files = [reply async for reply in ask(stream_of([request(file_containing_symbol=service.name)]))]
             for raw in files[0].file_descriptor_response.file_descriptor_proto:
                 file = _file(raw)
-                for found in file.service:
-                    if f"{file.package}.{found.name}" == service.name:
-                        out += [f"/{service.name}/{method.name}" for method in found.method]
+                for entry in file.service:
+                    if f"{file.package}.{entry.name}" == service.name:
+                        out += [f"/{service.name}/{method.name}" for method in entry.method]
         return out
 
 
@@ -87,7 +87,7 @@ def _service(method: str) -> str:
 
 
 def sent(channel: Any, method: str, raw: bytes | list[bytes], metadata: Any) -> Any:
-    """A call with bytes as they are."""
+    """A call with these bytes as its message."""
     name = method.rpartition("/")[2]
     if name in STREAMING:
         pieces = raw if isinstance(raw, list) else [raw]
@@ -100,11 +100,15 @@ def sent(channel: Any, method: str, raw: bytes | list[bytes], metadata: Any) -> 
 
 async def test_every_rpc_of_the_running_server_declares_its_permission(api: Api) -> None:
     methods = await methods_of(api.grpc)
-    ours = [one for one in methods if _service(one) not in OPEN_SERVICES]
+    ours = [method for method in methods if _service(method) not in OPEN_SERVICES]
     assert len(ours) > 25
-    declared = {one: permission_of(getattr(SERVICERS[_service(one)], one.rpartition("/")[2])) for one in ours}
-    assert [one for one, permission in declared.items() if permission is None] == []
-    assert [one for one, permission in declared.items() if permission == PUBLIC] == ["/weft.v1.Platform/GetVersion"]
+    declared = {
+        method: permission_of(getattr(SERVICERS[_service(method)], method.rpartition("/")[2])) for method in ours
+    }
+    assert [method for method, permission in declared.items() if permission is None] == []
+    assert [method for method, permission in declared.items() if permission == PUBLIC] == [
+        "/weft.v1.Platform/GetVersion"
+    ]
 
 
 class Careless(Jobs):
@@ -112,11 +116,11 @@ class Careless(Jobs):
         return pb.Job(id="leaked")
 
 
-async def test_an_rpc_that_declares_nothing_is_closed(api: Api) -> None:
+async def test_an_rpc_without_a_declared_permission_is_closed(api: Api) -> None:
     from services.api.grpc.auth_interceptor import AuthInterceptor  # noqa: PLC0415 - needed here alone
 
-    server = grpc.aio.server(interceptors=(AuthInterceptor(api.gateway),))
-    jobs_pb2_grpc.add_JobsServicer_to_server(Careless(api.gateway), server)
+    server = grpc.aio.server(interceptors=(AuthInterceptor(api.services),))
+    jobs_pb2_grpc.add_JobsServicer_to_server(Careless(api.services), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with speaking(f"127.0.0.1:{port}", api.admin_key) as rpc:
@@ -138,7 +142,7 @@ BAD: list[tuple[tuple[str, Any], ...]] = [
 
 
 async def test_no_rpc_answers_a_bad_credential(api: Api) -> None:
-    methods = [one for one in await methods_of(api.grpc) if _service(one) not in OPEN_SERVICES]
+    methods = [method for method in await methods_of(api.grpc) if _service(method) not in OPEN_SERVICES]
     async with grpc.aio.insecure_channel(api.grpc) as channel:
         for credential in BAD:
             metadata = tuple(
@@ -164,7 +168,7 @@ async def _status(call: Any) -> str:
     return "OK"
 
 
-async def test_a_key_may_do_what_its_scope_says_and_sees_its_tenant_only(api: Api, rpc: Rpc) -> None:
+async def test_a_users_key_is_limited_to_its_scope_and_tenant(api: Api, rpc: Rpc) -> None:
     made = await rpc.jobs.SubmitJob(stream_of([head()]), metadata=rpc.metadata)
     async with speaking(api.grpc, await api.key("ada", "acme")) as ada:
         assert (await ada.keys.WhoAmI(Empty(), metadata=ada.metadata)).tenant == "acme"
@@ -187,7 +191,7 @@ def head(**more: Any) -> pb.SubmitJobRequest:
     return pb.SubmitJobRequest(head=pb.Submission(**{"yaml": YAML, **more}))
 
 
-async def test_a_stranger_is_refused_before_a_message_is_read(api: Api) -> None:
+async def test_an_unauthenticated_call_is_refused_before_its_stream_is_read(api: Api) -> None:
     begun = asyncio.Event()
 
     async def endless() -> AsyncIterator[pb.SubmitJobRequest]:
@@ -213,7 +217,7 @@ async def test_a_stranger_is_refused_before_a_message_is_read(api: Api) -> None:
         ([head(yaml="")], "invalid-spec"),
     ],
 )
-async def test_a_submission_that_is_none_is_refused_and_leaves_nothing(
+async def test_an_invalid_submission_is_refused_and_leaves_no_file(
     api: Api, rpc: Rpc, messages: list[pb.SubmitJobRequest], code: str
 ) -> None:
     for method in (rpc.jobs.SubmitJob, rpc.jobs.PlanJob):
@@ -221,14 +225,21 @@ async def test_a_submission_that_is_none_is_refused_and_leaves_nothing(
     assert list((api.settings.home / "uploads").iterdir()) == []
 
 
-async def test_code_beyond_the_limit_is_refused_while_it_comes(tmp_path: Path) -> None:
+async def test_code_beyond_the_limit_is_refused_during_the_upload(tmp_path: Path) -> None:
+    async def unfinished() -> AsyncIterator[pb.SubmitJobRequest]:
+        # It sends no more than the limit allows and one piece: grpc.aio reports a write that fails because the call has
+        # ended as INTERNAL, in place of the call's status.
+        yield head()
+        for _ in range(2):
+            yield pb.SubmitJobRequest(code=bytes(60_000))
+        await asyncio.Event().wait()
+
     async with running_api(tmp_path, max_code_bytes=100_000) as api, speaking(api.grpc, api.admin_key) as rpc:
-        pieces = [head(), *(pb.SubmitJobRequest(code=bytes(60_000)) for _ in range(1000))]
-        refused = await rpc.refused(rpc.jobs.SubmitJob(stream_of(pieces), metadata=rpc.metadata))
+        refused = await rpc.refused(rpc.jobs.SubmitJob(unfinished(), metadata=rpc.metadata, timeout=120))
         assert (refused.status, refused.code) == ("RESOURCE_EXHAUSTED", "too-large")
 
 
-async def test_a_file_is_fetched_whole_or_by_ranges_of_one_version(rpc: Rpc) -> None:
+async def test_a_file_is_downloaded_whole_or_by_ranges_of_one_version(rpc: Rpc) -> None:
     noise = random.Random(1).randbytes(3_000_000)
     code = a_zip({"noise": noise})
     parts = [head(), *(pb.SubmitJobRequest(code=code[at : at + 500_000]) for at in range(0, len(code), 500_000))]
@@ -236,8 +247,12 @@ async def test_a_file_is_fetched_whole_or_by_ranges_of_one_version(rpc: Rpc) -> 
 
     async def fetched(**range_: Any) -> tuple[pb.JobArtifact, bytes, int]:
         wanted = pb.GetArtifactRequest(job_id=job, path="code.zip", **range_)
-        first, *rest = [one async for one in rpc.jobs.GetArtifact(wanted, metadata=rpc.metadata)]
-        return first.artifact, b"".join(one.data for one in rest), max((len(one.data) for one in rest), default=0)
+        first, *rest = [reply async for reply in rpc.jobs.GetArtifact(wanted, metadata=rpc.metadata)]
+        return (
+            first.artifact,
+            b"".join(reply.data for reply in rest),
+            max((len(reply.data) for reply in rest), default=0),
+        )
 
     artifact, whole, largest = await fetched()
     assert (artifact.path, artifact.size, whole) == ("code.zip", len(code), code)
@@ -254,7 +269,7 @@ async def test_a_file_is_fetched_whole_or_by_ranges_of_one_version(rpc: Rpc) -> 
         assert (await rpc.refused(rpc.jobs.GetArtifact(wanted, metadata=rpc.metadata))).code == code_
 
 
-async def test_many_field_errors_do_not_make_the_refusal_too_long_to_be_read(rpc: Rpc) -> None:
+async def test_many_field_errors_fit_into_the_error_details(rpc: Rpc) -> None:
     spec = YAML + "".join(f"unknown_{number}: {'x' * 50}\n" for number in range(400))
     refused = await rpc.refused(rpc.jobs.SubmitJob(stream_of([head(yaml=spec)]), metadata=rpc.metadata))
     assert (refused.status, refused.code) == ("INVALID_ARGUMENT", "invalid-spec")
@@ -271,9 +286,9 @@ async def test_health_and_reflection_need_no_key(api: Api) -> None:
     assert "/weft.v1.Jobs/SubmitJob" in await methods_of(api.grpc)
 
 
-async def test_a_taken_port_is_named(api: Api) -> None:
+async def test_a_taken_port_is_reported(api: Api) -> None:
     with pytest.raises(WeftError, match="the port is taken"):
-        await serve(api.grpc, api.gateway)
+        await serve(api.grpc, api.services)
 
 
 async def test_a_message_beyond_the_limit_is_refused(rpc: Rpc) -> None:
@@ -283,7 +298,7 @@ async def test_a_message_beyond_the_limit_is_refused(rpc: Rpc) -> None:
     assert refused.status == "RESOURCE_EXHAUSTED"
 
 
-async def test_a_deadline_ends_the_call_and_an_impatient_client_harms_nobody(api: Api, rpc: Rpc) -> None:
+async def test_a_call_that_exceeds_its_deadline_leaves_no_file(api: Api, rpc: Rpc) -> None:
     async def slow() -> AsyncIterator[pb.SubmitJobRequest]:
         yield head()
         await asyncio.Event().wait()
@@ -294,7 +309,7 @@ async def test_a_deadline_ends_the_call_and_an_impatient_client_harms_nobody(api
     await until(lambda: list((api.settings.home / "uploads").iterdir()) == [])
 
 
-# --- whatever is sent ---------------------------------------------------------------
+# --- malformed messages ---------------------------------------------------------------
 
 MESSAGES = {
     "GetJob": pb.GetJobRequest, "ListJobs": pb.ListJobsRequest, "KillJob": pb.ChangeJobRequest,
@@ -306,7 +321,7 @@ MESSAGES = {
 
 
 def values(kind: Any, job: str) -> st.SearchStrategy[Any]:
-    """Messages of the kind, well-formed, with anything in their fields."""
+    """Well-formed messages of the kind with any values in their fields."""
     texts = st.one_of(st.text(max_size=20), st.sampled_from([job, "*", "a\x00b", "..", "x" * 3000, "\U0010ffff"]))
     numbers = {
         "TYPE_UINT32": st.integers(0, 2**32 - 1), "TYPE_UINT64": st.integers(0, 2**64 - 1),
@@ -326,8 +341,8 @@ def values(kind: Any, job: str) -> st.SearchStrategy[Any]:
 
     fields = {}
     for field in kind.DESCRIPTOR.fields:
-        one = of(field)
-        fields[field.name] = st.lists(one, max_size=3) if field.is_repeated else one
+        strategy = of(field)
+        fields[field.name] = st.lists(strategy, max_size=3) if field.is_repeated else strategy
 
     def build(given_: dict[str, Any]) -> Any:
         return kind(**given_)
@@ -339,8 +354,8 @@ def bytes_of(rng: random.Random) -> bytes:
     return rng.randbytes(rng.choice([0, 1, 2, 5, 17, 100, 1000]))
 
 
-async def test_no_bytes_make_it_stumble(api: Api, rpc: Rpc) -> None:
-    methods = [one for one in await methods_of(api.grpc) if _service(one) not in OPEN_SERVICES]
+async def test_no_message_bytes_cause_a_server_error(api: Api, rpc: Rpc) -> None:
+    methods = [method for method in await methods_of(api.grpc) if _service(method) not in OPEN_SERVICES]
     rng = random.Random(7)
     with structlog.testing.capture_logs() as logs:
         for method in methods:
@@ -350,13 +365,13 @@ async def test_no_bytes_make_it_stumble(api: Api, rpc: Rpc) -> None:
                     raw = [bytes_of(rng), bytes_of(rng)]
                 status = await _status(sent(rpc.channel, method, raw, rpc.metadata))
                 assert status not in NEVER, (method, raw)
-    assert [one for one in logs if one["log_level"] == "error"] == []
+    assert [entry for entry in logs if entry["log_level"] == "error"] == []
 
 
-async def test_no_well_formed_message_makes_it_stumble(api: Api, rpc: Rpc) -> None:
+async def test_no_well_formed_message_causes_a_server_error(api: Api, rpc: Rpc) -> None:
     job = (await api.submit())["id"]
     loop = asyncio.get_running_loop()
-    services = {one.rpartition("/")[2]: one for one in await methods_of(api.grpc)}
+    services = {method.rpartition("/")[2]: method for method in await methods_of(api.grpc)}
 
     async def ask(name: str, message: Any) -> None:
         raw = message.SerializeToString()
@@ -366,14 +381,14 @@ async def test_no_well_formed_message_makes_it_stumble(api: Api, rpc: Rpc) -> No
     @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
     @given(st.data())
     def check(name: str, data: st.DataObject) -> None:
-        # A job that is there is followed for as long as it lives: here none is.
+        # A stream of an existing job would last as long as the job.
         message = data.draw(values(MESSAGES[name], "j" + "0" * 22 if name.startswith("Follow") else job))
         asyncio.run_coroutine_threadsafe(ask(name, message), loop).result(150)
 
     with structlog.testing.capture_logs() as logs:
         for name in MESSAGES:
             await asyncio.to_thread(check, name)
-    assert [one for one in logs if one["log_level"] == "error"] == []
+    assert [entry for entry in logs if entry["log_level"] == "error"] == []
 
 
 # --- live streams -------------------------------------------------------------------
@@ -385,83 +400,83 @@ def metrics(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[Me
         yield service
 
 
-async def test_a_follower_goes_on_where_it_was_cut_and_hears_how_it_ended(
+async def test_a_log_stream_continues_after_a_cut_and_ends_with_the_job(
     tmp_path: Path, metrics: MetricsProcess, etcd: Etcd
 ) -> None:
     async with (
         api_over(tmp_path, metrics.address) as api,
-        learning(api, metrics, etcd) as learner,
+        running_learner(api, metrics, etcd) as learner,
         speaking(api.grpc, api.admin_key) as rpc,
     ):
-        await learner.says("one", "two")
-        seen: list[Any] = []
+        await learner.write_lines("one", "two")
+        lines: list[Any] = []
         stream = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job), metadata=rpc.metadata)
         async for reply in stream:
-            seen += [(one.seq, one.text) for one in reply.lines.lines]
-            if len(seen) == 2:
+            lines += [(line.seq, line.text) for line in reply.lines.lines]
+            if len(lines) == 2:
                 stream.cancel()
                 break
         await until(lambda: "weft_followers 0.0" in api.measured())
-        await learner.says("three")
-        again = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job, after=seen[-1][0]), metadata=rpc.metadata)
+        await learner.write_lines("three")
+        again = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job, after=lines[-1][0]), metadata=rpc.metadata)
         end: Any = None
         async for reply in again:
             if reply.HasField("end"):
                 end = reply.end
             else:
-                seen += [(one.seq, one.text) for one in reply.lines.lines]
-                await learner.ends()
-        assert [text for _, text in seen] == ["one", "two", "three"]
+                lines += [(line.seq, line.text) for line in reply.lines.lines]
+                await learner.complete_and_release()
+        assert [text for _, text in lines] == ["one", "two", "three"]
         assert (end.status, end.at_rest) == ("COMPLETED", True)
         await learner_points(rpc, learner.job)
         wanted = pb.FollowEventsRequest(job_id=learner.job)
-        events = [one async for one in rpc.jobs.FollowEvents(wanted, metadata=rpc.metadata)]
-        history = [one.event.to for one in events if one.HasField("event")]
+        events = [event async for event in rpc.jobs.FollowEvents(wanted, metadata=rpc.metadata)]
+        history = [event.event.to for event in events if event.HasField("event")]
         assert history == ["QUEUED", "PENDING", "PROCESSING", "COMPLETED"]
         assert events[-1].end.status == "COMPLETED"
-        assert [one.status.status for one in events if one.HasField("status")] == ["COMPLETED"]
+        assert [event.status.status for event in events if event.HasField("status")] == ["COMPLETED"]
 
 
 async def learner_points(rpc: Rpc, job: str) -> None:
-    replies = [one async for one in rpc.jobs.FollowMetrics(pb.GetMetricsRequest(job_id=job), metadata=rpc.metadata)]
-    assert [one.HasField("end") for one in replies] == [True]
+    replies = [reply async for reply in rpc.jobs.FollowMetrics(pb.GetMetricsRequest(job_id=job), metadata=rpc.metadata)]
+    assert [reply.HasField("end") for reply in replies] == [True]
 
 
-async def test_a_stream_that_the_service_cuts_as_it_stops_says_so_and_gives_no_end(
+async def test_a_stopping_service_ends_streams_with_unavailable_and_without_an_end(
     tmp_path: Path, metrics: MetricsProcess, etcd: Etcd
 ) -> None:
     async with (
         api_over(tmp_path, metrics.address) as api,
-        learning(api, metrics, etcd) as learner,
+        running_learner(api, metrics, etcd) as learner,
         speaking(api.grpc, api.admin_key) as rpc,
     ):
-        await learner.says("one")
+        await learner.write_lines("one")
         stream = rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=learner.job), metadata=rpc.metadata)
         replies = aiter(stream)
-        assert [one.text for one in (await anext(replies)).lines.lines] == ["one"]
+        assert [line.text for line in (await anext(replies)).lines.lines] == ["one"]
         api.stopping.set()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await anext(replies)
-        told = refusal(caught.value)
-        assert (told.status, told.code, told.retry_s) == ("UNAVAILABLE", "unavailable", 1)
+        refused = refusal(caught.value)
+        assert (refused.status, refused.code, refused.retry_s) == ("UNAVAILABLE", "unavailable", 1)
 
 
-async def test_the_example_of_the_documentation_works_as_it_stands(api: Api) -> None:
+async def test_the_grpc_example_of_the_documentation_works(api: Api) -> None:
     page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
     [example] = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import grpc" in block]
     environment = {**os.environ, "WEFT_GRPC": api.grpc, "WEFT_KEY": api.admin_key}
     running_it = await asyncio.create_subprocess_exec(
         sys.executable, "-c", example, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    said, complained = await running_it.communicate()
+    output, complained = await running_it.communicate()
     assert running_it.returncode == 0, complained.decode()
-    first, *listed, refused = said.decode().splitlines()
+    first, *listed, refused = output.decode().splitlines()
     assert first.endswith(" QUEUED")
     assert f"{first.split()[0]} hello QUEUED" in listed
     assert refused == "INVALID_ARGUMENT limit: Input should be less than or equal to 500"
 
 
-async def test_what_is_shown_while_the_store_is_away_says_how_old_it_is(tmp_path: Path, own_mongo: Mongo) -> None:
+async def test_stale_answers_while_the_store_is_away_have_their_age(tmp_path: Path, own_mongo: Mongo) -> None:
     async with (
         running_api(tmp_path, job_store=f"{own_mongo.uri}weft") as api,
         speaking(api.grpc, api.admin_key) as rpc,
@@ -471,6 +486,6 @@ async def test_what_is_shown_while_the_store_is_away_says_how_old_it_is(tmp_path
         assert (await fresh).status == "QUEUED"
         assert "age" not in dict(await fresh.trailing_metadata())
         await asyncio.to_thread(own_mongo.kill)
-        remembered = rpc.jobs.GetJob(wanted, metadata=rpc.metadata)
-        assert (await remembered).status == "QUEUED"
-        assert int(dict(await remembered.trailing_metadata())["age"]) >= 0
+        stale = rpc.jobs.GetJob(wanted, metadata=rpc.metadata)
+        assert (await stale).status == "QUEUED"
+        assert int(dict(await stale.trailing_metadata())["age"]) >= 0

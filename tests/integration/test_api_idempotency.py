@@ -1,4 +1,4 @@
-"""Every POST under an Idempotency-Key acts once: whatever was cut, whoever races, whatever came in between."""
+"""Every POST under an Idempotency-Key acts once, despite lost answers, concurrent requests and later changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.api.idempotency import KEPT_MS, KIND, Answers
+from services.api.idempotency import KEPT_MS, KIND, IdempotencyKeys
 from services.api.rest.app import create_routes
 from services.api.rest.permissions import routes_of
 from services.core.adapters.system_clock import SystemClock
@@ -25,8 +25,8 @@ from weft import AsyncClient
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    async with running_api(tmp_path) as one:
-        yield one
+    async with running_api(tmp_path) as api:
+        yield api
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Post:
     other: Any = None
     other_path: str = ""
     first: tuple[str, ...] = ()
-    """What has to be done to the job before."""
+    """Changes of the job before the request."""
 
 
 POSTS = {
@@ -49,8 +49,8 @@ POSTS = {
 }
 
 
-async def test_every_post_there_is_answers_again_under_its_key_and_refuses_another_body(api: Api) -> None:
-    posts = sorted(route.path for route in routes_of(create_routes(api.gateway)) if "POST" in (route.methods or ()))
+async def test_every_post_replays_under_its_key_and_refuses_another_request(api: Api) -> None:
+    posts = sorted(route.path for route in routes_of(create_routes()) if "POST" in (route.methods or ()))
     assert posts == sorted(POSTS)
     for path, post in POSTS.items():
         job = (await api.submit())["id"]
@@ -73,7 +73,7 @@ async def test_every_post_there_is_answers_again_under_its_key_and_refuses_anoth
             assert (refused.status_code, refused.json()["code"]) == (400, "invalid-request"), (path, bad)
 
 
-async def test_a_halt_that_is_sent_again_after_the_job_was_resumed_does_not_halt_it_again(api: Api) -> None:
+async def test_a_repeated_halt_after_a_resume_does_not_halt_the_job_again(api: Api) -> None:
     job = (await api.submit())["id"]
     halt, resume = {"Idempotency-Key": "h"}, {"Idempotency-Key": "r"}
     assert (await api.admin.post(f"/v1/jobs/{job}/halt", headers=halt)).json()["status"] == "HALTED"
@@ -86,7 +86,7 @@ async def test_a_halt_that_is_sent_again_after_the_job_was_resumed_does_not_halt
     assert (await api.admin.post(f"/v1/jobs/{job}/halt", headers={"Idempotency-Key": "h2"})).json()["generation"] == 4
 
 
-async def test_a_wish_that_changed_nothing_is_remembered_too(api: Api) -> None:
+async def test_a_halt_that_changed_nothing_is_replayed_too(api: Api) -> None:
     job = (await api.submit())["id"]
     await api.admin.post(f"/v1/jobs/{job}/halt", headers={"Idempotency-Key": "first"})
     await api.admin.post(f"/v1/jobs/{job}/halt", headers={"Idempotency-Key": "second"})
@@ -95,7 +95,7 @@ async def test_a_wish_that_changed_nothing_is_remembered_too(api: Api) -> None:
     assert late.json()["status"] == "QUEUED"
 
 
-async def test_a_key_is_known_after_any_number_of_later_wishes_and_the_document_stays_small(api: Api) -> None:
+async def test_keys_replay_after_many_later_changes_and_the_document_stays_small(api: Api) -> None:
     job = (await api.submit())["id"]
     applied_keys = [("halt", "resume")[number % 2] for number in range(3 * KEPT_APPLIED_KEYS)]
     for number, verb in enumerate(applied_keys):
@@ -110,21 +110,21 @@ async def test_a_key_is_known_after_any_number_of_later_wishes_and_the_document_
         assert again.json()["generation"] == len(applied_keys) + 1
 
 
-async def test_sixteen_racing_wishes_under_one_key_over_two_processes_are_one_wish(tmp_path: Path) -> None:
-    async with running_api(tmp_path) as one, running_api(tmp_path) as two:
+async def test_sixteen_concurrent_resumes_under_one_key_over_two_processes_make_one_change(tmp_path: Path) -> None:
+    async with running_api(tmp_path) as first, running_api(tmp_path) as second:
         for turn in range(5):
-            job = (await one.submit())["id"]
-            await one.admin.post(f"/v1/jobs/{job}/halt")
+            job = (await first.submit())["id"]
+            await first.admin.post(f"/v1/jobs/{job}/halt")
             answers = await asyncio.gather(
                 *(
                     api.admin.post(f"/v1/jobs/{job}/resume", headers={"Idempotency-Key": f"race-{turn}"})
-                    for api in (one, two)
+                    for api in (first, second)
                     for _ in range(8)
                 )
             )
             assert [answer.status_code for answer in answers] == [202] * 16
             assert ["idempotency-replayed" in answer.headers for answer in answers].count(False) == 1
-            events = (await one.admin.get(f"/v1/jobs/{job}/history")).json()["events"]
+            events = (await first.admin.get(f"/v1/jobs/{job}/history")).json()["events"]
             assert [event["to"] for event in events] == ["QUEUED", "HALTED", "RESUMED", "QUEUED"]
 
 
@@ -134,12 +134,12 @@ async def test_two_users_may_use_the_same_key(api: Api) -> None:
         async with api.client(await api.key(user, "acme")) as client:
             answer = await client.post("/v1/jobs", json=SPEC, headers={"Idempotency-Key": "same"})
             made.add(answer.json()["id"])
-            wish = await client.post(f"/v1/jobs/{answer.json()['id']}/halt", headers={"Idempotency-Key": "same"})
-            assert (wish.status_code, wish.json()["status"]) == (202, "HALTED")
+            halted = await client.post(f"/v1/jobs/{answer.json()['id']}/halt", headers={"Idempotency-Key": "same"})
+            assert (halted.status_code, halted.json()["status"]) == (202, "HALTED")
     assert len(made) == 2
 
 
-async def test_the_text_of_a_new_key_is_kept_nowhere_and_yet_answered_again(api: Api) -> None:
+async def test_a_replay_answers_the_text_of_an_api_key_that_is_stored_nowhere(api: Api) -> None:
     texts = set[str]()
     for _ in range(2):
         made = await api.admin.post("/v1/keys", json={"name": "ci"}, headers={"Idempotency-Key": "ci-key"})
@@ -151,7 +151,7 @@ async def test_the_text_of_a_new_key_is_kept_nowhere_and_yet_answered_again(api:
     assert [path for path in files if secret in path.read_bytes()] == []
 
 
-async def test_the_sdk_sends_again_what_was_not_answered_and_nothing_happens_twice(api: Api) -> None:
+async def test_sdk_retries_of_lost_answers_change_nothing_twice(api: Api) -> None:
     posts = 0
 
     def every_other(request: bytes) -> bool:
@@ -176,7 +176,7 @@ async def test_the_sdk_sends_again_what_was_not_answered_and_nothing_happens_twi
 
 
 class Later(SystemClock):
-    """The machine's clock, so much later."""
+    """The machine's clock plus ``by_ms``."""
 
     by_ms = 0
 
@@ -184,43 +184,43 @@ class Later(SystemClock):
         return super().now_ms() + self.by_ms
 
 
-async def test_after_seven_days_a_key_may_be_used_anew_and_its_record_is_swept_a_page_at_a_time() -> None:
+async def test_idempotency_keys_expire_after_seven_days_and_are_swept_by_pages() -> None:
     records, clock = MemoryRecordStore(), Later()
-    answers = Answers(records, clock)
+    keys = IdempotencyKeys(records, clock)
     for number in range(25):
-        await answers.bind(f"{number:064}", "a halt")
-        await answers.finish(f"{number:064}")
-    assert await answers.done(f"{7:064}")
+        await keys.bind(f"{number:064}", "a halt")
+        await keys.mark_done(f"{number:064}")
+    assert await keys.is_done(f"{7:064}")
     with pytest.raises(IdempotencyMismatch):
-        await answers.bind(f"{7:064}", "a kill")
+        await keys.bind(f"{7:064}", "a kill")
     clock.by_ms = KEPT_MS - 60_000
-    assert [await answers.sweep(limit=10) for _ in range(3)] == [0, 0, 0]
+    assert [await keys.sweep(limit=10) for _ in range(3)] == [0, 0, 0]
     clock.by_ms = KEPT_MS
-    assert not await answers.done(f"{7:064}")
-    await answers.bind(f"{7:064}", "a kill")
-    assert not await answers.done(f"{7:064}")
-    assert [await answers.sweep(limit=10) for _ in range(3)] == [9, 10, 5]
-    assert [one.id for one in await records.find(KIND, {})] == [f"{7:064}"]
+    assert not await keys.is_done(f"{7:064}")
+    await keys.bind(f"{7:064}", "a kill")
+    assert not await keys.is_done(f"{7:064}")
+    assert [await keys.sweep(limit=10) for _ in range(3)] == [9, 10, 5]
+    assert [record.id for record in await records.find(KIND, {})] == [f"{7:064}"]
 
 
-async def test_expired_keys_are_swept_again_and_again_also_after_the_store_was_away() -> None:
+async def test_sweeping_of_expired_keys_continues_after_a_store_outage() -> None:
     class Away(MemoryRecordStore):
-        asked = 0
+        reads = 0
 
         async def find(self, kind: str, index: Any, *, after: str | None = None, limit: int = 1000) -> Any:
-            self.asked += 1
-            if self.asked == 2:
+            self.reads += 1
+            if self.reads == 2:
                 raise Unavailable("the store is away")
             return await super().find(kind, index, after=after, limit=limit)
 
     records, clock = Away(), Later()
-    answers = Answers(records, clock)
+    keys = IdempotencyKeys(records, clock)
     for number in range(25):
-        await answers.bind(f"{number:064}", "a halt")
+        await keys.bind(f"{number:064}", "a halt")
     clock.by_ms = KEPT_MS
-    sweeping = asyncio.create_task(answers.keep_swept(every_s=0.001, limit=10))
+    sweeping = asyncio.create_task(keys.keep_swept(every_s=0.001, limit=10))
     try:
-        await until(lambda: records.asked > 4)
+        await until(lambda: records.reads > 4)
         assert await MemoryRecordStore.find(records, KIND, {}) == []
     finally:
         sweeping.cancel()

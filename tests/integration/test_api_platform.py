@@ -1,4 +1,4 @@
-"""What the api learns from the other services: the cluster, the queue, whether a job would fit."""
+"""Answers for which the api asks other services: the cluster, the queue, whether a job fits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tests.testbed.platform import Platform
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 
 SPEC: dict[str, Any] = {"name": "api", "command": "true", "resources": {"cpus": 0.5, "memory": "64MiB"}}
 
@@ -17,7 +17,7 @@ SPEC: dict[str, Any] = {"name": "api", "command": "true", "resources": {"cpus": 
 @pytest.fixture
 def api(weft_up: Platform) -> Iterator[httpx2.Client]:
     headers = {"Authorization": f"Bearer {weft_up.key}"}
-    with httpx2.Client(base_url=weft_up.url, headers=headers, trust_env=False, timeout=20) as client:
+    with httpx2.Client(base_url=weft_up.url, headers=headers, trust_env=False, timeout=HANG_S) as client:
         yield client
 
 
@@ -28,7 +28,7 @@ def plan(api: httpx2.Client, **fields: Any) -> dict[str, Any]:
 
 
 def shown(api: httpx2.Client, job_id: str) -> dict[str, Any] | None:
-    """The job, once the dispatcher has seen it."""
+    """The job with its place in the queue; None before the dispatcher knows it."""
     job = dict(api.get(f"/v1/jobs/{job_id}").json())
     return job if "queue_position" in job else None
 
@@ -38,17 +38,17 @@ def listed(api: httpx2.Client, job_id: str) -> dict[str, Any]:
     return dict(job)
 
 
-def told(api: httpx2.Client, job_id: str) -> dict[str, Any]:
+def explanation(api: httpx2.Client, job_id: str) -> dict[str, Any]:
     return dict(api.get(f"/v1/jobs/{job_id}/explain").json())
 
 
 def places(api: httpx2.Client) -> dict[str, int]:
-    """Job -> its place in the queue, in the order in which they are shown."""
+    """Job -> its place in the queue, in the order of the answer."""
     waiting = api.get("/v1/queue").json()["waiting"]
-    return {one["id"]: one["position"] for one in waiting if "position" in one}
+    return {job["id"]: job["position"] for job in waiting if "position" in job}
 
 
-def test_the_cluster_is_shown_with_what_is_in_use(api: httpx2.Client) -> None:
+def test_the_cluster_answer_has_nodes_and_use(api: httpx2.Client) -> None:
     cluster = api.get("/v1/cluster").json()
     [node] = cluster["nodes"]
     assert (node["cpus"], node["ready"]) == (4, True)
@@ -57,7 +57,7 @@ def test_the_cluster_is_shown_with_what_is_in_use(api: httpx2.Client) -> None:
     assert cluster["used"]["cpus"] <= 4
 
 
-def test_a_plan_says_whether_it_would_fit(api: httpx2.Client) -> None:
+def test_a_plan_tells_if_the_job_fits(api: httpx2.Client) -> None:
     assert eventually(lambda: plan(api)["fits"] == "now")
     never = plan(api, learners=100)
     assert never["fits"] == "never"
@@ -65,17 +65,17 @@ def test_a_plan_says_whether_it_would_fit(api: httpx2.Client) -> None:
     assert never["warnings"] == [never["fits_message"]]
 
 
-def test_a_job_that_can_never_run_does_not_make_the_next_one_seem_to_wait(api: httpx2.Client) -> None:
+def test_a_job_that_never_fits_does_not_delay_the_plan_of_the_next_job(api: httpx2.Client) -> None:
     assert eventually(lambda: plan(api)["fits"] == "now")
     large = api.post("/v1/jobs", json={**SPEC, "learners": 100}).json()["id"]
     try:
         eventually(lambda: (shown(api, large) or {}).get("pending_reason") == "NoMatchingFlavor")
-        assert plan(api)["fits"] == "now"
+        eventually(lambda: plan(api)["fits"] == "now")
     finally:
         assert api.delete(f"/v1/jobs/{large}", params={"kill": "true"}).status_code == 204
 
 
-def test_who_waits_is_told_where_and_why(api: httpx2.Client) -> None:
+def test_a_waiting_job_shows_its_position_and_reason(api: httpx2.Client) -> None:
     large = api.post("/v1/jobs", json={**SPEC, "learners": 100})
     assert large.status_code == 201
     assert "it waits until that changes" in large.json()["warnings"][0]
@@ -86,8 +86,8 @@ def test_who_waits_is_told_where_and_why(api: httpx2.Client) -> None:
         assert first["queue_position"] == 1
         assert first["pending_reason"]
         assert first["pending_message"]
-        # The dispatcher has a second to say so; what it does not is left out, and so is the place of who just left.
-        eventually(lambda: told(api, ids[0])["summary"].startswith("waits at place 1: "))
+        # The dispatcher has one second to answer, and a job that has just left has no place: then fields are left out.
+        eventually(lambda: explanation(api, ids[0])["summary"].startswith("waits at place 1: "))
         eventually(lambda: ids[0] in places(api))
         assert list(places(api).values()) == sorted(places(api).values())
         eventually(lambda: listed(api, ids[0]).get("queue_position") == 1)

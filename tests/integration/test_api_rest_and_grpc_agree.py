@@ -1,10 +1,12 @@
-"""REST and gRPC are two doors of one house: the same actions, permissions, answers and errors behind both."""
+"""REST and gRPC are two entry points to the same use cases: the same permissions, answers and errors."""
 
 # ruff: noqa: E501 - a table reads better in long lines
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +27,9 @@ from services.core.gen.weft.v1 import jobs_pb2 as pb
 from services.core.gen.weft.v1 import platform_pb2 as pp
 from tests.testbed.api import SPEC, Api, a_zip
 from tests.testbed.etcd import Etcd
+from tests.testbed.learner_telemetry import Learner, api_over, running_learner
 from tests.testbed.metrics import MetricsProcess, running
-from tests.testbed.telling import Learner, api_over, learning
-from tests.testbed.user_rpc import Rpc, as_shape, bare, speaking, stream_of
+from tests.testbed.user_rpc import Rpc, as_json, bare, speaking, stream_of
 
 SERVICERS: tuple[type, ...] = (Jobs, Keys, Platform)
 YAML = "name: digits\ncommand: python train.py\n"
@@ -35,39 +37,46 @@ MISSING = "j" + "0" * 22
 
 
 def names_in(code: CodeType) -> set[str]:
-    """Every name that a function's code mentions, inner functions included."""
-    inner = (names_in(one) for one in code.co_consts if isinstance(one, CodeType))
+    """Every name in a function's code, inner functions included."""
+    inner = (names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*inner)
 
 
-def all_actions() -> set[str]:
-    found = inspect.getmembers(use_cases, inspect.isfunction)
-    return {name for name, one in found if one.__module__ == use_cases.__name__ and not name.startswith("_")}
+def all_use_cases() -> set[str]:
+    """Names of the public functions of the use-case modules."""
+    names = set[str]()
+    for entry in pkgutil.iter_modules(use_cases.__path__):
+        module = importlib.import_module(f"{use_cases.__name__}.{entry.name}")
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not name.startswith("_"):
+                names.add(name)
+    return names
 
 
-def rest_calls(api: Api) -> dict[str, set[str]]:
-    """Action -> permissions of the routes of the running app that call it."""
+def rest_calls() -> dict[str, set[str]]:
+    """Use case -> permissions of the routes that call it."""
     out: dict[str, set[str]] = {}
-    for route in routes_of(create_routes(api.gateway)):
-        for name in names_in(inspect.unwrap(route.endpoint).__code__) & all_actions():
+    for route in routes_of(create_routes()):
+        for name in names_in(inspect.unwrap(route.endpoint).__code__) & all_use_cases():
             out.setdefault(name, set()).add(str(permission_of(route)))
     return out
 
 
 def rpcs() -> dict[str, Callable[..., Any]]:
-    """Method -> what answers it: every method of the services' descriptors, as the server was given them."""
-    found: dict[str, Callable[..., Any]] = {}
+    """Method -> the function that answers it, of every method of the services' descriptors."""
+    methods: dict[str, Callable[..., Any]] = {}
     for servicer in SERVICERS:
         file = pb.DESCRIPTOR if servicer is Jobs else pp.DESCRIPTOR
         for method in file.services_by_name[servicer.__name__].methods:
-            found[method.name] = getattr(servicer, method.name)
-    return found
+            methods[method.name] = getattr(servicer, method.name)
+    return methods
 
 
 def rpc_calls() -> dict[str, set[str]]:
+    """Use case -> permissions of the methods that call it."""
     out: dict[str, set[str]] = {}
     for behaviour in rpcs().values():
-        for name in names_in(behaviour.__code__) & all_actions():
+        for name in names_in(behaviour.__code__) & all_use_cases():
             out.setdefault(name, set()).add(str(rpc_permission(behaviour)))
     return out
 
@@ -80,26 +89,26 @@ def metrics(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Any:
 
 @pytest.fixture
 async def api(tmp_path: Path, metrics: MetricsProcess) -> AsyncIterator[Api]:
-    async with api_over(tmp_path, metrics.address) as one:
-        yield one
+    async with api_over(tmp_path, metrics.address) as api:
+        yield api
 
 
 @pytest.fixture
 async def rpc(api: Api) -> AsyncIterator[Rpc]:
-    async with speaking(api.grpc, api.admin_key) as one:
-        yield one
+    async with speaking(api.grpc, api.admin_key) as rpc:
+        yield rpc
 
 
-async def test_both_doors_lead_to_every_action_with_the_same_permission(api: Api) -> None:
-    assert set(rest_calls(api)) == set(rpc_calls()) == all_actions()
-    assert rest_calls(api) == rpc_calls()
+async def test_rest_and_grpc_call_every_use_case_with_the_same_permission() -> None:
+    assert set(rest_calls()) == set(rpc_calls()) == all_use_cases()
+    assert rest_calls() == rpc_calls()
     assert all(len(permissions) == 1 for permissions in rpc_calls().values())
 
 
 @dataclass
-class Same:
-    """One request as both doors take it. ``{job}``: a job that has spoken; ``{fresh}``: one that waits, made anew for
-    each door.
+class Request:
+    """One request for both entry points. ``{job}``: a job with log lines; ``{fresh}`` and ``{halted}``: a queued and a
+    halted job, made for each entry point.
     """
 
     http: tuple[str, str]
@@ -110,13 +119,13 @@ class Same:
     headers: dict[str, str] = field(default_factory=dict)
     metadata: tuple[tuple[str, str], ...] = ()
     varies: frozenset[str] = frozenset()
-    """What differs because it was asked twice."""
+    """Fields that differ because the request is sent twice."""
 
 
 def filled(message: Any, **ids: str) -> Any:
-    """The message with its placeholders replaced; of a stream, all of them."""
+    """The message, or the messages of a stream, with their placeholders replaced."""
     if isinstance(message, list):
-        return [filled(one, **ids) for one in message]
+        return [filled(part, **ids) for part in message]
     out = type(message).FromString(message.SerializeToString())
     for name in ("job_id", "key_id"):
         if name in out.DESCRIPTOR.fields_by_name:
@@ -132,189 +141,191 @@ NEW = frozenset({"id", "since", "created", "updated", "trace_id"})
 AT = Timestamp(seconds=1_700_000_000)
 JSON_BODY = {"Content-Type": "application/json"}
 ANSWERS = [
-    Same(("POST", "/v1/jobs"), "SubmitJob", submission(), body=SPEC, varies=NEW),
-    Same(("POST", "/v1/jobs"), "PlanJob", submission(), {"dry_run": "true"}, body=SPEC),
-    Same(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=2, status=["queued", "PROCESSING"]), {"limit": 2, "status": "queued,PROCESSING"}),
-    Same(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(fields="name,status", tenant="*"), {"fields": "name,status", "tenant": "*"}),
-    Same(("GET", "/v1/jobs/{job}"), "GetJob", pb.GetJobRequest(job_id="{job}")),
-    Same(("GET", "/v1/jobs/{fresh}"), "GetJob", pb.GetJobRequest(job_id="{fresh}"), varies=NEW),
-    Same(("POST", "/v1/jobs/{fresh}/halt"), "HaltJob", pb.ChangeJobRequest(job_id="{fresh}"), varies=NEW),
-    Same(("POST", "/v1/jobs/{halted}/resume"), "ResumeJob", pb.ChangeJobRequest(job_id="{halted}"), varies=NEW),
-    Same(("POST", "/v1/jobs/{fresh}/kill"), "KillJob", pb.ChangeJobRequest(job_id="{fresh}", generation=1), headers={"If-Match": '"1"'}, varies=NEW | {"finished"}),
-    Same(("DELETE", "/v1/jobs/{fresh}"), "DeleteJob", pb.DeleteJobRequest(job_id="{fresh}", kill=True), {"kill": "true"}),
-    Same(("GET", "/v1/jobs/{job}/history"), "GetHistory", pb.GetHistoryRequest(job_id="{job}", after=1), {"after": 1}),
-    Same(("GET", "/v1/jobs/{fresh}/explain"), "ExplainJob", pb.GetJobRequest(job_id="{fresh}"), varies=NEW),
-    Same(("GET", "/v1/jobs/{job}/progress"), "GetProgress", pb.GetJobRequest(job_id="{job}")),
-    Same(("GET", "/v1/jobs/{job}/logs"), "GetLogs", pb.GetLogsRequest(job_id="{job}", limit=2, search="o", since=AT), {"limit": 2, "search": "o", "since": "2023-11-14T22:13:20Z"}),
-    Same(("GET", "/v1/jobs/{job}/logs"), "GetLogs", pb.GetLogsRequest(job_id="{job}", tail=1, rank=0), {"tail": 1, "rank": 0}),
-    Same(("GET", "/v1/jobs/{job}/metrics"), "GetMetrics", pb.GetMetricsRequest(job_id="{job}", name=["loss"]), {"name": "loss"}),
-    Same(("GET", "/v1/jobs/{job}/artifacts"), "ListArtifacts", pb.ListArtifactsRequest(job_id="{job}")),
-    Same(("GET", "/v1/whoami"), "WhoAmI", Empty()),
-    Same(("GET", "/v1/keys"), "ListKeys", Empty()),
-    Same(("POST", "/v1/keys"), "CreateKey", pp.CreateKeyRequest(name="ci"), body={"name": "ci"}, varies=NEW | {"key"}),
-    Same(("DELETE", "/v1/keys/{key}"), "RevokeKey", pp.RevokeKeyRequest(key_id="{key}")),
-    Same(("GET", "/v1/version"), "GetVersion", Empty()),
-    Same(("GET", "/v1/queue"), "GetQueue", pp.OfTenantRequest()),
-    Same(("GET", "/v1/cluster"), "GetCluster", pp.OfTenantRequest(tenant="*"), {"tenant": "*"}),
-    Same(("GET", "/v1/frameworks"), "GetFrameworks", Empty()),
-    Same(("GET", "/v1/sizes"), "GetSizes", Empty()),
-    Same(("GET", "/v1/quarantine"), "GetQuarantine", Empty()),
+    Request(("POST", "/v1/jobs"), "SubmitJob", submission(), body=SPEC, varies=NEW),
+    Request(("POST", "/v1/jobs"), "PlanJob", submission(), {"dry_run": "true"}, body=SPEC),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=2, status=["queued", "PROCESSING"]), {"limit": 2, "status": "queued,PROCESSING"}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(fields="name,status", tenant="*"), {"fields": "name,status", "tenant": "*"}),
+    Request(("GET", "/v1/jobs/{job}"), "GetJob", pb.GetJobRequest(job_id="{job}")),
+    Request(("GET", "/v1/jobs/{fresh}"), "GetJob", pb.GetJobRequest(job_id="{fresh}"), varies=NEW),
+    Request(("POST", "/v1/jobs/{fresh}/halt"), "HaltJob", pb.ChangeJobRequest(job_id="{fresh}"), varies=NEW),
+    Request(("POST", "/v1/jobs/{halted}/resume"), "ResumeJob", pb.ChangeJobRequest(job_id="{halted}"), varies=NEW),
+    Request(("POST", "/v1/jobs/{fresh}/kill"), "KillJob", pb.ChangeJobRequest(job_id="{fresh}", generation=1), headers={"If-Match": '"1"'}, varies=NEW | {"finished"}),
+    Request(("DELETE", "/v1/jobs/{fresh}"), "DeleteJob", pb.DeleteJobRequest(job_id="{fresh}", kill=True), {"kill": "true"}),
+    Request(("GET", "/v1/jobs/{job}/history"), "GetHistory", pb.GetHistoryRequest(job_id="{job}", after=1), {"after": 1}),
+    Request(("GET", "/v1/jobs/{fresh}/explain"), "ExplainJob", pb.GetJobRequest(job_id="{fresh}"), varies=NEW),
+    Request(("GET", "/v1/jobs/{job}/progress"), "GetProgress", pb.GetJobRequest(job_id="{job}")),
+    Request(("GET", "/v1/jobs/{job}/logs"), "GetLogs", pb.GetLogsRequest(job_id="{job}", limit=2, search="o", since=AT), {"limit": 2, "search": "o", "since": "2023-11-14T22:13:20Z"}),
+    Request(("GET", "/v1/jobs/{job}/logs"), "GetLogs", pb.GetLogsRequest(job_id="{job}", tail=1, rank=0), {"tail": 1, "rank": 0}),
+    Request(("GET", "/v1/jobs/{job}/metrics"), "GetMetrics", pb.GetMetricsRequest(job_id="{job}", name=["loss"]), {"name": "loss"}),
+    Request(("GET", "/v1/jobs/{job}/artifacts"), "ListArtifacts", pb.ListArtifactsRequest(job_id="{job}")),
+    Request(("GET", "/v1/whoami"), "WhoAmI", Empty()),
+    Request(("GET", "/v1/keys"), "ListKeys", Empty()),
+    Request(("POST", "/v1/keys"), "CreateKey", pp.CreateKeyRequest(name="ci"), body={"name": "ci"}, varies=NEW | {"key"}),
+    Request(("DELETE", "/v1/keys/{key}"), "RevokeKey", pp.RevokeKeyRequest(key_id="{key}")),
+    Request(("GET", "/v1/version"), "GetVersion", Empty()),
+    Request(("GET", "/v1/queue"), "GetQueue", pp.OfTenantRequest()),
+    Request(("GET", "/v1/cluster"), "GetCluster", pp.OfTenantRequest(tenant="*"), {"tenant": "*"}),
+    Request(("GET", "/v1/frameworks"), "GetFrameworks", Empty()),
+    Request(("GET", "/v1/sizes"), "GetSizes", Empty()),
+    Request(("GET", "/v1/quarantine"), "GetQuarantine", Empty()),
 ]  # fmt: skip
-ASIDE = {"GetSeries", "FollowLogs", "FollowMetrics", "FollowEvents", "GetArtifact"}
-"""Streams, and curves (columns there, rows here): compared in tests of their own."""
+COMPARED_APART = {"GetSeries", "FollowLogs", "FollowMetrics", "FollowEvents", "GetArtifact"}
+"""Streams, and curves (columns in REST, rows in gRPC) have tests of their own."""
 ERRORS = [
-    Same(("POST", "/v1/jobs"), "SubmitJob", submission(yaml="name: x\n"), body={"name": "x"}),
-    Same(("POST", "/v1/jobs"), "SubmitJob", submission(yaml=YAML + "comand: x\nframework: jaxx\n"), body={**SPEC, "comand": "x", "framework": "jaxx"}),
-    Same(("POST", "/v1/jobs"), "SubmitJob", submission(json='{"name": NaN}'), body=b'{"name": NaN}', headers=JSON_BODY),
-    Same(("POST", "/v1/jobs"), "SubmitJob", submission(json='{"name": "\\ud800", "command": "x"}'), body=b'{"name": "\\ud800", "command": "x"}', headers=JSON_BODY),
-    Same(("POST", "/v1/jobs"), "SubmitJob", submission(yaml="x: " + "y" * 300_000), body=b"x: " + b"y" * 300_000, headers={"Content-Type": "text/yaml"}),
-    Same(("POST", "/v1/jobs"), "SubmitJob", submission(code_digest="sha256:1"), {"code_digest": "sha256:1"}, body=SPEC),
-    Same(("POST", "/v1/jobs"), "SubmitJob", submission(code_digest="sha256:" + "0" * 64), {"code_digest": "sha256:" + "0" * 64}, body=SPEC),
-    Same(("POST", "/v1/jobs"), "SubmitJob", submission(tenant="No Name"), {"tenant": "No Name"}, body=SPEC),
-    Same(("POST", "/v1/jobs"), "SubmitJob", submission(), body=SPEC, headers={"Idempotency-Key": "a b"}, metadata=(("idempotency-key", "a b"),)),
-    Same(("POST", "/v1/jobs"), "SubmitJob", submission(yaml=YAML + "tags: [y]\n"), body={**SPEC, "tags": ["y"]}, headers={"Idempotency-Key": "taken"}, metadata=(("idempotency-key", "taken"),)),
-    Same(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=0), {"limit": 0}),
-    Same(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=501), {"limit": 501}),
-    Same(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(after="x"), {"after": "x"}),
-    Same(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(status=["DONE"]), {"status": "DONE"}),
-    Same(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(fields="nam"), {"fields": "nam"}),
-    Same(("GET", "/v1/jobs/" + MISSING), "GetJob", pb.GetJobRequest(job_id=MISSING)),
-    Same(("GET", "/v1/jobs/x"), "GetJob", pb.GetJobRequest(job_id="x")),
-    Same(("POST", "/v1/jobs/{fresh}/resume"), "ResumeJob", pb.ChangeJobRequest(job_id="{fresh}")),
-    Same(("POST", "/v1/jobs/{fresh}/halt"), "HaltJob", pb.ChangeJobRequest(job_id="{fresh}", generation=7), headers={"If-Match": '"7"'}),
-    Same(("POST", "/v1/jobs/{fresh}/kill"), "KillJob", pb.ChangeJobRequest(job_id="{fresh}"), headers={"Idempotency-Key": "halting"}, metadata=(("idempotency-key", "halting"),)),
-    Same(("DELETE", "/v1/jobs/{job}"), "DeleteJob", pb.DeleteJobRequest(job_id="{job}")),
-    Same(("GET", "/v1/jobs/{job}/history"), "GetHistory", pb.GetHistoryRequest(job_id="{job}", after=2**60), {"after": 2**60}),
-    Same(("GET", "/v1/jobs/{job}/logs"), "GetLogs", pb.GetLogsRequest(job_id="{job}", search="("), {"search": "("}),
-    Same(("GET", "/v1/jobs/{job}/logs"), "GetLogs", pb.GetLogsRequest(job_id="{job}", limit=10_001, tail=10_001), {"limit": 10_001, "tail": 10_001}),
-    Same(("GET", "/v1/jobs/{job}/metrics"), "GetMetrics", pb.GetMetricsRequest(job_id="{job}", max_points=1), {"max_points": 1}),
-    Same(("GET", "/v1/jobs/{job}/artifacts"), "ListArtifacts", pb.ListArtifactsRequest(job_id="{job}", prefix="x"), {"prefix": "x"}),
-    Same(("GET", "/v1/jobs/{job}/artifacts/attempts/1/x"), "GetArtifact", pb.GetArtifactRequest(job_id="{job}", path="attempts/1/x")),
-    Same(("POST", "/v1/keys"), "CreateKey", pp.CreateKeyRequest(scope="root"), body={"scope": "root"}),
-    Same(("POST", "/v1/keys"), "CreateKey", pp.CreateKeyRequest(name="\n"), body={"name": "\n"}),
-    Same(("DELETE", "/v1/keys/x"), "RevokeKey", pp.RevokeKeyRequest(key_id="x")),
-    Same(("GET", "/v1/queue"), "GetQueue", pp.OfTenantRequest(tenant=""), {"tenant": ""}),
+    Request(("POST", "/v1/jobs"), "SubmitJob", submission(yaml="name: x\n"), body={"name": "x"}),
+    Request(("POST", "/v1/jobs"), "SubmitJob", submission(yaml=YAML + "comand: x\nframework: jaxx\n"), body={**SPEC, "comand": "x", "framework": "jaxx"}),
+    Request(("POST", "/v1/jobs"), "SubmitJob", submission(json='{"name": NaN}'), body=b'{"name": NaN}', headers=JSON_BODY),
+    Request(("POST", "/v1/jobs"), "SubmitJob", submission(json='{"name": "\\ud800", "command": "x"}'), body=b'{"name": "\\ud800", "command": "x"}', headers=JSON_BODY),
+    Request(("POST", "/v1/jobs"), "SubmitJob", submission(yaml="x: " + "y" * 300_000), body=b"x: " + b"y" * 300_000, headers={"Content-Type": "text/yaml"}),
+    Request(("POST", "/v1/jobs"), "SubmitJob", submission(code_digest="sha256:1"), {"code_digest": "sha256:1"}, body=SPEC),
+    Request(("POST", "/v1/jobs"), "SubmitJob", submission(code_digest="sha256:" + "0" * 64), {"code_digest": "sha256:" + "0" * 64}, body=SPEC),
+    Request(("POST", "/v1/jobs"), "SubmitJob", submission(tenant="No Name"), {"tenant": "No Name"}, body=SPEC),
+    Request(("POST", "/v1/jobs"), "SubmitJob", submission(), body=SPEC, headers={"Idempotency-Key": "a b"}, metadata=(("idempotency-key", "a b"),)),
+    Request(("POST", "/v1/jobs"), "SubmitJob", submission(yaml=YAML + "tags: [y]\n"), body={**SPEC, "tags": ["y"]}, headers={"Idempotency-Key": "taken"}, metadata=(("idempotency-key", "taken"),)),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=0), {"limit": 0}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=501), {"limit": 501}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(after="x"), {"after": "x"}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(status=["DONE"]), {"status": "DONE"}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(fields="nam"), {"fields": "nam"}),
+    Request(("GET", "/v1/jobs/" + MISSING), "GetJob", pb.GetJobRequest(job_id=MISSING)),
+    Request(("GET", "/v1/jobs/x"), "GetJob", pb.GetJobRequest(job_id="x")),
+    Request(("POST", "/v1/jobs/{fresh}/resume"), "ResumeJob", pb.ChangeJobRequest(job_id="{fresh}")),
+    Request(("POST", "/v1/jobs/{fresh}/halt"), "HaltJob", pb.ChangeJobRequest(job_id="{fresh}", generation=7), headers={"If-Match": '"7"'}),
+    Request(("POST", "/v1/jobs/{fresh}/kill"), "KillJob", pb.ChangeJobRequest(job_id="{fresh}"), headers={"Idempotency-Key": "halting"}, metadata=(("idempotency-key", "halting"),)),
+    Request(("DELETE", "/v1/jobs/{job}"), "DeleteJob", pb.DeleteJobRequest(job_id="{job}")),
+    Request(("GET", "/v1/jobs/{job}/history"), "GetHistory", pb.GetHistoryRequest(job_id="{job}", after=2**60), {"after": 2**60}),
+    Request(("GET", "/v1/jobs/{job}/logs"), "GetLogs", pb.GetLogsRequest(job_id="{job}", search="("), {"search": "("}),
+    Request(("GET", "/v1/jobs/{job}/logs"), "GetLogs", pb.GetLogsRequest(job_id="{job}", limit=10_001, tail=10_001), {"limit": 10_001, "tail": 10_001}),
+    Request(("GET", "/v1/jobs/{job}/metrics"), "GetMetrics", pb.GetMetricsRequest(job_id="{job}", max_points=1), {"max_points": 1}),
+    Request(("GET", "/v1/jobs/{job}/artifacts"), "ListArtifacts", pb.ListArtifactsRequest(job_id="{job}", prefix="x"), {"prefix": "x"}),
+    Request(("GET", "/v1/jobs/{job}/artifacts/attempts/1/x"), "GetArtifact", pb.GetArtifactRequest(job_id="{job}", path="attempts/1/x")),
+    Request(("POST", "/v1/keys"), "CreateKey", pp.CreateKeyRequest(scope="root"), body={"scope": "root"}),
+    Request(("POST", "/v1/keys"), "CreateKey", pp.CreateKeyRequest(name="\n"), body={"name": "\n"}),
+    Request(("DELETE", "/v1/keys/x"), "RevokeKey", pp.RevokeKeyRequest(key_id="x")),
+    Request(("GET", "/v1/queue"), "GetQueue", pp.OfTenantRequest(tenant=""), {"tenant": ""}),
 ]  # fmt: skip
 
 
-class Doors:
-    """The same request at both."""
+class EntryPoints:
+    """Sends a request to REST or to gRPC. ``job_id``: a job with log lines."""
 
-    def __init__(self, api: Api, rpc: Rpc, spoken: str) -> None:
-        self.api, self.rpc, self.spoken = api, rpc, spoken
+    def __init__(self, api: Api, rpc: Rpc, job_id: str) -> None:
+        self.api, self.rpc, self.job_id = api, rpc, job_id
 
     async def ids(self) -> dict[str, str]:
-        """Fresh objects for one request."""
+        """New objects for one request."""
         halted = (await self.api.submit())["id"]
         await self.api.admin.post(f"/v1/jobs/{halted}/halt")
         key = (await self.api.admin.post("/v1/keys", json={"name": "k"})).json()["id"]
-        return {"job": self.spoken, "fresh": (await self.api.submit())["id"], "halted": halted, "key": key}
+        return {"job": self.job_id, "fresh": (await self.api.submit())["id"], "halted": halted, "key": key}
 
-    async def by_http(self, one: Same, ids: dict[str, str]) -> Any:
-        method, path = one.http
-        body: dict[str, Any] = {"content": one.body} if isinstance(one.body, bytes) else {"json": one.body}
+    async def rest(self, request: Request, ids: dict[str, str]) -> Any:
+        method, path = request.http
+        body: dict[str, Any] = {"content" if isinstance(request.body, bytes) else "json": request.body}
         return await self.api.admin.request(
-            method, path.format(**ids), params=one.params, headers=one.headers, **({} if one.body is None else body)
+            method,
+            path.format(**ids),
+            params=request.params,
+            headers=request.headers,
+            **({} if request.body is None else body),
         )
 
-    def by_rpc(self, one: Same, ids: dict[str, str]) -> Any:
-        stub = next(
-            getattr(each, one.rpc)
-            for each in (self.rpc.jobs, self.rpc.keys, self.rpc.platform)
-            if hasattr(each, one.rpc)
-        )
-        message = filled(one.message, **ids)
-        request = stream_of(message) if isinstance(message, list) else message
-        return stub(request, metadata=(*self.rpc.metadata, *one.metadata), timeout=120)
+    def grpc(self, request: Request, ids: dict[str, str]) -> Any:
+        stubs = (self.rpc.jobs, self.rpc.keys, self.rpc.platform)
+        method = next(getattr(stub, request.rpc) for stub in stubs if hasattr(stub, request.rpc))
+        message = filled(request.message, **ids)
+        sent = stream_of(message) if isinstance(message, list) else message
+        return method(sent, metadata=(*self.rpc.metadata, *request.metadata), timeout=120)
 
 
 @pytest.fixture
-async def spoken(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncIterator[Learner]:
-    async with learning(api, metrics, etcd) as learner:
-        await learner.says("one", "two", "three")
-        await learner.instrumentation(0.5, float("nan"), float("-inf"))
-        yield learner
+async def learner(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncIterator[Learner]:
+    async with running_learner(api, metrics, etcd) as speaker:
+        await speaker.write_lines("one", "two", "three")
+        await speaker.write_points(0.5, float("nan"), float("-inf"))
+        yield speaker
 
 
 def without(shape: Any, varies: frozenset[str]) -> Any:
-    return {key: one for key, one in shape.items() if key not in varies} if isinstance(shape, dict) else shape
+    return {key: item for key, item in shape.items() if key not in varies} if isinstance(shape, dict) else shape
 
 
 async def test_every_rpc_is_compared_with_rest() -> None:
-    assert {one.rpc for one in ANSWERS} | ASIDE == set(rpcs())
+    assert {request.rpc for request in ANSWERS} | COMPARED_APART == set(rpcs())
 
 
-async def test_both_doors_give_the_same_answers(api: Api, rpc: Rpc, spoken: Learner) -> None:
-    doors = Doors(api, rpc, spoken.job)
-    for one in ANSWERS:
-        ids = await doors.ids()
-        told = await doors.by_http(one, ids)
-        assert told.is_success, (one, told.text)
-        if one.http[0] != "GET":
-            ids = await doors.ids()
-        message = await doors.by_rpc(one, ids)
-        shown = bare(told.json()) if told.content else {}
-        if one.rpc in {"GetMetrics", "GetProgress"}:  # JSON spells what is not finite
-            for point in [*shown["latest"].values()] if "latest" in shown else shown["points"]:
+async def test_rest_and_grpc_give_the_same_answers(api: Api, rpc: Rpc, learner: Learner) -> None:
+    entry_points = EntryPoints(api, rpc, learner.job)
+    for request in ANSWERS:
+        ids = await entry_points.ids()
+        response = await entry_points.rest(request, ids)
+        assert response.is_success, (request, response.text)
+        if request.http[0] != "GET":
+            ids = await entry_points.ids()
+        message = await entry_points.grpc(request, ids)
+        by_rest = bare(response.json()) if response.content else {}
+        if request.rpc in {"GetMetrics", "GetProgress"}:  # JSON has words for numbers that are not finite
+            for point in [*by_rest["latest"].values()] if "latest" in by_rest else by_rest["points"]:
                 point["value"] = float(point["value"])
-        answered = as_shape(message)
-        if "fields" in one.params:  # a message has all its fields, those that nobody asked for empty
-            answered["jobs"] = [{key: job[key] for key in job if key in shown["jobs"][0]} for job in answered["jobs"]]
-        answered, shown = without(answered, one.varies), without(shown, one.varies)
-        assert repr(answered) == repr(_ordered(shown, answered)), one
+        by_grpc = as_json(message)
+        if "fields" in request.params:  # a message has all fields; those that were not requested are empty
+            requested = by_rest["jobs"][0]
+            by_grpc["jobs"] = [{key: job[key] for key in job if key in requested} for job in by_grpc["jobs"]]
+        by_grpc, by_rest = without(by_grpc, request.varies), without(by_rest, request.varies)
+        assert repr(by_grpc) == repr(_ordered(by_rest, by_grpc)), request
 
 
 def _ordered(shape: Any, like: Any) -> Any:
-    """The same with its keys in the other's order, so that NaN can be compared as text."""
+    """``shape`` with its keys in the order of ``like``, so that NaN can be compared as text."""
     if isinstance(shape, dict) and isinstance(like, dict):
         keys = [key for key in like if key in shape] + sorted(key for key in shape if key not in like)
         return {key: _ordered(shape[key], like.get(key)) for key in keys}
     if isinstance(shape, list) and isinstance(like, list) and len(shape) == len(like):
-        return [_ordered(one, other) for one, other in zip(shape, like, strict=True)]
+        return [_ordered(item, other) for item, other in zip(shape, like, strict=True)]
     if isinstance(like, float) and isinstance(shape, int):
         return float(shape)
     return shape
 
 
-async def test_both_doors_give_the_same_errors(api: Api, rpc: Rpc, spoken: Learner) -> None:
-    doors = Doors(api, rpc, spoken.job)
+async def test_rest_and_grpc_give_the_same_errors(api: Api, rpc: Rpc, learner: Learner) -> None:
+    entry_points = EntryPoints(api, rpc, learner.job)
     await api.submit(headers={"Idempotency-Key": "taken"})
     held = (await api.submit())["id"]
     await api.admin.post(f"/v1/jobs/{held}/halt", headers={"Idempotency-Key": "halting"})
     codes = set[str]()
-    for one in ERRORS:
-        ids = await doors.ids()
-        told = await doors.by_http(one, ids)
-        problem = told.json()
-        assert 400 <= told.status_code < 500, (one, problem)
-        refused = await rpc.refused(doors.by_rpc(one, ids))
-        assert (refused.code, refused.message) == (problem["code"], problem["detail"]), one
-        pointed = {each["pointer"].removeprefix("/query") for each in problem["errors"]}
-        assert set(refused.fields) == pointed, one
+    for request in ERRORS:
+        ids = await entry_points.ids()
+        response = await entry_points.rest(request, ids)
+        problem = response.json()
+        assert 400 <= response.status_code < 500, (request, problem)
+        refused = await rpc.refused(entry_points.grpc(request, ids))
+        assert (refused.code, refused.message) == (problem["code"], problem["detail"]), request
+        pointers = {error["pointer"].removeprefix("/query") for error in problem["errors"]}
+        assert set(refused.fields) == pointers, request
         assert len(refused.trace_id) == 32
         codes.add(refused.code)
     assert len(codes) >= 8, codes
 
 
-async def test_curves_are_the_same_at_both_doors(api: Api, rpc: Rpc, spoken: Learner) -> None:
-    told = (await api.admin.get(f"/v1/jobs/{spoken.job}/metrics", params={"series": "true"})).json()["series"]
-    found = await rpc.jobs.GetSeries(pb.GetMetricsRequest(job_id=spoken.job), metadata=rpc.metadata)
-    assert [one.name for one in found.series] == [one["name"] for one in told]
-    for curve, shown in zip(found.series, told, strict=True):
-        assert repr([each.value for each in curve.points]) == repr([float(each) for each in shown["values"]])
-        assert [each.step if each.HasField("step") else None for each in curve.points] == shown["steps"]
-        assert [each.attempt for each in curve.points] == shown["attempts"]
+async def test_rest_and_grpc_give_the_same_curves(api: Api, rpc: Rpc, learner: Learner) -> None:
+    by_rest = (await api.admin.get(f"/v1/jobs/{learner.job}/metrics", params={"series": "true"})).json()["series"]
+    by_grpc = await rpc.jobs.GetSeries(pb.GetMetricsRequest(job_id=learner.job), metadata=rpc.metadata)
+    assert [curve.name for curve in by_grpc.series] == [curve["name"] for curve in by_rest]
+    for rows, columns in zip(by_grpc.series, by_rest, strict=True):
+        assert repr([point.value for point in rows.points]) == repr([float(value) for value in columns["values"]])
+        assert [point.step if point.HasField("step") else None for point in rows.points] == columns["steps"]
+        assert [point.attempt for point in rows.points] == columns["attempts"]
 
 
-async def test_a_job_made_at_one_door_is_the_answer_to_its_key_at_the_other(api: Api, rpc: Rpc) -> None:
+async def test_an_idempotency_key_used_over_grpc_replays_over_rest(api: Api, rpc: Rpc) -> None:
     code = a_zip()
     parts = [*submission(), pb.SubmitJobRequest(code=code[:50]), pb.SubmitJobRequest(code=code[50:])]
     call = rpc.jobs.SubmitJob(stream_of(parts), metadata=rpc.under("both"))
     made = await call
     assert "idempotency-replayed" not in dict(await call.trailing_metadata())
     files = {"spec": ("s", YAML.encode(), "application/yaml"), "code": ("c", code, "application/zip")}
-    told = await api.admin.post("/v1/jobs", files=files, headers={"Idempotency-Key": "both"})
-    assert (told.json()["id"], told.headers["idempotency-replayed"]) == (made.id, "true")
+    replay = await api.admin.post("/v1/jobs", files=files, headers={"Idempotency-Key": "both"})
+    assert (replay.json()["id"], replay.headers["idempotency-replayed"]) == (made.id, "true")
     again = rpc.jobs.SubmitJob(stream_of(parts), metadata=rpc.under("both"))
     assert (await again).id == made.id
     assert dict(await again.trailing_metadata())["idempotency-replayed"] == "true"

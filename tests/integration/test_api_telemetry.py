@@ -18,9 +18,9 @@ from services.core.domain.job import moved, released
 from services.core.domain.status import Status
 from tests.testbed.api import Api
 from tests.testbed.etcd import Etcd
+from tests.testbed.learner_telemetry import Learner, api_over, running_learner
 from tests.testbed.metrics import Helper, MetricsProcess, running
-from tests.testbed.telling import Learner, api_over, learning
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 
 @dataclass
@@ -38,20 +38,20 @@ def shared(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[Met
 
 @pytest.fixture
 async def api(tmp_path: Path, shared: MetricsProcess) -> AsyncGenerator[Api]:
-    async with api_over(tmp_path, shared.address) as one:
-        yield one
+    async with api_over(tmp_path, shared.address) as api:
+        yield api
 
 
 @pytest.fixture
 async def learner(api: Api, shared: MetricsProcess, etcd: Etcd) -> AsyncGenerator[Learner]:
-    async with learning(api, shared, etcd) as one:
-        yield one
+    async with running_learner(api, shared, etcd) as learner:
+        yield learner
 
 
 async def events(client: httpx2.AsyncClient, path: str, **options: Any) -> AsyncGenerator[Event]:
-    """What a stream says, as it comes; ends with the connection."""
+    """The events of a stream until its connection ends."""
     headers = {"Accept": "text/event-stream", **options.pop("headers", {})}
-    async with client.stream("GET", path, headers=headers, timeout=30, **options) as answer:
+    async with client.stream("GET", path, headers=headers, timeout=HANG_S, **options) as answer:
         assert answer.status_code == 200, await answer.aread()
         assert answer.headers["content-type"].startswith("text/event-stream")
         fields: dict[str, str] = {}
@@ -74,23 +74,23 @@ class Reading:
     """A follower in the background."""
 
     def __init__(self, client: httpx2.AsyncClient, path: str, **options: Any) -> None:
-        self.seen: list[Event] = []
+        self.events_read: list[Event] = []
         self.task = asyncio.create_task(self._read(client, path, options))
 
     async def _read(self, client: httpx2.AsyncClient, path: str, options: dict[str, Any]) -> None:
         async for event in events(client, path, **options):
-            self.seen.append(event)
+            self.events_read.append(event)
 
     @property
     def texts(self) -> list[str]:
-        return [event.data["text"] for event in self.seen if event.name == "line"]
+        return [event.data["text"] for event in self.events_read if event.name == "line"]
 
     async def has(self, condition: Callable[["Reading"], bool]) -> None:
         await until(lambda: condition(self))
 
 
-async def test_lines_come_in_pages(api: Api, learner: Learner) -> None:
-    await learner.says(*(f"line {number}" for number in range(1, 11)))
+async def test_log_lines_are_paged_and_filtered(api: Api, learner: Learner) -> None:
+    await learner.write_lines(*(f"line {number}" for number in range(1, 11)))
     url = f"/v1/jobs/{learner.job}/logs"
     first = (await api.admin.get(url, params={"limit": 4})).json()
     assert [line["text"] for line in first["lines"]] == ["line 1", "line 2", "line 3", "line 4"]
@@ -98,14 +98,14 @@ async def test_lines_come_in_pages(api: Api, learner: Learner) -> None:
     rest = (await api.admin.get(url, params={"after": first["next"], "limit": 6})).json()
     assert [line["seq"] for line in rest["lines"]] == [5, 6, 7, 8, 9, 10]
     assert (rest["next"], rest["more"]) == (10, False)
-    one = rest["lines"][0]
-    assert (one["attempt"], one["role"], one["rank"], one["run"], one["stream"]) == (1, "worker", 0, 1, "stdout")
-    assert one["time"].endswith("Z")
+    line = rest["lines"][0]
+    assert (line["attempt"], line["role"], line["rank"], line["run"], line["stream"]) == (1, "worker", 0, 1, "stdout")
+    assert line["time"].endswith("Z")
     last = (await api.admin.get(url, params={"tail": 2})).json()
     assert [line["seq"] for line in last["lines"]] == [9, 10]
     assert (await api.admin.get(url, params={"tail": 0})).json()["lines"] == []
-    found = (await api.admin.get(url, params={"search": "line [13]$"})).json()
-    assert [line["text"] for line in found["lines"]] == ["line 1", "line 3"]
+    matching = (await api.admin.get(url, params={"search": "line [13]$"})).json()
+    assert [line["text"] for line in matching["lines"]] == ["line 1", "line 3"]
     assert (await api.admin.get(url, params={"rank": 1})).json()["lines"] == []
     assert (await api.admin.get(url, params={"stream": "stderr"})).json()["lines"] == []
     assert (await api.admin.get(url, params={"until": "2020-01-01T00:00:00Z"})).json()["lines"] == []
@@ -115,14 +115,16 @@ async def test_lines_come_in_pages(api: Api, learner: Learner) -> None:
 @pytest.mark.parametrize(
     "params", [{"search": "("}, {"since": "yesterday"}, {"limit": 0}, {"tail": -1}, {"rank": "x"}, {"after": -1}]
 )
-async def test_a_wrong_question_is_refused_with_a_status(api: Api, learner: Learner, params: dict[str, Any]) -> None:
+async def test_invalid_log_parameters_are_refused_before_a_stream_begins(
+    api: Api, learner: Learner, params: dict[str, Any]
+) -> None:
     for follow in ("false", "true"):
         refused = await api.admin.get(f"/v1/jobs/{learner.job}/logs", params={**params, "follow": follow})
         assert (refused.status_code, refused.headers["content-type"]) == (400, "application/problem+json"), follow
 
 
-async def test_points_come_in_pages_and_curves(api: Api, learner: Learner) -> None:
-    await learner.instrumentation(0.9, math.nan, math.inf, -math.inf, 0.1)
+async def test_metrics_are_answered_as_pages_and_as_curves(api: Api, learner: Learner) -> None:
+    await learner.write_points(0.9, math.nan, math.inf, -math.inf, 0.1)
     url = f"/v1/jobs/{learner.job}/metrics"
     page = (await api.admin.get(url)).json()
     assert [point["value"] for point in page["points"]] == [0.9, "NaN", "Infinity", "-Infinity", 0.1]
@@ -135,39 +137,41 @@ async def test_points_come_in_pages_and_curves(api: Api, learner: Learner) -> No
     assert (progress["points"], progress["progress"], progress["latest"]["loss"]["value"]) == (5, None, 0.1)
 
 
-async def test_a_follower_gets_each_line_once_as_it_comes_and_the_end_last(api: Api, learner: Learner) -> None:
-    await learner.says("before")
+async def test_a_log_stream_has_each_line_once_and_the_end_last(api: Api, learner: Learner) -> None:
+    await learner.write_lines("before")
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs")
-    await reading.has(lambda one: one.texts == ["before"])
-    await learner.says("first", "second")
-    await reading.has(lambda one: len(one.texts) == 3)
+    await reading.has(lambda reader: reader.texts == ["before"])
+    await learner.write_lines("first", "second")
+    await reading.has(lambda reader: len(reader.texts) == 3)
     assert not reading.task.done()
-    await learner.says("third")
-    await learner.ends()
-    await asyncio.wait_for(reading.task, 10)
+    await learner.write_lines("third")
+    await learner.complete_and_release()
+    await asyncio.wait_for(reading.task, HANG_S)
     assert reading.texts == ["before", "first", "second", "third"]
-    assert [event.id for event in reading.seen] == [1, 2, 3, 4, None]
-    assert reading.seen[-1].name == "end"
-    assert reading.seen[-1].data == {
+    assert [event.id for event in reading.events_read] == [1, 2, 3, 4, None]
+    assert reading.events_read[-1].name == "end"
+    assert reading.events_read[-1].data == {
         "id": learner.job, "status": "COMPLETED", "reason": "", "message": "", "exit_code": None, "at_rest": True,
         "deleted": False,
     }  # fmt: skip
 
 
-async def test_an_ended_job_that_has_not_given_back_its_hardware_is_not_the_end(api: Api, learner: Learner) -> None:
+async def test_a_log_stream_ends_only_after_the_hardware_is_released(api: Api, learner: Learner) -> None:
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs")
-    await api.change(learner.job, lambda one: moved(one, Status.COMPLETED, actor="guardian", now=one.updated))
-    await learner.says("a helper was still shipping")
-    await reading.has(lambda one: len(one.texts) == 1)
+    await api.change(
+        learner.job, lambda document: moved(document, Status.COMPLETED, actor="guardian", now=document.updated)
+    )
+    await learner.write_lines("a helper was still shipping")
+    await reading.has(lambda reader: len(reader.texts) == 1)
     assert not reading.task.done()
-    await api.change(learner.job, lambda one: released(one, now=one.updated))
-    await asyncio.wait_for(reading.task, 10)
-    assert reading.seen[-1].name == "end"
+    await api.change(learner.job, lambda document: released(document, now=document.updated))
+    await asyncio.wait_for(reading.task, HANG_S)
+    assert reading.events_read[-1].name == "end"
 
 
-async def test_a_resume_token_goes_on_exactly_there(api: Api, learner: Learner) -> None:
-    await learner.says(*(str(number) for number in range(1, 3001)))
-    await learner.ends()
+async def test_a_log_stream_resumes_exactly_after_last_event_id(api: Api, learner: Learner) -> None:
+    await learner.write_lines(*(str(number) for number in range(1, 3001)))
+    await learner.complete_and_release()
     url = f"/v1/jobs/{learner.job}/logs"
     taken: list[Event] = []
     while not taken or taken[-1].name != "end":
@@ -188,87 +192,87 @@ async def test_a_resume_token_goes_on_exactly_there(api: Api, learner: Learner) 
         assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (400, "/header/last-event-id")
 
 
-async def test_following_begins_with_the_tail_where_asked(api: Api, learner: Learner) -> None:
-    await learner.says(*(str(number) for number in range(1, 101)))
+async def test_a_log_stream_with_tail_begins_with_the_last_lines(api: Api, learner: Learner) -> None:
+    await learner.write_lines(*(str(number) for number in range(1, 101)))
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs", params={"tail": 2})
     none = Reading(api.admin, f"/v1/jobs/{learner.job}/logs", params={"tail": 0})
-    await reading.has(lambda one: one.texts == ["99", "100"])
+    await reading.has(lambda reader: reader.texts == ["99", "100"])
     await until(lambda: api.measured().count("weft_followers 2.0"))
-    await learner.says("101")
-    await reading.has(lambda one: one.texts == ["99", "100", "101"])
-    await none.has(lambda one: one.texts == ["101"])
-    await learner.ends()
+    await learner.write_lines("101")
+    await reading.has(lambda reader: reader.texts == ["99", "100", "101"])
+    await none.has(lambda reader: reader.texts == ["101"])
+    await learner.complete_and_release()
     await asyncio.gather(reading.task, none.task)
     resumed = await whole(api.admin, f"/v1/jobs/{learner.job}/logs", params={"tail": 1, "after": 98})
     assert [event.id for event in resumed] == [99, 100, 101, None]
 
 
-async def test_a_follower_with_a_filter_ends_too(api: Api, learner: Learner) -> None:
-    await learner.says("a", "b", "a", "c")
+async def test_a_filtered_log_stream_ends_with_the_job(api: Api, learner: Learner) -> None:
+    await learner.write_lines("a", "b", "a", "c")
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs", params={"search": "a"})
-    await reading.has(lambda one: [event.id for event in one.seen] == [1, 3])
-    await learner.says("c", "a", "c")
-    await learner.ends()
-    await asyncio.wait_for(reading.task, 10)
-    assert [event.id for event in reading.seen] == [1, 3, 6, None]
+    await reading.has(lambda reader: [event.id for event in reader.events_read] == [1, 3])
+    await learner.write_lines("c", "a", "c")
+    await learner.complete_and_release()
+    await asyncio.wait_for(reading.task, HANG_S)
+    assert [event.id for event in reading.events_read] == [1, 3, 6, None]
 
 
-async def test_points_are_followed_like_lines(api: Api, learner: Learner) -> None:
+async def test_a_metrics_stream_has_each_point_once_and_the_end_last(api: Api, learner: Learner) -> None:
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/metrics", params={"name": "loss"})
-    await learner.instrumentation(0.5, math.nan)
-    await reading.has(lambda one: [event.data["value"] for event in one.seen] == [0.5, "NaN"])
-    await learner.ends()
-    await asyncio.wait_for(reading.task, 10)
-    assert [(event.name, event.id) for event in reading.seen] == [("point", 1), ("point", 2), ("end", None)]
+    await learner.write_points(0.5, math.nan)
+    await reading.has(lambda reader: [event.data["value"] for event in reader.events_read] == [0.5, "NaN"])
+    await learner.complete_and_release()
+    await asyncio.wait_for(reading.task, HANG_S)
+    assert [(event.name, event.id) for event in reading.events_read] == [("point", 1), ("point", 2), ("end", None)]
 
 
-async def test_events_tell_the_history_and_each_change(api: Api, learner: Learner) -> None:
+async def test_an_event_stream_has_the_history_and_each_change(api: Api, learner: Learner) -> None:
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/events")
-    await reading.has(lambda one: one.seen[-1:] != [] and one.seen[-1].name == "status")
-    assert [event.data["to"] for event in reading.seen if event.name == "history"] == [
+    await reading.has(lambda reader: reader.events_read[-1:] != [] and reader.events_read[-1].name == "status")
+    assert [event.data["to"] for event in reading.events_read if event.name == "history"] == [
         "QUEUED",
         "PENDING",
         "PROCESSING",
     ]
     await api.admin.post(f"/v1/jobs/{learner.job}/halt")
-    await reading.has(lambda one: one.seen[-1].data.get("desired") == "halt")
-    await learner.ends()
-    await asyncio.wait_for(reading.task, 10)
-    assert [event.id for event in reading.seen if event.name == "history"] == [1, 2, 3, 4]
-    assert "spec" not in next(event.data for event in reading.seen if event.name == "status")
-    assert reading.seen[-1].name == "end"
+    await reading.has(lambda reader: reader.events_read[-1].data.get("desired") == "halt")
+    await learner.complete_and_release()
+    await asyncio.wait_for(reading.task, HANG_S)
+    assert [event.id for event in reading.events_read if event.name == "history"] == [1, 2, 3, 4]
+    assert "spec" not in next(event.data for event in reading.events_read if event.name == "status")
+    assert reading.events_read[-1].name == "end"
     again = await whole(api.admin, f"/v1/jobs/{learner.job}/events", headers={"Last-Event-ID": "3"})
     assert [event.name for event in again] == ["history", "status", "end"]
 
 
-async def test_the_end_of_a_job_that_is_deleted_meanwhile_says_so(api: Api, learner: Learner) -> None:
+async def test_the_stream_of_a_deleted_job_ends(api: Api, learner: Learner) -> None:
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/events")
-    await reading.has(lambda one: bool(one.seen))
-    await learner.ends()
+    await reading.has(lambda reader: bool(reader.events_read))
+    await learner.complete_and_release()
     assert (await api.admin.delete(f"/v1/jobs/{learner.job}")).status_code == 204
-    await asyncio.wait_for(reading.task, 10)
-    assert reading.seen[-1].name == "end"
+    await asyncio.wait_for(reading.task, HANG_S)
+    assert reading.events_read[-1].name == "end"
 
 
-async def test_a_hundred_followers_make_one_poll_and_leave_nothing_behind(api: Api, learner: Learner) -> None:
+async def test_a_hundred_streams_of_one_job_share_one_poll_and_leave_no_task_behind(api: Api, learner: Learner) -> None:
     limits = httpx2.Limits(max_connections=200)
     async with api.client(api.admin_key, limits=limits) as client:
         readers = [Reading(client, f"/v1/jobs/{learner.job}/events") for _ in range(100)]
-        await until(lambda: all(reader.seen for reader in readers), timeout=30)
+        await until(lambda: all(reader.events_read for reader in readers))
         polls = [task for task in asyncio.all_tasks() if "Watcher._poll" in repr(task.get_coro())]
         assert len(polls) == 1
-        await learner.ends()
+        await learner.complete_and_release()
         await asyncio.gather(*(reader.task for reader in readers))
     await until(lambda: not [task for task in asyncio.all_tasks() if "Watcher._poll" in repr(task.get_coro())])
-    assert {reader.seen[-1].name for reader in readers} == {"end"}
+    assert {reader.events_read[-1].name for reader in readers} == {"end"}
     await until(lambda: "weft_followers 0.0" in api.measured())
 
 
-async def test_a_reader_that_goes_away_is_forgotten(api: Api, learner: Learner) -> None:
+async def test_a_disconnected_stream_is_closed_without_warnings(api: Api, learner: Learner) -> None:
     with structlog.testing.capture_logs() as logs:
         for path in ("events", "logs?follow=true", "metrics?follow=true"):
-            await learner.says("something")
-            await learner.instrumentation(1.0)
+            await learner.write_lines("something")
+            await learner.write_points(1.0)
             async with aclosing(events(api.admin, f"/v1/jobs/{learner.job}/{path}")) as stream:
                 await anext(stream)
                 await until(lambda: "weft_followers 1.0" in api.measured())
@@ -276,7 +280,7 @@ async def test_a_reader_that_goes_away_is_forgotten(api: Api, learner: Learner) 
     assert [entry for entry in logs if entry["log_level"] in {"warning", "error"}] == []
 
 
-async def test_silence_is_kept_alive(tmp_path: Path, shared: MetricsProcess) -> None:
+async def test_a_silent_stream_gets_keep_alive_comments(tmp_path: Path, shared: MetricsProcess) -> None:
     async with api_over(tmp_path, shared.address, keepalive_s=0.05) as api:
         job = (await api.submit())["id"]
         async with api.admin.stream("GET", f"/v1/jobs/{job}/logs", params={"follow": "true"}) as answer:
@@ -287,17 +291,17 @@ async def test_silence_is_kept_alive(tmp_path: Path, shared: MetricsProcess) -> 
                     break
 
 
-async def test_a_service_that_stops_cuts_its_streams_without_an_end(tmp_path: Path, shared: MetricsProcess) -> None:
+async def test_a_stopping_service_cuts_streams_without_an_end(tmp_path: Path, shared: MetricsProcess) -> None:
     async with api_over(tmp_path, shared.address) as api:
         job = (await api.submit())["id"]
         reading = Reading(api.admin, f"/v1/jobs/{job}/events")
-        await reading.has(lambda one: len(one.seen) == 2)
+        await reading.has(lambda reader: len(reader.events_read) == 2)
         api.stopping.set()
-        await asyncio.wait_for(reading.task, 3)
-        assert [event.name for event in reading.seen] == ["history", "status"]
+        await asyncio.wait_for(reading.task, HANG_S)
+        assert [event.name for event in reading.events_read] == ["history", "status"]
 
 
-async def test_while_metrics_is_away_pages_say_so_and_streams_wait_for_it(tmp_path: Path, etcd: Etcd) -> None:
+async def test_while_metrics_is_away_pages_answer_503_and_streams_wait(tmp_path: Path, etcd: Etcd) -> None:
     with running(tmp_path / "metrics", etcd.address) as service:
         async with api_over(tmp_path / "home", service.address) as api:
             job = (await api.submit())["id"]
@@ -305,19 +309,19 @@ async def test_while_metrics_is_away_pages_say_so_and_streams_wait_for_it(tmp_pa
             await status.put(f"/jobs/{job}/attempt", json.dumps({"attempt": 1, "learners": 1}))
             helper = Helper(service, job)
             learner = Learner(api, job, helper)
-            await learner.says("one", "two")
+            await learner.write_lines("one", "two")
             reading = Reading(api.admin, f"/v1/jobs/{job}/logs")
-            await reading.has(lambda one: len(one.texts) == 2)
+            await reading.has(lambda reader: len(reader.texts) == 2)
             service.kill()
             away = await api.admin.get(f"/v1/jobs/{job}/logs")
             assert (away.status_code, away.json()["code"]) == (503, "unavailable")
             assert away.headers["retry-after"]
             assert not reading.task.done()
             service.start()
-            await learner.says("three")
-            await reading.has(lambda one: len(one.texts) == 3)
+            await learner.write_lines("three")
+            await reading.has(lambda reader: len(reader.texts) == 3)
             await api.admin.post(f"/v1/jobs/{job}/kill")
-            await asyncio.wait_for(reading.task, 20)
-            assert [event.id for event in reading.seen] == [1, 2, 3, None]
+            await asyncio.wait_for(reading.task, HANG_S)
+            assert [event.id for event in reading.events_read] == [1, 2, 3, None]
             await helper.close()
             await status.close()

@@ -1,4 +1,4 @@
-"""Code on its way in, and files on their way out."""
+"""Uploads of code, and downloads of files."""
 
 import asyncio
 import contextlib
@@ -22,8 +22,8 @@ from tests.waiting import until
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    async with running_api(tmp_path, max_code_bytes=2**20, max_spec_bytes=4096) as one:
-        yield one
+    async with running_api(tmp_path, max_code_bytes=2**20, max_spec_bytes=4096) as api:
+        yield api
 
 
 def link() -> bytes:
@@ -65,16 +65,16 @@ async def nothing_was_kept(api: Api) -> bool:
     ],
     ids=["empty", "text", "cut", "traversal", "absolute", "backslash", "bomb", "symlink", "prefixed"],
 )
-async def test_what_is_no_plain_archive_is_refused_and_nothing_kept(api: Api, code: bytes, says: str) -> None:
+async def test_an_invalid_archive_is_refused_and_leaves_nothing(api: Api, code: bytes, says: str) -> None:
     for dry_run in ("true", "false"):
         refused = await send(api, code, params={"dry_run": dry_run})
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid-archive"), refused.text
         assert says in refused.json()["detail"]
     assert await nothing_was_kept(api)
-    assert 'trainer_uploadmodel_failed_total{kind="user"} 2.0' in api.measured()
+    await until(lambda: 'trainer_uploadmodel_failed_total{kind="user"} 2.0' in api.measured())
 
 
-async def test_what_is_too_large_is_refused_early(api: Api) -> None:
+async def test_oversized_code_and_specs_are_refused(api: Api) -> None:
     code = await send(api, os.urandom(3 * 2**20))
     assert (code.status_code, code.json()["code"]) == (413, "too-large")
 
@@ -95,14 +95,14 @@ async def test_what_is_too_large_is_refused_early(api: Api) -> None:
     assert await nothing_was_kept(api)
 
 
-async def test_a_wrong_spec_is_refused_before_the_code_is_sent(api: Api) -> None:
+async def test_an_invalid_spec_is_refused_before_the_code_is_sent(api: Api) -> None:
     answer = await api.first_line(begun(api) + PART % (b"spec", b"nme: x") + PART[:20])
     assert answer == b"HTTP/1.1 400 Bad Request"
     assert await nothing_was_kept(api)
 
 
 def begun(api: Api) -> bytes:
-    """The head of a submission of a million bytes."""
+    """The headers of a submission of a million bytes."""
     return (
         f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.admin_key}\r\n"
         "Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 1000000\r\n\r\n"
@@ -136,14 +136,14 @@ BROKEN = [
 ]
 
 
-async def test_a_body_that_is_not_what_it_says_is_refused(api: Api) -> None:
+async def test_a_malformed_submission_body_is_refused(api: Api) -> None:
     for content_type, body in BROKEN:
         refused = await api.admin.post("/v1/jobs", content=body, headers={"Content-Type": content_type})
         assert (refused.status_code, refused.headers["content-type"]) == (400, "application/problem+json"), refused.text
         assert await nothing_was_kept(api)
 
 
-async def test_an_upload_that_breaks_off_leaves_nothing(api: Api) -> None:
+async def test_an_interrupted_upload_leaves_nothing(api: Api) -> None:
     host, _, port = api.url.removeprefix("http://").partition(":")
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(begun(api) + GOOD + PART % (b"code", b"\0" * 200_000))
@@ -157,7 +157,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(api: Api) -> None:
     assert 'status="5' not in api.measured()
 
 
-async def test_what_a_killed_process_left_is_swept_at_the_next_start(tmp_path: Path) -> None:
+async def test_files_of_a_killed_process_are_removed_at_the_next_start(tmp_path: Path) -> None:
     (tmp_path / "uploads").mkdir()
     (tmp_path / "uploads" / "half").write_bytes(b"x")
     async with running_api(tmp_path) as api:
@@ -166,7 +166,7 @@ async def test_what_a_killed_process_left_is_swept_at_the_next_start(tmp_path: P
 
 @contextlib.contextmanager
 def small_disk(where: Path, size: str) -> Generator[None]:
-    """A file system of its own; skips where this process may not mount one."""
+    """A small file system at this folder; skips if this process may not mount one."""
     where.mkdir(parents=True, exist_ok=True)
     if (
         os.geteuid() != 0
@@ -180,7 +180,7 @@ def small_disk(where: Path, size: str) -> Generator[None]:
 
 
 @pytest.mark.parametrize("full", ["uploads", "objects"])
-async def test_a_full_disk_is_told_and_nothing_half_made(tmp_path: Path, full: str) -> None:
+async def test_a_full_disk_answers_507_and_leaves_nothing(tmp_path: Path, full: str) -> None:
     with small_disk(tmp_path / full, "256k"):
         async with running_api(tmp_path) as api:
             refused = await send(api, a_zip({"weights": os.urandom(2**20)}))
@@ -188,14 +188,14 @@ async def test_a_full_disk_is_told_and_nothing_half_made(tmp_path: Path, full: s
             assert refused.headers["retry-after"]
             assert await nothing_was_kept(api)
             assert (await send(api, a_zip())).status_code == 201
-            assert 'trainer_uploadmodel_failed_total{kind="weft"} 1.0' in api.measured()
+            await until(lambda: 'trainer_uploadmodel_failed_total{kind="weft"} 1.0' in api.measured())
 
 
 async def put(api: Api, job: str, path: str, content: bytes) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield content
 
-    await api.gateway.artifacts._objects.put(f"tenants/default/jobs/{job}/{path}", chunks())
+    await api.services.artifacts._objects.put(f"tenants/default/jobs/{job}/{path}", chunks())
 
 
 async def test_artifacts_are_listed_by_path_in_pages(api: Api) -> None:
@@ -205,19 +205,21 @@ async def test_artifacts_are_listed_by_path_in_pages(api: Api) -> None:
         await put(api, job, path, b"x" * 10)
     url = f"/v1/jobs/{job}/artifacts"
     whole = (await api.admin.get(url)).json()
-    assert [one["path"] for one in whole["artifacts"]] == [*paths, "code.zip"]
+    assert [artifact["path"] for artifact in whole["artifacts"]] == [*paths, "code.zip"]
     assert whole["next"] is None
     assert whole["artifacts"][0]["size"] == 10
-    assert [one["path"] for one in (await api.admin.get(url, params={"attempt": 2})).json()["artifacts"]] == paths[2:]
-    seen: list[str] = []
+    assert [
+        artifact["path"] for artifact in (await api.admin.get(url, params={"attempt": 2})).json()["artifacts"]
+    ] == paths[2:]
+    listed: list[str] = []
     after: dict[str, str] = {}
     while True:
         page = (await api.admin.get(url, params={"limit": 2, **after})).json()
-        seen += [one["path"] for one in page["artifacts"]]
+        listed += [artifact["path"] for artifact in page["artifacts"]]
         if page["next"] is None:
             break
         after = {"after": page["next"]}
-    assert seen == [*paths, "code.zip"]
+    assert listed == [*paths, "code.zip"]
     for params in ({"prefix": "../"}, {"prefix": "tenants/"}, {"attempt": "0"}, {"prefix": "attempts/../../"}):
         assert (await api.admin.get(url, params=params)).status_code == 400, params
 
@@ -241,15 +243,15 @@ RANGES: list[tuple[str | None, int, tuple[int, int] | None]] = [
 ]
 
 
-async def test_a_download_goes_on_where_it_stopped(api: Api) -> None:
+async def test_downloads_support_ranges(api: Api) -> None:
     job = (await api.submit())["id"]
     content = os.urandom(1000)
     await put(api, job, "attempts/1/results/worker-0/w", content)
     url = f"/v1/jobs/{job}/artifacts/attempts/1/results/worker-0/w"
-    for asked, status, span in RANGES:
-        headers = {"Range": asked} if asked else {}
+    for wanted, status, span in RANGES:
+        headers = {"Range": wanted} if wanted else {}
         answer = await api.admin.get(url, headers=headers)
-        assert answer.status_code == status, asked
+        assert answer.status_code == status, wanted
         if span is None:
             assert answer.headers["content-range"] == "bytes */1000"
             continue
@@ -263,7 +265,7 @@ async def test_a_download_goes_on_where_it_stopped(api: Api) -> None:
         assert (head.status_code, head.headers["content-length"], head.content) == (status, length, b"")
 
 
-async def test_a_download_begins_anew_where_the_file_is_another(api: Api) -> None:
+async def test_a_changed_file_is_downloaded_from_its_start(api: Api) -> None:
     job = (await api.submit())["id"]
     await put(api, job, "attempts/1/results/worker-0/w", b"old" * 10)
     url = f"/v1/jobs/{job}/artifacts/attempts/1/results/worker-0/w"
@@ -276,7 +278,7 @@ async def test_a_download_begins_anew_where_the_file_is_another(api: Api) -> Non
     assert (other.status_code, other.content) == (200, b"newer" * 10)
 
 
-async def test_a_download_that_is_broken_off_harms_nothing(api: Api) -> None:
+async def test_an_interrupted_download_leaves_no_open_file(api: Api) -> None:
     job = (await api.submit())["id"]
     await put(api, job, "attempts/1/results/worker-0/w", bytes(20 * 2**20))
     before = len([*Path("/proc/self/fd").iterdir()])
@@ -292,15 +294,15 @@ async def test_a_download_that_is_broken_off_harms_nothing(api: Api) -> None:
     assert [entry for entry in logs if entry["log_level"] in {"warning", "error"}] == []
 
 
-async def test_an_empty_and_a_strangely_named_file_can_be_downloaded(api: Api) -> None:
+async def test_empty_files_and_files_with_special_names_can_be_downloaded(api: Api) -> None:
     job = (await api.submit())["id"]
     for name in ("empty", "größe %2e #?&.txt", 'quote".txt'):
         await put(api, job, f"attempts/1/results/worker-0/{name}", b"" if name == "empty" else b"x")
     listed = (await api.admin.get(f"/v1/jobs/{job}/artifacts")).json()["artifacts"]
     assert len(listed) == 3
-    for one in listed:
-        got = await api.admin.get(f"/v1/jobs/{job}/artifacts/{quote(one['path'])}")
-        assert (got.status_code, len(got.content)) == (200, one["size"]), one
+    for artifact in listed:
+        got = await api.admin.get(f"/v1/jobs/{job}/artifacts/{quote(artifact['path'])}")
+        assert (got.status_code, len(got.content)) == (200, artifact["size"]), artifact
         assert got.headers["content-disposition"].startswith("attachment; filename*=UTF-8''")
 
 

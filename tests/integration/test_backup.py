@@ -16,7 +16,7 @@ from services.local.commands import PLATFORM
 from tests.promises import Promise
 from tests.testbed.platform import Platform, empty_platform, platform
 from tests.testbed.s3 import S3
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 from weft import Client, Job
 
 SMALL = {"cpus": 0.5, "memory": "64MiB"}
@@ -51,18 +51,18 @@ class First:
     """Before the backup began."""
 
 
-def seen(url: str, key: str) -> Seen:
+def snapshot(url: str, key: str) -> Seen:
     """Everything of every job."""
-    found: Seen = {}
+    content: Seen = {}
     with Client(url, key) as client:
         for job in client.jobs.list():
-            found[f"job {job.id}"] = client.jobs.document(job.id)
-            found |= {f"event {job.id} {event.seq}": event for event in job.history()}
-            found |= {f"line {job.id} {line.seq}": line for line in job.logs()}
-            found |= {f"point {job.id} {point.seq}": point for point in job.points()}
+            content[f"job {job.id}"] = client.jobs.document(job.id)
+            content |= {f"event {job.id} {event.seq}": event for event in job.history()}
+            content |= {f"line {job.id} {line.seq}": line for line in job.logs()}
+            content |= {f"point {job.id} {point.seq}": point for point in job.points()}
             for file in job.artifacts():
-                found[f"file {job.id} {file.path}"] = _digest(url, key, f"/v1/jobs/{job.id}/artifacts/{file.path}")
-    return found
+                content[f"file {job.id} {file.path}"] = _digest(url, key, f"/v1/jobs/{job.id}/artifacts/{file.path}")
+    return content
 
 
 def _digest(url: str, key: str, path: str) -> str:
@@ -75,7 +75,7 @@ def _key_for(url: str, key: str, user: str) -> str:
 
 
 def _ask(url: str, key: str, path: str, body: dict[str, str] | None = None) -> httpx2.Response:
-    with httpx2.Client(trust_env=False, timeout=30, headers={"Authorization": f"Bearer {key}"}) as http:
+    with httpx2.Client(trust_env=False, timeout=HANG_S, headers={"Authorization": f"Bearer {key}"}) as http:
         answer = http.get(url + path) if body is None else http.post(url + path, json=body)
     return answer.raise_for_status()
 
@@ -91,11 +91,11 @@ def _submit(client: Client, code: Path) -> dict[str, Job]:
         "deleted": client.jobs.submit({"name": "c", "command": "echo gone", "resources": SMALL}),
     }  # fmt: skip
     for job in jobs.values():
-        job.wait(120)
+        job.wait(HANG_S)
     jobs["deleted"].delete()
     again = {"max": 1, "backoff": "100ms"}
     jobs["at work"] = client.jobs.submit({"name": "d", "command": FAILS_ONCE, "resources": SMALL, "retries": again})
-    eventually(lambda: sum(line.text == "at work" for line in jobs["at work"].logs()) > 5, 60)
+    eventually(lambda: sum(line.text == "at work" for line in jobs["at work"].logs()) > 5)
     whole = {"cpus": 2, "memory": "1MiB"}
     jobs["waiting"] = client.jobs.submit({"name": "e", "command": "echo room", "resources": whole})
     return jobs
@@ -107,13 +107,13 @@ def first(tmp_path: Path) -> First:
     folder = tmp_path
     (folder / "code").mkdir()
     (folder / "code" / "train.sh").write_text("# of the code\n")
-    with platform({"WEFT_NODE_CPUS": "2"}) as one, Client(one.url, one.key) as client:
+    with platform({"WEFT_NODE_CPUS": "2"}) as first_platform, Client(first_platform.url, first_platform.key) as client:
         jobs = _submit(client, folder / "code")
-        users_key = _key_for(one.url, one.key, "ada")
-        before, acknowledged, enough = seen(one.url, one.key), [], threading.Event()
+        users_key = _key_for(first_platform.url, first_platform.key, "ada")
+        before, acknowledged, enough = snapshot(first_platform.url, first_platform.key), [], threading.Event()
 
         def submit() -> None:
-            with Client(one.url, one.key) as another:
+            with Client(first_platform.url, first_platform.key) as another:
                 while not enough.is_set():
                     spec = {"name": "f", "command": "true", "resources": SMALL}
                     acknowledged.append(another.jobs.submit(spec).id)
@@ -121,15 +121,15 @@ def first(tmp_path: Path) -> First:
         submitting = threading.Thread(target=submit)
         submitting.start()
         try:
-            eventually(lambda: len(acknowledged) >= 3, 60)
+            eventually(lambda: len(acknowledged) >= 3)
             so_far = list(acknowledged)
-            PLATFORM.backup(str(folder / "b"), str(one.home.root), report=lambda _: None)
+            PLATFORM.backup(str(folder / "b"), str(first_platform.home.root), report=lambda _: None)
         finally:
             enough.set()
             submitting.join()
-        after = seen(one.url, one.key)
+        after = snapshot(first_platform.url, first_platform.key)
         ids = {what: job.id for what, job in jobs.items()}
-        return First(folder / "b", one.key, users_key, before, after, ids, so_far)
+        return First(folder / "b", first_platform.key, users_key, before, after, ids, so_far)
 
 
 def _servers(request: pytest.FixtureRequest) -> dict[str, str]:
@@ -138,44 +138,43 @@ def _servers(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @pytest.mark.promise("R17")
-@pytest.mark.timeout(600)
-def test_all_that_the_first_platform_showed_is_there_again(
+def test_restored_platform_shows_everything_the_first_one_showed(
     first: First, promise: Promise, request: pytest.FixtureRequest
 ) -> None:
     """On the servers' stores, and in the long run on another embedded set, too."""
     compared = 0
     for stores in (_servers(request), dict[str, str]())[: promise.n(short=1, long=2)]:
-        with empty_platform({"WEFT_NODE_CPUS": "2", **stores}) as one:
-            with one.environment():
-                PLATFORM.restore(str(first.file), str(one.home.root))
-            one.up()
-            compared += _compare(first, one)
+        with empty_platform({"WEFT_NODE_CPUS": "2", **stores}) as restored:
+            with restored.environment():
+                PLATFORM.restore(str(first.file), str(restored.home.root))
+            restored.up()
+            compared += _compare(first, restored)
     promise.kept(compared, "jobs, events, lines, points and files of a backup made under load, compared by the api")
 
 
 def _compare(first: First, restored: Platform) -> int:
     """How many things were compared, all of them equal; then all jobs that were not at rest end well."""
     assert restored.key == first.key
-    now, at_work = seen(restored.url, first.key), first.jobs["at work"]
-    expected = {name: one for name, one in first.before.items() if not _of(name, at_work, first.jobs["waiting"])}
+    now, at_work = snapshot(restored.url, first.key), first.jobs["at work"]
+    expected = {name: value for name, value in first.before.items() if not _of(name, at_work, first.jobs["waiting"])}
     assert {name: now.get(name) for name in expected} == expected
     # Of what was at work: all that was seen before, and nothing that was not there.
-    grew = {name: one for name, one in first.before.items() if _of(name, at_work) and not name.startswith("job ")}
+    grew = {name: value for name, value in first.before.items() if _of(name, at_work) and not name.startswith("job ")}
     assert {name: now.get(name) for name in grew} == grew
-    told = {name: one for name, one in now.items() if name.startswith(f"line {at_work} ") and one.attempt < 3}
-    assert told.items() <= first.after.items()
+    lines = {name: value for name, value in now.items() if name.startswith(f"line {at_work} ") and value.attempt < 3}
+    assert lines.items() <= first.after.items()
     assert all(f"job {job_id}" in now for job_id in first.acknowledged)
     assert f"job {first.jobs['deleted']}" not in now
 
     assert _ask(restored.url, first.users_key, "/v1/whoami").json()["user"] == "ada"
     with Client(restored.url, restored.key) as client:
-        job = client.jobs.get(at_work).wait(120)
+        job = client.jobs.get(at_work).wait(HANG_S)
         assert (job.status, job.attempt) == ("COMPLETED", 3)
         assert [line.text for line in job.logs() if line.attempt == 3] == ["from 1"]
         reasons = [(event.to, event.actor, event.reason) for event in job.history()]
         assert ("QUEUED", "restore", "Restored") in reasons
         for job_id in (first.jobs["waiting"], *first.acknowledged):
-            assert client.jobs.get(job_id).wait(120).status == "COMPLETED"
+            assert client.jobs.get(job_id).wait(HANG_S).status == "COMPLETED"
     return len(expected) + len(grew) + len(first.acknowledged)
 
 

@@ -28,10 +28,10 @@ from services.local.backup.stores import Stores
 from services.local.commands import PLATFORM
 from tests.testbed.s3 import S3
 from tests.testbed.stocked import ADMIN_KEY, SECRETS, contents, environment, stock, with_stores
+from tests.waiting import HANG_S
 
 WEFT = Path(sys.executable).with_name("weft")
 EMBEDDED: Mapping[str, str] = {}
-pytestmark = pytest.mark.timeout(300)  # much is synced to the disk, and a busy one takes its time
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def seen(home: Path, more: Mapping[str, str] = EMBEDDED) -> dict[str, Any]:
+def snapshot(home: Path, more: Mapping[str, str] = EMBEDDED) -> dict[str, Any]:
     return with_stores(home, more, contents, writing=False)
 
 
-def kinds(found: Mapping[str, Any], *of: str) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name.partition(" ")[0] in of}
+def kinds(content: Mapping[str, Any], *of: str) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name.partition(" ")[0] in of}
 
 
 def backup(home: Path, file: Path, more: Mapping[str, str] = EMBEDDED, **options: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ else:
 def killed(what: str, home: Path, file: Path, share: float) -> None:
     """Backup or restore, by a process that kills itself (-9) once it has done this share of its work."""
     words = [sys.executable, "-c", _KILLED, what, str(home), str(file), str(share)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=HANG_S)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -95,13 +95,13 @@ def servers(mongo_uri: str, s3: S3) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("way", ["embedded-embedded", "embedded-servers", "servers-embedded"])
-def test_everything_is_there_again_on_another_set_of_stores(tmp_path: Path, servers: dict[str, str], way: str) -> None:
-    one, other = [EMBEDDED if name == "embedded" else servers for name in way.split("-")]
-    with_stores(tmp_path / "one", one, stock, writing=True)
-    before = seen(tmp_path / "one", one)
-    made = backup(tmp_path / "one", tmp_path / "b", one)
-    answer = restore(tmp_path / "other", tmp_path / "b", other)
-    after = seen(tmp_path / "other", other)
+def test_restore_onto_other_stores_is_complete(tmp_path: Path, servers: dict[str, str], way: str) -> None:
+    source_stores, target_stores = [EMBEDDED if name == "embedded" else servers for name in way.split("-")]
+    with_stores(tmp_path / "one", source_stores, stock, writing=True)
+    before = snapshot(tmp_path / "one", source_stores)
+    made = backup(tmp_path / "one", tmp_path / "b", source_stores)
+    answer = restore(tmp_path / "other", tmp_path / "b", target_stores)
+    after = snapshot(tmp_path / "other", target_stores)
 
     same = ("sources", "line", "point", "record", "secret", "file")
     assert kinds(after, *same) == kinds(before, *same)
@@ -115,15 +115,15 @@ def test_everything_is_there_again_on_another_set_of_stores(tmp_path: Path, serv
     assert made["warnings"] == []
 
     waiting, running, ending, ended, deleted = (after[name] for name in kinds(after, "job"))
-    assert [one["state"]["status"] for one in (waiting, running)] == ["QUEUED", "QUEUED"]
+    assert [job["state"]["status"] for job in (waiting, running)] == ["QUEUED", "QUEUED"]
     assert sorted(answer["again"]) == sorted([waiting["id"], running["id"]])
-    assert [one["state"]["status"] for one in (ending, ended, deleted)] == ["COMPLETED"] * 3
-    assert all(one["released"] for one in (running, ending, ended, deleted))
+    assert [job["state"]["status"] for job in (ending, ended, deleted)] == ["COMPLETED"] * 3
+    assert all(job["released"] for job in (running, ending, ended, deleted))
     for untouched in (waiting, ended, deleted):
         assert untouched == before[f"job {untouched['id']}"]
 
 
-def test_terms_never_fall_and_the_next_platform_has_its_own_service_secret(home: Path, tmp_path: Path) -> None:
+def test_restored_terms_do_not_fall_and_service_secret_is_new(home: Path, tmp_path: Path) -> None:
     backup(home, tmp_path / "b")
     restore(tmp_path / "other", tmp_path / "b")
 
@@ -135,26 +135,26 @@ def test_terms_never_fall_and_the_next_platform_has_its_own_service_secret(home:
     assert service is None
 
 
-def test_a_copy_for_trial_has_nothing_that_would_run(home: Path, tmp_path: Path) -> None:
+def test_halted_restore_has_no_job_that_would_run(home: Path, tmp_path: Path) -> None:
     backup(home, tmp_path / "b")
     answer = restore(tmp_path / "other", tmp_path / "b", halted=True)
-    found = kinds(seen(tmp_path / "other"), "job").values()
-    assert {one["state"]["status"] for one in found} == {"HALTED", "COMPLETED"}
+    jobs = kinds(snapshot(tmp_path / "other"), "job").values()
+    assert {job["state"]["status"] for job in jobs} == {"HALTED", "COMPLETED"}
     assert (answer["again"], len(answer["halted"])) == ([], 2)
 
 
-def test_a_backup_of_a_restored_platform_is_the_same_again(home: Path, tmp_path: Path) -> None:
+def test_backup_of_restored_platform_equals_the_first_backup(home: Path, tmp_path: Path) -> None:
     backup(home, tmp_path / "b")
     restore(tmp_path / "other", tmp_path / "b", halted=True)
     backup(tmp_path / "other", tmp_path / "b2")
     restore(tmp_path / "third", tmp_path / "b2")
-    assert seen(tmp_path / "third") == seen(tmp_path / "other")
+    assert snapshot(tmp_path / "third") == snapshot(tmp_path / "other")
 
 
 # --- what can be read in it ---------------------------------------------------------
 
 
-def test_no_secret_can_be_read_in_the_file_and_only_its_owner_can_read_the_rest(home: Path, tmp_path: Path) -> None:
+def test_backup_contains_no_plain_secret_and_has_mode_0600(home: Path, tmp_path: Path) -> None:
     made = backup(home, tmp_path / "b")
     assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "b.key").stat().st_mode & 0o777 == 0o600
@@ -172,7 +172,7 @@ def test_no_secret_can_be_read_in_the_file_and_only_its_owner_can_read_the_rest(
             assert not form or not any(form in text for text in plain)
 
 
-def test_a_passphrase_opens_it_as_well(home: Path, tmp_path: Path) -> None:
+def test_backup_with_passphrase_is_restored(home: Path, tmp_path: Path) -> None:
     made = backup(home, tmp_path / "b", passphrase="right horse")
     assert made["key"] == ""
     assert not (tmp_path / "b.key").exists()
@@ -181,22 +181,22 @@ def test_a_passphrase_opens_it_as_well(home: Path, tmp_path: Path) -> None:
             restore(tmp_path / "other", tmp_path / "b", passphrase=wrong)
     assert not (tmp_path / "other").exists()
     restore(tmp_path / "other", tmp_path / "b", passphrase="right horse")
-    assert kinds(seen(tmp_path / "other"), "secret") == kinds(seen(home), "secret")
+    assert kinds(snapshot(tmp_path / "other"), "secret") == kinds(snapshot(home), "secret")
 
 
-def test_without_its_key_it_can_be_verified_but_not_restored(home: Path, tmp_path: Path) -> None:
+def test_backup_without_its_key_is_verified_but_not_restored(home: Path, tmp_path: Path) -> None:
     backup(home, tmp_path / "b")
     assert PLATFORM.verify_backup(str(tmp_path / "b"))["authentic"] is True
     (tmp_path / "b.key").rename(tmp_path / "elsewhere")
-    told = PLATFORM.verify_backup(str(tmp_path / "b"))
-    assert told["authentic"] is False
-    assert told["counts"]["jobs"] == 5
+    report = PLATFORM.verify_backup(str(tmp_path / "b"))
+    assert report["authentic"] is False
+    assert report["counts"]["jobs"] == 5
     with pytest.raises(InvalidRequest, match="--key FILE"):
         restore(tmp_path / "other", tmp_path / "b")
     restore(tmp_path / "other", tmp_path / "b", key=str(tmp_path / "elsewhere"))
 
 
-def test_a_backup_that_somebody_rewrote_with_right_checksums_is_not_believed(home: Path, tmp_path: Path) -> None:
+def test_rewritten_backup_with_valid_checksums_is_refused(home: Path, tmp_path: Path) -> None:
     """Everything but the secrets can be read, and written anew; only the key can say that it was Weft."""
     backup(home, tmp_path / "b")
     with (tmp_path / "b").open("rb") as file, (tmp_path / "forged").open("wb") as forged:
@@ -207,7 +207,7 @@ def test_a_backup_that_somebody_rewrote_with_right_checksums_is_not_believed(hom
             writer.put(entry.name, b"Trust me.\n" if entry.name == "README.txt" else content)
         writer.finish(reader.end["counts"], lambda _: reader.end["mac"])
     assert PLATFORM.verify_backup(str(tmp_path / "forged"))["authentic"] is False
-    with pytest.raises(InvalidRequest, match="somebody has changed it"):
+    with pytest.raises(InvalidRequest, match="it was changed"):
         restore(tmp_path / "other", tmp_path / "forged", key=str(tmp_path / "b.key"))
     assert not (tmp_path / "other").exists()
 
@@ -215,7 +215,7 @@ def test_a_backup_that_somebody_rewrote_with_right_checksums_is_not_believed(hom
 # --- whoever dies -------------------------------------------------------------------
 
 
-def test_a_backup_that_is_killed_leaves_no_file_that_passes_for_one(home: Path, tmp_path: Path) -> None:
+def test_killed_backup_leaves_no_valid_file(home: Path, tmp_path: Path) -> None:
     file, part = tmp_path / "b", tmp_path / "b.part"
     for share in (0.5, 1):
         killed("backup", home, file, share)
@@ -227,7 +227,7 @@ def test_a_backup_that_is_killed_leaves_no_file_that_passes_for_one(home: Path, 
     assert PLATFORM.verify_backup(str(file))["counts"]["files"] == 4
 
 
-def test_a_full_disk_ends_a_backup_with_one_clear_word_and_leaves_nothing(home: Path, tmp_path: Path) -> None:
+def test_full_disk_ends_backup_with_one_clear_error_and_no_file(home: Path, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
     try:
@@ -238,7 +238,7 @@ def test_a_full_disk_ends_a_backup_with_one_clear_word_and_leaves_nothing(home: 
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
-def test_a_restore_that_is_killed_keeps_the_platform_down_and_is_run_again(home: Path, tmp_path: Path) -> None:
+def test_killed_restore_blocks_start_and_can_be_repeated(home: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     backup(home, tmp_path / "b")
     for share in (0, 0.9):
@@ -249,13 +249,13 @@ def test_a_restore_that_is_killed_keeps_the_platform_down_and_is_run_again(home:
     restore(other, tmp_path / "b", halted=True)
     assert not is_half_restored(Home(other))
     restore(tmp_path / "undisturbed", tmp_path / "b", halted=True)
-    found, expected = seen(other), seen(tmp_path / "undisturbed")
-    assert found.keys() == expected.keys()
+    actual, expected = snapshot(other), snapshot(tmp_path / "undisturbed")
+    assert actual.keys() == expected.keys()
     same = ("sources", "line", "point", "record", "secret", "file")
-    assert kinds(found, *same) == kinds(expected, *same)
+    assert kinds(actual, *same) == kinds(expected, *same)
 
 
-def test_a_restore_whose_disk_is_full_says_so_and_is_run_again(home: Path, tmp_path: Path) -> None:
+def test_restore_on_full_disk_reports_it_and_can_be_repeated(home: Path, tmp_path: Path) -> None:
     backup(home, tmp_path / "b")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * 2**20, hard))
@@ -266,14 +266,14 @@ def test_a_restore_whose_disk_is_full_says_so_and_is_run_again(home: Path, tmp_p
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert is_half_restored(Home(tmp_path / "other"))
     restore(tmp_path / "other", tmp_path / "b")
-    assert kinds(seen(tmp_path / "other"), "file") == kinds(seen(home), "file")
+    assert kinds(snapshot(tmp_path / "other"), "file") == kinds(snapshot(home), "file")
 
 
 # --- what is refused ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "not a backup", "newer"])
-def test_what_is_no_whole_backup_is_refused_before_anything_is_written(home: Path, tmp_path: Path, harm: str) -> None:
+def test_damaged_backup_is_refused_before_any_change(home: Path, tmp_path: Path, harm: str) -> None:
     backup(home, tmp_path / "b")
     data = bytearray((tmp_path / "b").read_bytes())
     if harm == "cut":
@@ -287,17 +287,17 @@ def test_what_is_no_whole_backup_is_refused_before_anything_is_written(home: Pat
     (tmp_path / "b").write_bytes(data)
     with pytest.raises(InvalidRequest) as caught:
         restore(tmp_path / "other", tmp_path / "b")
-    said = {"cut": "entry objects/", "flipped": "entry objects/", "newer": "newer Weft", "not a backup": "backup"}
-    assert said[harm] in caught.value.message
+    messages = {"cut": "entry objects/", "flipped": "entry objects/", "newer": "newer Weft", "not a backup": "backup"}
+    assert messages[harm] in caught.value.message
     assert not (tmp_path / "other").exists()
 
 
-def test_a_platform_that_has_something_is_not_written_over_unless_told(home: Path, tmp_path: Path) -> None:
+def test_used_platform_is_overwritten_only_with_replace(home: Path, tmp_path: Path) -> None:
     backup(home, tmp_path / "b")
-    before = seen(home)
+    before = snapshot(home)
     with pytest.raises(Conflict, match="--replace"):
         restore(home, tmp_path / "b")
-    assert seen(home) == before
+    assert snapshot(home) == before
     assert not is_half_restored(Home(home))
 
     async def change(stores: Stores) -> None:
@@ -305,21 +305,21 @@ def test_a_platform_that_has_something_is_not_written_over_unless_told(home: Pat
         await stores.jobs.delete(first.id)
         await stores.metrics.delete((await stores.jobs.find(JobQuery()))[0].id)
         await (await stores.secrets()).put("since", b"x")
-        await stores.objects.put("tenants/acme/since", _one(b"x"))
+        await stores.objects.put("tenants/acme/since", one_chunk(b"x"))
 
     with_stores(home, EMBEDDED, change, writing=True)
     restore(home, tmp_path / "b", replace=True)
     same = ("sources", "line", "point", "record", "secret", "file")
-    assert kinds(seen(home), *same) == kinds(before, *same)
+    assert kinds(snapshot(home), *same) == kinds(before, *same)
 
 
-async def _one(data: bytes) -> AsyncIterator[bytes]:
+async def one_chunk(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-def test_a_file_that_is_there_is_never_overwritten(home: Path, tmp_path: Path) -> None:
+def test_existing_file_is_never_overwritten(home: Path, tmp_path: Path) -> None:
     (tmp_path / "b").write_text("precious")
-    with pytest.raises(Conflict, match="there already"):
+    with pytest.raises(Conflict, match="exists already"):
         backup(home, tmp_path / "b")
     assert (tmp_path / "b").read_text() == "precious"
     (tmp_path / "folder").mkdir()
@@ -328,7 +328,7 @@ def test_a_file_that_is_there_is_never_overwritten(home: Path, tmp_path: Path) -
     assert made.name.startswith("weft-")
 
 
-def test_two_backups_into_one_file_do_not_meet(home: Path, tmp_path: Path) -> None:
+def test_concurrent_backups_to_one_file_conflict(home: Path, tmp_path: Path) -> None:
     """The second begins while the first is half done: it is refused, and harms nothing."""
     refused: list[str] = []
 
@@ -343,13 +343,13 @@ def test_two_backups_into_one_file_do_not_meet(home: Path, tmp_path: Path) -> No
     assert PLATFORM.verify_backup(str(tmp_path / "b"))["authentic"] is True
 
 
-def test_a_home_that_is_none_is_said_so(tmp_path: Path) -> None:
+def test_backup_of_a_folder_without_platform_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no platform"):
         backup(tmp_path / "nothing", tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_platform_that_runs_is_not_restored_over(home: Path, tmp_path: Path) -> None:
+def test_running_platform_is_not_restored_over(home: Path, tmp_path: Path) -> None:
     backup(home, tmp_path / "b")
     mine = identify(os.getpid())
     assert mine is not None
@@ -360,7 +360,7 @@ def test_a_platform_that_runs_is_not_restored_over(home: Path, tmp_path: Path) -
         restore(tmp_path / "other", tmp_path / "b")
 
 
-def test_documents_that_cannot_be_read_are_kept_and_told(home: Path, tmp_path: Path) -> None:
+def test_unreadable_documents_are_kept_and_reported(home: Path, tmp_path: Path) -> None:
     database = apsw.Connection(str(home / "jobs.sqlite"))
     first = database.execute("SELECT min(id) FROM jobs").get
     database.execute("UPDATE jobs SET doc = '{\"id\": 1}' WHERE id = ?", (first,))
@@ -376,8 +376,8 @@ def test_documents_that_cannot_be_read_are_kept_and_told(home: Path, tmp_path: P
     assert restore(tmp_path / "other", tmp_path / "b")["counts"]["jobs"] == 4
 
 
-def test_a_record_that_cannot_be_read_is_told_and_mended_by_a_restore(home: Path, tmp_path: Path) -> None:
-    before = seen(home)
+def test_unreadable_record_is_reported_and_repaired_by_restore(home: Path, tmp_path: Path) -> None:
+    before = snapshot(home)
     backup(home, tmp_path / "sound")
     database = apsw.Connection(str(home / "records.sqlite"))
     ruined = database.execute("SELECT min(id) FROM records WHERE kind = 'keys'").get
@@ -386,36 +386,36 @@ def test_a_record_that_cannot_be_read_is_told_and_mended_by_a_restore(home: Path
     made = backup(home, tmp_path / "b")
     assert [text for text in made["warnings"] if f"{ruined} of keys" in text] == made["warnings"] != []
     restore(home, tmp_path / "sound", replace=True)
-    assert kinds(seen(home), "record") == kinds(before, "record")
+    assert kinds(snapshot(home), "record") == kinds(before, "record")
 
 
 # --- the lost master key --------------------------------------------------------------
 
 
-def test_a_lost_master_key_is_mended_by_a_restore(home: Path, tmp_path: Path) -> None:
+def test_restore_repairs_a_lost_master_key(home: Path, tmp_path: Path) -> None:
     backup(home, tmp_path / "b")
-    before = seen(home)
+    before = snapshot(home)
     (home / "secrets" / "master-key").unlink()
     with pytest.raises(WeftError, match="master-key is gone"):
-        seen(home)
+        snapshot(home)
     with pytest.raises(WeftError, match="master-key is gone"):
         backup(home, tmp_path / "b2")
     assert not (tmp_path / "b2.key").exists()
     restore(home, tmp_path / "b", replace=True)
-    assert kinds(seen(home), "secret") == kinds(before, "secret")
+    assert kinds(snapshot(home), "secret") == kinds(before, "secret")
 
 
-def test_a_restore_without_the_key_file_that_it_was_told_of_changes_nothing(home: Path, tmp_path: Path) -> None:
+def test_restore_with_missing_master_key_file_changes_nothing(home: Path, tmp_path: Path) -> None:
     backup(home, tmp_path / "b")
-    before = seen(home)
+    before = snapshot(home)
     missing = {"WEFT_MASTER_KEY_FILE": str(tmp_path / "nowhere")}
     with pytest.raises(WeftError, match="no master key file"):
         restore(home, tmp_path / "b", missing, replace=True)
-    assert seen(home) == before
+    assert snapshot(home) == before
 
 
-def test_the_master_key_is_changed_and_the_old_one_retired(home: Path) -> None:
-    before = seen(home)
+def test_master_key_is_rotated_and_the_old_one_retired(home: Path) -> None:
+    before = snapshot(home)
     old = PLATFORM.master_key(str(home))
     assert old["keys"] == [{"id": old["current"], "secrets": 3}]
     new = PLATFORM.master_key(str(home), rotate=True)
@@ -424,4 +424,4 @@ def test_the_master_key_is_changed_and_the_old_one_retired(home: Path) -> None:
     retired = PLATFORM.master_key(str(home), retire=True)
     assert retired["retired"] == [old["current"]]
     assert retired["keys"] == [{"id": new["current"], "secrets": 3}]
-    assert kinds(seen(home), "secret") == kinds(before, "secret")
+    assert kinds(snapshot(home), "secret") == kinds(before, "secret")

@@ -1,4 +1,4 @@
-"""`weft backup`, `restore` and `master-key` as an operator sees them: what is said, to people and as JSON."""
+"""Output of `weft backup`, `restore` and `master-key`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+def weft_output(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
     """What a command prints on stdout and on stderr, words unbroken."""
     assert run(list(words)) == code
     out, err = capsys.readouterr()
@@ -29,11 +29,11 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tupl
 
 
 def document(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    return json.loads(said(capsys, *words, "-o", "json")[0])
+    return json.loads(weft_output(capsys, *words, "-o", "json")[0])
 
 
-def test_a_backup_says_what_it_holds_and_what_opens_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = said(capsys, "backup", "b")
+def test_backup_prints_its_content_and_its_key(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = weft_output(capsys, "backup", "b")
     assert "5 jobs" in out
     assert "3 secrets" not in out, "the first administrator's key is one of them"
     assert "4 secrets" in out
@@ -48,41 +48,41 @@ def test_a_backup_says_what_it_holds_and_what_opens_it(home: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("words", [("backup", "--verify", "b"), ("restore", "b", "--dry-run")], ids=" ".join)
-def test_what_is_in_it_is_told_without_touching_anything(
+def test_restore_dry_run_shows_the_content_and_changes_nothing(
     home: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    said(capsys, "backup", "b")
+    weft_output(capsys, "backup", "b")
     before = with_stores(home, {}, contents, writing=False)
-    out, _ = said(capsys, *words)
+    out, _ = weft_output(capsys, *words)
     assert "whole" in out
     assert "by weft" in out
     assert document(capsys, *words)["authentic"] is True
     assert with_stores(home, {}, contents, writing=False) == before
 
 
-def test_a_restore_says_what_comes_next(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, "backup", "b")
-    out, err = said(capsys, "restore", "b", "--home", "other")
+def test_restore_prints_the_next_steps(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weft_output(capsys, "backup", "b")
+    out, err = weft_output(capsys, "restore", "b", "--home", "other")
     assert "weft up" in out
     assert "2 jobs wait and will run after `weft up`" in err
-    _, err = said(capsys, "restore", "b", "--home", "third", "--halted")
-    assert "2 halted; `weft resume` lets them go on" in err
+    _, err = weft_output(capsys, "restore", "b", "--home", "third", "--halted")
+    assert "2 halted; `weft resume` continues them" in err
     assert len(document(capsys, "restore", "b", "--home", "fourth")["again"]) == 2
     assert home.is_dir()
 
 
-def test_what_goes_wrong_is_one_line_with_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, "backup", "b")
-    _, err = said(capsys, "restore", "b", code=5)
+def test_backup_errors_are_one_line_with_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weft_output(capsys, "backup", "b")
+    _, err = weft_output(capsys, "restore", "b", code=5)
     assert "is not empty" in err
     assert "--replace" in err
-    _, err = said(capsys, "backup", "b", code=5)
+    _, err = weft_output(capsys, "backup", "b", code=5)
     assert "there already" in err
-    _, err = said(capsys, "restore", "nothing", "--home", "other", code=2)
+    _, err = weft_output(capsys, "restore", "nothing", "--home", "other", code=2)
     assert "there is no backup" in err
-    _, err = said(capsys, "backup", "c", "--passphrase", code=2)
+    _, err = weft_output(capsys, "backup", "c", "--passphrase", code=2)
     assert "WEFT_BACKUP_PASSPHRASE" in err
-    _, err = said(capsys, "master-key", "--rotate", "--retire", code=2)
+    _, err = weft_output(capsys, "master-key", "--rotate", "--retire", code=2)
     assert "first --rotate" in err
     assert home.is_dir()
 
@@ -91,7 +91,7 @@ def test_a_passphrase_comes_from_the_environment_in_scripts(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEFT_BACKUP_PASSPHRASE", "right horse")
-    out, err = said(capsys, "backup", "b")
+    out, err = weft_output(capsys, "backup", "b")
     assert "the passphrase" in out
     assert err == ""
     assert document(capsys, "restore", "b", "--home", "other")["counts"]["jobs"] == 5
@@ -99,10 +99,10 @@ def test_a_passphrase_comes_from_the_environment_in_scripts(
     assert home.is_dir()
 
 
-def test_the_master_key_is_shown_by_its_id_and_never_itself(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_master_key_is_shown_by_its_id_only(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secret = (home / "secrets" / "master-key").read_text().split("weftmk1_")[1].strip()
     before = document(capsys, "master-key")
-    out, _ = said(capsys, "master-key", "--rotate")
+    out, _ = weft_output(capsys, "master-key", "--rotate")
     assert "3 secrets wrapped anew" in out
     after = document(capsys, "master-key", "--retire")
     assert after["retired"] == [before["current"]]

@@ -1,4 +1,4 @@
-"""The command line against the running platform: every command, for people and for programs."""
+"""Every command against the running platform, with text and JSON output."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.testbed.platform import Platform
+from tests.waiting import HANG_S
 from weft import Client
 from weft._cli.main import COMMANDS, run
 
@@ -41,7 +42,7 @@ grace: 2s
 
 
 @dataclass
-class Said:
+class Output:
     code: int
     out: str
     err: str
@@ -51,7 +52,7 @@ class Said:
         return json.loads(self.out)
 
 
-Weft = Callable[..., Said]
+Weft = Callable[..., Output]
 
 
 @pytest.fixture
@@ -72,15 +73,15 @@ def weft(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "80")
 
-    def typed(*words: str | Path) -> Said:
+    def typed(*words: str | Path) -> Output:
         exit_code = run([str(word) for word in words])
-        said = capsys.readouterr()
-        return Said(exit_code, said.out, said.err)
+        output = capsys.readouterr()
+        return Output(exit_code, output.out, output.err)
 
     return typed
 
 
-def test_every_command_answers_json_and_nothing_else(weft: Weft, code: Path, tmp_path: Path, weft_up: Platform) -> None:
+def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_path: Path, weft_up: Platform) -> None:
     """In the order in which a user would type them; ``JOB`` stands for the first job, ``LONG`` for another."""
     home, saved, ids = str(weft_up.home.root), str(tmp_path / "saved.weft"), {"JOB": "", "LONG": ""}
     typed = [
@@ -97,11 +98,11 @@ def test_every_command_answers_json_and_nothing_else(weft: Weft, code: Path, tmp
     ]  # fmt: skip
     answers: dict[str, Any] = {}
     for name, *words in typed:
-        said = weft(name, *(ids.get(word, word) for word in words), "-o", "json")
-        assert said.code in {0, 1, 103}, (name, said.err)
-        answers[name] = said.json
+        output = weft(name, *(ids.get(word, word) for word in words), "-o", "json")
+        assert output.code in {0, 1, 103}, (name, output.err)
+        answers[name] = output.json
         if name == "train":
-            ids["LONG" if ids["JOB"] else "JOB"] = said.json["id"]
+            ids["LONG" if ids["JOB"] else "JOB"] = output.json["id"]
     assert {series["name"] for series in answers["metrics"]["series"]} == {"loss"}
     assert [file["kind"] for file in answers["download"]["files"]] == ["results", "results"]
     assert answers["status"]["isolation"]["name"] in {"process", "sandbox"}
@@ -113,14 +114,14 @@ def test_every_command_answers_json_and_nothing_else(weft: Weft, code: Path, tmp
 def test_streams_are_one_json_document_per_line(weft: Weft, code: Path) -> None:
     job = weft("train", code, "-o", "name").out.strip()
     for words in (["logs", "-f"], ["metrics", "-f"], ["events", "-f"], ["logs"]):
-        said = weft(*words, job, "-o", "json")
-        assert said.code == 0
-        sequence = [json.loads(line)["seq"] for line in said.out.splitlines()]
+        output = weft(*words, job, "-o", "json")
+        assert output.code == 0
+        sequence = [json.loads(line)["seq"] for line in output.out.splitlines()]
         assert sequence == list(range(1, len(sequence) + 1)), words
         assert sequence, words
 
 
-def test_a_job_as_a_person_sees_it(weft: Weft, code: Path, tmp_path: Path) -> None:
+def test_show_prints_a_job_as_text(weft: Weft, code: Path, tmp_path: Path) -> None:
     followed = weft("train", code, "--follow", "--name", "seen-by-a-person")
     assert followed.code == 0, followed.err
     assert "2 x 0.5 CPUs, 67 MB" in followed.out
@@ -139,16 +140,16 @@ def test_a_job_as_a_person_sees_it(weft: Weft, code: Path, tmp_path: Path) -> No
         ["wait"],
     ):
         job = ["seen-by-a-person"] if words != ["list"] else []
-        said = weft(*words, *job)
-        assert said.code == 0, (words, said.err)
-        assert said.out.strip()
-        assert max(map(len, said.out.splitlines())) <= 80, words
-        assert "\x1b" not in said.out
+        output = weft(*words, *job)
+        assert output.code == 0, (words, output.err)
+        assert output.out.strip()
+        assert max(map(len, output.out.splitlines())) <= 80, words
+        assert "\x1b" not in output.out
     events = weft("events", "seen-by-a-person").out
     for status in ("QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMPLETED"):
         assert status in events
-    said = weft("download", "seen-by-a-person", tmp_path / "out", "--results", "--code", "--logs")
-    assert said.code == 0
+    output = weft("download", "seen-by-a-person", tmp_path / "out", "--results", "--code", "--logs")
+    assert output.code == 0
     assert (tmp_path / "out" / "results" / "worker-0" / "model.txt").read_text() == "weights"
     assert (tmp_path / "out" / "code" / "code.zip").exists()
     assert "hello from 1" in (tmp_path / "out" / "logs" / "learner-2" / "training-log.txt").read_text()
@@ -181,7 +182,7 @@ def test_the_exit_code_of_following_is_the_end_of_the_job(
     assert weft("metrics", job, "-f").code == end
 
 
-def test_waiting_too_short_is_not_finished(weft: Weft, code: Path) -> None:
+def test_wait_with_a_short_timeout_exits_with_not_finished(weft: Weft, code: Path) -> None:
     job = weft("train", code, "--set", "env.SLEEP=60", "-o", "name").out.strip()
     assert weft("wait", job, "--timeout", "0.1").code == 101
     killed = weft("kill", job, "j" + "0" * 22)
@@ -198,20 +199,20 @@ def test_one_key_makes_one_job(weft: Weft, code: Path) -> None:
     weft("wait", "once")
 
 
-def test_wrong_specs_say_where_and_what(weft: Weft, code: Path) -> None:
+def test_wrong_spec_errors_name_the_line_and_the_reason(weft: Weft, code: Path) -> None:
     (code / "weft.yaml").write_text(SPEC + "framwork: jax\nmax_runtime: soon\n")
-    said = weft("train", code)
-    assert (said.code, said.out) == (2, "")
-    assert "framwork: line 7: there is no field 'framwork' (did you mean 'framework'?)" in said.err
-    assert "max_runtime: line 8: write a duration" in said.err
+    output = weft("train", code)
+    assert (output.code, output.out) == (2, "")
+    assert "framwork: line 7: there is no field 'framwork' (did you mean 'framework'?)" in output.err
+    assert "max_runtime: line 8: write a duration" in output.err
 
 
-def test_what_is_not_there_is_not_found(weft: Weft) -> None:
+def test_unknown_job_exits_with_not_found(weft: Weft) -> None:
     for words in (["show", "nobody"], ["logs", "j" + "0" * 22], ["download", "@last-one"]):
-        said = weft(*words)
-        assert said.code in {2, 4}
-        assert said.out == ""
-        assert said.err.startswith("weft: ")
+        output = weft(*words)
+        assert output.code in {2, 4}
+        assert output.out == ""
+        assert output.err.startswith("weft: ")
 
 
 def test_a_yaml_answer_is_yaml(weft: Weft) -> None:
@@ -219,23 +220,23 @@ def test_a_yaml_answer_is_yaml(weft: Weft) -> None:
 
 
 def test_a_wrong_key_is_refused_before_it_is_stored(weft: Weft, weft_up: Platform, tmp_path: Path) -> None:
-    said = weft("login", weft_up.url, "--key", "weft_k000_wrong")
-    assert said.code == 3
+    output = weft("login", weft_up.url, "--key", "weft_k000_wrong")
+    assert output.code == 3
     assert not (tmp_path / "config" / "weft" / "config.json").exists()
 
 
 def test_a_dry_run_works_without_a_platform(weft: Weft, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_URL", "http://127.0.0.1:9")
-    said = weft("train", code, "--dry-run", "-o", "json")
-    assert (said.code, said.json["spec"]["name"]) == (0, "cli-life")
+    output = weft("train", code, "--dry-run", "-o", "json")
+    assert (output.code, output.json["spec"]["name"]) == (0, "cli-life")
     (code / "weft.yaml").write_text(SPEC.replace("grace: 2s", "grace: never"))
-    said = weft("train", code, "--dry-run")
-    assert said.code == 2
-    assert "weft.yaml:6: grace: write a duration" in said.err
+    output = weft("train", code, "--dry-run")
+    assert output.code == 2
+    assert "weft.yaml:6: grace: write a duration" in output.err
     assert weft("train", code).code == 1
 
 
-def test_on_a_terminal_the_curve_is_drawn_and_nothing_is_asked(weft_up: Platform, code: Path, tmp_path: Path) -> None:
+def test_train_on_a_terminal_draws_the_curve_without_prompting(weft_up: Platform, code: Path, tmp_path: Path) -> None:
     out, code_ = in_terminal(
         [sys.executable, "-c", "from weft._cli.main import main; main()", "train", str(code)],
         {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key, "XDG_CONFIG_HOME": str(tmp_path)},
@@ -263,17 +264,17 @@ def in_terminal(command: list[str], environment: dict[str, str]) -> tuple[str, i
         pass
     finally:
         os.close(ours)
-    return drawn.decode(errors="replace"), process.wait(timeout=30)
+    return drawn.decode(errors="replace"), process.wait(timeout=HANG_S)
 
 
-def test_a_metric_that_nobody_reported_is_told_from_a_job_that_reported_nothing(weft: Weft, code: Path) -> None:
+def test_unknown_metric_and_job_without_metrics_have_different_errors(weft: Weft, code: Path) -> None:
     job = weft("train", code, "-o", "name").out.strip()
     assert weft("wait", job).code == 0
     assert f"nothing reported under acuracy; `weft metrics {job}` lists" in weft("metrics", job, "-m", "acuracy").err
 
 
 @pytest.mark.parametrize("what", ["logs", "metrics", "events"])
-def test_ctrl_c_ends_the_following_and_not_the_job(weft: Weft, weft_up: Platform, code: Path, what: str) -> None:
+def test_ctrl_c_ends_following_but_not_the_job(weft: Weft, weft_up: Platform, code: Path, what: str) -> None:
     (code / "weft.yaml").write_text(SPEC + "env: {SLEEP: '600'}\n")
     job = weft("train", code, "-o", "name").out.strip()
     # A shell's background commands ignore Ctrl-C, and so do their children: this one is in the foreground.
@@ -287,9 +288,9 @@ def test_ctrl_c_ends_the_following_and_not_the_job(weft: Weft, weft_up: Platform
     try:
         assert any("PROCESSING" in line or "hello" in line or "loss" in line for line in follower.stdout)
         follower.send_signal(signal.SIGINT)
-        _, said = follower.communicate(timeout=30)
+        _, output = follower.communicate(timeout=HANG_S)
         assert follower.returncode == 130
-        assert f"the job goes on. `weft {what} -f {job}` follows it again" in " ".join(said.split())
+        assert f"the job keeps running. `weft {what} -f {job}` follows it again" in " ".join(output.split())
         assert weft("show", job, "-o", "json").json["status"] in {"PENDING", "DOWNLOADING", "PROCESSING"}
     finally:
         follower.kill()

@@ -22,16 +22,16 @@ import pytest
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain import errors
 from services.core.runtime.membership import members
-from services.core.runtime.processes import Identity, send, wait_gone
+from services.core.runtime.processes import ProcessIdentity, send_signal, wait_gone
 from tests.testbed.platform import Platform, platform
 from tests.testbed.server import free_port
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 from weft import Client, Job, Unavailable
 
 T = TypeVar("T")
 SMALL: Final = {"cpus": 0.25, "memory": "64MiB"}
 TALKS: Final = 'n=0; while :; do echo "line $n"; n=$((n+1)); sleep 0.01; done'
-LIMIT_S: Final = 60
+LIMIT_S: Final = HANG_S
 """Ten seconds are what the supervisor gives them; a machine may be busy."""
 SERVICES: Final = ("api", "lcm", "guardian", "metrics", "node", "worker")
 MEMBERS: Final = ("lcm", "guardian", "metrics")
@@ -100,12 +100,12 @@ def talking(weft_up: Platform) -> Iterator[Job]:
     """A job that trains all the while."""
     with Client(weft_up.url, weft_up.key) as client:
         job = client.jobs.submit({"name": "t", "command": TALKS, "resources": SMALL})
-        eventually(lambda: weft_up.learner_pids(job.id), 60)
+        eventually(lambda: weft_up.learner_pids(job.id))
         yield job
         job.kill()
 
 
-def said_by(one: Platform, process: Identity, service: str, *, since: int) -> list[dict[str, Any]]:
+def said_by(one: Platform, process: ProcessIdentity, service: str, *, since: int) -> list[dict[str, Any]]:
     """What this very process has logged beyond a byte of the log; what is not of our form, whoever said it."""
     with (one.home / "logs" / f"{service}.log").open() as file:
         file.seek(since)
@@ -141,24 +141,23 @@ async def keys_of(one: Platform, service: str) -> frozenset[str]:
         await store.close()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_that_is_told_to_stop_under_load_ends_in_order_and_nobody_notices(
     weft_up: Platform, talking: Job, service: str
 ) -> None:
     pids = weft_up.learner_pids(talking.id)
     with Load(weft_up, talking.id) as load:
-        eventually(lambda: load.errors or (load.done > 1 and load.lines), 60)
+        eventually(lambda: load.errors or (load.done > 1 and load.lines))
         process = weft_up.process(service)
         held = asyncio.run(keys_of(weft_up, service))
         so_far = (weft_up.home / "logs" / f"{service}.log").stat().st_size
         watched = (weft_up.home / "logs" / "supervisor.log").stat().st_size
-        assert send(process, signal.SIGTERM)
+        assert send_signal(process, signal.SIGTERM)
         assert wait_gone(process, LIMIT_S), "it does not end"
         left = held & asyncio.run(keys_of(weft_up, service))
         eventually(lambda: weft_up.again(service, process), LIMIT_S)
         before, seen = load.done, len(load.lines)
-        eventually(lambda: load.errors or (load.done > before + 2 and len(load.lines) > seen + 5), 60)
+        eventually(lambda: load.errors or (load.done > before + 2 and len(load.lines) > seen + 5))
     assert load.errors == []
     assert load.lines == list(range(load.lines[0], load.lines[0] + len(load.lines))), "a follower lost or doubled lines"
     assert bool(held) == (service in MEMBERS)
@@ -172,7 +171,6 @@ def test_a_service_that_is_told_to_stop_under_load_ends_in_order_and_nobody_noti
     assert (talking.refresh().status, weft_up.learner_pids(talking.id)) == ("PROCESSING", pids)
 
 
-@pytest.mark.timeout(300)
 def test_a_submit_that_is_under_way_when_the_api_is_told_to_stop_is_answered(weft_up: Platform) -> None:
     """Half of its body is sent after the signal, when nobody is let in any more."""
     host, port = weft_up.home.address("api").split(":")
@@ -187,7 +185,7 @@ def test_a_submit_that_is_under_way_when_the_api_is_told_to_stop_is_answered(wef
         with Client(weft_up.url, weft_up.key) as client:
             client.version()  # asked after it: the half is there by now
         so_far = (weft_up.home / "logs" / "api.log").stat().st_size
-        assert send(process, signal.SIGTERM)
+        assert send_signal(process, signal.SIGTERM)
         eventually(lambda: said_by(weft_up, process, "api", since=so_far), LIMIT_S)
         connection.sendall(body[10:])
         answer = b"".join(iter(partial(connection.recv, 65_536), b""))
@@ -240,5 +238,5 @@ def test_a_second_signal_hurries_a_service_that_drains(tmp_path: Path, second: s
         process.kill()
         process.wait()
     assert (process.returncode, out) == (0, "lets go\n")
-    events = ["service.starting", "service.stopping", "service.hurried", "service.stopped"]
+    events = ["service.starting", "service.stopping", "service.cancelled", "service.stopped"]
     assert [json.loads(line)["event"] for line in err.splitlines()] == events

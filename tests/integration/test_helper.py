@@ -1,4 +1,4 @@
-"""The helper as a process, beside the real shim and a peer that takes in what it ships."""
+"""The helper as a process, with the real shim and a test server in place of the metrics service."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 from services.core.domain.errors import NoSpace
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import Input
-from services.helper.folder import LearnerFolder
-from services.helper.metrics_client import Intake as IntakeClient
+from services.core.runtime.learner_folder import LearnerFolder
+from services.helper.metrics_client import IntakeClient
 from services.helper.ship.shipper import Shipper
 from services.helper.spool import Spool
 from tests.testbed.intake import SECRET, Intake
@@ -29,21 +29,21 @@ JOB = "j0"
 
 
 class HelperTest(Learner):
-    """With a peer that tells what it has taken in."""
+    """With a test server that keeps what it receives."""
 
     def __init__(self, intake: Intake) -> None:
         super().__init__(job=JOB, secret=SECRET, metrics=intake.address)
         self._environment = {"WEFT_DATA_PATHS": str(self.home / "allowed")}
         self.intake = intake
 
-    async def ended(self, timeout: float = 20) -> LearnerStatus:
-        """What the helper reported last, once it has ended well."""
-        await self.until_stored(timeout)
+    async def ended(self) -> LearnerStatus:
+        """The helper's last report, once it has ended with code 0."""
+        await self.until_stored()
         assert self.intake.last is not None
         return self.intake.last
 
     async def ran(self, command: str, **changes: Any) -> LearnerStatus:
-        """From its folders to its end."""
+        """Makes the folders, starts the learner and waits for its end."""
         self.reserve(command, **changes)
         self.start()
         return await self.ended()
@@ -59,7 +59,7 @@ async def learner() -> AsyncGenerator[HelperTest]:
     await intake.stop()
 
 
-async def test_a_shell_command_runs_and_its_lines_results_and_logs_are_kept(learner: HelperTest) -> None:
+async def test_lines_results_and_logs_of_a_shell_command_are_stored(learner: HelperTest) -> None:
     learner.reserve(
         "echo hello; echo oops >&2; echo kept > $RESULT_DIR/out.txt; mkdir $RESULT_DIR/d; echo x > $RESULT_DIR/d/y;"
         " echo more > $LOG_DIR/own.log; printf unfinished"
@@ -78,7 +78,7 @@ async def test_a_shell_command_runs_and_its_lines_results_and_logs_are_kept(lear
     assert sorted(logs["learner-1/training-log.txt"].split()) == [b"hello", b"oops", b"unfinished"]
 
 
-async def test_code_lies_in_the_working_folder_and_belongs_to_the_learner(learner: HelperTest) -> None:
+async def test_code_is_in_the_working_folder_and_belongs_to_the_learner(learner: HelperTest) -> None:
     digest = learner.code(train_sh="echo I run; touch made-beside")
     learner.reserve("sh train.sh; stat -c %U:%a train.sh", code_digest=digest)
     learner.start()
@@ -87,7 +87,7 @@ async def test_code_lies_in_the_working_folder_and_belongs_to_the_learner(learne
     assert learner.intake.text()[0] == "I run"
 
 
-async def test_code_that_is_no_archive_ends_the_learner_with_its_reason_before_it_starts(learner: HelperTest) -> None:
+async def test_code_that_is_no_archive_fails_the_learner_with_a_reason(learner: HelperTest) -> None:
     learner.reserve("true", code_digest=learner.upload(b"not a zip at all"))
     learner.start()
     last = await learner.ended()
@@ -96,11 +96,11 @@ async def test_code_that_is_no_archive_ends_the_learner_with_its_reason_before_i
     assert not (learner.folder / "go").exists()
 
 
-async def test_a_helper_killed_again_and_again_ships_each_of_ten_thousand_lines_once(learner: HelperTest) -> None:
+async def test_each_of_ten_thousand_lines_is_shipped_once_while_the_helper_is_killed(learner: HelperTest) -> None:
     learner.reserve("i=0; while [ $i -lt 10000 ]; do echo line $i; i=$((i+1)); done; sleep 0.3; echo end")
     learner.start()
     for at in (500, 3000, 6000, 9000):
-        await until(lambda at=at: len(learner.intake.lines) >= at, 20)  # type: ignore[misc]
+        await until(lambda at=at: len(learner.intake.lines) >= at)  # type: ignore[misc]
         learner.kill_helper()
         learner.start_helper()
     await learner.ended()
@@ -111,7 +111,7 @@ async def test_a_helper_killed_again_and_again_ships_each_of_ten_thousand_lines_
     assert seqs == sorted(set(seqs))
 
 
-async def test_nothing_is_lost_while_the_metrics_service_is_away_and_it_may_come_back_elsewhere(
+async def test_no_line_is_lost_when_the_metrics_service_restarts_at_another_address(
     learner: HelperTest,
 ) -> None:
     learner.reserve("i=0; while [ $i -lt 40 ]; do echo $i; i=$((i+1)); sleep 0.02; done")
@@ -126,20 +126,22 @@ async def test_nothing_is_lost_while_the_metrics_service_is_away_and_it_may_come
     assert learner.intake.text() == [str(number) for number in range(40)]
     times = [line.time_ms for _, line in learner.intake.lines]
     assert times == sorted(times)
-    assert times[-1] - times[0] >= 500, "lines keep the time they came at, not the one they were sent at"
+    assert times[-1] - times[0] >= 500, "lines keep the time at which they were written"
 
 
-async def test_points_and_progress_come_from_reports_and_from_json_on_stdout(learner: HelperTest) -> None:
+async def test_points_and_progress_are_read_from_reports_and_from_json_on_stdout(learner: HelperTest) -> None:
     report = json.dumps({"time_ms": 5, "step": 1, "values": {"loss": 0.5, "bad": "NaN"}, "context": {"subset": "val"}})
     progress = json.dumps({"time_ms": 6, "step": None, "values": {}, "progress": {"fraction": 0.25, "eta_s": 2}})
     learner.reserve(
         f"echo '{report}' >> $JOB_STATE_DIR/metrics.jsonl; echo '{progress}' >> $JOB_STATE_DIR/metrics.jsonl;"
         """ echo '{"step": 2, "accuracy": 0.9}'; echo '{"step": "nonsense"'; mkdir $LOG_DIR/m;"""
-        """ echo '{"metrics": {"f1": 1}, "step": 3}' > $LOG_DIR/m/x.jsonl; sleep 2.5""",
+        """ echo '{"metrics": {"f1": 1}, "step": 3}' > $LOG_DIR/m/x.jsonl;"""
+        " until [ -e $JOB_STATE_DIR/end ]; do sleep 0.05; done",
         metrics_files=("m/x.jsonl",),
     )
     learner.start()
     await until(lambda: learner.intake.progress and learner.intake.progress[-1] == (0.25, 2000))
+    (learner.folder / "job" / "end").touch()
     await learner.ended()
     assert learner.intake.values("loss") == [(1, 0.5)]
     assert learner.intake.values("accuracy") == [(2, 0.9)]
@@ -149,7 +151,7 @@ async def test_points_and_progress_come_from_reports_and_from_json_on_stdout(lea
     assert learner.intake.text() == ['{"step": 2, "accuracy": 0.9}', '{"step": "nonsense"']
 
 
-async def test_what_nobody_follows_is_sent_in_few_requests_and_its_end_at_once(learner: HelperTest) -> None:
+async def test_lines_that_no_client_follows_are_sent_in_few_requests(learner: HelperTest) -> None:
     learner.intake.gather_ms = 60_000
     learner.reserve("i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); sleep 0.01; done")
     learner.start()
@@ -158,7 +160,7 @@ async def test_what_nobody_follows_is_sent_in_few_requests_and_its_end_at_once(l
     assert learner.intake.appends < 50
 
 
-async def test_a_learner_waits_until_it_may_go_and_a_stop_before_ends_it(learner: HelperTest) -> None:
+async def test_learner_waits_for_the_others_and_can_be_stopped_meanwhile(learner: HelperTest) -> None:
     learner.intake.go = False
     learner.reserve("echo never")
     learner.start()
@@ -170,7 +172,7 @@ async def test_a_learner_waits_until_it_may_go_and_a_stop_before_ends_it(learner
     assert learner.intake.lines == []
 
 
-async def test_an_attempt_that_is_not_current_never_starts(learner: HelperTest) -> None:
+async def test_learner_of_a_superseded_attempt_never_starts(learner: HelperTest) -> None:
     learner.intake.current = False
     learner.reserve("echo never")
     learner.start()
@@ -178,19 +180,19 @@ async def test_an_attempt_that_is_not_current_never_starts(learner: HelperTest) 
     assert not (learner.folder / "go").exists()
 
 
-async def test_a_killed_learner_reports_its_end_and_stores_nothing(learner: HelperTest) -> None:
+async def test_killed_learner_reports_its_end_and_stores_nothing(learner: HelperTest) -> None:
     learner.reserve("echo x > $RESULT_DIR/x; echo started; sleep 60")
     learner.start()
     await until(lambda: learner.intake.text() == ["started"])
     learner.stop("kill", 0)
-    last = await learner.ended(5)
+    last = await learner.ended()
     assert last.exit
     assert (last.exit.signal, last.exit.stop_cause) == (9, "kill")
     assert learner.objects("results") == {}
 
 
-async def test_a_second_helper_of_the_same_learner_ends_at_once(learner: HelperTest) -> None:
-    learner.reserve("sleep 1")
+async def test_second_helper_of_a_learner_exits_at_once(learner: HelperTest) -> None:
+    learner.reserve("until [ -e $JOB_STATE_DIR/end ]; do sleep 0.05; done")
     learner.start()
     await until((learner.folder / "helper.json").exists)
     first = learner.helper
@@ -200,10 +202,11 @@ async def test_a_second_helper_of_the_same_learner_ends_at_once(learner: HelperT
     await until(lambda: second.poll() is not None)
     assert second.returncode == 75
     learner.helper = first
+    (learner.folder / "job" / "end").touch()
     await learner.ended()
 
 
-async def test_only_the_learners_own_plain_files_are_stored(learner: HelperTest) -> None:
+async def test_only_plain_files_of_the_learner_are_stored(learner: HelperTest) -> None:
     learner.reserve(
         "cd $RESULT_DIR; ln -s /etc/passwd link; ln -s / root; mkfifo pipe; truncate -s 5T holes; echo fine > fine;"
         " printf x > 'new\nline'; rm -r $LOG_DIR; ln -s /etc $LOG_DIR; rm $JOB_STATE_DIR/metrics.jsonl 2>&1;"
@@ -211,14 +214,14 @@ async def test_only_the_learners_own_plain_files_are_stored(learner: HelperTest)
     )
     learner.start()
     last = await learner.ended()
-    assert learner.objects("results") == {"worker-0/fine": b"fine\n"}
+    assert learner.objects("results") == {"worker-0/fine": b"fine\n", "worker-0/new\\x0aline": b"x"}
     assert sorted(learner.objects("logs")) == [f"learner-1/{n}" for n in ("stderr.1", "stdout.1", "training-log.txt")]
     assert "left out" in last.message
     assert last.exit
     assert last.exit.code == 0
 
 
-async def test_a_metrics_service_with_a_full_disk_holds_up_neither_end_nor_results(
+async def test_full_disk_of_the_metrics_service_does_not_delay_the_end(
     learner: HelperTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner.intake.refuse = NoSpace("the disk is full", retry_after_s=0.1)
@@ -230,15 +233,15 @@ async def test_a_metrics_service_with_a_full_disk_holds_up_neither_end_nor_resul
     assert learner.intake.text() == ["x"]
 
 
-async def test_lines_refused_by_a_full_disk_are_not_given_up_because_the_service_then_died(learner: HelperTest) -> None:
-    # Seen as last lines of completed jobs that were only in their stored logs.
+async def test_lines_refused_by_a_full_disk_are_sent_after_a_restart_of_the_service(learner: HelperTest) -> None:
+    # The user saw: the last lines of completed jobs were only in their stored logs.
     learner.reserve("true")
     folder = LearnerFolder(learner.folder)
     assignment = folder.assignment()
-    said = learner.folder / "runs" / "1" / "stdout"
-    said.parent.mkdir(parents=True, exist_ok=True)
-    said.write_text("x\n")
-    os.chown(said, assignment.learner_uid, -1)
+    stdout = learner.folder / "runs" / "1" / "stdout"
+    stdout.parent.mkdir(parents=True, exist_ok=True)
+    stdout.write_text("x\n")
+    os.chown(stdout, assignment.learner_uid, -1)
     intake = IntakeClient(Path(assignment.addresses_file), assignment.learner.token)
     shipper = Shipper(folder, assignment, Spool(folder.root / "spool"), intake, 1)
     learner.intake.refuse = NoSpace("the disk is full", retry_after_s=0.1)
@@ -257,7 +260,7 @@ async def test_lines_refused_by_a_full_disk_are_not_given_up_because_the_service
         await intake.close()
 
 
-async def test_a_batch_that_can_never_be_taken_does_not_hold_up_the_others(learner: HelperTest) -> None:
+async def test_refused_batch_does_not_block_later_lines(learner: HelperTest) -> None:
     learner.intake.poison = "poison"
     learner.reserve("echo poison; echo fine >&2; sleep 0.5; echo after")
     learner.start()
@@ -267,7 +270,7 @@ async def test_a_batch_that_can_never_be_taken_does_not_hold_up_the_others(learn
     assert "could not be shown" in learner.intake.text()[0]
 
 
-async def test_checkpoints_count_once_their_manifest_is_there_and_come_back_with_the_next_attempt(
+async def test_checkpoints_of_an_attempt_are_restored_in_the_next(
     learner: HelperTest,
 ) -> None:
     learner.reserve("mkdir $CHECKPOINT_DIR/s; echo one > $CHECKPOINT_DIR/s/1")
@@ -286,7 +289,7 @@ async def test_checkpoints_count_once_their_manifest_is_there_and_come_back_with
     assert learner.intake.text() == ["one", "mine"], last
 
 
-async def test_a_damaged_checkpoint_is_not_trained_on(learner: HelperTest) -> None:
+async def test_damaged_checkpoint_fails_the_learner(learner: HelperTest) -> None:
     await learner.ran("echo one > $CHECKPOINT_DIR/weights")
     base = learner.home / "objects" / "tenants" / TENANT / "jobs" / JOB / "attempts" / "1" / "checkpoints"
     (base / "worker-0" / "weights").write_text("two\n")
@@ -295,14 +298,14 @@ async def test_a_damaged_checkpoint_is_not_trained_on(learner: HelperTest) -> No
     assert last.reason == "CheckpointInvalid"
 
 
-async def test_an_environment_is_built_once_and_its_python_comes_first(learner: HelperTest) -> None:
+async def test_python_of_the_environment_is_first_in_path(learner: HelperTest) -> None:
     digest = learner.code(main_py="import sys; print(sys.prefix)")
     last = await learner.ran("python main.py", framework="python-3.11", code_digest=digest)
     assert learner.intake.text()[0].startswith(str(learner.home / "cache" / "envs")), learner.intake.text("stderr")
     assert last.env_digest.removeprefix("sha256:") in learner.intake.text()[0]
 
 
-async def test_an_environment_left_half_built_by_a_killed_helper_is_built_again(learner: HelperTest) -> None:
+async def test_environment_half_built_by_a_killed_helper_is_built_again(learner: HelperTest) -> None:
     learner.reserve("python -c 'import sys; print(sys.version_info.major)'", framework="python-3.11")
     learner.start()
     await until(lambda: list((learner.home / "cache" / "envs").glob("*.lock")))
@@ -312,13 +315,13 @@ async def test_an_environment_left_half_built_by_a_killed_helper_is_built_again(
     assert learner.intake.text() == ["3"]
 
 
-async def test_requirements_that_are_no_names_end_the_learner_with_advice(learner: HelperTest) -> None:
+async def test_requirement_that_is_no_name_fails_the_learner_with_its_line(learner: HelperTest) -> None:
     last = await learner.ran("true", code_digest=learner.code(requirements_txt="git+https://host/x\n"))
     assert last.reason == "EnvironmentFailed"
     assert "line 1" in last.message
 
 
-async def test_local_data_is_there_if_the_operator_allows_it(learner: HelperTest) -> None:
+async def test_local_data_is_available_if_the_operator_allows_its_folder(learner: HelperTest) -> None:
     data = learner.home / "allowed" / "mnist"
     data.mkdir(parents=True)
     (data / "train.csv").write_text("1,2\n")
@@ -331,7 +334,7 @@ async def test_local_data_is_there_if_the_operator_allows_it(learner: HelperTest
     assert last.data_digest
 
 
-async def test_local_data_elsewhere_is_denied(learner: HelperTest) -> None:
+async def test_local_data_outside_allowed_folders_is_denied(learner: HelperTest) -> None:
     learner.reserve("true", inputs=(Input(mount="data", type="local", location="/etc", path=""),))
     learner.start()
     last = await learner.ended()
@@ -339,6 +342,6 @@ async def test_local_data_elsewhere_is_denied(learner: HelperTest) -> None:
     assert "WEFT_DATA_PATHS" in last.message
 
 
-def test_the_folder_of_a_learner_is_not_for_others(learner: HelperTest) -> None:
+def test_folder_of_a_learner_cannot_be_listed_by_other_users(learner: HelperTest) -> None:
     learner.reserve("true")
     assert stat.S_IMODE(learner.folder.stat().st_mode) == 0o711

@@ -1,7 +1,7 @@
-"""A helper that is killed at its own side effects, as it fetches and as it stores: the next one goes on from there.
+"""A helper that is killed at its own side effects while it fetches and stores: the next one continues.
 
-Data of every kind, code and an earlier attempt's checkpoint go in; lines, results, checkpoints and their manifest come
-out, whole, each once.
+It fetches data of every kind, code and an earlier attempt's checkpoint; lines, results, checkpoints and their manifest
+are stored whole, each once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _END_S = 120.0
 
 
 class Fed(Learner):
-    """A learner of attempt 2, with everything that a helper can be asked to fetch."""
+    """A learner of attempt 2 with every kind of input."""
 
     def __init__(self, intake: Intake, failpoints: FailpointFolder, url: str) -> None:
         super().__init__(job=JOB, secret=SECRET, metrics=intake.address)
@@ -50,7 +50,7 @@ class Fed(Learner):
         }  # fmt: skip
         self.intake = intake
         self.left_to_agent = False
-        """A helper was killed between writing down that all is stored, and telling it: the agent does that."""
+        """A helper was killed after it wrote ``stored`` and before it reported it: the agent reports it."""
         allowed.mkdir()
         (allowed / "part").write_bytes(b"local")
         saved = self.store / "tenants" / TENANT / "jobs" / JOB / "attempts" / "1" / "checkpoints"
@@ -64,8 +64,8 @@ class Fed(Learner):
         code = self.code(say_sh="echo out; echo err >&2")
         self.reserve(COMMAND, attempt=2, code_digest=code, inputs=inputs, checkpoint_attempts=(1,))
 
-    async def live(self) -> int:
-        """To its end; helpers that are killed are started again. How many were."""
+    async def run_to_end(self) -> int:
+        """Starts killed helpers again until the learner is stored. Returns how many were killed."""
         self.start()
         kills = 0
         while (code := await until(self._code, _END_S)) == -signal.SIGKILL:
@@ -76,22 +76,22 @@ class Fed(Learner):
         return kills
 
     def _code(self) -> int | str | None:
-        """How the helper ended; None: it has not."""
+        """The helper's exit code, ``well`` for 0; None while it runs."""
         assert self.helper is not None
         return self.helper.poll() or ("well" if self.helper.returncode == 0 else None)
 
-    def judge(self) -> None:
-        """All is there, whole, once."""
+    def check_stored(self) -> None:
+        """Everything is stored, whole and once."""
         assert self.intake.text() == ["out"]
         assert self.intake.text("stderr") == ["err"]
-        words = json.loads((self.folder / "stored").read_text())
-        assert (words["phase"], words["reason"], words["message"]) == ("STORED", "", "")
+        stored = json.loads((self.folder / "stored").read_text())
+        assert (stored["phase"], stored["reason"], stored["message"]) == ("STORED", "", "")
         assert self.intake.phases[-1] == "STORED" or self.left_to_agent
         assert self.intake.last is not None
         assert (self.intake.last.reason, self.intake.last.message) == ("", "")
         assert self.objects("results", attempt=2) == {"worker-0/sum": b"local" + REMOTE}
         kept = self.objects("checkpoints", attempt=2)
-        files = sorted(json.loads(kept.pop("worker-0.manifest.json"))["files"], key=lambda one: str(one["path"]))
+        files = sorted(json.loads(kept.pop("worker-0.manifest.json"))["files"], key=lambda file: str(file["path"]))
         assert files == [entry("new/step"), entry("step")]
         assert kept == {"worker-0/new/step": b"1", "worker-0/step": b"1"}
         logs = self.objects("logs", attempt=2)
@@ -100,7 +100,7 @@ class Fed(Learner):
 
 
 def entry(path: str) -> dict[str, object]:
-    """Of a manifest."""
+    """A manifest's entry."""
     return {"path": path, "size": 1, "sha256": hashlib.sha256(b"1").hexdigest()}
 
 
@@ -109,51 +109,49 @@ async def fed(failpoints: FailpointFolder, answer: Callable[[Params, int], Say])
     intake = Intake(f"127.0.0.1:{free_port()}")
     await intake.start()
     with scripted(answer) as site:
-        one = Fed(intake, failpoints, f"{site.url}/part")
+        learner = Fed(intake, failpoints, f"{site.url}/part")
         try:
-            yield one
+            yield learner
         finally:
-            one.remove()
+            learner.remove()
             await intake.stop()
 
 
-def whole(asked: Params, before: int) -> Say:
+def whole_file(params: Params, before: int) -> Say:
     return Say(200, REMOTE, {"ETag": '"1"'})
 
 
 @pytest.mark.promise("R4", "R11")
-async def test_a_helper_killed_at_any_side_effect_is_followed_by_one_that_goes_on(
-    tmp_path: Path, promise: Promise
-) -> None:
+async def test_helper_killed_at_any_side_effect_is_continued_by_the_next(tmp_path: Path, promise: Promise) -> None:
     failpoints = FailpointFolder(tmp_path / "failpoints")
-    seen: list[list[str]] = []
+    recorded: list[list[str]] = []
     for _ in range(2):
-        async with fed(failpoints, whole) as one:
-            assert await one.live() == 0
-            one.judge()
-            seen.append(failpoints.passed())
-    points = [point for point in seen[0] if point in seen[1]]
+        async with fed(failpoints, whole_file) as learner:
+            assert await learner.run_to_end() == 0
+            learner.check_stored()
+            recorded.append(failpoints.passed())
+    points = [point for point in recorded[0] if point in recorded[1]]
     faults = chosen(points, promise.n(short=5, long=10**9))
     for when, point in faults:
-        await suffer(failpoints, when, point)
+        await kill_at(failpoints, when, point)
     promise.saw(f"helper with data, code and a checkpoint: {len(points)} points, killed {len(faults)} times")
     promise.kept(len(faults), "helpers killed at a side effect")
 
 
 def chosen(points: Sequence[str], most: int) -> Sequence[tuple[str, str]]:
-    """(when, point): all, or so many, others for another seed."""
+    """(when, point): all, or at most ``most`` of them, chosen by the seed."""
     every = [(when, point) for point in points for when in ways(point)]
-    return sorted(every, key=lambda one: hashlib.sha256(" ".join([_SEED, *one]).encode()).digest())[:most]
+    return sorted(every, key=lambda fault: hashlib.sha256(" ".join([_SEED, *fault]).encode()).digest())[:most]
 
 
-async def suffer(failpoints: FailpointFolder, when: str, point: str) -> None:
-    """Lives until a helper was killed there: a point that is never passed again shows nothing."""
+async def kill_at(failpoints: FailpointFolder, when: str, point: str) -> None:
+    """Runs learners until a helper was killed at the point."""
     failpoints.arm(when, "kill", point)
     try:
         for _ in range(_TRIES):
-            async with fed(failpoints, whole) as one:
-                kills = await one.live()
-                one.judge()
+            async with fed(failpoints, whole_file) as learner:
+                kills = await learner.run_to_end()
+                learner.check_stored()
             assert kills == failpoints.fired
             if kills:
                 return
@@ -162,26 +160,26 @@ async def suffer(failpoints: FailpointFolder, when: str, point: str) -> None:
     raise AssertionError(f"{point} was recorded, and never passed again in {_TRIES} lives")
 
 
-async def test_a_helper_killed_in_the_middle_of_a_download_is_followed_by_one_that_fetches_the_rest(
+async def test_download_of_a_killed_helper_is_resumed_by_the_next(
     tmp_path: Path,
 ) -> None:
     stuck, killed = Event(), Event()
 
-    def answer(asked: Params, before: int) -> Say:
+    def answer(params: Params, before: int) -> Say:
         if before == 0:
             return Say(200, REMOTE, {"ETag": '"1"'}, cut_after=2 * CHUNK)
-        if before == 1:  # the helper tries again by itself; this one never hears of it
+        if before == 1:  # the helper's own second try, which gets no answer
             stuck.set()
             killed.wait(_END_S)
-        start = int(asked.headers["range"].removeprefix("bytes=").removesuffix("-"))
+        start = int(params.headers["range"].removeprefix("bytes=").removesuffix("-"))
         assert start == 2 * CHUNK
         return Say(206, REMOTE[start:], {"ETag": '"1"', "Content-Range": f"bytes {start}-{len(REMOTE) - 1}/*"})
 
-    async with fed(FailpointFolder(tmp_path / "failpoints"), answer) as one:
-        one.start()
+    async with fed(FailpointFolder(tmp_path / "failpoints"), answer) as learner:
+        learner.start()
         await until(stuck.is_set, _END_S)
-        one.kill_helper()
+        learner.kill_helper()
         killed.set()
-        one.start_helper()
-        await one.until_stored(_END_S)
-        one.judge()
+        learner.start_helper()
+        await learner.until_stored()
+        learner.check_stored()

@@ -1,4 +1,4 @@
-"""Data behind a URL: fetched from a real HTTP server that breaks off, changes its mind and redirects."""
+"""Data behind a URL, from a real HTTP server that breaks connections, changes the file and redirects."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
+from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.http_data import fetch_http
-from services.helper.fetch.watched import Cancelled, Cannot, Watched
-from services.helper.folder import Assignment
-from services.helper.settings import FetchSettings
+from services.helper.fetch.progress import FetchCancelled, FetchFailed, FetchProgress
+from services.helper.fetch.versions import DataVersions
+from services.helper.settings import HelperSettings
 
 
 class Site(ThreadingHTTPServer):
-    """One file at /data.bin, and what was asked for."""
+    """Serves one file at /data.bin and records the requests' headers."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -27,7 +28,7 @@ class Site(ThreadingHTTPServer):
         self.break_after: int | None = None
         self.redirect = ""
         self.status = 200
-        self.asked: list[dict[str, str]] = []
+        self.requests: list[dict[str, str]] = []
         self.sent = 0
 
     def url(self, path: str = "/data.bin") -> str:
@@ -38,7 +39,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         site = self.server
         assert isinstance(site, Site)
-        site.asked.append(dict(self.headers))
+        site.requests.append(dict(self.headers))
         if site.status != 200:
             self.send_response(site.status)
             self.send_header("Content-Length", "0")
@@ -57,7 +58,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("If-Range") == site.etag:
             start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
         self.send_response(206 if start else 200)
-        self.send_header("ETag", site.etag)
+        if site.etag:
+            self.send_header("ETag", site.etag)
         self.send_header("Content-Length", str(len(site.content) - start))
         self.end_headers()
         body = site.content[start : site.break_after]
@@ -66,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Says nothing."""
+        """Writes no log."""
 
 
 @pytest.fixture
@@ -80,12 +82,14 @@ def site() -> Generator[Site]:
     server.server_close()
 
 
-LOCAL = FetchSettings(http_allow=("127.0.0.0/8",))
+LOCAL = HelperSettings(http_allow=("127.0.0.0/8",))
 
 
 class Fetching:
+    """Fetches for a learner; each call is for a learner of another attempt, or of the same with ``attempt``."""
+
     def __init__(self, root: Path, url: str) -> None:
-        self.one = Input(mount="d", type="http", location=url)
+        self.entry = Input(mount="d", type="http", location=url)
         plan = AttemptPlan(
             job="j", tenant="t", attempt=1, term=1, learners=(), distribution="none", framework="", code_digest="",
             inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
@@ -97,110 +101,142 @@ class Fetching:
             plan=plan, learner=learner, uid=70_001, gid=70_001, addresses_file="", objects="", cache=str(root / "cache")
         )
         self.root = root
-        self.times = 0
-        self.watched = Watched()
+        self.calls = 0
+        self.progress = FetchProgress()
 
-    def __call__(self, settings: FetchSettings = LOCAL) -> tuple[Path, str]:
-        self.times += 1
-        target = self.root / str(self.times)
-        digest = fetch_http(self.one, target, self.assignment, settings, self.watched)
+    def __call__(self, settings: HelperSettings = LOCAL, *, attempt: int | None = None) -> tuple[Path, str]:
+        self.calls += 1
+        target = self.root / str(self.calls)
+        versions = DataVersions(self.root / f"attempt-{self.calls if attempt is None else attempt}")
+        digest = fetch_http(
+            self.entry, target, self.assignment, settings=settings, versions=versions, progress=self.progress
+        )
+        versions.record(self.entry, digest)
         return target / "data.bin", digest
 
 
-def test_a_file_is_downloaded_once_and_then_only_asked_for(site: Site, tmp_path: Path) -> None:
+def test_unchanged_file_is_downloaded_once(site: Site, tmp_path: Path) -> None:
     fetch = Fetching(tmp_path, site.url())
     first, digest = fetch()
     second, again = fetch()
     assert first.read_bytes() == second.read_bytes() == site.content
     assert (digest, site.sent) == (again, len(site.content))
-    assert site.asked[1]["If-None-Match"] == '"one"'
+    assert site.requests[1]["If-None-Match"] == '"one"'
     site.content, site.etag = b"changed", '"two"'
     third, other = fetch()
     assert third.read_bytes() == b"changed"
     assert other != digest
-    assert first.read_bytes() != b"changed", "a running learner's data does not change under it"
+    assert first.read_bytes() != b"changed", "the data of a running learner does not change"
+
+
+def test_file_without_etag_is_downloaded_once_for_all_learners_of_a_node(site: Site, tmp_path: Path) -> None:
+    site.etag = ""
+    fetch = Fetching(tmp_path, site.url())
+    paths = [fetch(attempt=1)[0] for _ in range(3)]
+    assert [path.read_bytes() for path in paths] == [site.content] * 3
+    assert len(site.requests) == 1
+
+
+def test_learners_of_a_gang_get_one_version_of_a_file_that_changes_meanwhile(site: Site, tmp_path: Path) -> None:
+    fetch = Fetching(tmp_path, site.url())
+    first, digest = fetch(attempt=1)
+    site.content, site.etag = b"changed", '"two"'
+    other_job, _ = fetch(attempt=2)
+    second, same_digest = fetch(attempt=1)
+    assert other_job.read_bytes() == b"changed"
+    assert second.read_bytes() == first.read_bytes() != b"changed"
+    assert digest == same_digest
+
+
+def test_gang_that_fetched_two_versions_of_a_data_set_fails_with_a_reason(site: Site, tmp_path: Path) -> None:
+    fetch = Fetching(tmp_path, site.url())
+    fetch(attempt=1)
+    (kept,) = (tmp_path / "attempt-1").glob("*.body")
+    kept.unlink()  # as where the cache is on another file system than the learners' folders
+    site.content, site.etag = b"changed", '"two"'
+    with pytest.raises(FetchFailed, match="changed while the learners fetched it") as refused:
+        fetch(attempt=1)
+    assert refused.value.reason == "DataChanged"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's learners have users of their own")
-def test_the_learner_can_read_the_file_and_not_write_it(site: Site, tmp_path: Path) -> None:
-    found, _ = Fetching(tmp_path, site.url())()
-    assert found.stat().st_mode & 0o777 == 0o444
-    assert found.stat().st_uid == 0
+def test_learner_can_read_the_file_and_not_write_it(site: Site, tmp_path: Path) -> None:
+    path, _ = Fetching(tmp_path, site.url())()
+    assert path.stat().st_mode & 0o777 == 0o444
+    assert path.stat().st_uid == 0
 
 
-def test_a_broken_download_goes_on_where_it_broke(site: Site, tmp_path: Path) -> None:
+def test_interrupted_download_is_resumed(site: Site, tmp_path: Path) -> None:
     site.break_after = 300_000
-    found, _ = Fetching(tmp_path, site.url())()
-    assert found.read_bytes() == site.content
-    assert site.asked[1]["Range"] == "bytes=300000-"
+    path, _ = Fetching(tmp_path, site.url())()
+    assert path.read_bytes() == site.content
+    assert site.requests[1]["Range"] == "bytes=300000-"
     assert site.sent == len(site.content)
 
 
-def test_a_broken_download_of_a_file_that_changed_begins_anew(site: Site, tmp_path: Path) -> None:
+def test_interrupted_download_of_a_changed_file_starts_again(site: Site, tmp_path: Path) -> None:
     fetch = Fetching(tmp_path, site.url())
     site.break_after = 300_000
-    say = fetch.watched.say
+    report = fetch.progress.report
 
     def change(message: str) -> None:
         if "trying again" in message:
             site.content, site.etag = b"other" * 1000, '"two"'
-        say(message)
+        report(message)
 
-    fetch.watched.say = change  # type: ignore[method-assign]
-    found, _ = fetch()
-    assert found.read_bytes() == site.content
+    fetch.progress.report = change  # type: ignore[method-assign]
+    path, _ = fetch()
+    assert path.read_bytes() == site.content
 
 
-def test_what_is_cached_serves_while_the_server_does_not(site: Site, tmp_path: Path) -> None:
+def test_cached_file_is_used_while_the_server_is_unavailable(site: Site, tmp_path: Path) -> None:
     fetch = Fetching(tmp_path, site.url())
     fetch()
     site.status = 503
-    found, _ = fetch()
-    assert found.read_bytes() == site.content
+    path, _ = fetch()
+    assert path.read_bytes() == site.content
 
 
 def test_loopback_is_refused_unless_the_operator_allows_it(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(Cannot) as refused:
-        Fetching(tmp_path, site.url())(FetchSettings())
+    with pytest.raises(FetchFailed) as refused:
+        Fetching(tmp_path, site.url())(HelperSettings())
     assert refused.value.reason == "DataStoreDenied"
-    assert site.asked == []
+    assert site.requests == []
 
 
-def test_a_redirect_leads_no_further_than_the_address_itself_may(site: Site, tmp_path: Path) -> None:
+def test_redirect_to_a_private_address_is_refused(site: Site, tmp_path: Path) -> None:
     site.redirect = "http://169.254.169.254/latest/meta-data/"
-    with pytest.raises(Cannot, match=r"169\.254\.169\.254"):
+    with pytest.raises(FetchFailed, match=r"169\.254\.169\.254"):
         Fetching(tmp_path, site.url())()
     site.redirect = "file:///etc/passwd"
-    with pytest.raises(Cannot, match="no http or https"):
+    with pytest.raises(FetchFailed, match="no http or https"):
         Fetching(tmp_path, site.url())()
     site.redirect = "/data.bin"
-    with pytest.raises(Cannot, match="too many redirects"):
+    with pytest.raises(FetchFailed, match="too many redirects"):
         Fetching(tmp_path, site.url())()
 
 
 @pytest.mark.parametrize(("status", "reason"), [(404, "DataStoreUnavailable"), (403, "DataStoreDenied")])
-def test_an_answer_that_will_not_get_better_is_not_tried_again(
-    site: Site, tmp_path: Path, status: int, reason: str
-) -> None:
+def test_permanent_error_is_not_tried_again(site: Site, tmp_path: Path, status: int, reason: str) -> None:
     site.status = status
-    with pytest.raises(Cannot) as refused:
+    with pytest.raises(FetchFailed) as refused:
         Fetching(tmp_path, site.url())()
-    assert (refused.value.reason, len(site.asked)) == (reason, 1)
+    assert (refused.value.reason, len(site.requests)) == (reason, 1)
 
 
-def test_a_file_larger_than_allowed_is_not_kept(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(Cannot) as refused:
-        Fetching(tmp_path, site.url())(FetchSettings(http_allow=("127.0.0.1",), http_max_bytes=1000))
+def test_file_larger_than_allowed_is_refused(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(FetchFailed) as refused:
+        Fetching(tmp_path, site.url())(HelperSettings(http_allow=("127.0.0.1",), http_max_bytes=1000))
     assert refused.value.reason == "DataTooLarge"
 
 
-def test_a_stop_ends_a_download(site: Site, tmp_path: Path) -> None:
+def test_stop_ends_a_download(site: Site, tmp_path: Path) -> None:
     fetch = Fetching(tmp_path, site.url())
-    fetch.watched.cancel()
-    with pytest.raises(Cancelled):
+    fetch.progress.cancel()
+    with pytest.raises(FetchCancelled):
         fetch()
 
 
-def test_an_address_without_a_file_name_is_refused(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(Cannot, match="names no file"):
+def test_address_without_a_file_name_is_refused(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(FetchFailed, match="names no file"):
         Fetching(tmp_path, site.url("/"))()

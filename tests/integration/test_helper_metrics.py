@@ -1,4 +1,4 @@
-"""The real helper beside the real metrics service, both killed again and again: every line and point, once."""
+"""The real helper and the real metrics service, both killed repeatedly: every line and point arrives once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ done
 """
 
 
-async def test_ten_thousand_lines_and_a_hundred_points_arrive_once_through_kills_on_both_sides(
-    tmp_path: Path, etcd: Etcd
-) -> None:
+async def test_each_line_and_point_arrives_once_while_both_sides_are_killed(tmp_path: Path, etcd: Etcd) -> None:
     with running(tmp_path, etcd.address) as service:
         learner = Learner(job=job_id(), secret=SECRET, metrics=service.address)
         reader, status = Reader(service), EtcdStatusStore(etcd.address)
@@ -37,14 +35,14 @@ async def test_ten_thousand_lines_and_a_hundred_points_arrive_once_through_kills
             learner.reserve(PROGRAM + "sleep 0.5")
             learner.start()
             for number, at in enumerate((500, 2500, 4500, 6500, 8500)):
-                await until(lambda at=at: taken(reader, learner.job, at), 30)  # type: ignore[misc]
+                await until(lambda at=at: has_lines(reader, learner.job, at))  # type: ignore[misc]
                 if number % 2:
                     learner.kill_helper()
                     learner.start_helper()
                 else:
                     service.kill()
                     service.start()
-            await learner.until_stored(60)
+            await learner.until_stored()
             await check(reader, learner.job)
             entry = await status.get(f"/jobs/{learner.job}/learners/worker-0")
             assert entry
@@ -56,8 +54,8 @@ async def test_ten_thousand_lines_and_a_hundred_points_arrive_once_through_kills
             learner.remove()
 
 
-async def taken(reader: Reader, job: str, count: int) -> bool:
-    """Whether the service has so many lines."""
+async def has_lines(reader: Reader, job: str, count: int) -> bool:
+    """Whether the service has at least so many."""
     return bool((await reader.call("Summary", pb.SummaryRequest(job_id=job))).lines >= count)
 
 
@@ -65,7 +63,7 @@ async def check(reader: Reader, job: str) -> None:
     lines: list[pb.StoredLine] = []
     while page := (await reader.call("Lines", pb.LinesRequest(job_id=job, after_seq=len(lines)))).lines:
         lines += page
-    assert [one.seq for one in lines] == list(range(1, LINES + 1))
-    assert [one.line.text for one in lines] == [f"line {number}" for number in range(LINES)]
+    assert [line.seq for line in lines] == list(range(1, LINES + 1))
+    assert [line.line.text for line in lines] == [f"line {number}" for number in range(LINES)]
     points = (await reader.call("Points", pb.PointsRequest(job_id=job))).points
-    assert [(one.seq, one.point.step) for one in points] == [(n + 1, n * 100) for n in range(LINES // 100)]
+    assert [(point.seq, point.point.step) for point in points] == [(n + 1, n * 100) for n in range(LINES // 100)]

@@ -1,4 +1,4 @@
-"""A helper whose own files are ruined, or whom the metrics service does not answer: its learner ends as it should."""
+"""A helper with damaged files of its own, or without a metrics service: its learner ends normally."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ GARBAGE = {
 
 @pytest.fixture
 async def intake() -> AsyncGenerator[Intake]:
-    one = Intake(f"127.0.0.1:{free_port()}")
-    await one.start()
-    yield one
-    await one.stop()
+    server = Intake(f"127.0.0.1:{free_port()}")
+    await server.start()
+    yield server
+    await server.stop()
 
 
 @pytest.fixture
@@ -37,50 +37,48 @@ async def learner(intake: Intake) -> AsyncGenerator[Learner]:
     made.remove()
 
 
-def poison(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.poison")
+def damage(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}.damaged")
     beside.write_bytes(content)
     beside.replace(path)
 
 
-async def test_an_end_does_not_wait_for_a_metrics_service_that_is_away_and_nothing_is_lost_if_it_comes_back(
-    learner: Learner, intake: Intake
-) -> None:
+async def test_end_does_not_wait_for_an_unavailable_metrics_service(learner: Learner, intake: Intake) -> None:
     learner.reserve(
         "echo first; echo kept > $RESULT_DIR/out.txt; while [ ! -e $JOB_STATE_DIR/on ]; do sleep 0.05; done; echo last"
     )
     learner.start()
-    await until(lambda: "first" in intake.text(), 30)
+    await until(lambda: "first" in intake.text())
     await intake.stop()
     (learner.folder / "job" / "on").touch()
-    await until((learner.folder / "stored").exists, 30)
-    said = json.loads((learner.folder / "stored").read_text())
-    assert (said["phase"], said["reason"]) == ("STORED", "")
-    assert "its stored logs" in said["message"]
+    await until((learner.folder / "stored").exists)
+    stored = json.loads((learner.folder / "stored").read_text())
+    assert (stored["phase"], stored["reason"]) == ("STORED", "")
+    assert "its stored logs" in stored["message"]
     assert learner.objects("results") == {"worker-0/out.txt": b"kept\n"}
     assert learner.objects("logs")["learner-1/training-log.txt"] == b"first\nlast\n"
     assert learner.helper is not None
-    assert learner.helper.poll() is None, "it stays, in case somebody wants to know more"
+    assert learner.helper.poll() is None, "the helper stays to send the lines once the service is back"
     await intake.start()
-    await learner.until_stored(30)
+    await learner.until_stored()
     assert intake.text() == ["first", "last"]
     assert intake.last is not None
     assert (intake.last.phase.value, intake.last.exit and intake.last.exit.code) == ("STORED", 0)
 
 
 @pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE.keys())
-async def test_a_ruined_spool_neither_stops_a_helper_nor_makes_it_say_anything_twice(
+async def test_helper_with_a_damaged_spool_reports_everything_once(
     learner: Learner, intake: Intake, content: bytes
 ) -> None:
     learner.reserve("echo 1; echo 2; while [ ! -e $JOB_STATE_DIR/on ]; do sleep 0.05; done; echo 3")
     learner.start()
-    await until(lambda: intake.text() == ["1", "2"] and intake.phases[-1] == "PROCESSING", 30)
+    await until(lambda: intake.text() == ["1", "2"] and intake.phases[-1] == "PROCESSING")
     learner.kill_helper()
     for name in ("report.json", "sources.json"):
-        poison(learner.folder / "spool" / name, content)
+        damage(learner.folder / "spool" / name, content)
     learner.start_helper()
     (learner.folder / "job" / "on").touch()
-    await learner.until_stored(30)
+    await learner.until_stored()
     assert intake.text() == ["1", "2", "3"]
     seqs = [report.seq for report in intake.reports]
     assert seqs == sorted(set(seqs))
@@ -88,18 +86,18 @@ async def test_a_ruined_spool_neither_stops_a_helper_nor_makes_it_say_anything_t
     assert (intake.last.phase.value, intake.last.exit and intake.last.exit.code) == ("STORED", 0)
 
 
-async def test_an_end_that_was_written_down_and_cannot_be_read_is_a_loss(learner: Learner, intake: Intake) -> None:
+async def test_unreadable_exit_record_counts_as_a_lost_learner(learner: Learner, intake: Intake) -> None:
     learner.reserve("echo 1; while [ ! -e $JOB_STATE_DIR/on ]; do sleep 0.05; done")
     learner.start()
-    await until(lambda: intake.text() == ["1"], 30)
+    await until(lambda: intake.text() == ["1"])
     learner.kill_helper()
     (learner.folder / "job" / "on").touch()
-    await until((learner.folder / "runs/1/exit.json").exists, 30)
-    poison(learner.folder / "runs/1/exit.json", b'{"ti')
-    poison(learner.folder / "shim.json", b"{}")
-    poison(learner.folder / "runs/1/start.json", b"\xff\xfe")
+    await until((learner.folder / "runs/1/exit.json").exists)
+    damage(learner.folder / "runs/1/exit.json", b'{"ti')
+    damage(learner.folder / "shim.json", b"{}")
+    damage(learner.folder / "runs/1/start.json", b"\xff\xfe")
     learner.start_helper()
-    await learner.until_stored(30)
+    await learner.until_stored()
     assert intake.last is not None
     assert intake.last.exit is not None
     assert intake.last.exit.lost

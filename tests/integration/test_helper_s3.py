@@ -1,4 +1,4 @@
-"""The helper where objects are on S3: by signed URLs, over a server and a helper that die in the middle."""
+"""The helper with objects on S3: by signed URLs, while the server and the helper are killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WRITE_LARGE = f"head -c {LARGE} /dev/urandom > $RESULT_DIR/large; sha256sum < $R
 
 
 class HelperTest(Learner):
-    """On a server of its own, which it may kill."""
+    """With an S3 server of its own, which it may kill."""
 
     def __init__(self, intake: Intake, s3: S3) -> None:
         super().__init__(job=JOB, secret=SECRET, metrics=intake.address, bucket=s3.data / BUCKET)
@@ -42,8 +42,8 @@ class HelperTest(Learner):
     def reserve(self, command: str, **changes: Any) -> None:
         super().reserve(command, **{"store_timeout": 600_000, **changes})
 
-    async def ended(self, timeout: float = 100) -> LearnerStatus:
-        await self.until_stored(timeout)
+    async def ended(self) -> LearnerStatus:
+        await self.until_stored()
         assert self.intake.last is not None
         return self.intake.last
 
@@ -53,14 +53,11 @@ class HelperTest(Learner):
         return await self.ended()
 
     def signed(self, verb: str) -> list[ObjectRequest]:
-        return [one for one in self.intake.signed if one.verb == verb]
+        return [request for request in self.intake.signed if request.verb == verb]
 
     def large_is_whole(self) -> bool:
         digest = hashlib.sha256(self.objects("results")["worker-0/large"]).hexdigest()
         return self.intake.text() == [f"{digest}  -"]
-
-
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -73,7 +70,7 @@ async def learner(own_s3: S3) -> AsyncGenerator[HelperTest]:
     await intake.stop()
 
 
-async def test_code_comes_from_the_store_and_results_and_logs_go_there(learner: HelperTest) -> None:
+async def test_code_is_fetched_and_results_and_logs_are_stored(learner: HelperTest) -> None:
     digest = learner.code(
         train_sh="echo I run; echo kept > $RESULT_DIR/out.txt; mkdir $RESULT_DIR/'a b'; : > $RESULT_DIR/'a b'/100%+ü"
     )
@@ -88,7 +85,7 @@ async def test_code_comes_from_the_store_and_results_and_logs_go_there(learner: 
     assert "X-Amz-Signature" not in learner.log
 
 
-async def test_checkpoints_come_back_with_the_next_attempt_and_damaged_ones_do_not(learner: HelperTest) -> None:
+async def test_checkpoints_are_restored_in_the_next_attempt_unless_damaged(learner: HelperTest) -> None:
     await learner.ran("mkdir $CHECKPOINT_DIR/s; echo one > $CHECKPOINT_DIR/s/1")
     kept = learner.objects("checkpoints")
     digest = hashlib.sha256(b"one\n").hexdigest()
@@ -106,17 +103,15 @@ async def test_checkpoints_come_back_with_the_next_attempt_and_damaged_ones_do_n
 
 
 @pytest.mark.parametrize("verb", ["part", "complete"])
-async def test_a_server_killed_while_results_are_stored_gets_all_of_them_when_it_is_back(
-    learner: HelperTest, verb: str
-) -> None:
-    def kill_at(asked: ObjectRequest) -> None:
-        if asked.verb == verb and asked.part in {0, 2}:
+async def test_results_are_stored_after_the_server_was_killed_meanwhile(learner: HelperTest, verb: str) -> None:
+    def kill_at(request: ObjectRequest) -> None:
+        if request.verb == verb and request.part in {0, 2}:
             learner.s3.kill()
 
     learner.intake.on_sign = kill_at
     learner.reserve(WRITE_LARGE)
     learner.start()
-    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message, 60)
+    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message)
     assert learner.intake.last is not None
     assert learner.intake.last.phase == "STORING"
     learner.intake.on_sign = lambda _: None
@@ -128,32 +123,32 @@ async def test_a_server_killed_while_results_are_stored_gets_all_of_them_when_it
     assert await sweep(learner.bucket, older_than_s=-60) == 0
 
 
-async def test_the_next_helper_goes_on_where_a_killed_one_was_in_the_middle_of_a_file(learner: HelperTest) -> None:
-    def kill_at_third(asked: ObjectRequest) -> None:
-        if asked.part == 3:
+async def test_upload_of_a_killed_helper_is_continued_by_the_next(learner: HelperTest) -> None:
+    def kill_at_third(request: ObjectRequest) -> None:
+        if request.part == 3:
             learner.kill_helper()
 
     learner.intake.on_sign = kill_at_third
     learner.reserve(WRITE_LARGE)
     learner.start()
-    await until(lambda: any(one.part == 3 for one in learner.intake.signed), 60)
+    await until(lambda: any(request.part == 3 for request in learner.intake.signed))
     learner.intake.on_sign = lambda _: None
     learner.start_helper()
     await learner.ended()
     assert learner.large_is_whole()
     assert len(learner.signed("begin")) == 1
-    assert Counter(one.part for one in learner.signed("part")) == {1: 1, 2: 1, 3: 2}
+    assert Counter(request.part for request in learner.signed("part")) == {1: 1, 2: 1, 3: 2}
 
 
-async def test_an_upload_that_was_swept_under_a_killed_helper_begins_anew(learner: HelperTest) -> None:
-    def kill_at_third(asked: ObjectRequest) -> None:
-        if asked.part == 3:
+async def test_upload_removed_by_a_sweep_starts_again(learner: HelperTest) -> None:
+    def kill_at_third(request: ObjectRequest) -> None:
+        if request.part == 3:
             learner.kill_helper()
 
     learner.intake.on_sign = kill_at_third
     learner.reserve(WRITE_LARGE)
     learner.start()
-    await until(lambda: any(one.part == 3 for one in learner.intake.signed), 60)
+    await until(lambda: any(request.part == 3 for request in learner.intake.signed))
     learner.intake.on_sign = lambda _: None
     assert await sweep(learner.bucket, older_than_s=-60) == 1
     learner.start_helper()
@@ -162,7 +157,7 @@ async def test_an_upload_that_was_swept_under_a_killed_helper_begins_anew(learne
     assert len(learner.signed("begin")) == 2
 
 
-async def test_helpers_killed_again_and_again_store_everything(learner: HelperTest) -> None:
+async def test_everything_is_stored_while_the_helper_is_killed_repeatedly(learner: HelperTest) -> None:
     files = "for i in $(seq 30); do echo $i > $RESULT_DIR/$i; done"
     kills = iter((2, 9, 17, 26))
     following = [next(kills)]
@@ -184,11 +179,11 @@ async def test_helpers_killed_again_and_again_store_everything(learner: HelperTe
     assert learner.large_is_whole()
 
 
-async def test_a_store_that_stays_away_is_the_reason_that_is_told_after_store_timeout(learner: HelperTest) -> None:
+async def test_unavailable_store_is_reported_after_store_timeout(learner: HelperTest) -> None:
     command = "echo x > $RESULT_DIR/x; echo started; until [ -e $JOB_STATE_DIR/go-on ]; do sleep 0.05; done; exit 3"
     learner.reserve(command, store_timeout=1_500)
     learner.start()
-    await until(lambda: learner.intake.text() == ["started"], 60)
+    await until(lambda: learner.intake.text() == ["started"])
     learner.s3.kill()
     (learner.folder / "job" / "go-on").touch()
     last = await learner.ended()
@@ -199,12 +194,12 @@ async def test_a_store_that_stays_away_is_the_reason_that_is_told_after_store_ti
     assert "does not answer" in last.message
 
 
-async def test_code_is_waited_for_while_the_store_is_away_and_a_stop_ends_the_wait(learner: HelperTest) -> None:
+async def test_learner_waits_for_its_code_until_the_store_is_back_or_it_is_stopped(learner: HelperTest) -> None:
     digest = learner.code(train_sh="echo I run")
     learner.s3.kill()
     learner.reserve("sh train.sh", code_digest=digest)
     learner.start()
-    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message, 60)
+    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message)
     learner.s3.start()
     await learner.ended()
     assert learner.intake.text() == ["I run"]
@@ -212,22 +207,22 @@ async def test_code_is_waited_for_while_the_store_is_away_and_a_stop_ends_the_wa
     learner.s3.kill()
     learner.reserve("sh train.sh", code_digest=digest, attempt=2)
     learner.start()
-    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message, 60)
+    await until(lambda: learner.intake.last and "does not answer" in learner.intake.last.message)
     learner.stop("halt", 1000)
     last = await learner.ended()
     assert (last.attempt, last.exit and last.exit.stop_cause) == (2, "halt")
 
 
-async def test_code_that_is_not_in_the_store_is_the_reason(learner: HelperTest) -> None:
+async def test_missing_code_fails_the_learner_with_a_reason(learner: HelperTest) -> None:
     last = await learner.ran("true", code_digest="sha256:" + "0" * 64)
     assert (last.reason, last.exit) == ("CodeInvalid", None)
 
 
-async def test_an_attempt_that_is_over_stores_nothing_more(learner: HelperTest) -> None:
+async def test_superseded_attempt_stores_nothing(learner: HelperTest) -> None:
     learner.reserve("echo x > $RESULT_DIR/x; echo started")
     learner.intake.on_append = lambda: setattr(learner.intake, "current", False)
     learner.start()
-    await until((learner.folder / "stored").exists, 60)
+    await until((learner.folder / "stored").exists)
     assert learner.intake.signed == []
     assert learner.objects("results") == {}
 
@@ -250,14 +245,14 @@ async def crowded(full_s3: S3) -> AsyncGenerator[HelperTest]:
     await intake.stop()
 
 
-async def test_a_full_store_is_told_and_what_fits_is_kept(crowded: HelperTest) -> None:
+async def test_full_store_is_reported_and_small_files_are_stored(crowded: HelperTest) -> None:
     last = await crowded.ran(f"{WRITE_LARGE}; echo small > $RESULT_DIR/z", store_timeout=6_000)
     assert last.message.startswith("NoSpace: one file could not be stored, the first is results/worker-0/large")
-    assert crowded.signed("abort"), "what was sent of it is taken back"
-    assert any(one.key.endswith("results/worker-0/z") for one in crowded.signed("put"))
+    assert crowded.signed("abort"), "the parts that were sent are removed"
+    assert any(request.key.endswith("results/worker-0/z") for request in crowded.signed("put"))
 
 
-async def test_the_results_of_a_training_that_ended_while_the_store_was_full_are_stored_once_there_is_room(
+async def test_results_are_stored_once_a_full_store_has_room(
     crowded: HelperTest,
 ) -> None:
     store = S3ObjectStore(crowded.bucket)
@@ -265,13 +260,13 @@ async def test_the_results_of_a_training_that_ended_while_the_store_was_full_are
         await store.put(f"filler/{number}", _zeros(4 * MIB), size=4 * MIB)
     crowded.reserve(f"head -c {6 * MIB} /dev/zero > $RESULT_DIR/weights; echo small > $RESULT_DIR/z")
     crowded.start()
-    await until(lambda: crowded.intake.last and "storing waits: NoSpace" in crowded.intake.last.message, 60)
+    await until(lambda: crowded.intake.last and "storing waits: NoSpace" in crowded.intake.last.message)
     assert not (crowded.folder / "stored").exists()
     await store.delete_prefix("filler/")
     last = await crowded.ended()
     assert (last.reason, last.message) == ("", "")
     kept = await store.list(f"tenants/{TENANT}/jobs/{JOB}/attempts/1/results/")
-    assert {one.key.rpartition("/")[2]: one.size for one in kept} == {"weights": 6 * MIB, "z": 6}
+    assert {meta.key.rpartition("/")[2]: meta.size for meta in kept} == {"weights": 6 * MIB, "z": 6}
 
 
 async def _zeros(count: int) -> AsyncGenerator[bytes]:

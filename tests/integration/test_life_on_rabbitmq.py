@@ -6,11 +6,9 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-import pytest
-
 from tests.testbed.platform import Platform, platform
 from tests.testbed.rabbitmq import RabbitMQ
-from tests.waiting import eventually, in_thread
+from tests.waiting import HANG_S, eventually, in_thread
 from weft import Client
 from weft._job import Job
 
@@ -20,13 +18,12 @@ UNTIL_TOLD = 'until [ -e "$JOB_STATE_DIR/go-on" ]; do sleep 0.1; done'
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-@pytest.mark.timeout(300)
 def test_jobs_outlive_a_kill_of_rabbitmq_and_hints_flow_again_afterwards(own_rabbitmq: RabbitMQ) -> None:
     with (
         platform({"WEFT_BROKER_URL": own_rabbitmq.url, "WEFT_NODE_CPUS": "4"}) as weft,
         Client(weft.url, weft.key) as client,
     ):
-        eventually(lambda: why_not_ready(weft) == "", timeout=60)
+        eventually(lambda: why_not_ready(weft) == "")
         running = [client.jobs.submit(spec(UNTIL_TOLD)) for _ in range(2)]
         for job in running:
             wait_for(job, "PROCESSING")
@@ -35,23 +32,24 @@ def test_jobs_outlive_a_kill_of_rabbitmq_and_hints_flow_again_afterwards(own_rab
 
         own_rabbitmq.kill()
         try:
-            eventually(lambda: "the broker of WEFT_BROKER_URL is away" in why_not_ready(weft), timeout=30)
-            meanwhile = client.jobs.submit(spec("echo done")).wait(60)
+            eventually(lambda: "the broker of WEFT_BROKER_URL is away" in why_not_ready(weft))
+            meanwhile = client.jobs.submit(spec("echo done")).wait(HANG_S)
             assert path_of(meanwhile) == PATH
             go_on(weft, running[0])
-            assert path_of(running[0].wait(60)) == PATH
+            assert path_of(running[0].wait(HANG_S)) == PATH
         finally:
             own_rabbitmq.start()
             in_thread(own_rabbitmq.ready)
 
-        eventually(lambda: why_not_ready(weft) == "", timeout=60)
+        eventually(lambda: why_not_ready(weft) == "")
         before = weft.counter("worker", "weft_hints_delivered_total")
-        later = client.jobs.submit(spec("echo done")).wait(60)
+        later = client.jobs.submit(spec("echo done")).wait(HANG_S)
         eventually(lambda: weft.counter("worker", "weft_hints_delivered_total") > before)
         go_on(weft, running[1])
-        assert path_of(running[1].wait(60)) == path_of(later) == PATH
+        assert path_of(running[1].wait(HANG_S)) == path_of(later) == PATH
         assert {job.refresh().attempt for job in (*running, meanwhile, later)} == {1}
-        assert weft.counter("api", "weft_hints_dropped_total") >= 1, "those of the meantime"
+        # Those of the meantime: the api has found out that the broker is away before it counts them.
+        eventually(lambda: weft.counter("api", "weft_hints_dropped_total") >= 1)
 
 
 def spec(command: str) -> dict[str, Any]:
@@ -68,13 +66,13 @@ def go_on(weft: Platform, job: Job) -> None:
 
 
 def wait_for(job: Job, status: str) -> None:
-    eventually(lambda: job.refresh().status == status, timeout=60)
+    eventually(lambda: job.refresh().status == status)
 
 
 def why_not_ready(weft: Platform) -> str:
     """What `weft status` says of the worker; empty: it is ready."""
     try:
-        with _direct.open(f"http://{weft.home.address('worker-ops')}/readyz", timeout=10):
+        with _direct.open(f"http://{weft.home.address('worker-ops')}/readyz", timeout=HANG_S):
             return ""
     except urllib.error.HTTPError as error:
         with error:

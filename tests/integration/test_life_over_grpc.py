@@ -12,6 +12,7 @@ from services.local.commands import PLATFORM
 from tests.testbed.api import a_zip
 from tests.testbed.platform import Platform
 from tests.testbed.user_rpc import speaking, stream_of
+from tests.waiting import HANG_S
 from weft import AsyncClient
 
 SPEC = """
@@ -40,7 +41,7 @@ async def test_a_job_is_submitted_followed_and_fetched_by_grpc(weft_up: Platform
         job = await rpc.jobs.SubmitJob(stream_of(parts), metadata=rpc.under("doors"))
         lines: list[str] = []
         ends: list[pb.JobEnd] = []
-        async for reply in rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=job.id), metadata=rpc.metadata, timeout=60):
+        async for reply in rpc.jobs.FollowLogs(pb.GetLogsRequest(job_id=job.id), metadata=rpc.metadata, timeout=HANG_S):
             lines += [one.text for one in reply.lines.lines]
             ends += [reply.end] if reply.HasField("end") else []
         assert lines == SAID
@@ -59,7 +60,7 @@ async def test_a_job_is_submitted_followed_and_fetched_with_await(weft_up: Platf
     async with AsyncClient(weft_up.url, weft_up.key) as client:
         job = await client.jobs.submit(tmp_path / "weft.yaml", code=tmp_path / "code")
         assert [line.text async for line in job.logs(follow=True)] == SAID
-        assert (await job.wait(60)).status == "COMPLETED"
+        assert (await job.wait(HANG_S)).status == "COMPLETED"
         steps, values = await job.metrics("loss")
         assert (steps, values) == ([1], [0.5])
         [path] = await job.download(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""The metric store's files when disks and processes misbehave."""
+"""The metric store's files after disk errors and process deaths."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ WIDTH = 100
 
 
 def piece(start: int, end: int) -> Batch:
-    """Lines and points number ``start`` to ``end``."""
+    """A batch of lines and points with the numbers from ``start`` to ``end``."""
     lines = [LogLine(at * WIDTH, at, f"line {at}") for at in range(start, end)]
     points = [Point(at * WIDTH, at, "n", at, at) for at in range(start, end)]
     return Batch(OUT, start * WIDTH, end * WIDTH, lines, points)
 
 
 async def stored(store: SqliteMetricStore, job: str = JOB) -> list[str]:
-    return [one.line.text for one in await store.lines(job, LineQuery())]
+    return [entry.line.text for entry in await store.lines(job, LineQuery())]
 
 
 def numbered(end: int) -> list[str]:
@@ -55,7 +55,7 @@ async def written(root: Path, *, lines: int = 10) -> None:
     await store.close()
 
 
-async def test_bytes_that_were_written_but_never_committed_are_cut_off(tmp_path: Path) -> None:
+async def test_uncommitted_bytes_are_removed_at_start(tmp_path: Path) -> None:
     await written(tmp_path)
     segment = tmp_path / JOB / "lines-00000001.seg"
     length = segment.stat().st_size
@@ -70,7 +70,7 @@ async def test_bytes_that_were_written_but_never_committed_are_cut_off(tmp_path:
     await store.close()
 
 
-async def test_segments_are_begun_anew_when_they_have_grown_and_read_across(tmp_path: Path) -> None:
+async def test_lines_are_read_across_segments(tmp_path: Path) -> None:
     for life in range(3):
         store = await SqliteMetricStore.open(tmp_path, segment_bytes=300)
         for at in range(20 * life, 20 * life + 20, 4):
@@ -79,7 +79,7 @@ async def test_segments_are_begun_anew_when_they_have_grown_and_read_across(tmp_
     assert len(list((tmp_path / JOB).glob("lines-*.seg"))) > 2
     store = await SqliteMetricStore.open(tmp_path)
     assert await stored(store) == numbered(60)
-    assert [one.line.text for one in await store.lines(JOB, LineQuery(tail=30))] == numbered(60)[30:]
+    assert [entry.line.text for entry in await store.lines(JOB, LineQuery(tail=30))] == numbered(60)[30:]
     await store.close()
 
 
@@ -90,7 +90,7 @@ def overwrite(path: Path, at: int, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("harm", ["index", "index gone", "index empty", "table gone", "segment cut", "segment gone"])
-async def test_a_damaged_job_says_so_and_harms_no_other(tmp_path: Path, harm: str) -> None:
+async def test_damaged_job_is_quarantined_and_others_work(tmp_path: Path, harm: str) -> None:
     await written(tmp_path)
     index, segment = tmp_path / JOB / "index.sqlite", tmp_path / JOB / "lines-00000001.seg"
     match harm:
@@ -114,7 +114,7 @@ async def test_a_damaged_job_says_so_and_harms_no_other(tmp_path: Path, harm: st
             await store.append(JOB, [piece(10, 11)])
         with pytest.raises(Quarantined, match=str(tmp_path / JOB)):
             await store.counts(JOB)
-    await store.look_again(JOB)
+    await store.recheck(JOB)
     assert list(store.damaged()) == [JOB]
     assert await store.append(OTHER, [piece(10, 11)]) == [1100]
     assert await stored(store, OTHER) == numbered(11)
@@ -125,7 +125,7 @@ async def test_a_damaged_job_says_so_and_harms_no_other(tmp_path: Path, harm: st
     await store.close()
 
 
-async def test_a_damaged_job_that_was_mended_goes_on_by_itself(tmp_path: Path) -> None:
+async def test_repaired_job_leaves_quarantine_by_itself(tmp_path: Path) -> None:
     await written(tmp_path)
     index = tmp_path / JOB / "index.sqlite"
     sound = index.read_bytes()
@@ -133,22 +133,22 @@ async def test_a_damaged_job_that_was_mended_goes_on_by_itself(tmp_path: Path) -
     store = await SqliteMetricStore.open(tmp_path)
     quarantine = Quarantine(lambda: 7, CollectorRegistry())
     await check_damaged_files(store, quarantine)
-    assert quarantine.listed() == []  # nobody has asked for it yet
+    assert quarantine.entries() == []  # it was not read yet
     with pytest.raises(Quarantined):
         await store.lines(JOB, LineQuery())
     await check_damaged_files(store, quarantine)
-    assert [(one.kind, one.place, one.since) for one in quarantine.listed()] == [(METRICS, JOB, 7)]
+    assert [(entry.kind, entry.place, entry.since) for entry in quarantine.entries()] == [(METRICS, JOB, 7)]
     for leftover in tmp_path.glob(f"{JOB}/index.sqlite-*"):
         leftover.unlink()
     index.write_bytes(sound)
     await check_damaged_files(store, quarantine)
-    assert quarantine.listed() == []
+    assert quarantine.entries() == []
     assert await store.append(JOB, [piece(10, 11)]) == [1100]
     assert await stored(store) == numbered(11)
     await store.close()
 
 
-async def test_a_block_with_a_flipped_bit_is_not_shown_as_if_it_were_the_log(tmp_path: Path) -> None:
+async def test_block_with_a_wrong_checksum_is_not_shown(tmp_path: Path) -> None:
     await written(tmp_path)
     overwrite(tmp_path / JOB / "lines-00000001.seg", 60, b"\xff")
     store = await SqliteMetricStore.open(tmp_path)
@@ -158,7 +158,7 @@ async def test_a_block_with_a_flipped_bit_is_not_shown_as_if_it_were_the_log(tmp
     await store.close()
 
 
-async def test_a_job_written_by_a_newer_weft_is_left_alone(tmp_path: Path) -> None:
+async def test_job_of_a_newer_version_is_not_changed(tmp_path: Path) -> None:
     await written(tmp_path)
     with apsw.Connection(str(tmp_path / JOB / "index.sqlite")) as db:
         db.pragma("user_version", 2)
@@ -169,7 +169,7 @@ async def test_a_job_written_by_a_newer_weft_is_left_alone(tmp_path: Path) -> No
     await store.close()
 
 
-async def test_only_the_most_recently_used_jobs_are_kept_open(tmp_path: Path) -> None:
+async def test_only_recently_used_jobs_are_kept_open(tmp_path: Path) -> None:
     store = await SqliteMetricStore.open(tmp_path, open_jobs=3)
     jobs = [f"j{at}" for at in range(40)]
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -182,12 +182,12 @@ async def test_only_the_most_recently_used_jobs_are_kept_open(tmp_path: Path) ->
     await store.close()
 
 
-async def test_a_second_process_cannot_open_the_store(store: SqliteMetricStore, tmp_path: Path) -> None:
+async def test_second_process_cannot_open_the_store(store: SqliteMetricStore, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="another process"):
         await SqliteMetricStore.open(tmp_path)
 
 
-async def test_what_was_appended_before_the_close_is_written(tmp_path: Path) -> None:
+async def test_appends_before_close_are_written(tmp_path: Path) -> None:
     store = await SqliteMetricStore.open(tmp_path)
     appending = [asyncio.create_task(store.append(JOB, [piece(at, at + 1)])) for at in range(50)]
     await asyncio.sleep(0)
@@ -217,14 +217,14 @@ async def main(root):
             at += 50
         except NoSpace:
             full += 1
-    assert [one.line.text for one in await store.lines(JOB, LineQuery(), limit=100_000)] == numbered(at)
+    assert [entry.line.text for entry in await store.lines(JOB, LineQuery(), limit=100_000)] == numbered(at)
     ballast.unlink()
     assert await store.append(JOB, [piece(at, at + 50)]) == [(at + 50) * WIDTH]
     await store.close()
     store = await SqliteMetricStore.open(Path(root))
-    assert [one.line.text for one in await store.lines(JOB, LineQuery(), limit=100_000)] == numbered(at + 50)
+    assert [entry.line.text for entry in await store.lines(JOB, LineQuery(), limit=100_000)] == numbered(at + 50)
     points = await store.points(JOB, PointQuery(), limit=100_000)
-    assert [one.point.value for one in points] == list(range(at + 50))
+    assert [entry.point.value for entry in points] == list(range(at + 50))
     await store.close()
     print("filled at", at)
 
@@ -233,12 +233,12 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.parametrize("kib", [1500, 1700, 1900])
-def test_a_full_disk_refuses_appends_and_loses_nothing(tmp_path: Path, kib: int) -> None:
-    """On small file systems of its own, of several sizes, so that now the one file fails and now the other."""
+def test_full_disk_refuses_appends_and_loses_nothing(tmp_path: Path, kib: int) -> None:
+    """On small file systems of several sizes, so that each of the files is the one that fails in some case."""
     mount = f"mount -t tmpfs -o size={kib}k tmpfs {tmp_path}"
     namespace = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c"]
     if subprocess.run([*namespace, mount], capture_output=True, check=False).returncode:
-        pytest.skip("this machine lets nobody mount a small file system")
+        pytest.skip("this machine does not allow to mount a small file system")
     done = subprocess.run(
         [*namespace, f'{mount} && exec "$@"', "sh", sys.executable, "-c", FILLER, str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, check=False,

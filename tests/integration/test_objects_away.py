@@ -16,7 +16,7 @@ import pytest
 from tests.promises import Promise
 from tests.testbed.platform import Platform, platform
 from tests.testbed.s3 import S3
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 from weft import Client
 
 SMALL = {"cpus": 0.5, "memory": "64MiB"}
@@ -46,7 +46,7 @@ def submit(weft: Platform, number: int) -> httpx2.Response:
     files: dict[str, Any] = {"spec": ("spec.json", json.dumps(spec), "application/json"), "code": code(number)}
     return httpx2.post(
         f"{weft.url}/v1/jobs", files=files,
-        headers={"Authorization": f"Bearer {weft.key}"}, timeout=60, trust_env=False,
+        headers={"Authorization": f"Bearer {weft.key}"}, timeout=HANG_S, trust_env=False,
     )  # fmt: skip
 
 
@@ -59,12 +59,12 @@ def test_while_objects_are_away_submits_are_told_when_to_come_again_and_what_run
     back: list[float] = []
     with platform(own_s3.settings("weft")) as weft, Client(weft.url, weft.key) as client:
         long = client.jobs.submit(LONG)
-        eventually(lambda: long.refresh().status == "PROCESSING", timeout=60)
-        eventually(lambda: len(list(long.logs())) == 2, timeout=60)
+        eventually(lambda: long.refresh().status == "PROCESSING")
+        eventually(lambda: len(list(long.logs())) == 2)
         learners = weft.learner_pids(long.id)
         for number in range(rounds):
             storing = client.jobs.submit(STORES)
-            eventually(lambda: list(storing.logs()), timeout=60)  # noqa: B023 - asked in this round only
+            eventually(lambda: list(storing.logs()))  # noqa: B023 - asked in this round only
             own_s3.kill()
             refused = submit(weft, number)
             assert refused.status_code == 503, refused.text
@@ -74,14 +74,14 @@ def test_while_objects_are_away_submits_are_told_when_to_come_again_and_what_run
             assert storing.refresh().status in {"PROCESSING", "STORING", "COMPLETED"}
             own_s3.start()
             began = time.monotonic()
-            made = eventually(lambda: _accepted(submit(weft, number)), timeout=30)  # noqa: B023
+            made = eventually(lambda: _accepted(submit(weft, number)))  # noqa: B023
             back.append(time.monotonic() - began)
-            assert client.jobs.get(made["id"]).wait(60).status == "COMPLETED"
+            assert client.jobs.get(made["id"]).wait(HANG_S).status == "COMPLETED"
             assert [line.text for line in client.jobs.get(made["id"]).logs()] == [str(number)]
             _has_stored_all(client, storing.id, tmp_path / str(number))
             assert (long.refresh().status, long.attempt) == ("PROCESSING", 1)
             assert weft.learner_pids(long.id) == learners
-        long.halt().wait(90)
+        long.halt().wait(HANG_S)
         assert (long.refresh().status, long.attempt) == ("HALTED", 1)
         long.download(tmp_path / "long")
         assert len([path for path in (tmp_path / "long").rglob("x") if path.read_text() == "x\n"]) == 2
@@ -99,7 +99,7 @@ def _accepted(answer: httpx2.Response) -> dict[str, str]:
 
 
 def _has_stored_all(client: Client, job_id: str, to: Path) -> None:
-    job = client.jobs.get(job_id).wait(90)
+    job = client.jobs.get(job_id).wait(HANG_S)
     assert (job.status, job.attempt, job.message) == ("COMPLETED", 1, "")
     job.download(to)
     (large,) = to.rglob("large")

@@ -24,13 +24,13 @@ from tests.promises import Promise
 from tests.testbed.api import Api, running_api
 from tests.testbed.mutations import Mutator
 from tests.testbed.platform import Platform, platform
-from tests.waiting import eventually, until
+from tests.waiting import HANG_S, eventually, until
 from weft import Client
 from weft._job import Job
 
 SERVICES = ("api", "lcm", "guardian", "metrics", "node", "etcd")
 SMALL = {"cpus": 0.2, "memory": "64MiB"}
-DONE_S = 60.0
+DONE_S = HANG_S
 
 
 def answered(response: httpx2.Response) -> None:
@@ -225,7 +225,7 @@ def test_a_healthy_job_and_the_next_one_end_while_everything_beside_them_is_ruin
         before = {service: running.process(service) for service in SERVICES}
         beside = Beside(running, harm, [over.id, victim.id])
         headers = {"Authorization": f"Bearer {running.key}"}
-        with httpx2.Client(base_url=running.url, headers=headers, trust_env=False, timeout=30) as api:
+        with httpx2.Client(base_url=running.url, headers=headers, trust_env=False, timeout=HANG_S) as api:
             for _ in range(n):
                 asyncio.run(beside.ruin())
                 looked(api, harm.random.choice([over.id, victim.id, healthy.id]))

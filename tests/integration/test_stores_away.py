@@ -67,12 +67,12 @@ async def test_while_the_job_store_is_away_the_api_answers_in_time_and_recovers_
     n = promise.n(short=2, long=40)
     chance, kinds, slowest, recoveries = random.Random(13), Counter[str](), 0.0, list[float]()
     async with on_mongo(tmp_path, mongo_uri) as (api, line):
-        acknowledged = [str(await until(lambda: accepted(api), 60))]
+        acknowledged = [str(await until(lambda: accepted(api)))]
         for number in range(n):
             kind = "cut" if number % 2 == 0 else "silent"
             kinds[kind] += 1
             for path in (f"/v1/jobs/{acknowledged[-1]}", "/v1/jobs", "/v1/frameworks"):
-                assert await until(lambda path=path: shown(api, path), 60)  # type: ignore[misc]
+                assert await until(lambda path=path: shown(api, path))  # type: ignore[misc]
             if kind == "cut":
                 line.cut()
             else:
@@ -100,11 +100,11 @@ async def test_while_the_job_store_is_away_the_api_answers_in_time_and_recovers_
                     acknowledged.append(submit.json()["id"])
             line.mend()
             began = time.monotonic()
-            made = await until(lambda: accepted(api), 60)
+            made = await until(lambda: accepted(api))
             recoveries.append(time.monotonic() - began)
             acknowledged.append(str(made))
         for job in acknowledged:
-            assert await until(lambda job=job: shown(api, f"/v1/jobs/{job}"), 60)  # type: ignore[misc]
+            assert await until(lambda job=job: shown(api, f"/v1/jobs/{job}"))  # type: ignore[misc]
     assert slowest < ANSWER_S
     promise.kept(n, "outages of the job store: 503 in time, what was known is shown with its age, none lost")
     promise.saw(f"slowest answer {slowest:.1f} s; back after at most {max(recoveries):.1f} s (promised: {BACK_S:.0f})")
@@ -135,7 +135,7 @@ async def test_a_file_that_somebody_else_has_locked_refuses_changes_in_time_and_
         finally:
             other.execute("ROLLBACK")
             other.close()
-        assert await until(lambda: accepted(api), 30)
+        assert await until(lambda: accepted(api))
 
 
 async def test_a_full_disk_refuses_new_jobs_with_its_reason_and_loses_none(tmp_path: Path) -> None:
@@ -154,6 +154,6 @@ async def test_a_full_disk_refuses_new_jobs_with_its_reason_and_loses_none(tmp_p
             assert (await api.admin.get(f"/v1/jobs/{acknowledged[0]}")).status_code == 200
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert await until(lambda: accepted(api), 30)
+        assert await until(lambda: accepted(api))
         for job in acknowledged:
             assert (await api.admin.get(f"/v1/jobs/{job}")).status_code == 200

@@ -1,7 +1,6 @@
-"""What befalls the platform: every kind of fault, and how each is mended.
+"""The faults of the simulation: every kind, and its end.
 
-A kind is counted when it strikes (``Network.struck``). Whatever was broken is mended after its time, or when peace
-comes, whichever is first.
+A fault is counted when it takes effect (``Network.fault_counts``). It ends after its time, or when ``end`` is called.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from tests.simulation.world import NODES, World
+from tests.simulation.simulated_platform import NODES, SimulatedPlatform
 
 PLACES: Final = [("lcm", "one"), ("lcm", "two"), ("guardian", "one"), ("guardian", "two")]
 KINDS: Final = (
@@ -27,45 +26,50 @@ KINDS: Final = (
         for what in ("lost request", "lost answer", "late effect")
         for port in ("jobs", "status", "cluster")),
 )  # fmt: skip
-"""As they are counted when they strike."""
+"""The kinds as they are counted."""
 
 
-class Faults:
+class FaultInjector:
+    """Injects faults into a simulated platform."""
+
     def __init__(
-        self, world: World, chance: random.Random, note: Callable[..., None], submit: Callable[[], None]
+        self, platform: SimulatedPlatform, chance: random.Random, note: Callable[..., None], submit: Callable[[], None]
     ) -> None:
-        """``submit``: somebody submits a job now."""
-        self._world, self._chance, self._note, self._submit = world, chance, note, submit
-        self._peace = asyncio.Event()
-        self._mends: list[asyncio.Task[None]] = []
-        self._pressing: dict[str, int] = {}
+        """``note``: writes a line to the trace. ``submit``: submits a job."""
+        self._platform, self._chance, self._note, self._submit = platform, chance, note, submit
+        self._ending = asyncio.Event()
+        self._repairs: list[asyncio.Task[None]] = []
+        self._active: dict[str, int] = {}
+        """Server -> how many faults make it unavailable now."""
         self._kinds = self.kinds()
 
-    def strikes(self, kind: str, *words: object) -> None:
-        self._world.network.struck[kind] += 1
+    def count(self, kind: str, *words: object) -> None:
+        """Counts a fault that takes effect, and writes it to the trace."""
+        self._platform.network.fault_counts[kind] += 1
         self._note("FAULT", kind, *words)
 
-    def later(self, seconds: float, mend: Callable[[], Any]) -> None:
-        """What was broken is mended: then, or when peace comes."""
+    def later(self, seconds: float, repair: Callable[[], Any]) -> None:
+        """Calls ``repair`` after so many seconds, or when the faults end."""
 
         async def wait() -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._peace.wait()
-            done = mend()
-            if done is not None:
-                await done
+                    await self._ending.wait()
+            result = repair()
+            if result is not None:
+                await result
 
-        self._mends.append(asyncio.create_task(wait()))
+        self._repairs.append(asyncio.create_task(wait()))
 
     def kinds(self) -> dict[str, Callable[[], Awaitable[None] | None]]:
-        """Every kind."""
+        """Returns name -> function that injects a fault of this kind, now or at a later call."""
         return {
             "guardian crashes": lambda: self.crash("guardian"), "lcm crashes": lambda: self.crash("lcm"),
-            "api crashes": self.api_crashes, "metrics crashes": self.metrics_crash,
+            "api crashes": self.api_crashes, "metrics crashes": self.metrics_crashes,
             "helper crashes": self.helper_crashes, "node agent away": lambda: self.away("cluster"),
             "guardian paused": lambda: self.pause("guardian"), "lcm paused": lambda: self.pause("lcm"),
-            "guardian stumbles": lambda: self.stumble("guardian"), "lcm stumbles": lambda: self.stumble("lcm"),
+            "guardian paused at a call": lambda: self.pause_at_call("guardian"),
+            "lcm paused at a call": lambda: self.pause_at_call("lcm"),
             "two leaders": self.two_leaders, "slow collector": self.slow_collector, "two guardians": self.two_guardians,
             "job store away": lambda: self.away("jobs"), "etcd away": self.etcd_away, "etcd wiped": self.etcd_wiped,
             "object store away": self.objects_away, "metrics away": self.metrics_away,
@@ -79,252 +83,258 @@ class Faults:
             "node lost": self.node_lost, "learner lost": self.learner_lost,
         }  # fmt: skip
 
-    async def any(self) -> None:
-        await self.strike(self._chance.choice(list(self._kinds)))
+    async def inject_any(self) -> None:
+        """Injects a fault of a random kind."""
+        await self.inject(self._chance.choice(list(self._kinds)))
 
-    async def strike(self, kind: str) -> None:
+    async def inject(self, kind: str) -> None:
+        """Injects a fault of this kind."""
         result = self._kinds[kind]()
         if result is not None:
             await result
 
-    def _one(self, service: str = "") -> tuple[str, str] | None:
-        """A process that is alive."""
-        there = [name for name in PLACES if name in self._world.alive and name[0].startswith(service)]
-        return self._chance.choice(there) if there else None
+    def _random_process(self, service: str = "") -> tuple[str, str] | None:
+        """Returns (service, place) of a live process; None where there is none."""
+        alive = [name for name in PLACES if name in self._platform.alive and name[0].startswith(service)]
+        return self._chance.choice(alive) if alive else None
 
     async def crash(self, service: str) -> None:
-        name = self._one(service)
+        name = self._random_process(service)
         if name is None:
             return
-        self.strikes(f"{service} crashes", name[1])
-        await self._world.kill(self._world.alive[name])
-        self.later(self._chance.choice([0.1, 0.5, 4, 8]), lambda: self.revive(name))
+        self.count(f"{service} crashes", name[1])
+        await self._platform.kill(self._platform.alive[name])
+        self.later(self._chance.choice([0.1, 0.5, 4, 8]), lambda: self.restart(name))
 
-    async def revive(self, name: tuple[str, str]) -> None:
-        if name not in self._world.alive:
+    async def restart(self, name: tuple[str, str]) -> None:
+        if name not in self._platform.alive:
             self._note("starts", *name)
-            await self._world.launch(*name)
+            await self._platform.launch(*name)
 
     def api_crashes(self) -> None:
-        """What it was asked is not answered; perhaps it was done all the same."""
-        self.strikes("api crashes")
-        self._world.api.armed[self._chance.choice(["lost request", "lost answer"])] = ("jobs", 0.0)
-        self._cut_for(self._world.api, "jobs", self._chance.uniform(0.2, 2))
+        """A request is not answered; it may have taken effect. Then the api cannot reach the job store for a while."""
+        self.count("api crashes")
+        self._platform.api.armed[self._chance.choice(["lost request", "lost answer"])] = ("jobs", 0.0)
+        self._cut_for(self._platform.api, "jobs", self._chance.uniform(0.2, 2))
 
-    def metrics_crash(self) -> None:
-        """It knows nothing any more but what helpers tell it again."""
-        self.strikes("metrics crashes")
-        self._world.metrics.crash()
+    def metrics_crashes(self) -> None:
+        """The service restarts with what is in etcd only."""
+        self.count("metrics crashes")
+        self._platform.metrics.crash()
         self._metrics_away(self._chance.uniform(0.2, 2))
 
     def metrics_away(self) -> None:
-        self.strikes("metrics away")
+        self.count("metrics away")
         self._metrics_away(self._chance.uniform(1, 8))
 
     def metrics_paused(self) -> None:
-        wire = self._world.metrics.wire
-        if wire.running.is_set():
-            self.strikes("metrics paused")
-            wire.running.clear()
-            self.later(self._chance.uniform(1, 6), wire.running.set)
+        connection = self._platform.metrics.connection
+        if connection.running.is_set():
+            self.count("metrics paused")
+            connection.running.clear()
+            self.later(self._chance.uniform(1, 6), connection.running.set)
 
     def metrics_cut(self) -> None:
-        self.strikes("metrics cut from status")
-        self._cut_for(self._world.metrics.wire, "status", self._chance.uniform(1, 6))
+        self.count("metrics cut from status")
+        self._cut_for(self._platform.metrics.connection, "status", self._chance.uniform(1, 6))
 
     def _metrics_away(self, seconds: float) -> None:
-        world, self._pressing["metrics"] = self._world, self._pressing.get("metrics", 0) + 1
-        world.metrics.away = world.summaries.away = True
+        platform, self._active["metrics"] = self._platform, self._active.get("metrics", 0) + 1
+        platform.metrics.away = platform.summaries.away = True
 
         def back() -> None:
-            self._pressing["metrics"] -= 1
-            world.metrics.away = world.summaries.away = self._pressing["metrics"] > 0
+            self._active["metrics"] -= 1
+            platform.metrics.away = platform.summaries.away = self._active["metrics"] > 0
 
         self.later(seconds, back)
 
     def helper_crashes(self) -> None:
-        if learners := self._world.crew.learners():
+        if learners := self._platform.simulator.learners():
             learner = self._chance.choice(learners)
-            if self._world.crew.crash_helper(learner):
-                self.strikes("helper crashes", learner.job, learner.name)
+            if self._platform.simulator.crash_helper(learner):
+                self.count("helper crashes", learner.job, learner.name)
 
     def helper_cut_off(self) -> None:
-        if learners := self._world.crew.learners():
-            learner, off = self._chance.choice(learners), self._world.crew.cut_off
-            self.strikes("helper cut off", learner.job, learner.name)
-            off.add(learner)
-            self.later(self._chance.uniform(1, 8), lambda: off.discard(learner))
+        if learners := self._platform.simulator.learners():
+            learner, cut_off = self._chance.choice(learners), self._platform.simulator.cut_off
+            self.count("helper cut off", learner.job, learner.name)
+            cut_off.add(learner)
+            self.later(self._chance.uniform(1, 8), lambda: cut_off.discard(learner))
 
     def away(self, port: str, seconds: float = 0.0) -> None:
         kind = {"cluster": "node agent away", "jobs": "job store away", "status": "etcd away"}[port]
-        self.strikes(kind)
-        away, self._pressing[port] = self._world.network.away, self._pressing.get(port, 0) + 1
+        self.count(kind)
+        away, self._active[port] = self._platform.network.away, self._active.get(port, 0) + 1
         away.add(port)
 
         def back() -> None:
-            self._pressing[port] -= 1
-            if not self._pressing[port]:
+            self._active[port] -= 1
+            if not self._active[port]:
                 away.discard(port)
                 if port == "status":
-                    self._world.etcd.come_back()
+                    self._platform.etcd.come_back()
                 if port == "cluster":
-                    self._world.machines.say("")
+                    self._platform.simulated_cluster.notify("")
 
         self.later(seconds or self._chance.choice([0.5, 2, 5, 8]), back)
 
     def etcd_away(self) -> None:
         self.away("status")
-        self._world.etcd.go_away()
+        self._platform.etcd.go_away()
 
     def etcd_wiped(self) -> None:
-        self.strikes("etcd wiped")
-        self._world.etcd.forget()
+        self.count("etcd wiped")
+        self._platform.etcd.forget()
 
     def objects_away(self) -> None:
-        self.strikes("object store away")
-        crew, self._pressing["objects"] = self._world.crew, self._pressing.get("objects", 0) + 1
-        crew.objects_away = True
+        self.count("object store away")
+        simulator, self._active["objects"] = self._platform.simulator, self._active.get("objects", 0) + 1
+        simulator.objects_away = True
 
         def back() -> None:
-            self._pressing["objects"] -= 1
-            crew.objects_away = self._pressing["objects"] > 0
+            self._active["objects"] -= 1
+            simulator.objects_away = self._active["objects"] > 0
 
         self.later(self._chance.uniform(1, 10), back)
 
     def hints(self, what: str) -> None:
         self._note("hints are", what)
-        setattr(self._world.post, what, True)
-        self.later(self._chance.uniform(2, 12), lambda: setattr(self._world.post, what, False))
+        setattr(self._platform.hint_bus, what, True)
+        self.later(self._chance.uniform(2, 12), lambda: setattr(self._platform.hint_bus, what, False))
 
     def cut(self, port: str) -> None:
-        name = self._one()
+        name = self._random_process()
         if name is not None:
-            self.strikes(f"cut from {port}", *name)
-            self._cut_for(self._world.wire_of(name), port, self._chance.choice([0.5, 2, 5, 8]))
+            self.count(f"cut from {port}", *name)
+            self._cut_for(self._platform.connection_of(name), port, self._chance.choice([0.5, 2, 5, 8]))
 
-    def _cut_for(self, wire: Any, port: str, seconds: float) -> None:
-        wire.cut.add(port)
-        self.later(seconds, lambda: wire.cut.discard(port))
+    def _cut_for(self, connection: Any, port: str, seconds: float) -> None:
+        connection.cut.add(port)
+        self.later(seconds, lambda: connection.cut.discard(port))
 
     def pause(self, service: str) -> None:
-        """SIGSTOP. Mostly for longer than the lease."""
-        name = self._one(service)
-        if name is None or not self._world.wire_of(name).running.is_set():
+        """Pauses a process as SIGSTOP does, mostly for longer than its lease."""
+        name = self._random_process(service)
+        if name is None or not self._platform.connection_of(name).running.is_set():
             return
-        wire, seconds = self._world.wire_of(name), self._chance.choice([1, 3.5, 4, 6, 9])
-        self.strikes(f"{service} paused" + (" beyond its lease" if seconds > 3 else ""), name[1], seconds)
-        wire.running.clear()
+        connection, seconds = self._platform.connection_of(name), self._chance.choice([1, 3.5, 4, 6, 9])
+        self.count(f"{service} paused" + (" beyond its lease" if seconds > 3 else ""), name[1], seconds)
+        connection.running.clear()
 
-        def goes_on() -> None:
-            self._note("goes on", wire.name)
-            wire.running.set()
+        def resume() -> None:
+            self._note("continues", connection.name)
+            connection.running.set()
 
-        self.later(seconds, goes_on)
+        self.later(seconds, resume)
 
-    def stumble(self, service: str) -> None:
-        """Paused in the middle of what it does, for longer than its lease."""
+    def pause_at_call(self, service: str) -> None:
+        """Pauses processes of a service before a certain call, for longer than their leases."""
         guardians = ("jobs.replace", "jobs.replace", "cluster.do", "cluster.do", "cluster.stop", "cluster.teardown")
         lcms = ("jobs.replace", "jobs.replace", "jobs.replace_dispatcher", "cluster.jobs")
         call = self._chance.choice(guardians if service == "guardian" else lcms)
         seconds = self._chance.choice([4, 5, 7])
         for name in PLACES:
-            if name[0] == service and name in self._world.alive:
-                self._world.wire_of(name).stumbles = (call, seconds)
+            if name[0] == service and name in self._platform.alive:
+                self._platform.connection_of(name).pause_at = (call, seconds)
                 if self._chance.random() < 0.7:
                     break
 
     def two_leaders(self) -> None:
-        """Whoever leads is paused between "I lead" and its admission; its successor once it has risen."""
-        there = [name for name in PLACES if name[0] == "lcm" and name in self._world.alive]
+        """Pauses the leading dispatcher between its check that it leads and its admission, and then its successor."""
+        alive = [name for name in PLACES if name[0] == "lcm" and name in self._platform.alive]
         self._submit()
-        for name in there:
-            leads = self._world.alive[name].of.term > 0
+        for name in alive:
+            leads = self._platform.alive[name].of.term > 0
             call = "after jobs.dispatcher" if leads else "cluster.capacity"
-            self._world.wire_of(name).stumbles = (call, self._chance.uniform(4.5, 7))
+            self._platform.connection_of(name).pause_at = (call, self._chance.uniform(4.5, 7))
 
     def slow_collector(self) -> None:
-        """Who collects is paused between two looks, and jobs begin meanwhile, under its successor."""
+        """Pauses the collector between two reads; meanwhile jobs begin under another dispatcher."""
         self._submit()
         for name in PLACES:
-            if name[0] == "lcm" and name in self._world.alive and self._world.alive[name].of.term > 0:
-                self._world.wire_of(name).stumbles = ("cluster.jobs", self._chance.uniform(5, 8))
+            if name[0] == "lcm" and name in self._platform.alive and self._platform.alive[name].of.term > 0:
+                self._platform.connection_of(name).pause_at = ("cluster.jobs", self._chance.uniform(5, 8))
 
     def two_guardians(self) -> None:
-        """One is paused in front of a write; who takes over from it, just after its claim."""
-        there = [name for name in PLACES if name[0] == "guardian" and name in self._world.alive]
-        self._chance.shuffle(there)
-        for name, call in zip(there, ("jobs.replace", "after jobs.replace"), strict=False):
-            self._world.wire_of(name).stumbles = (call, self._chance.uniform(4.5, 7))
+        """Pauses one Guardian before a write, and the one that takes over after its claim."""
+        alive = [name for name in PLACES if name[0] == "guardian" and name in self._platform.alive]
+        self._chance.shuffle(alive)
+        for name, call in zip(alive, ("jobs.replace", "after jobs.replace"), strict=False):
+            self._platform.connection_of(name).pause_at = (call, self._chance.uniform(4.5, 7))
 
     def arm(self, kind: str) -> None:
-        """It strikes whom it may, at the next call that writes there."""
+        """Arms a fault for the next write of each process to a random port."""
         port, seconds = self._chance.choice(["jobs", "status", "cluster"]), self._chance.choice([0.5, 2, 5])
         for name in PLACES:
-            if name in self._world.alive and (port == "jobs" or name[0] == "guardian"):
-                self._world.wire_of(name).armed[kind] = (port, seconds)
+            if name in self._platform.alive and (port == "jobs" or name[0] == "guardian"):
+                self._platform.connection_of(name).armed[kind] = (port, seconds)
 
     def stale_reads(self) -> None:
         for name in PLACES:
-            if name in self._world.alive:
-                wire = self._world.wire_of(name)
-                wire.stale = self._chance.choice([1, 2, 5])
-                self.later(self._chance.uniform(2, 8), partial(setattr, wire, "stale", 0))
+            if name in self._platform.alive:
+                connection = self._platform.connection_of(name)
+                connection.stale = self._chance.choice([1, 2, 5])
+                self.later(self._chance.uniform(2, 8), partial(setattr, connection, "stale", 0))
 
     def slow_keep_alives(self) -> None:
-        """Answers that are long on their way; then none."""
-        name = self._one()
+        """Delays the answers to a process's keep-alives, then cuts it off from etcd."""
+        name = self._random_process()
         if name is not None:
-            wire = self._world.wire_of(name)
-            self.strikes("slow keep-alives", *name)
-            wire.slow_s = self._chance.uniform(0.3, 0.9)
-            self.later(self._chance.uniform(2, 5), lambda: setattr(wire, "slow_s", 0.0))
-            self.later(self._chance.uniform(1.5, 3), lambda: self._cut_for(wire, "status", 4))
+            connection = self._platform.connection_of(name)
+            self.count("slow keep-alives", *name)
+            connection.keep_alive_delay_s = self._chance.uniform(0.3, 0.9)
+            self.later(self._chance.uniform(2, 5), lambda: setattr(connection, "keep_alive_delay_s", 0.0))
+            self.later(self._chance.uniform(1.5, 3), lambda: self._cut_for(connection, "status", 4))
 
     def lease_lost(self) -> None:
-        """etcd ends it; its holder lives, and learns of it later."""
-        name = self._one()
-        lease = self._world.alive[name].membership.lease if name is not None else None
+        """Cuts a process off from etcd for longer than its lease."""
+        name = self._random_process()
+        lease = self._platform.alive[name].membership.lease if name is not None else None
         if name is not None and lease is not None:
-            self.strikes("lease lost, holder runs", *name)
-            self._cut_for(self._world.wire_of(name), "status", 5)
+            self.count("lease lost, holder runs", *name)
+            self._cut_for(self._platform.connection_of(name), "status", 5)
 
     def clock_jumps(self) -> None:
-        name = self._one()
+        name = self._random_process()
         if name is not None:
-            clock = self._world.clock_of(name)
+            clock = self._platform.clock_of(name)
             clock.wrong_ms = self._chance.choice([-3_600_000, -30_000, -2_000, 2_000, 30_000, 240_000])
-            self.strikes("clock jumps", *name, clock.wrong_ms)
+            self.count("clock jumps", *name, clock.wrong_ms)
             self.later(self._chance.uniform(1, 10), lambda: setattr(clock, "wrong_ms", 0))
 
     def node_lost(self) -> None:
         node = self._chance.choice(NODES).name
         cut_off = self._chance.random() < 0.6
-        self.strikes("node cut off" if cut_off else "node lost", node)
-        self._world.machines.lose(node, cut_off=cut_off)
-        self.later(self._chance.uniform(0.5, 8), lambda: self._world.machines.find(node))
+        self.count("node cut off" if cut_off else "node lost", node)
+        self._platform.simulated_cluster.lose_node(node, cut_off=cut_off)
+        self.later(self._chance.uniform(0.5, 8), lambda: self._platform.simulated_cluster.return_node(node))
 
     def learner_lost(self) -> None:
-        learners = [one for one in self._world.crew.learners() if one.exit is None]
+        learners = [learner for learner in self._platform.simulator.learners() if learner.exit is None]
         if learners:
             learner = self._chance.choice(learners)
-            self.strikes("learner lost", learner.job, learner.name)
+            self.count("learner lost", learner.job, learner.name)
             if self._chance.random() < 0.5 and learner.started is not None:
-                self._world.checker.ends_by_itself(learner, None, lost=True)
+                self._platform.checker.ends_by_itself(learner, None, lost=True)
                 learner.end(None, lost=True)
             else:
-                self._world.machines.vanish(learner)
+                self._platform.simulated_cluster.lose_learner(learner)
 
-    # --- peace -----------------------------------------------------------------------------
+    # --- the end ---------------------------------------------------------------------------
 
     async def end(self) -> None:
-        """No more faults: all is mended that can be, and a service of each kind runs."""
-        self._peace.set()
-        wires = [self._world.api, self._world.metrics.wire, *(self._world.wire_of(name) for name in self._world.alive)]
-        for wire in wires:
-            wire.armed.clear()
-            wire.stumbles = ("", 0.0)
-            wire.running.set()
-        while any(not mend.done() for mend in self._mends):
-            await asyncio.gather(*self._mends)
+        """Ends all faults and starts a process of each service."""
+        self._ending.set()
+        connections = [
+            self._platform.api,
+            self._platform.metrics.connection,
+            *(self._platform.connection_of(name) for name in self._platform.alive),
+        ]
+        for connection in connections:
+            connection.armed.clear()
+            connection.pause_at = ("", 0.0)
+            connection.running.set()
+        while any(not repair.done() for repair in self._repairs):
+            await asyncio.gather(*self._repairs)
         for name in PLACES[::2]:
-            await self.revive(name)
+            await self.restart(name)

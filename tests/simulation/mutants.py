@@ -1,6 +1,6 @@
-"""Planted bugs: each patch of ``mutations/`` is applied to a copy of the tree, and seeds are told until the checker,
-unchanged, finds it. A patch that no longer applies fails as one that is not found: the simulation must be mended then,
-or the patch drawn anew for the code as it is, never made easier.
+"""Mutation tests: each patch of ``mutations/`` is applied to a copy of the tree, and seeds run until the unchanged
+checker detects the bug. A patch that does not apply fails like one that is not detected: the patch must be made again
+for the current code, with the same bug.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from typing import Any, Final
 TREE: Final = Path(__file__).parents[2]
 PATCHES: Final = sorted((Path(__file__).parent / "mutations").glob("*.patch"))
 SEEDS: Final = 600
-"""Within so many each has to be found."""
-_PATIENCE_S: Final = 1_200
-_CARRIED: Final = ("services", "tests/simulation", "tests/testbed", "tests/documents.py")
+"""Each bug must be detected within so many seeds."""
+_TIMEOUT_S: Final = 1_200
+_COPIED: Final = ("services", "tests/simulation", "tests/testbed", "tests/documents.py")
 
 
 @dataclass(frozen=True)
-class Found:
-    """How a planted bug was found."""
+class Detected:
+    """How a bug was detected."""
 
     seed: int
     breach: str
-    told: int
+    seeds: int
+    """How many seeds ran."""
 
 
-class NotFoundOut(AssertionError):
-    """A planted bug that nobody noticed, or that cannot be planted any more."""
+class NotDetected(AssertionError):
+    """A bug was not detected, or its patch does not apply."""
 
 
-def plant(patch: Path, into: Path) -> None:
-    """A copy of the tree with the bug in it."""
-    for name in _CARRIED:
+def copy_tree(into: Path) -> None:
+    """Copies what the simulation needs."""
+    for name in _COPIED:
         source, target = TREE / name, into / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -46,32 +47,32 @@ def plant(patch: Path, into: Path) -> None:
             shutil.copy(source, target)
 
 
-async def hunt(patch: Path, into: Path, *, seeds: int = SEEDS) -> Found:
-    """The first seed at which the checker finds the bug. NotFoundOut."""
-    plant(patch, into)
-    code, words = await _run(into, "git", "apply", "--unsafe-paths", str(patch))
+async def detect(patch: Path, into: Path, *, seeds: int = SEEDS) -> Detected:
+    """Applies a patch to a copy of the tree in ``into`` and runs seeds up to the first breach. Raises NotDetected."""
+    copy_tree(into)
+    code, output = await _run(into, "git", "apply", "--unsafe-paths", str(patch))
     if code:
-        raise NotFoundOut(f"{patch.name} does not apply any more: {words}")
+        raise NotDetected(f"{patch.name} does not apply any more: {output}")
     arguments = ("-m", "tests.simulation.seeds", "--count", str(seeds), "--until-breach")
-    code, words = await _run(into, sys.executable, *arguments)
+    code, output = await _run(into, sys.executable, *arguments)
     if code:
-        raise NotFoundOut(f"{patch.name}: the simulation fell over: {words[-2000:]}")
-    sums: dict[str, Any] = json.loads(words)
-    assert Path(sums["services"]).is_relative_to(into), "the copy was not what ran"
+        raise NotDetected(f"{patch.name}: the simulation failed: {output[-2000:]}")
+    sums: dict[str, Any] = json.loads(output)
+    assert Path(sums["services"]).is_relative_to(into), "the copy did not run"
     if not sums["failures"]:
-        raise NotFoundOut(f"{patch.name} was not found by {sums['told']} seeds")
+        raise NotDetected(f"{patch.name} was not detected by {sums['seeds']} seeds")
     failure = sums["failures"][0]
-    return Found(failure["seed"], failure["breaches"][0], sums["told"])
+    return Detected(failure["seed"], failure["breaches"][0], sums["seeds"])
 
 
-async def _run(where: Path, *command: str) -> tuple[int, str]:
-    """(exit status, what it said)."""
+async def _run(folder: Path, *command: str) -> tuple[int, str]:
+    """Runs a command in a folder. Returns its exit status and its output, or stderr after a failure."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=where, env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *command, cwd=folder, env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             out, err = await process.communicate()
     finally:
         if process.returncode is None:

@@ -1,6 +1,7 @@
-"""``python -m tests.simulation.seeds 17`` tells one seed, line by line; ``--first 0 --count 500`` runs many, as JSON.
+"""Runs seeds of the simulation. ``python -m tests.simulation.seeds 17`` prints the trace of one seed; ``--first 0
+--count 500`` runs many and prints the sums as JSON.
 
-One process, one seed after the other; whoever wants both cores starts two.
+The seeds of a process run one after the other. To use several cores, start several processes.
 """
 
 from __future__ import annotations
@@ -19,48 +20,48 @@ from typing import Any
 import structlog
 
 import services
-from tests.simulation.story import Story, Told
+from tests.simulation.seed_run import SeedResult, SeedRun
 from tests.simulation.virtual_time import run
 
 
-def tell(seed: int, home: Path, *, whole: bool = False) -> tuple[Told, list[str]]:
-    """What became of it, and, where asked for, every line of it."""
+def run_seed(seed: int, home: Path, *, whole_trace: bool = False) -> tuple[SeedResult, list[str]]:
+    """Runs one seed. Returns its result and, with ``whole_trace``, all lines of its trace."""
 
-    async def story() -> tuple[Told, list[str]]:
-        one = Story(seed, home, whole=whole)
-        told = await one.tell()
-        return told, one.trace.all or []
+    async def run_in_loop() -> tuple[SeedResult, list[str]]:
+        seed_run = SeedRun(seed, home, whole_trace=whole_trace)
+        result = await seed_run.run()
+        return result, seed_run.trace.all or []
 
-    # The collector's moments must not decide when a forgotten generator is closed.
+    # Garbage collection closes forgotten generators: its time would make runs of one seed differ.
     gc.collect()
     gc.disable()
     try:
-        return run(story())
+        return run(run_in_loop())
     finally:
         gc.enable()
 
 
-def many(seeds: range, home: Path, *, until_breach: bool) -> dict[str, Any]:
-    """The sums."""
-    faults, applied_keys, jobs, least, slowest = Counter[str](), Counter[str](), 0, 10**9, 0.0
+def run_seeds(seeds: range, home: Path, *, until_breach: bool) -> dict[str, Any]:
+    """Runs seeds and returns their sums. ``until_breach``: stops after the first seed with a breach."""
+    faults, requests, jobs, least, slowest = Counter[str](), Counter[str](), 0, 10**9, 0.0
     failures: list[dict[str, Any]] = []
-    told, digest = 0, hashlib.blake2b(digest_size=16)
+    count, digest = 0, hashlib.blake2b(digest_size=16)
     for seed in seeds:
-        one, _ = tell(seed, home / str(seed))
-        told += 1
-        digest.update(one.digest.encode())
-        faults += one.faults
-        applied_keys += one.applied_keys
-        jobs += one.jobs
-        least, slowest = min(least, sum(one.faults.values())), max(slowest, one.settled_s)
-        if one.breaches:
-            failures.append({"seed": seed, "breaches": [str(each) for each in one.breaches[:5]], "last": one.last})
+        result, _ = run_seed(seed, home / str(seed))
+        count += 1
+        digest.update(result.digest.encode())
+        faults += result.faults
+        requests += result.requests
+        jobs += result.jobs
+        least, slowest = min(least, sum(result.faults.values())), max(slowest, result.settled_s)
+        if result.breaches:
+            breaches = [str(breach) for breach in result.breaches[:5]]
+            failures.append({"seed": seed, "breaches": breaches, "last": result.last})
             if until_breach:
                 break
     return {
-        "told": told, "jobs": jobs, "faults": faults, "wishes": applied_keys, "least": least, "slowest_s": slowest,
-        "failures": failures, "digest": digest.hexdigest(),
-        "services": services.__path__[0],
+        "seeds": count, "jobs": jobs, "faults": faults, "requests": requests, "least_faults": least,
+        "slowest_s": slowest, "failures": failures, "digest": digest.hexdigest(), "services": services.__path__[0],
     }  # fmt: skip
 
 
@@ -70,19 +71,19 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--until-breach", action="store_true")
-    asked = parser.parse_args()
-    gc.freeze()  # what was imported is not garbage: it need not be looked through after each seed
+    arguments = parser.parse_args()
+    gc.freeze()  # imported modules are no garbage: the collection after each seed skips them
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     with tempfile.TemporaryDirectory() as home:
-        if asked.seed is None:
-            seeds = range(asked.first, asked.first + asked.count)
-            json.dump(many(seeds, Path(home), until_breach=asked.until_breach), sys.stdout)
+        if arguments.seed is None:
+            seeds = range(arguments.first, arguments.first + arguments.count)
+            json.dump(run_seeds(seeds, Path(home), until_breach=arguments.until_breach), sys.stdout)
             return 0
-        told, lines = tell(asked.seed, Path(home), whole=True)
-    lines.append(f"digest {told.digest}; {sum(told.faults.values())} faults; settled in {told.settled_s:.1f} s")
-    lines += [f"BREACH  {breach}" for breach in told.breaches]
+        result, lines = run_seed(arguments.seed, Path(home), whole_trace=True)
+    lines.append(f"digest {result.digest}; {sum(result.faults.values())} faults; settled in {result.settled_s:.1f} s")
+    lines += [f"BREACH  {breach}" for breach in result.breaches]
     sys.stdout.write("\n".join(lines) + "\n")
-    return 1 if told.breaches else 0
+    return 1 if result.breaches else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The stores of the simulation: those in memory, with what their real twins can do to their callers.
+"""The stores of the simulation: those in memory, with the faults of real ones, reporting to the checker.
 
-The job store remembers every version of every document, so that a ``find`` may answer from a little while ago, as far
-as the real ones may: never from before the last write that was acknowledged to the same client. etcd counts its leases
-by itself; what keeps them alive is the real client of its adapter, over a channel that can be slow or cut.
+The job store keeps every version of every document, so that ``find`` can return stale results as far as real stores
+may: never from before the last write that was acknowledged to the same client. etcd ends leases by its own clock; the
+real client of its adapter keeps them alive, over a channel that can be slow or cut.
 """
 
 from __future__ import annotations
@@ -14,43 +14,44 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from services.core.adapters.etcd._stubs import messages
 from services.core.adapters.etcd.lease import EtcdLease
 from services.core.domain.job import Event, Job
+from services.core.gen.weft.etcd import rpc_pb2
 from services.core.ports.job_store import DispatcherDoc, JobQuery
 from tests.simulation.checker import Checker
 from tests.testbed.memory.jobs import MemoryJobStore
 from tests.testbed.memory.status_store import MemoryLease, MemoryStatusStore
 
 if TYPE_CHECKING:
-    from tests.simulation.wire import Wire
+    from tests.simulation.network import Connection
 
 
-class Ledger(MemoryJobStore):
-    """The job store, every commit of which the checker sees at once."""
+class CheckedJobStore(MemoryJobStore):
+    """The job store. It reports every commit to the checker."""
 
-    def __init__(self, checker: Checker, who: Callable[[], str]) -> None:
-        """``who``: the process whose call is carried out now."""
+    def __init__(self, checker: Checker, caller: Callable[[], str]) -> None:
+        """``caller``: returns the name of the process whose call is being executed."""
         super().__init__()
-        self._checker, self._who = checker, who
+        self._checker, self._caller = checker, caller
         self.commits = 0
-        """How many writes there were: the store's own time."""
+        """How many writes there were."""
         self._versions: dict[str, list[tuple[int, Job]]] = {}
+        """Job id -> [(number of the commit, the job after it)]."""
 
-    def _kept(self, job: Job) -> Job:
+    def _record(self, job: Job) -> Job:
         self.commits += 1
         self._versions.setdefault(job.id, []).append((self.commits, job))
         return job
 
     async def insert(self, job: Job) -> Job:
-        stored = self._kept(await super().insert(job))
-        self._checker.committed(self._who(), None, stored)
+        stored = self._record(await super().insert(job))
+        self._checker.committed(self._caller(), None, stored)
         return stored
 
     async def replace(self, prior: Job, new: Job) -> Job:
         current = await self.get(prior.id)
-        stored = self._kept(await super().replace(prior, new))
-        self._checker.committed(self._who(), current, stored)
+        stored = self._record(await super().replace(prior, new))
+        self._checker.committed(self._caller(), current, stored)
         return stored
 
     async def append_history(self, job_id: str, tenant: str, events: Sequence[Event]) -> None:
@@ -61,27 +62,27 @@ class Ledger(MemoryJobStore):
     async def replace_dispatcher(self, prior: DispatcherDoc, new: DispatcherDoc) -> DispatcherDoc:
         stored = await super().replace_dispatcher(prior, new)
         self.commits += 1
-        self._checker.dispatches(self._who(), stored.term)
+        self._checker.dispatches(self._caller(), stored.term)
         return stored
 
-    async def find_stale(self, query: JobQuery, *, at: int, **how: Any) -> Sequence[Job]:
-        """What ``find`` would have answered after commit number ``at``."""
-        then = MemoryJobStore()
+    async def find_stale(self, query: JobQuery, *, at: int, **options: Any) -> Sequence[Job]:
+        """Returns what ``find`` would have returned after commit number ``at``."""
+        older = MemoryJobStore()
         for job_id, versions in self._versions.items():
-            place = bisect_right(versions, at, key=lambda version: version[0])
-            if place:
-                then._jobs[job_id] = versions[place - 1][1]
-        then._ids = sorted(then._jobs)
-        return await then.find(query, **how)
+            count = bisect_right(versions, at, key=lambda version: version[0])
+            if count:
+                older._jobs[job_id] = versions[count - 1][1]
+        older._ids = sorted(older._jobs)
+        return await older.find(query, **options)
 
 
-class Etcd(MemoryStatusStore):
-    """etcd: its leases run out by its own clock, whatever their holders believe."""
+class SimulatedEtcd(MemoryStatusStore):
+    """The status store. Leases run out by its own clock."""
 
     def __init__(self, checker: Checker, *, clock: Callable[[], float]) -> None:
         super().__init__(clock=clock)
         self._checker = checker
-        self._believers: dict[int, EtcdLease] = {}
+        self._client_leases: dict[int, EtcdLease] = {}
 
     async def lease(self, ttl_s: float) -> MemoryLease:
         lease = await super().lease(ttl_s)
@@ -89,8 +90,8 @@ class Etcd(MemoryStatusStore):
         return lease
 
     def keep_alive(self, lease_id: int) -> float:
-        """The TTL granted, in seconds; 0 where there is no such lease (any more). Unavailable."""
-        self._answer()
+        """Returns the granted TTL in seconds; 0 where the lease does not exist. Raises Unavailable."""
+        self._check_reachable()
         lease = self._leases.get(lease_id)
         if lease is None:
             return 0
@@ -99,37 +100,37 @@ class Etcd(MemoryStatusStore):
         return lease.ttl_s
 
     def tick(self) -> None:
-        """The moment a lease runs out, nobody may believe to hold it."""
-        for lease in [each for each in self._leases.values() if not each.alive]:
-            holder = self._believers.pop(lease.id, None)
-            if holder is not None:
-                self._checker.lease_ran_out(lease.id, believed=holder.alive)
+        """Ends the leases that have run out. Their clients must know it by then: the checker is told."""
+        for lease in [lease for lease in self._leases.values() if not lease.alive]:
+            client_lease = self._client_leases.pop(lease.id, None)
+            if client_lease is not None:
+                self._checker.lease_ran_out(lease.id, believed=client_lease.alive)
             self.end(lease)
 
     def go_away(self) -> None:
         self._away = True
 
     def come_back(self) -> None:
-        """Leases that ran out meanwhile are gone; the others are their holders' to keep alive."""
+        """Answers again. Leases that ran out meanwhile are gone; clients keep the others alive."""
         self._away = False
 
-    async def open_lease(self, wire: Wire, ttl_s: float) -> EtcdLease:
-        """As ``EtcdStatusStore.lease``: the real client's lease, over the wire of one process."""
+    async def open_lease(self, connection: Connection, ttl_s: float) -> EtcdLease:
+        """As ``EtcdStatusStore.lease``: returns the real client's lease, over the connection of one process."""
         requested_at = self.clock()
-        granted: MemoryLease = await wire.call("status", "lease", self.lease, (ttl_s,), {})
-        connection: Any = _Connection(wire, self)
-        lease = EtcdLease(connection, granted.id, ttl_s=ttl_s, requested_at=requested_at, boottime=self.clock)
-        self._believers[granted.id] = lease
-        wire.leases.append(lease)
+        granted: MemoryLease = await connection.call("status", "lease", self.lease, (ttl_s,), {})
+        etcd_connection: Any = _EtcdConnection(connection, self)
+        lease = EtcdLease(etcd_connection, granted.id, ttl_s=ttl_s, requested_at=requested_at, boottime=self.clock)
+        self._client_leases[granted.id] = lease
+        connection.leases.append(lease)
         return lease
 
 
 @dataclass
-class _Connection:
+class _EtcdConnection:
     """The part of the adapter's connection that a lease uses."""
 
-    wire: Wire
-    etcd: Etcd
+    connection: Connection
+    etcd: SimulatedEtcd
 
     def __post_init__(self) -> None:
         self.lease = SimpleNamespace(LeaseRevoke=self.etcd.revoke_id)
@@ -137,44 +138,44 @@ class _Connection:
     async def metadata(self) -> None: ...
 
     def channel(self) -> _Channel:
-        return _Channel(self.wire, self.etcd)
+        return _Channel(self.connection, self.etcd)
 
     async def drop(self, channel: object) -> None: ...
 
     def forget_token(self, metadata: object) -> None: ...
 
     async def call(self, method: Any, request: Any) -> None:
-        await self.wire.call("status", "revoke_id", method, (request.ID,), {})
+        await self.connection.call("status", "revoke_id", method, (request.ID,), {})
 
 
 class _Channel:
-    """Of gRPC: one stream of keep-alives, and nothing else."""
+    """The part of a gRPC channel that a lease uses: a stream of keep-alives."""
 
-    def __init__(self, wire: Wire, etcd: Etcd) -> None:
-        self._wire, self._etcd = wire, etcd
+    def __init__(self, connection: Connection, etcd: SimulatedEtcd) -> None:
+        self._connection, self._etcd = connection, etcd
 
     def unary_unary(self, *_: Any, **__: Any) -> None: ...
 
     def unary_stream(self, *_: Any, **__: Any) -> None: ...
 
     def stream_stream(self, *_: Any, **__: Any) -> Callable[..., _KeepAlives]:
-        return lambda **_: _KeepAlives(self._wire, self._etcd)
+        return lambda **_: _KeepAlives(self._connection, self._etcd)
 
 
 class _KeepAlives:
-    def __init__(self, wire: Wire, etcd: Etcd) -> None:
-        self._wire, self._etcd = wire, etcd
-        self._asked: list[int] = []
+    def __init__(self, connection: Connection, etcd: SimulatedEtcd) -> None:
+        self._connection, self._etcd = connection, etcd
+        self._requested: list[int] = []
 
     async def write(self, request: Any) -> None:
-        self._asked.append(request.ID)
+        self._requested.append(request.ID)
 
     async def read(self) -> Any:
-        lease_id = self._asked.pop(0)
-        ttl = await self._wire.call("status", "keep_alive", self._granted, (lease_id,), {})
-        return messages.LeaseKeepAliveResponse(ID=lease_id, TTL=int(ttl))
+        lease_id = self._requested.pop(0)
+        ttl = await self._connection.call("status", "keep_alive", self._keep_alive, (lease_id,), {})
+        return rpc_pb2.LeaseKeepAliveResponse(ID=lease_id, TTL=int(ttl))
 
-    async def _granted(self, lease_id: int) -> float:
+    async def _keep_alive(self, lease_id: int) -> float:
         return self._etcd.keep_alive(lease_id)
 
     def cancel(self) -> None: ...

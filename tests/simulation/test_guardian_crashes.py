@@ -1,7 +1,7 @@
-"""A guardian or life-cycle manager that dies, stands still or is cut off at any one call of its ports (R4, R5).
+"""A guardian or life-cycle manager that crashes, is paused or is cut off at any one call of its ports (R4, R5).
 
-All or nothing, once, the end that the job's owner wants, and nothing left after 30 s. Which calls there are is
-recorded, not written down: a call that is added to the code is tried out without a word here.
+All learners start or none, once; the job ends as its owner wants; nothing is left after 30 s. The calls are recorded in
+a run without faults, so a call that is added to the code is tested without a change here.
 """
 
 from __future__ import annotations
@@ -14,57 +14,62 @@ from pathlib import Path
 import pytest
 
 from tests.promises import Promise
-from tests.simulation.lives import WAYS, WISHES, Fault, Shape, Story, tell
-from tests.simulation.stories import GUARDIAN, LCM, SHAPES
+from tests.simulation.crash_points import FAULTS, REQUESTS, Fault, JobKind, Scenario, run_scenario
+from tests.simulation.crash_scenarios import GUARDIAN, JOB_KINDS, LCM
 
 _SEED = os.environ.get("WEFT_SEED", "4")
-_EVERY = 10**9
+_ALL = 10**9
 
 
 @pytest.mark.promise("R4", "R5")
-@pytest.mark.parametrize("story", [*GUARDIAN, *LCM], ids=lambda story: story.name)
-def test_whatever_call_goes_wrong_the_job_ends_as_it_should(story: Story, tmp_path: Path, promise: Promise) -> None:
+@pytest.mark.parametrize("scenario", [*GUARDIAN, *LCM], ids=lambda scenario: scenario.name)
+def test_a_fault_at_any_call_does_not_change_how_the_job_ends(
+    scenario: Scenario, tmp_path: Path, promise: Promise
+) -> None:
     tried = 0
-    for shape in SHAPES:
-        for procedure, first, points in sections(story, shape, tmp_path):
-            faults = chosen(first, points, promise.n(short=7, long=_EVERY))
-            suffer(story, shape, tmp_path, faults)
+    for job_kind in JOB_KINDS:
+        for procedure, first, points in sections(scenario, job_kind, tmp_path):
+            faults = choose_faults(first, points, promise.n(short=7, long=_ALL))
+            run_with_faults(scenario, job_kind, tmp_path, faults)
             tried += len(faults)
-            promise.saw(f"{procedure}, {shape.name}: {len(points)} calls, {len(faults):,} lives with a fault")
-    promise.kept(tried, f"faults of the {story.service} at a call: {story.name}")
+            promise.saw(f"{procedure}, {job_kind.name}: {len(points)} calls, {len(faults):,} runs with a fault")
+    promise.kept(tried, f"faults of the {scenario.service} at a call: {scenario.name}")
 
 
 @pytest.mark.promise("R4", "R5")
-def test_whenever_its_owner_halts_or_kills_a_job_it_is_granted(tmp_path: Path, promise: Promise) -> None:
-    story, tried = GUARDIAN[0], 0
-    for shape in SHAPES:
-        for _, first, points in sections(story, shape, tmp_path):
-            faults = chosen(first, points, promise.n(short=8, long=_EVERY), WISHES)
-            suffer(story, shape, tmp_path, faults)
-            tried += len(faults)
-    promise.kept(tried, "wishes that came at a call of the Guardian")
+def test_a_halt_or_kill_at_any_call_is_carried_out(tmp_path: Path, promise: Promise) -> None:
+    scenario, tried = GUARDIAN[0], 0
+    for job_kind in JOB_KINDS:
+        for _, first, points in sections(scenario, job_kind, tmp_path):
+            requests = choose_faults(first, points, promise.n(short=8, long=_ALL), REQUESTS)
+            run_with_faults(scenario, job_kind, tmp_path, requests)
+            tried += len(requests)
+    promise.kept(tried, "requests of the owner at a call of the Guardian")
 
 
-def sections(story: Story, shape: Shape, home: Path) -> Sequence[tuple[str, int, Sequence[str]]]:
-    """(procedure, number of its first call, what its calls are about), as they are where nothing goes wrong."""
-    life = tell(story, shape, home / shape.name)
-    found = [(name, start, life.wire.points[start:end]) for name, (start, end) in story.sections(life).items()]
-    for name, _, points in found:
+def sections(scenario: Scenario, job_kind: JobKind, home: Path) -> Sequence[tuple[str, int, Sequence[str]]]:
+    """Runs a scenario without a fault. Returns (procedure, number of its first call, points of its calls)."""
+    run = run_scenario(scenario, job_kind, home / job_kind.name)
+    ranges = scenario.sections(run).items()
+    procedures = [(name, start, run.tripwire.points[start:end]) for name, (start, end) in ranges]
+    for name, _, points in procedures:
         assert points, f"{name} makes no call"
-    return found
+    return procedures
 
 
-def chosen(first: int, points: Sequence[str], most: int, ways: Sequence[tuple[str, str]] = WAYS) -> Sequence[Fault]:
-    """Every call in every way; where that is more than ``most``, a sample in which each way has its share."""
-    by_way = [[Fault(first + place, *way, point) for place, point in enumerate(points)] for way in ways]
-    each = max(1, most // len(ways))
+def choose_faults(
+    first: int, points: Sequence[str], most: int, kinds: Sequence[tuple[str, str]] = FAULTS
+) -> Sequence[Fault]:
+    """Returns a fault of each kind at each call; a sample with equal shares where these are more than ``most``."""
+    by_kind = [[Fault(first + index, *kind, point) for index, point in enumerate(points)] for kind in kinds]
+    share = max(1, most // len(kinds))
     chance = random.Random(f"{_SEED} {first} {points}")
-    return [fault for some in by_way for fault in (some if len(some) <= each else chance.sample(some, each))]
+    return [fault for faults in by_kind for fault in (faults if len(faults) <= share else chance.sample(faults, share))]
 
 
-def suffer(story: Story, shape: Shape, home: Path, faults: Sequence[Fault]) -> None:
+def run_with_faults(scenario: Scenario, job_kind: JobKind, home: Path, faults: Sequence[Fault]) -> None:
     for fault in faults:
         try:
-            tell(story, shape, home / f"{shape.name}-{fault.what}-{fault.when}-{fault.at}", fault)
+            run_scenario(scenario, job_kind, home / f"{job_kind.name}-{fault.kind}-{fault.when}-{fault.at}", fault)
         except AssertionError as error:
-            raise AssertionError(f"{shape.name}: {fault}: {error}") from error
+            raise AssertionError(f"{job_kind.name}: {fault}: {error}") from error

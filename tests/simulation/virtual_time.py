@@ -1,7 +1,7 @@
-"""An event loop whose time passes only while nobody has anything to do: no system call, no thread, no chance.
+"""An event loop with virtual time: when no task is ready, the time jumps to the next timer. No system calls or threads.
 
-(looptime, which the other tests use, still asks the selector; over ten thousand stories that is most of the time.)
-What is ready runs in the order in which it became ready, timers in the order of their times: one seed, one run.
+Ready tasks run in the order in which they became ready, timers in the order of their times, so that one seed always
+gives the same run. (looptime, which other tests use, calls the selector; over 10,000 seeds that is most of the time.)
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class Stuck(Exception):
-    """Nobody waits for time, and nobody is ready: the simulation would stand still for ever."""
+    """No task is ready and there is no timer, so the simulation cannot continue."""
 
 
-class _Leap:
-    """In place of a selector: to the next timer."""
+class _TimeJump:
+    """The loop's selector: it jumps to the next timer."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -27,7 +27,7 @@ class _Leap:
         if timeout is None:
             raise Stuck
         if timeout > 0:
-            # At least to where the next timer is due, whatever floating point makes of the difference.
+            # At least to the next timer: ``now + timeout`` may be below it by a rounding error.
             self._loop.now = max(self._loop.now + timeout, self._loop.due())
         return []
 
@@ -38,13 +38,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self._selector = _Leap(self)
+        self._selector = _TimeJump(self)
 
     def time(self) -> float:
         return self.now
 
     def due(self) -> float:
-        """When the next timer is."""
+        """Returns the time of the next timer."""
         scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         return scheduled[0].when() if scheduled else self.now
 
@@ -54,6 +54,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, in a loop of its own."""
+    """Runs ``work`` in a new loop and returns its result."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)

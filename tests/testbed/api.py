@@ -1,10 +1,11 @@
-"""The real api over uvicorn on a free port: SQLite, folders, and whatever other services the test starts."""
+"""The real api over uvicorn on a free port, with SQLite and folders; other services are those that the test starts."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import json
+import socket
 import zipfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -19,13 +20,13 @@ from services.api.grpc.server import serve as serve_grpc
 from services.api.rest.app import create_app
 from services.api.services import ApiServices
 from services.api.settings import ApiSettings
-from services.api.wiring import gateway
+from services.api.wiring import open_services
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.bootstrap.service import http_server, serve_http
 from services.core.domain.job import Job
 from services.core.ports.job_store import JobStore
 from tests.testbed.server import free_port
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 SPEC: dict[str, Any] = {"name": "digits", "command": "python train.py"}
 
@@ -34,18 +35,18 @@ SPEC: dict[str, Any] = {"name": "digits", "command": "python train.py"}
 class Api:
     url: str
     settings: ApiSettings
-    gateway: ApiServices
+    services: ApiServices
     store: JobStore
     registry: CollectorRegistry
     admin_key: str
     stopping: asyncio.Event
     grpc: str = ""
-    """``host:port`` of its gRPC."""
+    """``host:port`` of gRPC."""
     admin: httpx2.AsyncClient = field(init=False)
 
     def client(self, key: str | None, **options: Any) -> httpx2.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
-        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=60, trust_env=False, **options)
+        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=HANG_S, trust_env=False, **options)
 
     async def key(self, user: str, tenant: str) -> str:
         """A new user's key."""
@@ -59,23 +60,24 @@ class Api:
         return dict(made.json())
 
     async def change(self, job_id: str, change: Callable[[Job], Job]) -> Job:
-        """What a Guardian or the dispatcher would write."""
+        """Replaces the job's document, as a Guardian or the dispatcher does."""
         job = await self.store.get(job_id)
         assert job is not None
         return await self.store.replace(job, change(job))
 
     async def first_line(self, request: bytes) -> bytes:
-        """The status line that answers these bytes, while the rest of the request never comes."""
+        """The status line of the response to these bytes; the rest of the request is never sent."""
         host, _, port = self.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
             writer.write(request)
-            return (await asyncio.wait_for(reader.readline(), 10)).strip()
+            return (await asyncio.wait_for(reader.readline(), HANG_S)).strip()
         finally:
             writer.close()
             await writer.wait_closed()
 
     def measured(self) -> str:
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry).decode()
 
 
@@ -86,7 +88,7 @@ async def running_api(
     before: Callable[[], Awaitable[object]] | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Api]:
-    """``addresses``: of the other services that are there. ``before``: is done in the new home first."""
+    """``addresses``: of the other services. ``before``: runs before the api opens its home."""
     address = f"127.0.0.1:{free_port()}"
     (home / "run").mkdir(parents=True, exist_ok=True)
     (home / "run" / "addresses.json").write_text(json.dumps({"api": address, **(addresses or {})}))
@@ -96,18 +98,25 @@ async def running_api(
     if before is not None:
         await before()
     stopping, registry = asyncio.Event(), CollectorRegistry()
-    async with gateway(loaded, stopping=stopping, registry=registry) as (uses, store):
-        server = http_server(create_app(uses), address)
-        serving = asyncio.gather(serve_http(server, stopping), serve_grpc(grpc, uses))
+    async with open_services(loaded, stopping=stopping, registry=registry) as (services, store):
+        server = http_server(create_app(services), address)
+        serving = asyncio.gather(serve_http(server, stopping), serve_grpc(grpc, services))
         await until(lambda: server.started or serving.done())
+        await until(lambda: _listens(grpc) or serving.done())
         key = (await FolderSecretStore(home / "secrets").get("admin-key") or b"").decode()
-        api = Api(f"http://{address}", loaded, uses, store, registry, key, stopping, grpc)
+        api = Api(f"http://{address}", loaded, services, store, registry, key, stopping, grpc)
         async with api.client(key) as api.admin:
             try:
                 yield api
             finally:
                 stopping.set()
                 await serving
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.partition(":")
+    with socket.socket() as connection:
+        return connection.connect_ex((host, int(port))) == 0
 
 
 def a_zip(files: Mapping[str, bytes | str] | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""The api as a process of its own, to be killed: it keeps its home, its stores and its port over all its lives."""
+"""The api as a process that can be killed. It keeps its home, stores and ports over restarts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STARTS = 10
 
 
 class ApiProcess:
-    """``environment``: settings (``WEFT_*``). Several may share a home, started one after the other."""
+    """``environment``: settings (``WEFT_*``). Several processes may share a home; start them one after the other."""
 
     def __init__(self, home: Path, environment: Mapping[str, str] | None = None) -> None:
         self.home = home
@@ -48,7 +48,7 @@ class ApiProcess:
         return self.home / f"api-{self.address.rpartition(':')[2]}.log"
 
     def spawn(self) -> None:
-        """Returns at once; see ``ready``."""
+        """Starts the process; ``ready`` waits for it."""
         (self.home / "run").mkdir(parents=True, exist_ok=True)
         (self.home / "run" / "addresses.json").write_text(json.dumps(self._addresses))
         environment = {**os.environ, **self._environment, "WEFT_HOME": str(self.home)}
@@ -56,7 +56,7 @@ class ApiProcess:
             self._process = subprocess.Popen([sys.executable, "-m", "services.api"], env=environment, stderr=log)
 
     async def ready(self) -> None:
-        """Returns when it answers. As by the supervisor it is started again where its store was too slow for it."""
+        """Returns when it answers. Like the supervisor, restarts a process that ended because its store was slow."""
         starts = 1
 
         async def answers() -> bool:
@@ -74,10 +74,10 @@ class ApiProcess:
             await until(answers, timeout=180)
 
     async def key(self) -> str:
-        """The administrator's."""
-        found = await FolderSecretStore(self.home / "secrets").get("admin-key")
-        assert found is not None
-        return found.decode()
+        """The administrator's key."""
+        key = await FolderSecretStore(self.home / "secrets").get("admin-key")
+        assert key is not None
+        return key.decode()
 
     def kill(self) -> None:
         """Kill -9."""
@@ -91,13 +91,13 @@ class ApiProcess:
 async def api_processes(
     home: Path, count: int, environment: Mapping[str, str] | None = None
 ) -> AsyncGenerator[list[ApiProcess]]:
-    """So many, on one home; they serve."""
+    """``count`` processes on one home; all are ready."""
     processes = [ApiProcess(home, environment) for _ in range(count)]
     try:
-        for one in processes:
-            one.spawn()
-            await one.ready()
+        for process in processes:
+            process.spawn()
+            await process.ready()
         yield processes
     finally:
-        for one in processes:
-            await asyncio.to_thread(one.kill)
+        for process in processes:
+            await asyncio.to_thread(process.kill)

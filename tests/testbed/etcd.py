@@ -4,17 +4,41 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from services.core.adapters.etcd import launcher
+from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.domain.errors import Unavailable, WeftError
 from tests.testbed.server import Server, free_port, running
+from tests.waiting import until
 
 # A member that restarts on its data waits for an election before it serves: a second or two by default.
 _QUICK_RESTART = ("--heartbeat-interval=20", "--election-timeout=200")
 _prefixes = itertools.count(1)
+
+
+async def wait_ready(address: str, process: subprocess.Popen[bytes]) -> None:
+    """Returns once etcd at ``host:port`` answers a linearizable read. AssertionError where it ends, or answers none."""
+    store = EtcdStatusStore(address, timeout_s=1)
+
+    async def answers() -> bool:
+        assert process.poll() is None, "etcd ended while it started; see its log"
+        try:
+            await store.ping()
+        except Unavailable:
+            return False
+        except WeftError:
+            return True  # it refuses us, so it is there
+        return True
+
+    try:
+        await until(answers, timeout=20)
+    finally:
+        await store.close()
 
 
 class Etcd(Server):
@@ -46,7 +70,7 @@ class Etcd(Server):
     async def ready(self) -> None:
         process = self._process
         assert process is not None
-        await launcher.wait_ready(self.address, timeout_s=20, running=lambda: process.poll() is None)
+        await wait_ready(self.address, process)
 
     def empty(self) -> None:
         """Loses all data, while it is not running."""

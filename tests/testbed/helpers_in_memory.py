@@ -1,8 +1,8 @@
-"""What helpers and the metrics service do with the status store (ADR 0002), over a MemoryCluster: in virtual time.
+"""The helpers' and the metrics service's use of the status store (ADR 0002), over a MemoryCluster, in virtual time.
 
 A helper reports WAITING, fetches once its learner is active, reports READY, waits until all are, lets the process
 start, sees it end, stores, reports STORED. Reports go to etcd only while the attempt is announced there (``put_while``)
-and are said again every 5 s, for etcd may forget. How a learner fares is said beforehand, by a ``Fate``.
+and are repeated every 5 s, because etcd may lose them. A ``Fate`` sets in advance what happens to a learner.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """How one learner fares. Durations in seconds; None: for ever."""
+    """What happens to one learner. Durations in seconds; None: without end."""
 
     download_s: float = 0.3
     run_s: float | None = 1.0
@@ -37,17 +37,17 @@ class Fate:
     lost: bool = False
     store_s: float | None = 0.2
     unkept: str = ""
-    """What its helper says could not be stored."""
+    """The helper's message about files that could not be stored."""
     fails: tuple[str, str] | None = None
     """The helper's reason and message, instead of READY."""
     silent: bool = False
-    """Its helper never reports anything, but lets it run."""
+    """Its helper never reports anything, and lets it run."""
     on_term: int | None = -15
     """See ``MemoryLearner``."""
 
 
 class Metrics:
-    """The part of the metrics service that Guardians depend on."""
+    """The part of the metrics service that Guardians use."""
 
     def __init__(self, status: StatusStore) -> None:
         self._status = status
@@ -55,31 +55,31 @@ class Metrics:
         self.ready: dict[tuple[str, int], set[str]] = defaultdict(set)
 
     async def current(self, job: str, attempt: int) -> int:
-        """How many learners the attempt has, if it is the one announced; else 0. A linearizable read."""
+        """Number of learners of the attempt if it is the announced one, else 0. A linearizable read."""
         if self.away:
             raise Unavailable("metrics does not answer")
         entry = await self._status.get(f"/jobs/{job}/attempt")
         announced = json.loads(entry.value) if entry is not None else {}
         return int(announced["learners"]) if announced.get("attempt") == attempt else 0
 
-    async def report(self, job: str, one: LearnerStatus) -> bool:
-        """Whether the attempt is current, and the report therefore taken."""
-        if not await self.current(job, one.attempt):
+    async def report(self, job: str, status: LearnerStatus) -> bool:
+        """Returns whether the attempt is current, so that the report counts."""
+        if not await self.current(job, status.attempt):
             return False
         guard = f"/jobs/{job}/attempt"
-        announced, key = await self._status.get(guard), f"/jobs/{job}/learners/{one.name}"
+        announced, key = await self._status.get(guard), f"/jobs/{job}/learners/{status.name}"
         present = await self._status.get(key)
-        if PHASE_ORDER[one.phase] >= PHASE_ORDER[Phase.READY] and not one.gave_up:
-            self.ready[job, one.attempt].add(one.name)
+        if PHASE_ORDER[status.phase] >= PHASE_ORDER[Phase.READY] and not status.helper_failed:
+            self.ready[job, status.attempt].add(status.name)
         if announced is None:
             return False
         if present is not None:
-            known = json.loads(present.value)
-            if (known["attempt"], known["seq"]) >= (one.attempt, one.seq):
+            stored = json.loads(present.value)
+            if (stored["attempt"], stored["seq"]) >= (status.attempt, status.seq):
                 return True
         revision = present.mod_revision if present is not None else 0
         written = await self._status.put_while(
-            key, json.dumps(dump(one)), guard_key=guard, guard_value=announced.value, mod_revision=revision
+            key, json.dumps(dump(status)), guard_key=guard, guard_value=announced.value, mod_revision=revision
         )
         return written is not None
 
@@ -90,7 +90,7 @@ class Metrics:
 
 
 class Helpers:
-    """One task per learner that comes to life; they are nobody's but their machine's, and outlive every service."""
+    """One task per learner that is spawned. They belong to their machine and outlive every service."""
 
     def __init__(self, cluster: MemoryCluster, metrics: Metrics, now_ms: Callable[[], int]) -> None:
         self._metrics, self._now_ms = metrics, now_ms
@@ -102,17 +102,17 @@ class Helpers:
         cluster.on_gone = self._end
 
     def fate(self, job: str, *, name: str = "", attempt: int = 0, **fields: object) -> None:
-        """Of a learner of a job; without a name of all, without an attempt of each."""
+        """Sets the fate of a job's learner; without a name of all, without an attempt in each."""
         self._fates[job, name, attempt] = replace(Fate(), **fields)  # type: ignore[arg-type]
 
     def _fate_of(self, learner: MemoryLearner) -> Fate:
         for key in ((learner.name, learner.attempt), ("", learner.attempt), (learner.name, 0), ("", 0)):
-            if (found := self._fates.get((learner.job, *key))) is not None:
-                return found
+            if (fate := self._fates.get((learner.job, *key))) is not None:
+                return fate
         return Fate()
 
     def _begin(self, learner: MemoryLearner) -> None:
-        self._tasks[learner] = asyncio.create_task(_Helper(learner, self._fate_of(learner), self._metrics, self).live())
+        self._tasks[learner] = asyncio.create_task(_Helper(learner, self._fate_of(learner), self._metrics, self).run())
 
     def _end(self, learner: MemoryLearner) -> None:
         if (task := self._tasks.pop(learner, None)) is not None:
@@ -139,14 +139,14 @@ class _Helper:
             phase=Phase.WAITING,
         )  # fmt: skip
 
-    async def live(self) -> None:
-        again = asyncio.create_task(self._say_again())
+    async def run(self) -> None:
+        repeating = asyncio.create_task(self._repeat())
         try:
             await self._work()
         finally:
-            again.cancel()
+            repeating.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await again
+                await repeating
 
     async def _work(self) -> None:
         learner, fate = self._learner, self._fate
@@ -155,29 +155,29 @@ class _Helper:
             await learner.changed.wait()
         if learner.exit is None:
             await self._report(Phase.DOWNLOADING)
-            await self._unless_over(fate.download_s)
+            await self._wait_unless_ended(fate.download_s)
         if learner.exit is None and fate.fails is not None:
             self._status = replace(self._status, reason=fate.fails[0], message=fate.fails[1])
             await self._report(Phase.STORED)
             learner.reason, learner.message, learner.stored = *fate.fails, True
-            learner.tell()
+            learner.notify()
             return
         if learner.exit is None:
             await self._report(Phase.READY)
-            await self._go()
+            await self._wait_for_go()
         if learner.start():
             await self._report(Phase.PROCESSING)
-            await self._unless_over(fate.run_s)
+            await self._wait_unless_ended(fate.run_s)
             learner.end(fate.code, by=fate.by, lost=fate.lost)
         await self._store()
 
-    async def _go(self) -> None:
-        """Until all are ready; a learner that was told to stop meanwhile is not let go."""
+    async def _wait_for_go(self) -> None:
+        """Waits until all are ready. A learner that is stopped meanwhile does not start."""
         while self._learner.exit is None and not self._fate.silent:
             with contextlib.suppress(WeftError):
                 if await self._metrics.go(self._learner.job, self._learner.attempt):
                     return
-            await self._unless_over(_BEAT_S)
+            await self._wait_unless_ended(_BEAT_S)
 
     async def _store(self) -> None:
         end = self._learner.exit
@@ -189,25 +189,25 @@ class _Helper:
             self._status = replace(self._status, message=self._fate.unkept)
         await self._report(Phase.STORED)
         self._learner.stored = True
-        self._learner.tell()
+        self._learner.notify()
 
-    async def _unless_over(self, seconds: float | None) -> None:
-        """So long, or until the learner's process is over."""
+    async def _wait_unless_ended(self, seconds: float | None) -> None:
+        """Waits for so long, or until the learner's process has ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._learner.exit is None:
                     await self._learner.changed.wait()
 
     async def _report(self, phase: Phase) -> None:
-        """Until it was heard, for as long as there is somebody to hear it."""
+        """Reports a phase, and repeats it until it was received."""
         self._status = replace(
             self._status, phase=phase, seq=self._status.seq + 1,
             times={**self._status.times, phase.value: self._helpers.now_ms()},
         )  # fmt: skip
-        while not await self._say():  # noqa: ASYNC110 - the metrics service gives no event
+        while not await self._send():  # noqa: ASYNC110 - the metrics service gives no event
             await asyncio.sleep(_RETRY_S)
 
-    async def _say(self) -> bool:
+    async def _send(self) -> bool:
         if self._fate.silent:
             return True
         try:
@@ -215,7 +215,7 @@ class _Helper:
         except WeftError:
             return False
 
-    async def _say_again(self) -> None:
+    async def _repeat(self) -> None:
         while True:
             await asyncio.sleep(AGAIN_S)
-            await self._say()
+            await self._send()

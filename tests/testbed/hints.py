@@ -29,7 +29,7 @@ from services.core.runtime.home import Home
 from services.core.runtime.settings import Settings
 from tests.testbed.redis import Redis
 from tests.testbed.server import free_port
-from tests.waiting import in_thread, until
+from tests.waiting import HANG_S, in_thread, until
 
 SECRET = b"0" * 32
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -155,7 +155,7 @@ async def arrives(hints: Hints, service: Service, topic: str, job_id: str) -> No
             await until(lambda: len(service.nudged.heard) > before, timeout=1)
         return (topic, job_id) in service.nudged.heard
 
-    await until(heard, timeout=90)
+    await until(heard)
 
 
 class Worker:
@@ -193,13 +193,18 @@ class Worker:
             return str(error)
         return ""
 
+    async def ready_counter(self, name: str) -> float:
+        """``counter``, once the worker is ready."""
+        await until(lambda: self.not_ready() == "")
+        return self.counter(name)
+
     def counter(self, name: str) -> float:
         """The sum of a Prometheus counter over its labels."""
-        found = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", self._ask("metrics"), re.MULTILINE)
-        return sum(float(value) for value in found)
+        values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", self._ask("metrics"), re.MULTILINE)
+        return sum(float(value) for value in values)
 
     def _ask(self, path: str) -> str:
-        with _direct.open(f"http://{self.home.address('worker-ops')}/{path}", timeout=10) as answer:
+        with _direct.open(f"http://{self.home.address('worker-ops')}/{path}", timeout=HANG_S) as answer:
             return str(answer.read().decode())
 
     def end(self) -> None:

@@ -1,6 +1,6 @@
-"""A peer for helpers: weft.v1.Intake with the memory of offsets that the contract asks for, and switches for tests.
+"""A server for helpers: weft.v1.Intake with the offsets that the contract requires, and switches for tests.
 
-It listens on one port over all its lives; between ``stop`` and ``start`` it keeps what it has taken in.
+It keeps its port and what it has received between ``stop`` and ``start``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Intake(IntakeServicer):
             self._server = None
 
     def text(self, source: str = "stdout") -> list[str]:
-        """The lines of a source, in the order they were taken in."""
+        """The lines of a source, in the order they were received."""
         return [line.text for key, line in self.lines if key[4] == source]
 
     def values(self, name: str) -> list[tuple[int, float]]:
@@ -76,12 +76,12 @@ class Intake(IntakeServicer):
 
     async def Hello(self, request: pb.HelloRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.HelloReply:  # noqa: N802
         assert request.protocol == 1
-        who = caller()
-        assert who is not None
+        identity = caller()
+        assert identity is not None
         known = [
             pb.SourceOffset(source=_source(key), committed=committed, final=key in self.final)
             for key, committed in self.committed.items()
-            if (key[0], key[2]) == (who.attempt, who.rank)
+            if (key[0], key[2]) == (identity.attempt, identity.rank)
         ]
         return pb.HelloReply(protocol=1, current=self.current, sources=known)
 
@@ -90,13 +90,13 @@ class Intake(IntakeServicer):
             raise self.refuse
         for batch in request.batches:
             if self.poison and any(self.poison in line.text for line in batch.lines):
-                raise InvalidRequest("such a batch is never taken")
-        out = []
+                raise InvalidRequest("this batch is never accepted")
+        committed_offsets = []
         for batch in request.batches:
             key = _key(batch.source)
-            who = caller()
-            assert who is not None
-            assert (who.attempt, who.rank) == (batch.source.attempt, batch.source.rank)
+            identity = caller()
+            assert identity is not None
+            assert (identity.attempt, identity.rank) == (batch.source.attempt, batch.source.rank)
             committed = self.committed.setdefault(key, 0)
             if batch.start == committed and key not in self.final:
                 assert batch.end >= batch.start
@@ -106,10 +106,10 @@ class Intake(IntakeServicer):
                 self.committed[key] = batch.end
                 if batch.final:
                     self.final.add(key)
-            out.append(self.committed[key])
+            committed_offsets.append(self.committed[key])
         self.appends += 1
         self.on_append()
-        return pb.AppendReply(committed=out, gather_ms=self.gather_ms)
+        return pb.AppendReply(committed=committed_offsets, gather_ms=self.gather_ms)
 
     async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ReportReply:  # noqa: N802
         status = load(LearnerStatus, json.loads(request.status))
@@ -124,19 +124,19 @@ class Intake(IntakeServicer):
         return pb.BeatReply(current=self.current, go=self.go)
 
     async def Sign(self, request: pb.SignRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.SignReply:  # noqa: N802
-        who = caller()
-        assert who is not None
+        identity = caller()
+        assert identity is not None
         assert self.urls is not None
-        out = []
-        for one in request.requests:
-            asked = ObjectRequest(cast("Verb", one.verb), one.key, one.upload, one.part)
-            check(who, asked)
+        urls = []
+        for message in request.requests:
+            wanted = ObjectRequest(cast("Verb", message.verb), message.key, message.upload, message.part)
+            check(identity, wanted)
             if not self.current:
                 raise StaleFence("another attempt has taken the place of this one")
-            self.signed.append(asked)
-            self.on_sign(asked)
-            out.append(self.urls.url(asked))
-        return pb.SignReply(urls=out)
+            self.signed.append(wanted)
+            self.on_sign(wanted)
+            urls.append(self.urls.url(wanted))
+        return pb.SignReply(urls=urls)
 
 
 def _key(source: pb.Source) -> Key:

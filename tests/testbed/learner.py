@@ -1,4 +1,4 @@
-"""One learner on its own: folders as the agent makes them, the real shim, the real helper, and who they speak to."""
+"""One learner without an agent: folders as the agent makes them, the real shim and the real helper."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from typing import Any
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.tokens import LearnerIdentity, mint
 from services.core.runtime.home import Home
+from services.core.strategies.registry import with_variables
 from services.node import reservation
 from services.node.learner import JobFolder
 from tests.waiting import until
@@ -40,8 +41,8 @@ class Learner:
         environment: Mapping[str, str] | None = None,
         bucket: Path | None = None,
     ) -> None:
-        """``metrics``: the address of whoever takes in what the helper says. ``bucket``: where the objects lie that it
-        moves by signed URLs; without, it has their folder.
+        """``metrics``: the address of the metrics service. ``bucket``: the folder of objects that the helper moves by
+        signed URLs; without, it moves them by itself.
         """
         root = Path(tempfile.mkdtemp(prefix="weft-learner-"))
         root.chmod(0o711)  # learners have users of their own
@@ -63,26 +64,26 @@ class Learner:
     def reserve(self, command: str, **changes: Any) -> None:
         """The folders, as the agent makes them."""
         attempt = int(changes.get("attempt", 1))
-        who = LearnerIdentity(job=self.job, tenant=TENANT, attempt=attempt, role="worker", rank=0, name="worker-0")
-        one = LearnerPlan(
+        identity = LearnerIdentity(job=self.job, tenant=TENANT, attempt=attempt, role="worker", rank=0, name="worker-0")
+        learner = LearnerPlan(
             name="worker-0", role="worker", rank=0, command=command, cpus=1, memory=2**20, gpus=0, node="local",
-            token=mint(self._secret, who),
+            token=mint(self._secret, identity),
         )  # fmt: skip
         plan = AttemptPlan(
-            job=self.job, tenant=TENANT, attempt=1, term=1, learners=(one,), distribution="none", framework="",
+            job=self.job, tenant=TENANT, attempt=1, term=1, learners=(learner,), distribution="none", framework="",
             code_digest="", inputs=(), grace=1000, store_timeout=30_000, checkpoint_keep=1,
         )  # fmt: skip
-        plan = replace(plan, **changes)
+        plan = with_variables(replace(plan, **changes))
         allotment = reservation.Allotment(uid=70_001, gid=70_001, gpus={"worker-0": ()}, ports={})
-        made = reservation.documents(
+        documents = reservation.documents(
             plan, allotment, home=self.home, isolation="process", objects_here=self._objects_here
         )
         job = JobFolder(self.home / "node" / self.job)
         job.path.parent.mkdir(mode=0o711, exist_ok=True)
-        self.folder = reservation.make(job, plan.attempt, made)[0].folder
+        self.folder = reservation.make(job, plan.attempt, documents)[0].folder
 
     def code(self, **files: str) -> str:
-        """Uploads code; its digest."""
+        """Uploads code. Returns its digest."""
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as archive:
             for name, content in files.items():
@@ -125,18 +126,18 @@ class Learner:
         assert self.shim is not None
         self.shim.send_signal(signal.SIGUSR1)
 
-    async def until_stored(self, timeout: float = 20) -> None:
-        """The helper has ended, and well."""
+    async def until_stored(self) -> None:
+        """Waits until the helper has ended with exit code 0."""
 
         def code() -> int | None:
             assert self.helper is not None
             return None if self.helper.poll() is None else self.helper.returncode + 1
 
-        assert await until(code, timeout) == 1, self.log
+        assert await until(code) == 1, self.log
         assert (self.folder / "stored").exists()
 
     def objects(self, kind: str, *, attempt: int = 1) -> dict[str, bytes]:
-        """What was stored, by its path below ``attempts/<attempt>/<kind>/``."""
+        """The stored objects, by their path below ``attempts/<attempt>/<kind>/``."""
         base = self.store / "tenants" / TENANT / "jobs" / self.job / "attempts" / str(attempt) / kind
         return {str(path.relative_to(base)): path.read_bytes() for path in sorted(base.rglob("*")) if path.is_file()}
 
@@ -145,7 +146,7 @@ class Learner:
         return (self.home.root / "helper.log").read_text()
 
     def end(self) -> None:
-        """Its processes; the folders stay until ``remove``."""
+        """Ends its processes. The folders stay until ``remove``."""
         for process in (self.helper, self.shim):
             if process is not None:
                 process.kill()

@@ -1,4 +1,4 @@
-"""A real metrics service as a process, in a WEFT_HOME of its own, and those who speak with it."""
+"""A real metrics service as a process, in a WEFT_HOME of its own, and its clients."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.runtime.home import Home
 from services.core.runtime.settings import Settings
 from tests.testbed.server import free_port
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 SECRET = b"metrics tests' own service secret"
+CALL_S = 30.0
+"""For one call: a service that answers later is taken for one that is away."""
 WIDTH = 10
 """Bytes of each line and point."""
-_PATIENCE_S = 20.0
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -42,7 +44,7 @@ def job_id() -> str:
 
 
 class MetricsProcess:
-    """Keeps its folder and its address over all its lives."""
+    """Keeps its folder and its address over restarts."""
 
     def __init__(self, root: Path, etcd_address: str, environment: Mapping[str, str] | None = None) -> None:
         self.home = Home(root / "home")
@@ -52,7 +54,7 @@ class MetricsProcess:
         self._process: subprocess.Popen[bytes] | None = None
         (self.home / "run").mkdir(parents=True)
         secrets = installation_secrets(Settings(home=self.home.root))
-        # On a thread: what asks for this may be asynchronous, and its loop runs already.
+        # On a thread: the caller may be asynchronous, with a running event loop.
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, secrets.put(SERVICE_SECRET, SECRET)).result()
         addresses = {"etcd": etcd_address, "metrics": self.address, "metrics-ops": f"127.0.0.1:{free_port()}"}
@@ -79,19 +81,19 @@ class MetricsProcess:
             self._process.wait()
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Sends SIGTERM. Returns the exit code."""
         assert self._process is not None
         self._process.terminate()
-        return self._process.wait(_PATIENCE_S)
+        return self._process.wait(HANG_S)
 
     def operations(self, path: str) -> str:
-        with _direct.open(f"http://{self.home.address('metrics-ops')}{path}", timeout=5) as answer:
+        with _direct.open(f"http://{self.home.address('metrics-ops')}{path}", timeout=HANG_S) as answer:
             return str(answer.read().decode())
 
 
 @contextmanager
 def running(root: Path, etcd_address: str, environment: Mapping[str, str] | None = None) -> Generator[MetricsProcess]:
-    """``environment``: settings of its own."""
+    """``environment``: further settings."""
     service = MetricsProcess(root, etcd_address, environment)
     service.start()
     try:
@@ -101,15 +103,15 @@ def running(root: Path, etcd_address: str, environment: Mapping[str, str] | None
 
 
 class Peer:
-    """Calls as somebody, again while the service does not answer."""
+    """A client. Repeats its calls while the service does not answer."""
 
     def __init__(self, service: MetricsProcess, stub: Any, **credential: Any) -> None:
         self.channel = connect(service.address, **credential)
         self._stub = stub(self.channel)
 
     async def call(self, method: str, request: Any) -> Any:
-        """Raises the table's errors; Unavailable only after long patience."""
-        give_up = time.monotonic() + _PATIENCE_S
+        """Raises the errors of the domain's table; Unavailable only after ``HANG_S``."""
+        give_up = time.monotonic() + HANG_S
         while True:
             try:
                 return await self.once(method, request)
@@ -120,7 +122,7 @@ class Peer:
 
     async def once(self, method: str, request: Any) -> Any:
         with translating():
-            return await getattr(self._stub, method)(request, timeout=5)
+            return await getattr(self._stub, method)(request, timeout=CALL_S)
 
     def stream(self, method: str, request: Any) -> Any:
         return getattr(self._stub, method)(request)
@@ -130,18 +132,18 @@ class Peer:
 
 
 class Reader(Peer):
-    """Another service."""
+    """Reads as another service does."""
 
     def __init__(self, service: MetricsProcess) -> None:
         super().__init__(service, metrics_pb2_grpc.TelemetryStub, secret=SECRET)
 
     async def lines(self, job: str, **query: Any) -> list[str]:
         reply = await self.call("Lines", pb.LinesRequest(job_id=job, **query))
-        return [one.line.text for one in reply.lines]
+        return [stored.line.text for stored in reply.lines]
 
 
 class Helper(Peer):
-    """One learner's helper, in miniature."""
+    """One learner's helper, reduced to its calls."""
 
     def __init__(
         self, service: MetricsProcess, job: str, *, rank: int = 0, attempt: int = 1, secret: bytes = SECRET
@@ -151,12 +153,12 @@ class Helper(Peer):
         super().__init__(service, metrics_pb2_grpc.IntakeStub, learner_token=mint(secret, self.me))
 
     def source(self, name: str = "stdout", **other: Any) -> pb.Source:
-        mine: dict[str, Any] = {"attempt": self.me.attempt, "role": self.me.role, "rank": self.me.rank, "run": 1}
-        fields: dict[str, Any] = {**mine, "source": name, **other}
+        own: dict[str, Any] = {"attempt": self.me.attempt, "role": self.me.role, "rank": self.me.rank, "run": 1}
+        fields: dict[str, Any] = {**own, "source": name, **other}
         return pb.Source(**fields)
 
     def lines(self, start: int, texts: Sequence[str], **more: Any) -> pb.SourceBatch:
-        """Lines number ``start`` and on."""
+        """A batch of lines with the numbers from ``start`` on."""
         rows = [
             pb.LogLine(offset=(start + at) * WIDTH, time_ms=time.time_ns() // 1_000_000, text=text)
             for at, text in enumerate(texts)
@@ -182,7 +184,7 @@ class Helper(Peer):
         return LearnerStatus(name=me.name, role=me.role, rank=me.rank, attempt=me.attempt, seq=self.seq, phase=phase)
 
     async def report(self, phase: Phase, *, seq: int | None = None) -> bool:
-        """Whether the attempt is current."""
+        """Returns whether the attempt is current."""
         text = json.dumps(dump(self.status(phase, seq=seq))).encode()
         return bool((await self.call("Report", pb.ReportRequest(status=text))).current)
 

@@ -52,9 +52,9 @@ class Mongo:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        assert said.startswith("ready "), (self._folder / "mongo.log").read_text()
-        self.port = int(said.split()[1])
+        ready_line = self._process.stdout.readline()
+        assert ready_line.startswith("ready "), (self._folder / "mongo.log").read_text()
+        self.port = int(ready_line.split()[1])
 
     def kill(self) -> None:
         """Kill -9."""
@@ -72,11 +72,11 @@ def mongo_build(say: Callable[[str], None]) -> Path:
         need_debian(("mvn", "javac", "java"), ("maven", "default-jdk-headless"), say)
         jars = folder / "jars"
         run("mvn", "-q", "-B", "-f", _PINS / "pom.xml", _RESOLVE, f"-DoutputDirectory={jars}")
-        found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in jars.iterdir()}
+        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in jars.iterdir()}
         lines = (_PINS / "jars.sha256").read_text().splitlines()
         pinned = {name: digest for digest, name in (line.split() for line in lines)}
-        if found != pinned:
-            raise RuntimeError(f"these differ from jars.sha256: {sorted(dict(found.items() ^ pinned.items()))}")
+        if digests != pinned:
+            raise RuntimeError(f"these differ from jars.sha256: {sorted(dict(digests.items() ^ pinned.items()))}")
         run("javac", "-d", folder / "classes", "-cp", f"{jars}/*", _PINS / "Main.java")
 
     return built("mongo", sorted(_PINS.iterdir()), build)

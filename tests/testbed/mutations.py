@@ -53,7 +53,7 @@ class Mutator:
     def line(self) -> bytes:
         """What a learner may print: everything but a newline."""
         self.counts["log line"] += 1
-        report = {"time_ms": self._one(), "step": self._one(), "values": {"loss": self._one()}}
+        report = {"time_ms": self._junk_value(), "step": self._junk_value(), "values": {"loss": self._junk_value()}}
         made = self.random.choice((
             self.random.randbytes(self.random.randrange(1, 200)),
             b"\x1b]0;owned\x07\x1b[2J" + b"\x00" * 5,
@@ -64,20 +64,26 @@ class Mutator:
         ))  # fmt: skip
         return made.replace(b"\n", b" ")
 
-    def _one(self) -> Any:
+    def _junk_value(self) -> Any:
         return self.random.choice(_JUNK)
 
     def _places(self, document: Any) -> list[tuple[Any, Any]]:
         """(container, key) of everything inside."""
-        found: list[tuple[Any, Any]] = []
+        places: list[tuple[Any, Any]] = []
         front = [document]
         while front:
-            each = front.pop()
-            keys = list(each) if isinstance(each, dict) else range(len(each)) if isinstance(each, list) else ()
+            container = front.pop()
+            keys = (
+                list(container)
+                if isinstance(container, dict)
+                else range(len(container))
+                if isinstance(container, list)
+                else ()
+            )
             for key in keys:
-                found.append((each, key))
-                front.append(each[key])
-        return found
+                places.append((container, key))
+                front.append(container[key])
+        return places
 
     def _gone(self, document: Any) -> str:
         if places := self._places(document):
@@ -87,9 +93,9 @@ class Mutator:
 
     def _junk(self, document: Any) -> str:
         if not (places := self._places(document)):
-            return json.dumps(self._one())
+            return json.dumps(self._junk_value())
         container, key = self.random.choice(places)
-        container[key] = self._one()
+        container[key] = self._junk_value()
         return json.dumps(document)
 
     def _twice(self, document: Any) -> str:
@@ -97,9 +103,9 @@ class Mutator:
 
     def _unknown(self, document: Any) -> str:
         containers = [document, *(c[k] for c, k in self._places(document))]
-        for one in self.random.sample(containers, min(3, len(containers))):
-            if isinstance(one, dict):
-                one[self.random.choice(("colour", "extra", "_id", "", "__class__"))] = self._one()
+        for container in self.random.sample(containers, min(3, len(containers))):
+            if isinstance(container, dict):
+                container[self.random.choice(("colour", "extra", "_id", "", "__class__"))] = self._junk_value()
         return json.dumps(document)
 
     def _newer(self, document: Any) -> str:

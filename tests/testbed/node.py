@@ -1,4 +1,4 @@
-"""A real node agent as a process, in a WEFT_HOME of its own, with real learners and the tiniest helper."""
+"""A real node agent as a process, in a WEFT_HOME of its own, with real learners and a minimal helper."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from services.core.domain.ids import RANDOM_BITS, make_id
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.home import Home
 from services.core.runtime.settings import Settings
+from services.core.strategies.registry import with_variables
 from services.node.cgroups import Groups
 from services.node.isolation import ISOLATION_FILE
 from tests.testbed.server import free_port
 from tests.testbed.signals import kill_all
+from tests.waiting import HANG_S
 
-_QUICKLY = (("grpc.min_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20))
+_FAST_RECONNECT = (("grpc.min_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20))
 ROOT = Path(__file__).parents[2]
 
 
@@ -41,7 +43,7 @@ def plan(
     commands: Sequence[str], *, job: str = "", attempt: int = 1, term: int = 1, distribution: str = "none",
     gpus: float = 0, env: Mapping[str, str] | None = None, memory: int = 2**28,
 ) -> AttemptPlan:  # fmt: skip
-    """One learner per command."""
+    """One learner per command, with the variables that the Guardian renders."""
     learners = tuple(
         LearnerPlan(
             name=f"worker-{rank}", role="worker", rank=rank, command=command, cpus=1, memory=memory, gpus=gpus,
@@ -49,14 +51,16 @@ def plan(
         )
         for rank, command in enumerate(commands)
     )  # fmt: skip
-    return AttemptPlan(
-        job=job or job_id(), tenant="t", attempt=attempt, term=term, learners=learners, distribution=distribution,
-        framework="", code_digest="", inputs=(), grace=1000, store_timeout=1000, checkpoint_keep=1,
+    return with_variables(
+        AttemptPlan(
+            job=job or job_id(), tenant="t", attempt=attempt, term=term, learners=learners, distribution=distribution,
+            framework="", code_digest="", inputs=(), grace=1000, store_timeout=1000, checkpoint_keep=1,
+        )
     )  # fmt: skip
 
 
 class NodeProcess:
-    """Keeps its folder and its address over all its lives."""
+    """The agent; it may be ended and started again with the same folder and address."""
 
     def __init__(self, root: Path, environment: Mapping[str, str]) -> None:
         self.home = Home(root / "home")
@@ -79,13 +83,14 @@ class NodeProcess:
                 stdout=log, stderr=log,
             )  # fmt: skip
         if ready:
-            options = (("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 20), *_QUICKLY)
+            options = (("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 20), *_FAST_RECONNECT)
             with grpc.insecure_channel(self.addresses["node"], options=options) as channel:
                 self._await_ready(grpc.channel_ready_future(channel))
 
     def _await_ready(self, future: grpc.Future[None]) -> None:
-        """Says why where the agent ends instead: what this machine lacks, most often."""
-        for _ in range(100):
+        """AssertionError with the last line of the log if the agent ends, mostly as this machine lacks something."""
+        deadline = time.monotonic() + HANG_S
+        while time.monotonic() < deadline:
             with suppress(grpc.FutureTimeoutError):
                 future.result(timeout=0.2)
                 return
@@ -98,7 +103,7 @@ class NodeProcess:
         if self.process is None:
             return 0
         self.process.send_signal(sign)
-        code = self.process.wait(20)
+        code = self.process.wait(HANG_S)
         self.process = None
         return code
 
@@ -106,15 +111,15 @@ class NodeProcess:
         secret = await service_secret(Settings(home=self.home.root))
         return LocalCluster(self.addresses["node"], secret=secret)
 
-    def folder(self, of: AttemptPlan, rank: int = 0) -> Path:
-        return self.home / "node" / of.job / str(of.attempt) / of.learners[rank].name
+    def folder(self, gang: AttemptPlan, rank: int = 0) -> Path:
+        return self.home / "node" / gang.job / str(gang.attempt) / gang.learners[rank].name
 
-    def read(self, of: AttemptPlan, file: str, rank: int = 0) -> dict[str, Any]:
+    def read(self, gang: AttemptPlan, file: str, rank: int = 0) -> dict[str, Any]:
         """A JSON file of a learner's folder."""
-        return dict(json.loads((self.folder(of, rank) / file).read_text()))
+        return dict(json.loads((self.folder(gang, rank) / file).read_text()))
 
-    def output(self, of: AttemptPlan, rank: int = 0, stream: str = "stdout") -> str:
-        path = self.folder(of, rank) / "runs" / "1" / stream
+    def output(self, gang: AttemptPlan, rank: int = 0, stream: str = "stdout") -> str:
+        path = self.folder(gang, rank) / "runs" / "1" / stream
         return path.read_text() if path.exists() else ""
 
     @property
@@ -131,23 +136,23 @@ class NodeProcess:
 
 
 def living_with(text: str, *, program: str = "") -> list[int]:
-    """Pids of processes that have the text in their command line or environment; only those that run the program."""
-    found = []
+    """Pids of processes with the text in their command line or environment; with ``program`` only those running it."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 name = (entry / "comm").read_text().strip()
-                told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                content = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if text.encode() in told and program in {"", name}:
-                found.append(int(entry.name))
-    return sorted(found)
+            if text.encode() in content and program in {"", name}:
+                pids.append(int(entry.name))
+    return sorted(pids)
 
 
 @contextmanager
 def node_process(environment: Mapping[str, str] | None = None) -> Generator[NodeProcess]:
-    """A running agent in a folder which learners' own users can reach; nothing of it is left afterwards."""
+    """A running agent in a folder that learners' users can reach. At the end everything of it is removed."""
     root = Path(tempfile.mkdtemp(prefix="weft-node-"))
     root.chmod(0o711)
     node = NodeProcess(root, environment or {})
@@ -157,5 +162,5 @@ def node_process(environment: Mapping[str, str] | None = None) -> Generator[Node
     finally:
         node.end(signal.SIGKILL)
         kill_all(lambda: living_with(str(root)))
-        Groups.leave(node.home / "node" / ".agent")
+        Groups.remove_all(node.home / "node" / ".agent")
         shutil.rmtree(root)

@@ -14,8 +14,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from services.core.runtime.home import Home
-from services.core.runtime.processes import Identity, saved, send, wait_gone
+from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
 from services.local.commands import PLATFORM
+from services.local.layout import ADDRESSES
+from tests.testbed.server import free_port
+from tests.waiting import HANG_S
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -33,6 +36,11 @@ class Platform:
         return _environment({**self._environment, "WEFT_HOME": str(self.home.root)})
 
     def up(self) -> None:
+        if not self.home.addresses_file.exists():
+            # The platform's own choice might be a port that a test of another worker was given and does not use yet.
+            self.home.addresses_file.parent.mkdir(parents=True, exist_ok=True)
+            addresses = {name: f"127.0.0.1:{free_port()}" for name in ADDRESSES}
+            self.home.addresses_file.write_text(json.dumps(addresses))
         with _environment(self._environment):
             answer = PLATFORM.up(str(self.home.root), report=lambda _: None)
         self.url, self.key = answer["url"], answer["key"]
@@ -40,20 +48,20 @@ class Platform:
     def down(self) -> None:
         PLATFORM.down(str(self.home.root), report=lambda _: None)
 
-    def process(self, service: str) -> Identity:
-        found = saved(self.home / "run" / f"{service}.json")
+    def process(self, service: str) -> ProcessIdentity:
+        found = read_live_process(self.home / "run" / f"{service}.json")
         assert found is not None, f"{service} does not run"
         return found
 
-    def again(self, service: str, killed: Identity) -> bool:
+    def again(self, service: str, killed: ProcessIdentity) -> bool:
         """Whether the supervisor has started the service anew."""
-        return saved(self.home / "run" / f"{service}.json") not in {None, killed}
+        return read_live_process(self.home / "run" / f"{service}.json") not in {None, killed}
 
-    def kill(self, service: str) -> Identity:
+    def kill(self, service: str) -> ProcessIdentity:
         """kill -9, by its own pid; returns when it is gone. The supervisor starts it again."""
         process = self.process(service)
-        assert send(process, signal.SIGKILL)
-        assert wait_gone(process, 10)
+        assert send_signal(process, signal.SIGKILL)
+        assert wait_gone(process, HANG_S)
         return process
 
     def learner_pids(self, job_id: str, attempt: int = 1) -> dict[str, int]:
@@ -77,7 +85,7 @@ class Platform:
 
     def counter(self, service: str, name: str) -> float:
         """The sum of a Prometheus counter over its labels."""
-        with _direct.open(f"http://{self.home.address(service + '-ops')}/metrics", timeout=5) as answer:
+        with _direct.open(f"http://{self.home.address(service + '-ops')}/metrics", timeout=HANG_S) as answer:
             text = answer.read().decode()
         return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.testbed.built import need_debian
 from tests.testbed.server import Server, running
+from tests.waiting import HANG_S
 
 
 class Redis(Server):
@@ -40,7 +41,7 @@ class Redis(Server):
         self._ask(b"*3\r\n$5\r\nLPUSH\r\n$%d\r\n%s\r\n$%d\r\n%s" % (len(name), name.encode(), len(entry), entry))
 
     def _ask(self, command: bytes) -> bytes:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S) as connection:
             connection.sendall(command + b"\r\n")
             with connection.makefile("rb") as answers:
                 answer = answers.readline().strip()

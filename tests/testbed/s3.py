@@ -53,7 +53,7 @@ class S3(Server):
         in_thread(self.ready)
 
     def serves(self) -> bool:
-        with _direct.open(f"{self.endpoint}/health", timeout=2):
+        with _direct.open(f"{self.endpoint}/health", timeout=10):
             return True
 
     def bucket(self, name: str = BUCKET, prefix: str = "") -> Bucket:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from services.core.runtime.home import Home
-from services.core.runtime.processes import Identity, identify, send, wait_gone
+from services.core.runtime.processes import ProcessIdentity, identify, send_signal, wait_gone
 from tests.testbed.server import free_port
 
 _OWN: Final = frozenset({"run", "logs", "lock"})
@@ -47,7 +47,7 @@ class Second:
         (view / "run" / "addresses.json").write_text(json.dumps(addresses))
 
     @property
-    def process(self) -> Identity | None:
+    def process(self) -> ProcessIdentity | None:
         """None where it does not run now."""
         return identify(self._process.pid) if self._process is not None and self._process.poll() is None else None
 
@@ -63,8 +63,8 @@ class Second:
         """In order; with force where that takes too long."""
         process = self.process
         if process is not None:
-            send(process, signal.SIGTERM)
+            send_signal(process, signal.SIGTERM)
             if not wait_gone(process, within_s):
-                send(process, signal.SIGKILL)
+                send_signal(process, signal.SIGKILL)
         if self._process is not None:
             self._process.wait()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,25 +13,30 @@ from typing import Final, TypeVar
 
 from services.local.layout import listen_lasting
 from tests.testbed.signals import pause
-from tests.waiting import in_thread, until
+from tests.waiting import HANG_S, in_thread, until
 
-_given: Final[set[int]] = set()
+_given: Final[deque[int]] = deque(maxlen=200)
+_WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 def free_port() -> int:
-    """One that no connection of anybody's takes until it is used, and that was not given before."""
+    """One that no connection of anybody's takes until it is used, and that was not given lately.
+
+    Worker processes of one run give ports of different remainders, so that no two of them give the same.
+    """
     while True:
         with listen_lasting("127.0.0.1") as holder:
             port = int(holder.getsockname()[1])
-        if port not in _given:
-            _given.add(port)
+        if port % _WORKERS == _WORKER % _WORKERS and port not in _given:
+            _given.append(port)
             return port
 
 
 class Server:
     """Its subclass says how it is started, and when it serves."""
 
-    starts_within_s = 30.0
+    starts_within_s = HANG_S
 
     def __init__(self, log: Path) -> None:
         self.port = free_port()

@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.waiting import HANG_S
 
-def pause(pid: int, *, within_s: float = 10) -> None:
+
+def pause(pid: int, *, within_s: float = HANG_S) -> None:
     """SIGSTOP, and every thread of the process has stopped when this returns.
 
     The signal alone is a wish: a thread on another processor goes on until it is interrupted there, which takes long on
@@ -24,7 +26,7 @@ def pause(pid: int, *, within_s: float = 10) -> None:
         time.sleep(0.001)
 
 
-def kill_all(living: Callable[[], Sequence[int]], *, within_s: float = 10) -> None:
+def kill_all(living: Callable[[], Sequence[int]], *, within_s: float = HANG_S) -> None:
     """Kill -9, in the order given, until none is ``living``: some end by themselves when another one is gone."""
     until = time.monotonic() + within_s
     while pids := living():

@@ -21,7 +21,7 @@ from services.core.ports.job_store import DispatcherDoc, JobQuery
 from services.core.ports.metric_store import Batch, LineQuery, LogLine, Point, PointQuery, SourceId
 from services.core.ports.record_store import Record
 from services.core.runtime.settings import Settings
-from services.core.use_cases.jobs import copy_history, every, history
+from services.core.use_cases.jobs import all_jobs, copy_history, history
 from services.local.backup.stores import TENANTS, Stores, opened
 from services.local.layout import prepare
 from tests.documents import NOW, a_job
@@ -55,7 +55,7 @@ def with_stores(home: Path, more: Mapping[str, str], use: Callable[[Stores], Awa
             return await use(stores)
 
     with environment(home, more) as settings:
-        prepare(settings.place)
+        prepare(settings.installation)
         return asyncio.run(body(settings))
 
 
@@ -120,28 +120,28 @@ async def _metrics(stores: Stores, job_id: str, place: int) -> None:
 
 async def contents(stores: Stores) -> dict[str, Any]:
     """All that users of the platform may see, by what it is and of whom."""
-    found: dict[str, Any] = {}
-    async for job in every(stores.jobs, JobQuery(deleted=True)):
-        found[f"job {job.id}"] = dump(replace(job, rev=0, history_tail=()))
+    content: dict[str, Any] = {}
+    async for job in all_jobs(stores.jobs, JobQuery(deleted=True)):
+        content[f"job {job.id}"] = dump(replace(job, rev=0, history_tail=()))
         for event in await history(stores.jobs, job):
-            found[f"event {job.id} {event.seq}"] = dump(event)
+            content[f"event {job.id} {event.seq}"] = dump(event)
         extent = await stores.metrics.extent(job.id)
-        found[f"sources {job.id}"] = sorted(map(repr, extent.sources))
+        content[f"sources {job.id}"] = sorted(map(repr, extent.sources))
         for line in await stores.metrics.lines(job.id, LineQuery(), limit=10**6):
-            found[f"line {job.id} {line.seq}"] = line
+            content[f"line {job.id} {line.seq}"] = line
         for point in await stores.metrics.points(job.id, PointQuery(), limit=10**6):
-            found[f"point {job.id} {point.seq}"] = repr(point)  # NaN is not itself
+            content[f"point {job.id} {point.seq}"] = repr(point)  # NaN is not itself
     for kind in await stores.records.kinds():
         for record in await stores.records.find(kind, {}):
             if kind != "secrets":
-                found[f"record {kind} {record.id}"] = (dict(record.body), dict(record.index))
+                content[f"record {kind} {record.id}"] = (dict(record.body), dict(record.index))
     secrets = await stores.secrets()
     for name in await secrets.names():
-        found[f"secret {name}"] = await secrets.get(name)
-    found["secret of the admin"] = await stores.installation.get("admin-key")
+        content[f"secret {name}"] = await secrets.get(name)
+    content["secret of the admin"] = await stores.installation.get("admin-key")
     for meta in await stores.objects.list(TENANTS):
         digest = hashlib.sha256()
         async for chunk in stores.objects.get(meta.key):
             digest.update(chunk)
-        found[f"file {meta.key}"] = (meta.size, digest.hexdigest())
-    return found
+        content[f"file {meta.key}"] = (meta.size, digest.hexdigest())
+    return content

@@ -23,6 +23,7 @@ import pytest
 
 from tests.testbed.go import SERVERS, GoBuilt
 from tests.testbed.server import Server, running
+from tests.waiting import HANG_S
 
 _direct: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -85,12 +86,12 @@ class Toxiproxy(Server):
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Its HTTP API. HTTPError with what it says where it refuses."""
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
         )
-        with _direct.open(asked, timeout=10) as answer:
+        with _direct.open(request, timeout=HANG_S) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 

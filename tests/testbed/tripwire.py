@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from services.core.domain.errors import Unavailable
-from services.core.failpoints.calls import Call, watched
+from services.core.failpoints.calls import Call, intercept_calls
 
 Port = TypeVar("Port")
 
@@ -49,7 +49,7 @@ class Tripwire:
     """Unset while the process stands still."""
 
     def wrap(self, port: Port, name: str) -> Port:
-        return watched(port, name, self)
+        return intercept_calls(port, name, self)
 
     def resume(self) -> None:
         """After ``pause``."""
@@ -74,9 +74,9 @@ class Tripwire:
         return result
 
     async def stream(self, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for each in items:
+        async for item in items:
             await self._live()
-            yield each
+            yield item
 
     async def _live(self) -> None:
         if self.dead.is_set():

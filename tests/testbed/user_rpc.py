@@ -1,4 +1,4 @@
-"""gRPC as a user's program speaks it: a channel with a key, and errors taken apart."""
+"""A gRPC client like a user's program: a channel with a key, and errors with their details."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]+Z")
 
 @dataclass(frozen=True)
 class Refused:
-    """What a call ended with."""
+    """The error of a call."""
 
     status: str
     message: str
     code: str
-    """Of docs/api.md."""
+    """Stable code, as in docs/api.md."""
     trace_id: str
     fields: dict[str, str]
     retry_s: float | None
 
 
 def refusal(error: grpc.aio.AioRpcError) -> Refused:
-    """The error with its google.rpc details, as any program would read them."""
+    """The error with its google.rpc details."""
     status: Any = rpc_status.from_call(error)  # type: ignore[arg-type]  # takes any call with trailers
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-    found: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     for detail in status.details if status is not None else ():
         for kind in (info, bad, retry):
             if detail.Is(kind.DESCRIPTOR):
                 detail.Unpack(kind)
-                found[kind.DESCRIPTOR.name] = kind
+                details[kind.DESCRIPTOR.name] = kind
     return Refused(
         status=error.code().name,
         message=error.details() or "",
         code=info.reason,
         trace_id=info.metadata["trace_id"] if info.metadata else "",
-        fields={one.field: one.description for one in bad.field_violations},
-        retry_s=retry.retry_delay.ToMilliseconds() / 1000 if "RetryInfo" in found else None,
+        fields={violation.field: violation.description for violation in bad.field_violations},
+        retry_s=retry.retry_delay.ToMilliseconds() / 1000 if "RetryInfo" in details else None,
     )
 
 
 class Rpc:
-    """Stubs of all services for one key. Use ``key=None`` for a stranger."""
+    """Stubs of all services for one key; ``None``: without a key."""
 
     def __init__(self, address: str, key: str | None) -> None:
         self.channel = grpc.aio.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),))
@@ -70,7 +70,7 @@ class Rpc:
         return (*self.metadata, ("idempotency-key", key))
 
     async def refused(self, call: Any) -> Refused:
-        """What an awaited call, or a stream, ends with. AssertionError where it does not fail."""
+        """The error of a call or of a stream. Raises AssertionError if it succeeds."""
         try:
             if hasattr(call, "read"):
                 async for _ in call:
@@ -83,8 +83,8 @@ class Rpc:
 
 
 async def stream_of(messages: Sequence[Any]) -> AsyncIterator[Any]:
-    for one in messages:
-        yield one
+    for message in messages:
+        yield message
 
 
 @asynccontextmanager
@@ -96,8 +96,8 @@ async def speaking(address: str, key: str | None) -> AsyncGenerator[Rpc]:
         await rpc.channel.close()
 
 
-def as_shape(message: Message) -> Any:
-    """The message as JSON would show it; what is absent, empty or null is left out (see ``bare``)."""
+def as_json(message: Message) -> Any:
+    """The message as REST shows it; absent and empty values are left out (see ``bare``)."""
     if isinstance(message, Timestamp):
         return message.ToDatetime(UTC)
     if isinstance(message, Struct):
@@ -108,21 +108,21 @@ def as_shape(message: Message) -> Any:
         name = "from" if field.name == "from_status" else field.name
         entry = field.message_type
         if entry is not None and entry.GetOptions().map_entry:
-            out[name] = {key: as_shape(one) if isinstance(one, Message) else one for key, one in value.items()}
+            out[name] = {key: as_json(item) if isinstance(item, Message) else item for key, item in value.items()}
         elif field.is_repeated:
-            out[name] = [as_shape(one) if isinstance(one, Message) else one for one in value]
+            out[name] = [as_json(item) if isinstance(item, Message) else item for item in value]
         elif not field.has_presence or message.HasField(field.name):
-            out[name] = as_shape(value) if isinstance(value, Message) else value
+            out[name] = as_json(value) if isinstance(value, Message) else value
     return bare(out)
 
 
 def bare(value: Any) -> Any:
-    """JSON without what says nothing (null, empty lists and objects); times as times, spelt-out numbers as numbers."""
+    """JSON without null, empty lists and empty objects; times are datetimes."""
     if isinstance(value, dict):
-        kept = {key: bare(one) for key, one in value.items()}
-        return {key: one for key, one in kept.items() if one is not None and one not in ({}, [])}
+        kept = {key: bare(item) for key, item in value.items()}
+        return {key: item for key, item in kept.items() if item is not None and item not in ({}, [])}
     if isinstance(value, list):
-        return [bare(one) for one in value]
+        return [bare(item) for item in value]
     if isinstance(value, str) and _TIME.fullmatch(value):
         return datetime.fromisoformat(value)
     return value

@@ -1,4 +1,4 @@
-"""Live streams of the api: who leaves, leaves nothing behind."""
+"""Live streams of the api: a follower that leaves, leaves no task behind."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-async def test_an_api_that_stopped_while_logs_were_followed_said_that_a_task_was_destroyed(home: Home) -> None:
-    """Its reader had left while a metrics service that hangs was asked: the wait for news of the job stayed behind."""
+async def test_a_follower_that_leaves_while_metrics_hangs_leaves_no_task_behind(home: Home) -> None:
+    """The api reported a destroyed task when it stopped: the wait for changes of the job was not cancelled."""
     before = asyncio.all_tasks()
 
     def waiting() -> list[str]:
@@ -36,12 +36,12 @@ async def test_an_api_that_stopped_while_logs_were_followed_said_that_a_task_was
     job = await store.insert(a_job())
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         home.addresses_file.write_text(json.dumps({"metrics": f"127.0.0.1:{hanging.getsockname()[1]}"}))
-        peer = ServiceClient(home, "metrics", b"secret")
-        stream = Following(store, TelemetryClient(peer), Watcher(store, every_s=60)).lines(job, LineQuery())
+        client = ServiceClient(home, "metrics", b"secret")
+        stream = Following(store, TelemetryClient(client), Watcher(store, every_s=60)).lines(job, LineQuery())
         reading = asyncio.ensure_future(anext(stream))
         await until(waiting)
         reading.cancel()
         await asyncio.wait({reading})
         await stream.aclose()
-        await peer.close()
+        await client.close()
     assert waiting() == []

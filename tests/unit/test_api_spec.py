@@ -1,4 +1,4 @@
-"""Whatever is sent as a spec: a job spec comes out, or one of our errors."""
+"""Any document that is sent as a spec becomes a job spec or an InvalidSpec error."""
 
 # ruff: noqa: E501 - lists of words read better in long lines
 
@@ -43,7 +43,7 @@ SPECS = some.dictionaries(FIELDS, VALUES, max_size=8).map(lambda fields: {"name"
 
 @settings(max_examples=150, deadline=None)
 @given(SPECS | VALUES)
-def test_a_spec_is_read_or_refused(document: Any) -> None:
+def test_any_document_is_a_valid_spec_or_an_invalid_spec_error(document: Any) -> None:
     try:
         spec = read_spec(json.dumps(document).encode(), "json")
     except InvalidSpec as refused:
@@ -58,7 +58,7 @@ def test_a_spec_is_read_or_refused(document: Any) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(some.binary(max_size=200) | some.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")))
-def test_bytes_are_read_or_refused(text: bytes) -> None:
+def test_any_bytes_are_a_valid_spec_or_an_invalid_spec_error(text: bytes) -> None:
     try:
         read_spec(text, "yaml")
     except InvalidSpec as refused:

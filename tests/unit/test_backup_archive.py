@@ -25,7 +25,7 @@ def written(entries: Mapping[str, bytes]) -> bytes:
     writer = Writer(file)
     for name, content in entries.items():
         writer.put(name, content)
-    writer.finish({"jobs": 1}, lambda said: f"mac of {len(said)}")
+    writer.finish({"jobs": 1}, lambda text: f"mac of {len(text)}")
     return file.getvalue()
 
 
@@ -37,41 +37,41 @@ ENTRIES = {"weft-backup.json": b"{}", LONG: b"x" * 1_500, "empty": b"", "block":
 WHOLE = written(ENTRIES)
 
 
-def test_what_was_written_is_read() -> None:
+def test_written_entries_are_read_back() -> None:
     assert read(WHOLE) == ENTRIES
     many = {f"objects/{n}": str(n).encode() for n in range(2_500)}
     assert read(written(many)) == many
 
 
-def test_any_tar_can_list_and_extract_it() -> None:
+def test_backup_is_a_plain_tar_that_tar_can_list_and_extract() -> None:
     with tarfile.open(fileobj=io.BytesIO(WHOLE)) as tar:
-        assert [one.name for one in tar][:5] == list(ENTRIES)
-        found = tar.extractfile(LONG)
-        assert found is not None
-        assert found.read() == ENTRIES[LONG]
+        assert [member.name for member in tar][:5] == list(ENTRIES)
+        content = tar.extractfile(LONG)
+        assert content is not None
+        assert content.read() == ENTRIES[LONG]
 
 
-def test_what_is_not_read_is_checked_all_the_same() -> None:
+def test_unread_entries_are_checked_too() -> None:
     reader = Reader(io.BytesIO(WHOLE))
     assert len(list(reader)) == len(ENTRIES)
     assert reader.end["counts"] == {"jobs": 1}
-    assert reader.end["mac"] == f"mac of {len(reader.said)}"
+    assert reader.end["mac"] == f"mac of {len(reader.authenticated)}"
 
 
-def test_a_backup_that_was_cut_anywhere_is_refused() -> None:
+def test_truncated_backup_is_refused_at_every_length() -> None:
     for length in range(len(WHOLE)):
         with pytest.raises(Refused):
             read(WHOLE[:length])
 
 
 @pytest.mark.parametrize("more", [b"\x00", b"x", bytes(10_240), WHOLE])
-def test_a_backup_with_something_behind_it_is_refused(more: bytes) -> None:
+def test_bytes_after_the_end_are_refused(more: bytes) -> None:
     with pytest.raises(Refused):
         read(WHOLE + more)
 
 
 @given(at=st.integers(0, len(WHOLE) - 1), bit=st.integers(0, 7))
-def test_any_flipped_bit_is_found(at: int, bit: int) -> None:
+def test_every_flipped_bit_is_detected(at: int, bit: int) -> None:
     damaged = bytearray(WHOLE)
     damaged[at] ^= 1 << bit
     with pytest.raises(Refused):
@@ -79,7 +79,7 @@ def test_any_flipped_bit_is_found(at: int, bit: int) -> None:
 
 
 @pytest.mark.parametrize("name", [LONG, "block", "jobs/1"])
-def test_the_damaged_entry_is_named(name: str) -> None:
+def test_error_names_the_damaged_entry(name: str) -> None:
     at = WHOLE.index(ENTRIES[name] + b"\x00" * (-len(ENTRIES[name]) % 512)) + 100
     damaged = bytearray(WHOLE)
     damaged[at] ^= 1
@@ -87,12 +87,12 @@ def test_the_damaged_entry_is_named(name: str) -> None:
         read(bytes(damaged))
 
 
-def test_entries_in_another_order_or_without_one_are_refused() -> None:
+def test_reordered_or_missing_entries_are_refused() -> None:
     """Each as a tar may hold it, with right checksums: only the end knows that they are not what was written."""
-    one, two = written({"a": b"1"}), written({"a": b"2"})
-    at = one.index(b"1" + bytes(511))
+    first, second = written({"a": b"1"}), written({"a": b"2"})
+    at = first.index(b"1" + bytes(511))
     with pytest.raises(Refused, match="entry a"):
-        read(one[:at] + two[at : at + 512] + one[at + 512 :])
+        read(first[:at] + second[at : at + 512] + first[at + 512 :])
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
@@ -100,7 +100,7 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
         yield part
 
 
-async def test_a_large_entry_is_streamed() -> None:
+async def test_large_entry_is_streamed_in_chunks() -> None:
     file = io.BytesIO()
     writer = Writer(file)
     parts = [bytes([n]) * CHUNK for n in range(5)]
@@ -112,19 +112,22 @@ async def test_a_large_entry_is_streamed() -> None:
 
 
 @pytest.mark.parametrize("parts", [(b"ab",), (b"abc", b"def"), ()], ids=["shorter", "longer", "nothing"])
-async def test_an_object_that_changed_while_it_was_read_does_not_count(parts: tuple[bytes, ...]) -> None:
+async def test_object_that_changed_size_while_it_was_read_is_void(parts: tuple[bytes, ...]) -> None:
     file = io.BytesIO()
     writer = Writer(file)
     assert not await writer.stream("objects/a", 4, chunks(*parts))
     assert await writer.stream("objects/a", 3, chunks(b"new"))
     writer.finish({}, len)
-    found = [(one.name, one.read() if isinstance(one, Entry) else None) for one in Reader(io.BytesIO(file.getvalue()))]
-    assert [name for name, _ in found] == ["objects/a"] * 3
-    assert found[1][1] is None
-    assert found[2][1] == b"new"
+    content = [
+        (entry.name, entry.read() if isinstance(entry, Entry) else None)
+        for entry in Reader(io.BytesIO(file.getvalue()))
+    ]
+    assert [name for name, _ in content] == ["objects/a"] * 3
+    assert content[1][1] is None
+    assert content[2][1] == b"new"
 
 
-async def test_an_object_that_breaks_off_does_not_count_and_the_rest_does() -> None:
+async def test_object_whose_stream_fails_is_void_and_the_rest_is_readable() -> None:
     async def breaks() -> AsyncIterator[bytes]:
         yield b"ab"
         raise ConnectionError("gone")
@@ -135,34 +138,34 @@ async def test_an_object_that_breaks_off_does_not_count_and_the_rest_does() -> N
         await writer.stream("objects/a", 4, breaks())
     writer.put("b", b"1")
     writer.finish({}, len)
-    kinds = [type(one) for one in Reader(io.BytesIO(file.getvalue()))]
+    kinds = [type(entry) for entry in Reader(io.BytesIO(file.getvalue()))]
     assert kinds == [Entry, Void, Entry]
 
 
-def test_documents_come_out_as_they_went_in() -> None:
+def test_documents_survive_a_round_trip() -> None:
     file = io.BytesIO()
     writer = Writer(file)
     lines = Lines(writer, "jobs")
     given_documents = [{"n": n, "text": "Zähl\n\x00" * 1_000, "value": float("inf")} for n in range(1_000)]
-    for one in given_documents:
-        lines.add(one)
+    for document in given_documents:
+        lines.add(document)
     lines.flush()
     lines.flush()
     writer.finish({}, len)
     entries = read(file.getvalue())
     assert len(entries) > 2
-    found = [one for name, content in entries.items() for one in documents(name, content)]
-    assert found == given_documents
+    content = [document for name, content in entries.items() for document in documents(name, content)]
+    assert content == given_documents
 
 
-def test_a_bomb_of_documents_is_refused() -> None:
+def test_decompression_bomb_is_refused() -> None:
     packer = zlib.compressobj(1, zlib.DEFLATED, 31)
     bomb = packer.compress(b"\n" * 65 * 2**20) + packer.flush()
     with pytest.raises(Refused, match="jobs/1"):
         list(documents("jobs/1", bomb))
 
 
-def test_only_the_right_key_opens_what_was_sealed() -> None:
+def test_sealed_entry_needs_the_same_key_and_entry_name() -> None:
     right, wrong = from_passphrase("one"), from_passphrase("two")
     sealed = right.seal("secrets/1", b"value")
     assert b"value" not in sealed
@@ -175,7 +178,7 @@ def test_only_the_right_key_opens_what_was_sealed() -> None:
     assert right.secret.hex() not in repr(right)
 
 
-def test_a_key_file_is_made_once_for_its_owner_alone_and_found_again(tmp_path: Path) -> None:
+def test_key_file_is_created_once_with_mode_0600_and_reused(tmp_path: Path) -> None:
     key, made = made_key_file(tmp_path / "key")
     again, made_again = made_key_file(tmp_path / "key")
     assert (made, made_again) == (True, False)
@@ -184,12 +187,12 @@ def test_a_key_file_is_made_once_for_its_owner_alone_and_found_again(tmp_path: P
     assert opening_key(key.described(), file=tmp_path / "key", passphrase=None) == key
 
 
-def test_a_wrong_or_missing_key_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_error_for_wrong_or_missing_key_says_what_to_do(tmp_path: Path) -> None:
     key, _ = made_key_file(tmp_path / "key")
     made_key_file(tmp_path / "other")
     (tmp_path / "rubbish").write_text("weftbk1_secret\n")
-    for file, said in (("other", "is not that of this backup"), ("none", "--key FILE"), ("rubbish", "is no key")):
-        with pytest.raises(InvalidRequest, match=said) as caught:
+    for file, message in (("other", "is not that of this backup"), ("none", "--key FILE"), ("rubbish", "is no key")):
+        with pytest.raises(InvalidRequest, match=message) as caught:
             opening_key(key.described(), file=tmp_path / file, passphrase=None)
         assert "weftbk1_secret" not in caught.value.message
     typed = from_passphrase("right")

@@ -40,7 +40,7 @@ def restored(job: Job, *, halted: bool = False) -> Job:
 
 
 @pytest.mark.parametrize("status", [Status.PENDING, Status.DOWNLOADING, Status.PROCESSING, Status.STORING])
-def test_what_ran_waits_for_another_attempt_and_its_history_says_why(status: Status) -> None:
+def test_running_job_is_queued_again_with_the_reason_in_its_history(status: Status) -> None:
     before = running(status)
     job = restored(before)
     assert (job.status, job.holds, job.guardian.holder) == (Status.QUEUED, False, "")
@@ -52,12 +52,12 @@ def test_what_ran_waits_for_another_attempt_and_its_history_says_why(status: Sta
     assert admitted(job, placement={}, dispatcher_term=4, now=NOW).attempt.number == 2
 
 
-def test_what_waited_is_as_it_was() -> None:
+def test_queued_job_is_restored_unchanged() -> None:
     assert restored(queued()) == queued()
 
 
 @pytest.mark.parametrize("to", [Status.COMPLETED, Status.FAILED, Status.KILLED])
-def test_what_had_ended_is_as_it_was_but_that_it_holds_nothing(to: Status) -> None:
+def test_ended_job_is_restored_as_released(to: Status) -> None:
     ended = moved(running(Status.STORING), to, actor="guardian", now=3_000)
     job = restored(ended)
     assert job.holds is False
@@ -65,18 +65,18 @@ def test_what_had_ended_is_as_it_was_but_that_it_holds_nothing(to: Status) -> No
 
 
 @pytest.mark.parametrize("to", [Status.FAILED, Status.KILLED, Status.HALTED])
-def test_an_end_that_was_decided_stands(to: Status) -> None:
+def test_final_verdict_is_kept(to: Status) -> None:
     job = restored(judged(running(), to))
     assert (job.status, job.holds) == (to, False)
     assert job.history_tail[-1].reason == "Why"
     assert "because" in job.history_tail[-1].message
 
 
-def test_a_success_whose_results_may_not_be_stored_yet_runs_again() -> None:
+def test_success_with_results_not_yet_stored_runs_again() -> None:
     assert restored(judged(running(Status.STORING), Status.COMPLETED)).status is Status.QUEUED
 
 
-def test_what_its_owner_wanted_killed_or_halted_does_not_run_again() -> None:
+def test_job_to_be_killed_or_halted_does_not_run_again() -> None:
     killed = set_desired(running(), Desired.KILL, actor="user:u", now=3_000)
     assert restored(killed).status is Status.KILLED
     halted = set_desired(running(), Desired.HALT, actor="user:u", now=3_000)
@@ -85,7 +85,7 @@ def test_what_its_owner_wanted_killed_or_halted_does_not_run_again() -> None:
 
 
 @pytest.mark.parametrize("before", [queued(), running(), judged(running(), Status.QUEUED)], ids=lambda j: j.status)
-def test_a_copy_for_trial_trains_nothing_until_somebody_resumes_it(before: Job) -> None:
+def test_halted_restore_queues_no_job(before: Job) -> None:
     job = restored(before, halted=True)
     assert (job.status, job.desired, job.at_rest) == (Status.HALTED, Desired.HALT, True)
     assert "resume" in job.history_tail[-1].message
@@ -93,20 +93,20 @@ def test_a_copy_for_trial_trains_nothing_until_somebody_resumes_it(before: Job) 
 
 
 @pytest.mark.parametrize("halt", ["", "halted"])
-@pytest.mark.parametrize("wish", list(Desired))
-@pytest.mark.parametrize("to", [None, *RESTING, Status.QUEUED])
+@pytest.mark.parametrize("desired", list(Desired))
+@pytest.mark.parametrize("to", [None, *sorted(RESTING), Status.QUEUED])
 @pytest.mark.parametrize("status", sorted(ADMITTED | {Status.QUEUED}))
-def test_whatever_it_was_the_status_machine_allows_what_becomes_of_it(
-    status: Status, to: Status | None, wish: Desired, halt: str
+def test_status_machine_allows_every_restored_status(
+    status: Status, to: Status | None, desired: Desired, halt: str
 ) -> None:
     job = queued() if status is Status.QUEUED else running(status)
-    if wish is not Desired.RUN:
-        job = replace(job, desired=wish, generation=job.generation + 1)
+    if desired is not Desired.RUN:
+        job = replace(job, desired=desired, generation=job.generation + 1)
     if to is not None:
         job = judged(job, to)
     now = restored(job, halted=bool(halt))
     check_replace(job, now)
     assert not now.holds
     assert now.status in RESTING | {Status.QUEUED}
-    if wish is Desired.KILL:
+    if desired is Desired.KILL:
         assert now.status is Status.KILLED if job.holds else now.status in {Status.QUEUED, Status.HALTED}

@@ -1,4 +1,4 @@
-"""The command line before any command runs: fast, complete, and helpful when it is mistyped."""
+"""The command line before any command runs: start time, help, and errors for mistyped commands."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NAMES = [name for section in COMMANDS.values() for name in section]
 
 
 def command(name: str) -> click.Command:
-    found = weft.get_command(click.Context(weft), name)
-    assert found is not None
-    return found
+    loaded = weft.get_command(click.Context(weft), name)
+    assert loaded is not None
+    return loaded
 
 
 def loaded_after(*arguments: str) -> set[str]:
@@ -50,7 +50,7 @@ def test_importing_the_sdk_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+def test_command_list_and_command_help_agree(name: str) -> None:
     summary = next(section[name][1] for section in COMMANDS.values() if name in section)
     first = (command(name).help or "").split("\n\n")[0].replace("\n", " ").strip()
     assert first == summary
@@ -74,7 +74,7 @@ def test_every_option_says_what_it_is_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_command_prints_in_any_form(name: str) -> None:
+def test_every_command_has_the_common_options(name: str) -> None:
     flags = {flag for param in command(name).params for flag in param.opts}
     assert {"-o", "--output", "--profile", "--debug"} <= flags
 
@@ -91,18 +91,18 @@ def test_every_command_prints_in_any_form(name: str) -> None:
         (["train", "-h", "resorces"], "did you mean 'resources'?"),
     ],
 )
-def test_a_mistyped_word_is_one_line_with_the_nearest(
+def test_mistyped_command_suggests_the_nearest_in_one_line(
     typed: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(typed) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("weft: ")
-    assert says in said.err
-    assert "Traceback" not in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("weft: ")
+    assert says in output.err
+    assert "Traceback" not in output.err
 
 
-def test_aliases_lead_to_commands() -> None:
+def test_aliases_resolve_to_commands() -> None:
     for alias, name in ALIASES.items():
         assert command(alias) is command(name)
 
@@ -125,7 +125,7 @@ def test_a_field_of_the_spec_is_explained(field: str, says: list[str], capsys: p
     assert [text for text in says if text not in out] == []
 
 
-def test_a_failure_shows_its_trace_only_when_asked(
+def test_failure_shows_its_trace_only_with_debug(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -137,27 +137,25 @@ def test_a_failure_shows_its_trace_only_when_asked(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_weft_alone_shows_its_help_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_weft_without_arguments_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
-    said = capsys.readouterr()
-    assert said.out.startswith("Usage: weft")
-    assert "weft: " not in said.out
-    assert said.err == ""
+    output = capsys.readouterr()
+    assert output.out.startswith("Usage: weft")
+    assert "weft: " not in output.out
+    assert output.err == ""
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_help_shows_examples_line_by_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     run([name, "--help"])
-    said = capsys.readouterr().out
-    assert "\\b" not in said
+    output = capsys.readouterr().out
+    assert "\\b" not in output
     if name == "train":
-        assert "  weft train FOLDER             the job in another folder\n" in said
+        assert "  weft train FOLDER             the job in another folder\n" in output
 
 
-def test_a_folder_of_code_that_is_missing_is_named_with_the_spec_that_names_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_code_folder_error_names_folder_and_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "weft.yaml").write_text("name: x\ncommand: ls\ncode: nowhere\n")
     assert run(["train", str(tmp_path)]) == 4
-    said = capsys.readouterr().err
-    assert f"{tmp_path / 'weft.yaml'}: code: there is no folder or zip {tmp_path / 'nowhere'}" in said
+    output = capsys.readouterr().err
+    assert f"{tmp_path / 'weft.yaml'}: code: there is no folder or zip {tmp_path / 'nowhere'}" in output

@@ -1,4 +1,4 @@
-"""What reaches the terminal: harmless, short, and within eighty columns."""
+"""Text for the terminal: escaped, short, and within eighty columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft._cli.call import Call
 from weft._cli.chart import chart, sparkline, thin
 from weft._cli.curves import Curves
 from weft._cli.lines import LineWriter
-from weft._cli.output import Column, emit, facts, table
+from weft._cli.output import Column, details, emit, table
 from weft._cli.text import ago, number, one_line, plain, size, span, wrapped
 from weft._records import LogLine, Point
 
@@ -77,14 +77,14 @@ def test_a_table_fits_eighty_columns_and_never_cuts_an_id(name: str) -> None:
     assert "DOWNLOADING" in lines[1]
 
 
-def test_a_table_that_nobody_looks_at_is_as_wide_as_it_needs_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_table_is_not_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     text = table(COLUMNS, [["j1", "n" * 300, "QUEUED", "", ""]])
     assert "n" * 300 in text
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 
-def test_cells_cannot_smuggle_markup_lines_or_escapes() -> None:
+def test_cells_escape_markup_lines_and_control_characters() -> None:
     text = table(COLUMNS, [["[red]j1[/red]", "a\nb", "\x1b[31mQUEUED", ":smile:", ""]], columns_wide=120)
     assert len(text.splitlines()) == 2
     assert "[red]j1[/red]" in text
@@ -92,14 +92,14 @@ def test_cells_cannot_smuggle_markup_lines_or_escapes() -> None:
     assert "\x1b" not in text
 
 
-def test_facts_leave_out_what_is_empty() -> None:
-    assert facts([("a", 1), ("long", ""), ("bc", None), ("d", "x\ny")]) == "a  1\nd  x\n   y"
+def test_details_leave_out_empty_values() -> None:
+    assert details([("a", 1), ("long", ""), ("bc", None), ("d", "x\ny")]) == "a  1\nd  x\n   y"
 
 
 @pytest.mark.parametrize(
     ("form", "out"), [("json", '{\n  "a": 1\n}\n'), ("yaml", "a: 1\n"), ("name", "n\n"), ("table", "T\n")]
 )
-def test_an_answer_is_printed_in_the_form_asked_for(form: str, out: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_is_printed_in_the_requested_form(form: str, out: str, capsys: pytest.CaptureFixture[str]) -> None:
     emit(Call(output=form), {"a": 1}, people=lambda _wide: "T", names=["n"])
     assert capsys.readouterr().out == out
 
@@ -111,7 +111,9 @@ finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
 @given(st.lists(st.tuples(finite, st.floats(width=32)), max_size=60), st.integers(30, 120), st.integers(2, 12))
-def test_a_chart_fits_its_place_whatever_the_points(curve: list[tuple[float, float]], width: int, height: int) -> None:
+def test_chart_fits_its_width_and_height_for_any_points(
+    curve: list[tuple[float, float]], width: int, height: int
+) -> None:
     lines = chart(sorted(curve, key=lambda point: point[0]), width=width, height=height)
     assert lines == [] or len(lines) == height + 2
     assert all(len(line) <= width for line in lines)
@@ -158,7 +160,7 @@ def point(name: str, step: int | None, value: float, **more: Any) -> Point:
     return Point(name=name, step=step, value=value, **fields)
 
 
-def test_the_loss_is_drawn_unless_another_metric_is_asked_for() -> None:
+def test_loss_is_drawn_unless_another_metric_is_named() -> None:
     for wanted, drawn in ((None, "loss"), ("accuracy", "accuracy"), ("nothing", None)):
         curves = Curves(wanted)
         for name in ("accuracy", "val/loss", "loss"):
@@ -167,7 +169,7 @@ def test_the_loss_is_drawn_unless_another_metric_is_asked_for() -> None:
         assert (key and key[0]) == drawn
 
 
-def test_an_attempt_that_goes_on_from_a_checkpoint_replaces_the_steps_it_repeats() -> None:
+def test_attempt_resumed_from_a_checkpoint_replaces_repeated_steps() -> None:
     curves = Curves()
     for step, value in ((1, 5.0), (2, 4.0), (3, 3.0), (2, 40.0), (3, 30.0)):
         curves.add(point("loss", step, value))
@@ -197,13 +199,13 @@ def test_lines_of_a_gang_begin_with_the_learner() -> None:
     assert LineWriter(several=False).text(line("\x1b]0;x\x07")) == "\\x1b]0;x\\x07\n"
 
 
-def test_parts_of_a_long_line_are_joined_unless_another_learner_speaks() -> None:
+def test_parts_of_a_long_line_are_joined_unless_another_learner_writes_between() -> None:
     writer = LineWriter(several=True)
-    said = [line("aa", partial=True), line("bb"), line("cc", partial=True), line("dd", rank=1)]
-    assert "".join(map(writer.text, said)) == "worker-0 | aabb\nworker-0 | cc\nworker-1 | dd\n"
+    parts = [line("aa", partial=True), line("bb"), line("cc", partial=True), line("dd", rank=1)]
+    assert "".join(map(writer.text, parts)) == "worker-0 | aabb\nworker-0 | cc\nworker-1 | dd\n"
 
 
-def test_the_json_form_is_json_whatever_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_is_valid_json_for_any_names(capsys: pytest.CaptureFixture[str]) -> None:
     document = {"name": "\x1b[0m\u202e", "value": "ü"}
     emit(Call(output="json"), document, people=lambda _wide: "")
     out = capsys.readouterr().out
@@ -221,12 +223,12 @@ def test_a_message_on_a_narrow_terminal_is_broken_between_words() -> None:
     assert lines[-2:] == ["", "  next"]
 
 
-def test_a_long_fact_goes_on_under_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_detail_wraps_under_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
-    assert facts([("why", "it asks for more than there is"), ("id", "j1")]).splitlines() == [
+    assert details([("why", "it asks for more than there is"), ("id", "j1")]).splitlines() == [
         "why  it asks for more than", "     there is", "id   j1",
     ]  # fmt: skip
-    assert facts([("key", "k" * 40)]) == f"key  {'k' * 40}"
+    assert details([("key", "k" * 40)]) == f"key  {'k' * 40}"
 
 
 def test_a_wide_table_is_not_cut_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

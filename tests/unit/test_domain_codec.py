@@ -1,4 +1,4 @@
-"""Dataclasses to JSON and back."""
+"""Conversion of dataclasses to JSON documents and back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Colour(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Plain:
-    """Without ``extra``: what it does not know is dropped."""
+    """Without ``extra``: unknown keys are dropped."""
 
     number: int
     share: float = 0.0
@@ -48,7 +48,7 @@ class Plain:
     of_names: dict[str, float] = field(default_factory=dict)
 
 
-def test_every_kind_of_field_comes_back() -> None:
+def test_fields_of_every_type_survive_a_round_trip() -> None:
     whole = Plain(
         number=1, share=2.0, flag=True, colour=Colour.RED, anything=[{"x": None}], several=(1, 2), by_name={"a": 1},
         of_names={"b": 0.5},
@@ -67,13 +67,13 @@ WRONG_FIELDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("wrong", [[], None, "x", 7, {}, *({"number": 1, **field} for field in WRONG_FIELDS)], ids=repr)
-def test_what_does_not_fit_is_a_type_or_value_error(wrong: Any) -> None:
+def test_a_value_of_the_wrong_type_raises_type_or_value_error(wrong: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         load(Plain, wrong)
 
 
 @given(OBJECTS, OBJECTS, OBJECTS)
-def test_what_is_not_known_survives_at_every_depth(
+def test_unknown_keys_survive_a_round_trip_at_every_depth(
     top: dict[str, Any], state: dict[str, Any], event: dict[str, Any]
 ) -> None:
     document = dump(a_job())
@@ -84,41 +84,41 @@ def test_what_is_not_known_survives_at_every_depth(
 
 
 @given(st.sampled_from([Plain, Job, LearnerStatus, AttemptPlan]), JSON)
-def test_whatever_comes_in_only_type_and_value_errors_come_out(kind: type[Any], document: Any) -> None:
+def test_loading_any_json_raises_type_and_value_errors_only(kind: type[Any], document: Any) -> None:
     with contextlib.suppress(TypeError, ValueError):
         load(kind, document)
 
 
 @given(st.dictionaries(st.sampled_from(sorted(dump(a_job()))), JSON, min_size=1, max_size=3))
-def test_a_damaged_document_is_read_or_refused_and_nothing_else(damage: dict[str, Any]) -> None:
+def test_reading_a_damaged_document_returns_the_job_or_raises_conflict(damage: dict[str, Any]) -> None:
     job = a_job()
     with contextlib.suppress(Conflict):
         assert read_job(job.id, {**dump(job), **damage}).id == job.id
 
 
-def test_a_document_says_why_it_cannot_be_read() -> None:
+def test_an_unreadable_document_is_refused_with_its_reason() -> None:
     job = a_job()
     whole = dump(job)
     assert read_job(job.id, whole) == job
     assert read_job(job.id, {key: value for key, value in whole.items() if key != "schema"}) == job
     with pytest.raises(Conflict, match="finish the upgrade"):
         read_job(job.id, {"schema": SCHEMA + 1})
-    with pytest.raises(Quarantined, match="is a mapping, not list"):
+    with pytest.raises(Quarantined, match="is a list, not a mapping"):
         read_job(job.id, [])
     with pytest.raises(Quarantined, match="cannot be read: expected str, found int"):
         read_job(job.id, {**whole, "tenant": 1})
-    with pytest.raises(Quarantined, match="says that it is"):
+    with pytest.raises(Quarantined, match="it is the document of job"):
         read_job("jother", whole)
 
 
-def test_a_document_written_before_applied_keys_were_renamed_keeps_them() -> None:
+def test_the_older_field_name_wishes_is_read_as_applied_keys() -> None:
     job = replace(a_job(), applied_keys=(AppliedKey(key="t/u/k", time=5),))
     older = dump(job)
     older["wishes"] = older.pop("applied_keys")
     assert read_job(job.id, older) == job
 
 
-def test_a_plan_and_a_learner_s_status_come_back() -> None:
+def test_plan_and_learner_status_survive_a_round_trip() -> None:
     learner = LearnerPlan(
         name="worker-0", role="worker", rank=0, command="true", cpus=1, memory=5, gpus=0.5, node="n", token="t",
         env={"A": "b"},

@@ -1,4 +1,4 @@
-"""What a job document may become."""
+"""Changes of the job document, and the replaces that stores refuse."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def running(job: Job | None = None, *, now: int = NOW) -> Job:
     return advanced(job, S.PROCESSING, actor="guardian", now=now)
 
 
-def path(job: Job) -> list[str]:
+def statuses(job: Job) -> list[str]:
+    """The statuses in the history tail, in order."""
     return [event.to.value for event in job.history_tail]
 
 
-# --- moving --------------------------------------------------------------------
+# --- changes of status --------------------------------------------------------------------
 
 
-def test_a_new_job_is_queued_with_its_first_event_inside() -> None:
+def test_a_new_job_is_queued_with_its_first_event() -> None:
     job = a_job()
     assert (job.status, job.rev, job.generation, job.holds) == (S.QUEUED, 1, 1, False)
     (event,) = job.history_tail
@@ -53,7 +54,7 @@ def test_a_new_job_is_queued_with_its_first_event_inside() -> None:
 
 
 @given(st.sampled_from(Status), st.sampled_from(Status), st.integers(-1000, 1000))
-def test_a_move_is_one_event_or_refused(current: Status, to: Status, later: int) -> None:
+def test_a_change_of_status_appends_one_event_or_is_refused(current: Status, to: Status, later: int) -> None:
     job = replace(a_job(), state=State(status=current, since=NOW))
     if not allowed(current, to):
         with pytest.raises(IllegalTransition, match=f"is {current} and cannot become {to}"):
@@ -63,11 +64,11 @@ def test_a_move_is_one_event_or_refused(current: Status, to: Status, later: int)
     event = after.history_tail[-1]
     assert (after.status, after.state.reason, after.state.message) == (to, "R", "m")
     assert (event.seq, event.from_status, event.to, event.reason) == (2, current, to, "R")
-    assert after.state.since == event.time == max(NOW, NOW + later)  # history never runs backwards
+    assert after.state.since == event.time == max(NOW, NOW + later)  # times in the history never decrease
     assert after.finished == (event.time if to in TERMINAL else None)
 
 
-def test_an_admission_is_a_new_attempt_and_its_event_says_which() -> None:
+def test_an_admission_begins_a_new_attempt_and_its_event_has_the_number() -> None:
     first = running()
     assert (first.attempt.number, first.holds, first.dispatcher_term) == (1, True, 3)
     assert first.history_tail[1].attempt == 1
@@ -80,41 +81,41 @@ def test_an_admission_is_a_new_attempt_and_its_event_says_which() -> None:
     check_replace(queued, second)
 
 
-def test_advancing_notes_every_step_with_the_time_at_which_it_was_passed() -> None:
+def test_advancing_appends_an_event_for_each_step_with_its_time() -> None:
     job = admitted(a_job(), placement={}, dispatcher_term=1, now=NOW)
     times = {S.DOWNLOADING: NOW + 5, S.PROCESSING: NOW + 9_999}
     job = advanced(job, S.STORING, actor="guardian", now=NOW + 100, times=times)
-    assert path(job)[2:] == ["DOWNLOADING", "PROCESSING", "STORING"]
-    # No time lies in the future, whatever a learner's clock said.
+    assert statuses(job)[2:] == ["DOWNLOADING", "PROCESSING", "STORING"]
+    # A time in the future, from a learner's wrong clock, counts as now.
     assert [event.time for event in job.history_tail[2:]] == [NOW + 5, NOW + 100, NOW + 100]
     assert job.updated == NOW + 100
 
 
 @pytest.mark.parametrize("to", [S.PENDING, S.PROCESSING, S.QUEUED, S.COMPLETED])
-def test_advancing_never_goes_back_and_never_leaves_the_path(to: Status) -> None:
+def test_advancing_changes_nothing_backwards_or_off_the_path(to: Status) -> None:
     job = running()
     assert advanced(job, to, actor="guardian", now=NOW + 1) is job
     queued = a_job()
     assert advanced(queued, S.STORING, actor="guardian", now=NOW) is queued
 
 
-# --- wishes --------------------------------------------------------------------
+# --- desired state -------------------------------------------------------------
 
 
-def test_a_waiting_job_obeys_at_once() -> None:
-    for wish, status in ((D.HALT, S.HALTED), (D.KILL, S.KILLED)):
-        job = set_desired(a_job(), wish, actor="user:ada", now=NOW + 1)
-        assert (job.status, job.desired, job.generation, job.observed_generation) == (status, wish, 2, 2)
+def test_halt_and_kill_of_a_queued_job_apply_at_once() -> None:
+    for desired, status in ((D.HALT, S.HALTED), (D.KILL, S.KILLED)):
+        job = set_desired(a_job(), desired, actor="user:ada", now=NOW + 1)
+        assert (job.status, job.desired, job.generation, job.observed_generation) == (status, desired, 2, 2)
         assert job.history_tail[-1].actor == "user:ada"
 
 
-def test_a_running_job_is_left_to_its_guardian() -> None:
-    for wish in (D.HALT, D.KILL):
-        job = set_desired(running(), wish, actor="user:ada", now=NOW + 1)
-        assert (job.status, job.desired, job.generation, job.observed_generation) == (S.PROCESSING, wish, 2, 0)
+def test_halt_and_kill_of_a_running_job_are_left_to_its_guardian() -> None:
+    for desired in (D.HALT, D.KILL):
+        job = set_desired(running(), desired, actor="user:ada", now=NOW + 1)
+        assert (job.status, job.desired, job.generation, job.observed_generation) == (S.PROCESSING, desired, 2, 0)
 
 
-def test_a_wish_repeated_changes_nothing() -> None:
+def test_a_repeated_request_changes_nothing() -> None:
     halting = set_desired(running(), D.HALT, actor="a", now=NOW)
     assert set_desired(halting, D.HALT, actor="a", now=NOW + 9) is halting
     killed = set_desired(a_job(), D.KILL, actor="a", now=NOW)
@@ -123,24 +124,24 @@ def test_a_wish_repeated_changes_nothing() -> None:
     assert set_desired(halted, D.HALT, actor="a", now=NOW) is halted
 
 
-def test_a_kill_is_not_softened_into_a_halt() -> None:
+def test_a_halt_after_a_kill_changes_nothing() -> None:
     killing = set_desired(running(), D.KILL, actor="a", now=NOW)
     assert set_desired(killing, D.HALT, actor="a", now=NOW) is killing
     halting = set_desired(running(), D.HALT, actor="a", now=NOW)
     assert set_desired(halting, D.KILL, actor="a", now=NOW).desired is D.KILL
 
 
-def test_what_has_ended_takes_no_wish() -> None:
+def test_the_desired_state_of_an_ended_job_cannot_be_changed() -> None:
     for status in TERMINAL:
         ended = at_status(running(), S.STORING, status)
-        for wish in Desired:
-            if (wish, status) == (D.KILL, S.KILLED):
+        for desired in Desired:
+            if (desired, status) == (D.KILL, S.KILLED):
                 continue
             with pytest.raises(IllegalTransition, match="has ended"):
-                set_desired(ended, wish, actor="a", now=NOW)
+                set_desired(ended, desired, actor="a", now=NOW)
 
 
-def test_only_a_halted_job_that_gave_everything_back_is_resumed() -> None:
+def test_only_a_halted_and_released_job_can_be_resumed() -> None:
     for job in (a_job(), running()):
         with pytest.raises(IllegalTransition, match="only a HALTED job"):
             set_desired(job, D.RUN, actor="a", now=NOW)
@@ -150,7 +151,7 @@ def test_only_a_halted_job_that_gave_everything_back_is_resumed() -> None:
     free = released(replace(halted, not_before=NOW + 999), now=NOW)
     resumed = set_desired(free, D.RUN, actor="a", now=NOW + 1)
     assert (resumed.status, resumed.desired, resumed.not_before) == (S.QUEUED, D.RUN, 0)
-    assert path(resumed)[-2:] == ["RESUMED", "QUEUED"]
+    assert statuses(resumed)[-2:] == ["RESUMED", "QUEUED"]
     assert resumed.observed_generation == resumed.generation == 3
     check_replace(free, resumed)
 
@@ -160,10 +161,10 @@ def test_a_halted_job_can_be_killed() -> None:
     assert set_desired(halted, D.KILL, actor="a", now=NOW).status is S.KILLED
 
 
-def test_what_was_wished_while_a_job_held_hardware_is_obeyed_at_its_release() -> None:
+def test_a_halt_or_kill_of_a_job_that_holds_hardware_applies_at_its_release() -> None:
     rolled_back = moved(running(), S.QUEUED, actor="guardian", now=NOW)
-    for wish, status in ((D.HALT, S.HALTED), (D.KILL, S.KILLED)):
-        waiting = set_desired(rolled_back, wish, actor="a", now=NOW)
+    for desired, status in ((D.HALT, S.HALTED), (D.KILL, S.KILLED)):
+        waiting = set_desired(rolled_back, desired, actor="a", now=NOW)
         assert waiting.status is S.QUEUED
         done = released(waiting, now=NOW + 1)
         assert (done.status, done.observed_generation, done.released) == (status, 2, NOW + 1)
@@ -171,33 +172,33 @@ def test_what_was_wished_while_a_job_held_hardware_is_obeyed_at_its_release() ->
     assert released(rolled_back, now=NOW).status is S.QUEUED
 
 
-def test_obeying_twice_is_obeying_once() -> None:
+def test_applying_the_desired_state_again_changes_nothing() -> None:
     halted = set_desired(a_job(), D.HALT, actor="a", now=NOW)
     assert apply_desired(halted, actor="lcm", now=NOW) is halted
     ended = at_status(running(), S.FAILED)
     assert apply_desired(replace(ended, released=NOW, desired=D.KILL), actor="lcm", now=NOW).status is S.FAILED
 
 
-def test_only_what_is_at_rest_and_holds_nothing_is_removed() -> None:
+def test_only_a_job_at_rest_can_be_deleted() -> None:
     for live in (a_job(), running()):
         with pytest.raises(Conflict, match="kill it first"):
             removed(live, now=NOW)
     ended = at_status(running(), S.FAILED)
     with pytest.raises(Conflict, match="giving back its hardware"):
         removed(ended, now=NOW)
-    gone = removed(released(ended, now=NOW), now=NOW + 1)
-    assert gone.deleted == NOW + 1
-    check_replace(ended, gone)
+    deleted = removed(released(ended, now=NOW), now=NOW + 1)
+    assert deleted.deleted == NOW + 1
+    check_replace(ended, deleted)
 
 
-def test_trimming_drops_what_was_copied() -> None:
+def test_trimming_drops_the_copied_events() -> None:
     job = running()
     assert [event.seq for event in trimmed(job, copied_seq=2).history_tail] == [3, 4]
     check_replace(job, trimmed(job, copied_seq=2))
     check_replace(job, trimmed(job, copied_seq=99))
 
 
-# --- what a store refuses ------------------------------------------------------
+# --- replaces that a store refuses ------------------------------------------------------
 
 PRIOR = replace(
     running(),
@@ -211,7 +212,7 @@ EVENT = NEXT.history_tail[-1]
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"id": "jx"}, "id never changes"),
         ({"tenant": "x"}, "tenant never changes"),
@@ -219,18 +220,18 @@ EVENT = NEXT.history_tail[-1]
         ({"idem": "x"}, "idem never changes"),
         ({"created": 1}, "created never changes"),
         ({"code_digest": "x"}, "code_digest never changes"),
-        ({"generation": 2}, "generation never falls"),
-        ({"observed_generation": 1}, "observed_generation never falls"),
-        ({"history_seq": 3}, "history_seq never falls"),
-        ({"dispatcher_term": 2}, "dispatcher_term never falls"),
-        ({"attempt": replace(PRIOR.attempt, number=0)}, "attempt and term never fall"),
-        ({"guardian": Claim(term=1)}, "attempt and term never fall"),
+        ({"generation": 2}, "generation never decreases"),
+        ({"observed_generation": 1}, "observed_generation never decreases"),
+        ({"history_seq": 3}, "history_seq never decreases"),
+        ({"dispatcher_term": 2}, "dispatcher_term never decreases"),
+        ({"attempt": replace(PRIOR.attempt, number=0)}, "attempt and term never decrease"),
+        ({"guardian": Claim(term=1)}, "attempt and term never decrease"),
         ({"history_seq": 6}, "gap"),
         ({"history_tail": ()}, "gap"),
         ({"history_tail": (*PRIOR.history_tail, replace(EVENT, seq=6))}, "gap"),
         ({"history_tail": (*NEXT.history_tail, EVENT)}, "gap"),
-        ({"history_tail": (*PRIOR.history_tail[:2], EVENT)}, "what is in its history never changes"),
-        ({"history_tail": (replace(PRIOR.history_tail[0], actor="x"), *NEXT.history_tail[1:])}, "never changes"),
+        ({"history_tail": (*PRIOR.history_tail[:2], EVENT)}, "past events of the history never change"),
+        ({"history_tail": (replace(PRIOR.history_tail[0], actor="x"), *NEXT.history_tail[1:])}, "never change"),
         (
             {"history_tail": (*PRIOR.history_tail, replace(EVENT, to=S.PENDING))},
             "is PROCESSING and cannot become PENDING",
@@ -242,28 +243,28 @@ EVENT = NEXT.history_tail[-1]
     ],
     ids=str,
 )
-def test_a_store_refuses(change: dict[str, Any], says: str) -> None:
+def test_a_store_refuses_an_illegal_replace(change: dict[str, Any], message: str) -> None:
     check_replace(PRIOR, NEXT)
-    with pytest.raises(IllegalTransition, match=says):
+    with pytest.raises(IllegalTransition, match=message):
         check_replace(PRIOR, replace(NEXT, **change))
 
 
-def test_resumed_is_an_event_and_never_a_stored_status() -> None:
+def test_resumed_is_never_a_stored_status() -> None:
     halted = set_desired(a_job(), D.HALT, actor="a", now=NOW)
     with pytest.raises(IllegalTransition):
         check_replace(halted, moved(halted, S.RESUMED, actor="a", now=NOW))
 
 
-def test_a_status_does_not_change_without_its_event() -> None:
+def test_a_change_of_status_without_its_event_is_refused() -> None:
     with pytest.raises(IllegalTransition, match="needs its event"):
         check_replace(PRIOR, replace(PRIOR, state=State(status=S.FAILED, since=NOW)))
 
 
-# --- every change of the domain's own is one that stores accept -----------------
+# --- stores accept every change that the domain makes ---------------------------
 
 
 class LifeOfAJob(RuleBasedStateMachine):
-    """Owner, dispatcher and Guardian do what they may, in any order; the store looks on."""
+    """Owner, dispatcher and Guardian make their changes in any order; ``check_replace`` accepts each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,13 +277,13 @@ class LifeOfAJob(RuleBasedStateMachine):
         self.job = replace(new, rev=self.job.rev + 1)
         self.now += 1
 
-    @rule(wish=st.sampled_from(Desired))
-    def wish(self, wish: Desired) -> None:
+    @rule(desired=st.sampled_from(Desired))
+    def set_desired(self, desired: Desired) -> None:
         try:
-            wanted = set_desired(self.job, wish, actor="user:ada", now=self.now)
+            changed = set_desired(self.job, desired, actor="user:ada", now=self.now)
         except IllegalTransition:
             return
-        self.store(wanted)
+        self.store(changed)
 
     @rule()
     def admit(self) -> None:
@@ -303,22 +304,22 @@ class LifeOfAJob(RuleBasedStateMachine):
         if self.job.holds and self.job.status in RESTING | {S.QUEUED}:
             self.store(released(self.job, now=self.now))
 
-    @rule(upto=st.integers(0, 10))
-    def copy(self, upto: int) -> None:
-        tail = self.job.history_tail[:upto]
+    @rule(count=st.integers(0, 10))
+    def copy_history(self, count: int) -> None:
+        tail = self.job.history_tail[:count]
         if tail:
             self.copied += tail
             self.store(trimmed(self.job, copied_seq=tail[-1].seq))
 
     @invariant()
-    def history_is_whole(self) -> None:
+    def history_is_complete(self) -> None:
         events = [*self.copied, *self.job.history_tail]
         assert [event.seq for event in events] == list(range(1, self.job.history_seq + 1))
         assert [event.time for event in events] == sorted(event.time for event in events)
         assert events[-1].to is self.job.status
 
     @invariant()
-    def a_wish_that_can_be_had_at_once_is(self) -> None:
+    def a_queued_job_without_hardware_desires_to_run(self) -> None:
         if self.job.status is S.QUEUED and not self.job.holds:
             assert self.job.desired is D.RUN
 

@@ -1,4 +1,4 @@
-"""What learners' states mean for their job."""
+"""The job's status and verdict, decided from the states of its learners."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from services.core.domain.job import Counters, Job
 from services.core.domain.learner import (
     Exit,
     LearnerStatus,
+    decide_verdict,
     describe_failure,
     job_status,
-    judge,
     learner_name,
     step_times,
 )
@@ -45,43 +45,46 @@ def a_spec(roles: dict[str, Any] = WORKERS, **more: Any) -> JobSpec:
 
 
 def learners(spec: JobSpec, **ends: Exit | str | None) -> dict[str, LearnerStatus]:
-    """By name (``worker_0``): how it ended, why its helper failed, or None: it runs. Of others nothing is known."""
-    names = [(role, index) for role, its in spec.roles.items() for index in range(its.count)]
-    out: dict[str, LearnerStatus] = {}
+    """The reports of some learners, e.g. ``worker_0=...``: an Exit, the reason of a helper's failure, or None: it runs.
+
+    Of learners that are not named there is no report.
+    """
+    names = [(name, index) for name, role in spec.roles.items() for index in range(role.count)]
+    reports: dict[str, LearnerStatus] = {}
     for rank, (role, index) in enumerate(names):
         key = f"{role}_{index}"
         if key in ends:
             end = ends[key]
-            out[learner_name(role, index)] = LearnerStatus(
+            reports[learner_name(role, index)] = LearnerStatus(
                 name=learner_name(role, index), role=role, rank=rank, attempt=1, seq=1, phase=Phase.PROCESSING,
                 exit=end if isinstance(end, Exit) else None, reason=end if isinstance(end, str) else "",
             )  # fmt: skip
-    return out
+    return reports
 
 
 RUN, HALT, KILL = Desired.RUN, Desired.HALT, Desired.KILL
 W = Status
 
-TRUTHS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None], Status | None]] = [
-    ("nothing is known yet", WORKERS, RUN, {}, None),
+VERDICTS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None], Status | None]] = [
+    ("no learner has reported yet", WORKERS, RUN, {}, None),
     ("all run", WORKERS, RUN, {"worker_0": None, "worker_1": None}, None),
     ("one of two has succeeded", WORKERS, RUN, {"worker_0": OK, "worker_1": None}, None),
-    ("one has succeeded, of the other nothing is known", WORKERS, RUN, {"worker_0": OK}, None),
+    ("one has succeeded, the other has not reported", WORKERS, RUN, {"worker_0": OK}, None),
     ("all have succeeded", WORKERS, RUN, {"worker_0": OK, "worker_1": OK}, W.COMPLETED),
     ("one has failed", WORKERS, RUN, {"worker_0": failed(), "worker_1": None}, W.FAILED),
     ("one has failed after the other succeeded", WORKERS, RUN, {"worker_0": OK, "worker_1": failed()}, W.FAILED),
     ("one was killed by a signal", WORKERS, RUN, {"worker_0": failed(signal=9)}, W.FAILED),
     ("one was lost", WORKERS, RUN, {"worker_0": failed(lost=True)}, W.QUEUED),
-    ("one exited 0 but its parent vanished", WORKERS, RUN, {"worker_0": Exit(time=1, code=0, lost=True)}, W.QUEUED),
-    ("a helper failed before there was a process", WORKERS, RUN, {"worker_0": "DataStoreDenied"}, W.FAILED),
-    # kill > facts > halt > run
+    ("one exited with 0 but is lost", WORKERS, RUN, {"worker_0": Exit(time=1, code=0, lost=True)}, W.QUEUED),
+    ("a helper failed before the process started", WORKERS, RUN, {"worker_0": "DataStoreDenied"}, W.FAILED),
+    # kill > success > failure > halt > run
     ("killed while all run", WORKERS, KILL, {"worker_0": None}, W.KILLED),
     ("killed after all have succeeded", WORKERS, KILL, {"worker_0": OK, "worker_1": OK}, W.KILLED),
-    ("killed before anything is known", WORKERS, KILL, {}, W.KILLED),
+    ("killed before any learner has reported", WORKERS, KILL, {}, W.KILLED),
     ("halting, all run", WORKERS, HALT, {"worker_0": None, "worker_1": None}, None),
     ("halting, one still runs", WORKERS, HALT, {"worker_0": stopped(), "worker_1": None}, None),
     ("halting, all were stopped", WORKERS, HALT, {"worker_0": stopped(), "worker_1": stopped()}, W.HALTED),
-    ("halting, all exit 0 because they were told to", WORKERS, HALT,
+    ("halting, all exited with 0 after the stop", WORKERS, HALT,
      {"worker_0": stopped(code=0), "worker_1": stopped(code=0)}, W.HALTED),
     ("halting, one had succeeded before", WORKERS, HALT, {"worker_0": OK, "worker_1": stopped()}, W.HALTED),
     ("halting, all had succeeded before", WORKERS, HALT, {"worker_0": OK, "worker_1": OK}, W.COMPLETED),
@@ -89,11 +92,12 @@ TRUTHS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None], S
     ("halting, one is lost", WORKERS, HALT, {"worker_0": failed(lost=True), "worker_1": None}, None),
     ("halting, one was lost, the other stopped", WORKERS, HALT,
      {"worker_0": failed(lost=True), "worker_1": stopped()}, W.HALTED),
-    ("halting, those whose failure is ignored had failed", IGNORED, HALT,
+    ("halting, a learner whose failure is ignored had failed", IGNORED, HALT,
      {"worker_0": failed(), "worker_1": stopped()}, W.HALTED),
-    ("halting, an ignored helper had failed", IGNORED, HALT, {"worker_0": "NoSpace", "worker_1": stopped()}, W.HALTED),
-    ("stopped because of a peer explains nothing", WORKERS, RUN, {"worker_0": stopped("peer")}, None),
-    # who decides
+    ("halting, the helper of a learner whose failure is ignored had failed", IGNORED, HALT,
+     {"worker_0": "NoSpace", "worker_1": stopped()}, W.HALTED),
+    ("a learner that was stopped because of a peer is no reason", WORKERS, RUN, {"worker_0": stopped("peer")}, None),
+    # deciding roles
     ("the chief has succeeded, workers go on", CHIEF, RUN,
      {"chief_0": OK, "worker_0": None, "worker_1": None}, W.COMPLETED),
     ("workers have succeeded, the chief goes on", CHIEF, RUN, {"chief_0": None, "worker_0": OK, "worker_1": OK}, None),
@@ -102,9 +106,9 @@ TRUTHS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None], S
     ("the chief has succeeded, then a worker was lost", CHIEF, RUN,
      {"chief_0": OK, "worker_0": failed(lost=True), "worker_1": None}, W.COMPLETED),
     ("a worker fails under a chief", CHIEF, RUN, {"chief_0": None, "worker_0": failed()}, W.FAILED),
-    ("a loose chief failed, nobody else may decide", LOOSE_CHIEF, RUN,
+    ("a chief whose failure is ignored failed, no other role decides", LOOSE_CHIEF, RUN,
      {"chief_0": failed(), "worker_0": None}, W.FAILED),
-    # whose failure is ignored
+    # roles whose failure is ignored
     ("one ignored failure, the other runs", IGNORED, RUN, {"worker_0": failed(), "worker_1": None}, None),
     ("one ignored failure, the other unknown", IGNORED, RUN, {"worker_0": failed()}, None),
     ("one ignored failure, the other succeeded", IGNORED, RUN, {"worker_0": failed(), "worker_1": OK}, W.COMPLETED),
@@ -119,38 +123,38 @@ TRUTHS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None], S
     ("the parameter server serves for ever, the last worker succeeded", SERVER, RUN,
      {"ps_0": None, "worker_0": failed(), "worker_1": OK}, W.COMPLETED),
     ("the parameter server failed", SERVER, RUN, {"ps_0": failed(), "worker_0": None}, W.FAILED),
-    ("who counts succeeded, who is ignored runs", MIXED, RUN, {"chief_0": OK, "worker_0": None}, None),
-    ("who counts succeeded, who is ignored failed", MIXED, RUN, {"chief_0": OK, "worker_0": failed()}, W.COMPLETED),
-    ("who is ignored succeeded, who counts runs", MIXED, RUN, {"chief_0": None, "worker_0": OK}, None),
+    ("the counted learner succeeded, the ignored one runs", MIXED, RUN, {"chief_0": OK, "worker_0": None}, None),
+    ("the counted learner succeeded, the ignored one failed", MIXED, RUN,
+     {"chief_0": OK, "worker_0": failed()}, W.COMPLETED),
+    ("the ignored learner succeeded, the counted one runs", MIXED, RUN, {"chief_0": None, "worker_0": OK}, None),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("first", "to"), [("NoSpace", W.FAILED), (failed(lost=True), W.QUEUED), (None, None)],
-    ids=["gave up", "lost", "well"],
+    ids=["helper failed", "lost", "running"],
 )  # fmt: skip
-def test_a_learner_that_never_started_is_missed_by_its_gang_even_where_its_failure_is_ignored(
+def test_a_failure_before_the_gang_started_ends_the_attempt_even_where_it_is_ignored(
     first: Exit | str | None, to: Status | None
 ) -> None:
-    """Else the others would wait for their start for ever."""
+    """Otherwise the other learners would wait for the start for ever."""
     spec = a_spec(IGNORED)
-    ready = {
-        name: replace(one, phase=Phase.READY) for name, one in learners(spec, worker_0=first, worker_1=None).items()
-    }
-    verdict = judge(a_job(), spec, ready, now=NOW)
+    reports = learners(spec, worker_0=first, worker_1=None)
+    ready = {name: replace(learner, phase=Phase.READY) for name, learner in reports.items()}
+    verdict = decide_verdict(a_job(), spec, ready, now=NOW)
     assert (verdict and verdict.to) == to
     begun = ready | {"worker-1": replace(ready["worker-1"], phase=Phase.PROCESSING)}
-    assert judge(a_job(), spec, begun, now=NOW) is None
+    assert decide_verdict(a_job(), spec, begun, now=NOW) is None
 
 
 @pytest.mark.parametrize(
-    ("roles", "desired", "ends", "to"), [truth[1:] for truth in TRUTHS], ids=[t[0] for t in TRUTHS]
+    ("roles", "desired", "ends", "to"), [case[1:] for case in VERDICTS], ids=[case[0] for case in VERDICTS]
 )
-def test_the_verdict(
+def test_the_verdict_is(
     roles: dict[str, Any], desired: Desired, ends: dict[str, Exit | str | None], to: Status | None
 ) -> None:
     spec = a_spec(roles)
-    verdict = judge(a_job(desired=desired), spec, learners(spec, **ends), now=NOW + 5)
+    verdict = decide_verdict(a_job(desired=desired), spec, learners(spec, **ends), now=NOW + 5)
     assert (verdict and verdict.to) == to
     assert verdict is None or verdict.time == NOW + 5
 
@@ -161,43 +165,43 @@ ENDS: st.SearchStrategy[Exit | str] = st.sampled_from(
 
 
 @given(st.sampled_from([WORKERS, IGNORED, CHIEF, LOOSE_CHIEF, SERVER, MIXED]), st.sampled_from(Desired), st.data())
-def test_an_attempt_of_which_all_learners_have_ended_never_goes_on_for_ever(
+def test_an_attempt_whose_learners_have_all_ended_has_a_verdict(
     roles: dict[str, Any], desired: Desired, data: st.DataObject
 ) -> None:
     spec = a_spec(roles)
-    names = [f"{role}_{index}" for role, its in spec.roles.items() for index in range(its.count)]
+    names = [f"{name}_{index}" for name, role in spec.roles.items() for index in range(role.count)]
     ends = {name: data.draw(ENDS, label=name) for name in names}
-    marked = any(isinstance(end, Exit) and end.stop_cause for end in ends.values())
-    if marked and desired is RUN:
-        return  # somebody was told to stop, and by then there had been a verdict
-    assert judge(a_job(desired=desired), spec, learners(spec, **ends), now=NOW) is not None
+    stopped_by_platform = any(isinstance(end, Exit) and end.stop_cause for end in ends.values())
+    if stopped_by_platform and desired is RUN:
+        return  # the platform stops learners after a verdict only
+    assert decide_verdict(a_job(desired=desired), spec, learners(spec, **ends), now=NOW) is not None
 
 
 # --- first cause, retries ------------------------------------------------------
 
 
 def verdict_of(job: Job, spec: JobSpec, **ends: Exit | str | None) -> tuple[Status, str, str]:
-    verdict = judge(job, spec, learners(spec, **ends), now=NOW)
+    verdict = decide_verdict(job, spec, learners(spec, **ends), now=NOW)
     assert verdict is not None
     return verdict.to, verdict.learner, verdict.reason
 
 
-def test_who_failed_first_by_itself_names_the_cause() -> None:
+def test_the_learner_that_failed_first_by_itself_is_the_reason() -> None:
     spec = a_spec({"worker": {"count": 4}})
     ends = {
         "worker_0": stopped("peer"), "worker_1": failed(7, at=NOW + 2), "worker_2": failed(signal=11, at=NOW + 1),
         "worker_3": failed(1, at=NOW + 1),
     }  # fmt: skip
-    verdict = judge(a_job(), spec, learners(spec, **ends), now=NOW + 3)
+    verdict = decide_verdict(a_job(), spec, learners(spec, **ends), now=NOW + 3)
     assert verdict is not None
     assert (verdict.learner, verdict.reason, verdict.signal, verdict.exit_code) == ("worker-2", "Signalled", 11, None)
-    assert verdict.message == "learner worker-2 was ended by SIGSEGV; its log says more (rank 2)"
-    # A helper's failure has no time of its own: it counts as of now.
+    assert verdict.message == "learner worker-2 was ended by SIGSEGV; see its log (rank 2)"
+    # A helper's failure without a time counts as of now.
     assert verdict_of(a_job(), spec, worker_0="NoSpace", worker_1=failed(at=NOW - 1))[1] == "worker-1"
     assert verdict_of(a_job(), spec, worker_1="NoSpace", worker_0=failed(at=NOW + 1))[1:] == ("worker-1", "NoSpace")
 
 
-def test_a_fatal_failure_is_the_cause_even_where_an_ignored_one_came_first() -> None:
+def test_a_fatal_failure_is_the_reason_even_where_an_ignored_one_came_first() -> None:
     spec = a_spec(MIXED)
     ended = {"worker_0": failed(3, at=NOW - 10), "chief_0": failed(4, at=NOW)}
     assert verdict_of(a_job(), spec, **ended) == (W.FAILED, "chief-0", "ExitCode")
@@ -223,9 +227,11 @@ def test_a_fatal_failure_is_the_cause_even_where_an_ignored_one_came_first() -> 
     ],
     ids=str,
 )
-def test_retries_count_what_the_job_did_itself(retries: dict[str, Any], used: int, end: Exit | str, to: Status) -> None:
+def test_only_the_job_s_own_failures_count_against_its_retries(
+    retries: dict[str, Any], used: int, end: Exit | str, to: Status
+) -> None:
     spec = a_spec(retries=retries)
-    verdict = judge(a_job(counters=Counters(retries=used)), spec, learners(spec, worker_0=end), now=NOW)
+    verdict = decide_verdict(a_job(counters=Counters(retries=used)), spec, learners(spec, worker_0=end), now=NOW)
     assert verdict is not None
     lost = isinstance(end, Exit) and end.lost
     assert (verdict.to, verdict.budgeted) == (to, not lost)
@@ -234,9 +240,7 @@ def test_retries_count_what_the_job_did_itself(retries: dict[str, Any], used: in
 
 
 @pytest.mark.parametrize(("used", "to"), [(0, W.HALTED), (5, W.FAILED)])
-def test_a_learner_that_crashes_as_its_job_is_halted_costs_the_job_nothing_while_it_would_have_been_tried_again(
-    used: int, to: Status
-) -> None:
+def test_a_crash_during_a_halt_ends_in_halted_while_retries_are_left(used: int, to: Status) -> None:
     spec = a_spec(retries={"max": 5})
     job = a_job(desired=HALT, counters=Counters(retries=used))
     assert verdict_of(job, spec, worker_0=failed(), worker_1=stopped())[0] is to
@@ -245,24 +249,24 @@ def test_a_learner_that_crashes_as_its_job_is_halted_costs_the_job_nothing_while
 @pytest.mark.parametrize(
     ("end", "reason", "fragment"),
     [
-        (None, "LearnerLost", "vanished"),
-        (failed(lost=True), "LearnerLost", "vanished"),
+        (None, "LearnerLost", "disappeared"),
+        (failed(lost=True), "LearnerLost", "disappeared"),
         (failed(oom=True), "OOMKilled", "resources.memory"),
         (failed(signal=9), "Signalled", "SIGKILL"),
         (failed(signal=63), "Signalled", "signal 63"),
-        (failed(3), "ExitCode", "exited with code 3; its log says more (rank 0)"),
+        (failed(3), "ExitCode", "exited with code 3; see its log (rank 0)"),
         ("NoSpace", "NoSpace", "learner worker-0 could not start"),
     ],
     ids=str,
 )
-def test_a_failure_is_described_with_what_to_look_at(end: Exit | str | None, reason: str, fragment: str) -> None:
-    (one,) = learners(a_spec(), worker_0=end).values()
-    found, message = describe_failure(one)
-    assert (found, fragment in message) == (reason, True)
-    assert describe_failure(replace(one, reason="X", message="why")) == ("X", "why")
+def test_a_failure_is_described_by_reason_and_message(end: Exit | str | None, reason: str, fragment: str) -> None:
+    (learner,) = learners(a_spec(), worker_0=end).values()
+    described, message = describe_failure(learner)
+    assert (described, fragment in message) == (reason, True)
+    assert describe_failure(replace(learner, reason="X", message="why")) == ("X", "why")
 
 
-# --- where a job is on its path ------------------------------------------------
+# --- the job's status ------------------------------------------------
 
 
 def at(*phases: str) -> list[LearnerStatus]:
@@ -282,12 +286,12 @@ def at(*phases: str) -> list[LearnerStatus]:
         (["READY", "READY"], W.DOWNLOADING),
         (["READY", "PROCESSING"], W.PROCESSING),
         (["PROCESSING", "STORING"], W.PROCESSING),
-        (["STORED"], W.PROCESSING),  # of the other nothing is known
+        (["STORED"], W.PROCESSING),  # the other has not reported
         (["STORING", "STORED"], W.STORING),
         (["STORED", "STORED"], W.STORING),
     ],
 )
-def test_a_job_is_where_its_learners_are(phases: list[str], status: Status) -> None:
+def test_the_job_s_status_follows_its_learners_phases(phases: list[str], status: Status) -> None:
     assert job_status(at(*phases), expected=2) is status
 
 
@@ -295,13 +299,16 @@ PATH = [W.PENDING, W.DOWNLOADING, W.PROCESSING, W.STORING]
 
 
 @given(st.lists(st.sampled_from(Phase), min_size=2, max_size=2), st.data())
-def test_a_job_never_goes_back_when_a_learner_goes_on(phases: list[Phase], data: st.DataObject) -> None:
+def test_the_job_s_status_never_goes_back_when_a_learner_advances(phases: list[Phase], data: st.DataObject) -> None:
+    def advance(phase: Phase) -> Phase:
+        return data.draw(st.sampled_from([later for later in Phase if PHASE_ORDER[later] >= PHASE_ORDER[phase]]))
+
     before = job_status(at(*phases), expected=2)
-    onward = [data.draw(st.sampled_from([one for one in Phase if PHASE_ORDER[one] >= PHASE_ORDER[p]])) for p in phases]
-    assert PATH.index(job_status(at(*onward), expected=2)) >= PATH.index(before)
+    after = job_status(at(*map(advance, phases)), expected=2)
+    assert PATH.index(after) >= PATH.index(before)
 
 
-def test_a_step_begins_with_the_first_and_storing_with_the_last() -> None:
+def test_a_step_begins_with_the_first_learner_and_storing_with_the_last() -> None:
     first, second = at("STORING", "STORING")
     first = replace(first, times={"DOWNLOADING": 5, "PROCESSING": 10, "STORING": 30})
     second = replace(second, times={"DOWNLOADING": 4, "PROCESSING": 12, "STORING": 31})

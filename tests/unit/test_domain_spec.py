@@ -1,4 +1,4 @@
-"""What a job spec may say, and what is answered to those that are wrong (wrong_specs.yaml)."""
+"""Validation of job specs: valid ones, and the errors of wrong ones (wrong_specs.yaml)."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def errors_of(document: object) -> tuple[FieldError, ...]:
 # --- wrong specs ---------------------------------------------------------------
 
 
-def test_there_are_forty_different_wrong_specs() -> None:
+def test_at_least_forty_different_wrong_specs_are_tried() -> None:
     assert len(WRONG) >= 40
     assert max(Counter(case["rule"] for case in WRONG).values()) == 1
     assert len({json.dumps(case["spec"], sort_keys=True) for case in WRONG}) == len(WRONG)
 
 
 @pytest.mark.parametrize("case", WRONG, ids=[case["rule"] for case in WRONG])
-def test_a_wrong_spec_is_answered_with_where_what_and_what_to_write(case: dict[str, Any]) -> None:
+def test_a_wrong_spec_is_refused_with_pointer_message_and_hint(case: dict[str, Any]) -> None:
     (error,) = errors_of(case["spec"])
     assert error.pointer == case["pointer"]
     assert case["says"] in error.message
     assert error.hint == case.get("hint", "")
 
 
-def test_every_wrong_field_is_found_in_one_pass() -> None:
+def test_all_wrong_fields_are_reported_at_once() -> None:
     errors = errors_of({"nmae": "x", "command": 1, "priority": "normla", "learners": 0, "retries": {"max": -1, "n": 2}})
     assert {error.pointer for error in errors} == {
         "/name",
@@ -66,7 +66,7 @@ def test_every_wrong_field_is_found_in_one_pass() -> None:
     }  # fmt: skip
 
 
-def test_the_message_is_the_first_error_and_how_many_more() -> None:
+def test_the_message_is_the_first_error_and_the_number_of_others() -> None:
     with pytest.raises(InvalidSpec, match=r"^/nmae: .*; did you mean 'name'\? \(and 1 more\)$") as caught:
         parse_spec({"nmae": "x", "grcae": "1s", "name": "n", "command": "true"})
     assert len(caught.value.errors) == 2
@@ -74,7 +74,7 @@ def test_the_message_is_the_first_error_and_how_many_more() -> None:
         parse_spec(None)
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_or_with_all() -> None:
+def test_the_hint_on_an_unknown_name_is_the_nearest_name_or_all_names() -> None:
     assert nearest("wroker", ["worker", "ps"]) == "did you mean 'worker'?"
     assert nearest("zzz", ("worker", "ps")) == "there are: ps, worker"
     assert nearest("x", []) == ""
@@ -90,20 +90,20 @@ FIELDS = [*JobSpec.model_fields, "learners"]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6) | JSON)
-def test_whatever_comes_in_only_invalid_spec_comes_out(document: Any) -> None:
+def test_parsing_any_document_raises_invalid_spec_only(document: Any) -> None:
     if isinstance(document, dict):
         document = {"name": "n", "command": "true", **document}
     try:
         spec = parse_spec(document)
     except InvalidSpec as wrong:
-        known = [error for error in wrong.errors if error.message and error.pointer[:1] in {"", "/"}]
-        if len(known) != len(wrong.errors):
+        complete = [error for error in wrong.errors if error.message and error.pointer[:1] in {"", "/"}]
+        if len(complete) != len(wrong.errors):
             raise
     else:
         assert parse_spec(json.loads(json.dumps(dump_spec(spec)))) == spec
 
 
-# --- right specs ---------------------------------------------------------------
+# --- valid specs ---------------------------------------------------------------
 
 FULL: dict[str, Any] = {
     "name": "digits", "description": "d", "framework": {"name": "jax", "version": "0.10"},
@@ -119,7 +119,7 @@ FULL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_full_spec_is_read_and_its_stored_form_reads_as_the_same() -> None:
+def test_the_stored_form_of_a_full_spec_parses_to_the_same_spec() -> None:
     spec = parse_spec(FULL)
     stored = dump_spec(spec)
     assert parse_spec(stored) == spec
@@ -130,7 +130,7 @@ def test_a_full_spec_is_read_and_its_stored_form_reads_as_the_same() -> None:
     assert stored["data_stores"][1]["bucket"] == "b"
 
 
-def test_a_stored_spec_says_only_what_differs_from_the_default() -> None:
+def test_the_stored_form_leaves_out_defaults() -> None:
     assert dump_spec(a_spec()) == {"name": "n", "command": "true", "roles": {"worker": {"count": 1}}}
     assert dump_spec(a_spec(learners=4, priority="normal"))["roles"] == {"worker": {"count": 4}}
 
@@ -143,7 +143,7 @@ def test_a_stored_spec_says_only_what_differs_from_the_default() -> None:
         ({"name": "python", "version": 3}, "python", "3"),
     ],
 )  # fmt: skip
-def test_a_framework_may_be_written_short(written: object, name: str, version: str) -> None:
+def test_a_framework_may_be_written_in_short_form(written: object, name: str, version: str) -> None:
     framework = a_spec(framework=written).framework
     assert framework is not None
     assert (framework.name, framework.version) == (name, version)
@@ -154,7 +154,7 @@ def test_a_command_may_be_a_list_of_words() -> None:
     assert errors_of({"name": "n", "command": ["python", 1]})[0].pointer == "/command"
 
 
-def test_a_learner_gets_its_role_s_resources_else_the_job_s_else_the_size_s() -> None:
+def test_resources_come_from_the_role_else_the_job_else_the_size() -> None:
     spec = a_spec(
         roles={"ps": {"count": 1, "gpus": 0, "cpus": 0.5, "memory": "3GB"}, "worker": {"count": 1}},
         resources={"size": "k80", "cpus": 2},
@@ -162,12 +162,12 @@ def test_a_learner_gets_its_role_s_resources_else_the_job_s_else_the_size_s() ->
     assert spec.role_resources("ps") == Size(gpus=0, cpus=0.5, memory=3 * 10**9)
     assert spec.role_resources("worker") == Size(gpus=1, cpus=2, memory=24 * 10**9)
     assert a_spec().role_resources("worker") == Size(gpus=0, cpus=1, memory=10**9)
-    # Sizes are the operator's: where one has gone since, the smallest stands for it.
+    # A size that no longer exists counts as the smallest.
     assert spec.role_resources("worker", {}) == Size(gpus=0, cpus=2, memory=10**9)
     assert spec.role_resources("worker", {"k80": Size(2, 8, 5)}) == Size(gpus=2, cpus=2, memory=5)
 
 
-# --- what cannot be done yet ---------------------------------------------------
+# --- fields that are not implemented yet ---------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -193,14 +193,16 @@ def test_a_learner_gets_its_role_s_resources_else_the_job_s_else_the_size_s() ->
     ],
     ids=str,
 )
-def test_what_cannot_be_done_yet_is_refused_by_name(fields: dict[str, Any], pointer: str) -> None:
+def test_a_field_that_is_not_implemented_is_refused_by_name(fields: dict[str, Any], pointer: str) -> None:
     (error,) = unsupported(a_spec(**fields))
     assert error.pointer == pointer
     assert "not available on this platform yet" in error.message
 
 
-def test_what_can_be_done_is_not_refused() -> None:
-    able = {key: value for key, value in FULL.items() if key not in {"elastic", "outputs", "data_stores", "inputs"}}
-    able["data_stores"] = [FULL["data_stores"][0], {"id": "l", "type": "local", "path": "/data"}]
-    able["roles"] = {"worker": {"count": 2, "min": 2, "on_failure": "ignore"}}
-    assert unsupported(parse_spec(able)) == ()
+def test_implemented_fields_are_not_refused() -> None:
+    implemented = {
+        key: value for key, value in FULL.items() if key not in {"elastic", "outputs", "data_stores", "inputs"}
+    }
+    implemented["data_stores"] = [FULL["data_stores"][0], {"id": "l", "type": "local", "path": "/data"}]
+    implemented["roles"] = {"worker": {"count": 2, "min": 2, "on_failure": "ignore"}}
+    assert unsupported(parse_spec(implemented)) == ()

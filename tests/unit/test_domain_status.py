@@ -27,9 +27,9 @@ EDGES = {
 }
 
 
-def test_the_machine_has_exactly_these_edges() -> None:
-    found = {current.value: {to.value for to in Status if allowed(current, to)} for current in Status}
-    assert found == {current: set(to.split()) for current, to in EDGES.items()}
+def test_the_status_machine_has_exactly_these_edges() -> None:
+    edges = {current.value: {to.value for to in Status if allowed(current, to)} for current in Status}
+    assert edges == {current: set(to.split()) for current, to in EDGES.items()}
 
 
 def test_the_path_of_a_job_that_succeeds_is_allowed() -> None:
@@ -37,12 +37,12 @@ def test_the_path_of_a_job_that_succeeds_is_allowed() -> None:
 
 
 @given(st.sampled_from(sorted(TERMINAL)), st.sampled_from(Status))
-def test_terminal_states_are_sinks(current: Status, to: Status) -> None:
+def test_no_edge_leads_out_of_a_terminal_status(current: Status, to: Status) -> None:
     assert not allowed(current, to)
 
 
 @given(st.sampled_from(Status))
-def test_a_status_to_itself_is_no_edge(status: Status) -> None:
+def test_no_edge_leads_from_a_status_to_itself(status: Status) -> None:
     assert not allowed(status, status)
 
 
@@ -50,12 +50,12 @@ def test_every_live_job_can_fail_and_be_killed() -> None:
     assert all(allowed(status, to) for status in LIVE for to in (Status.FAILED, Status.KILLED))
 
 
-def test_each_status_is_waiting_admitted_resting_or_an_event_only() -> None:
+def test_each_status_is_queued_admitted_resting_or_resumed() -> None:
     assert {Status.QUEUED} | ADMITTED | RESTING | {Status.RESUMED} == set(Status)
     assert not ADMITTED & RESTING
     assert TERMINAL < RESTING
 
 
-def test_phases_are_in_the_order_of_a_learner_s_life() -> None:
+def test_phases_are_ordered_as_a_learner_passes_them() -> None:
     names = ["WAITING", "DOWNLOADING", "READY", "PROCESSING", "STORING", "STORED"]
     assert sorted(Phase, key=PHASE_ORDER.__getitem__) == [Phase(name) for name in names]

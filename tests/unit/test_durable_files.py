@@ -1,4 +1,4 @@
-"""Small JSON files that are whole after a crash, and the back-off between retries."""
+"""Durable JSON files, and the back-off between retries."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_reserved_write_allocates_no_new_blocks(tmp_path: Path) -> None:
     write_reserved(path, document)
     assert (path.stat().st_ino, path.stat().st_blocks) == (before.st_ino, before.st_blocks)
     assert read_json(path) == {"schema": 1, "code": 3}
-    write_reserved(path, {"code": 4})  # nothing is reserved any more: a plain write
+    write_reserved(path, {"code": 4})  # no space is reserved any more: a plain write
     assert read_json(path) == {"schema": 1, "code": 4}
 
 

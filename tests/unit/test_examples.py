@@ -1,4 +1,4 @@
-"""Whoever starts from an example starts from something that the platform takes."""
+"""The examples are valid jobs that the platform accepts."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/weft.yaml"))
 
 
-def test_the_promised_examples_are_there() -> None:
+def test_the_documented_examples_exist() -> None:
     assert {"hello", "numpy", "digits", "digits-pytorch"} <= set(NAMES)
 
 

@@ -1,4 +1,4 @@
-"""A process dies where it was told to, once, and nowhere else; without being told there are no such points."""
+"""Failpoints: a process kills itself at the armed point, once; without WEFT_FAILPOINTS there are none."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> FailpointFolder:
 
 
 def run(folder: FailpointFolder, home: Path) -> int:
-    """The exit code of a script under failpoints, as the node agent starts shims."""
+    """Runs a script under failpoints, as the node agent starts shims. Returns its exit code."""
     script = home.parent / "script.py"
     script.write_text(WRITES)
     home.mkdir(exist_ok=True)
@@ -52,12 +52,12 @@ def run(folder: FailpointFolder, home: Path) -> int:
     return subprocess.run([sys.executable, *argv], check=False, capture_output=True).returncode
 
 
-def test_each_change_of_a_file_is_a_point_and_reads_are_none(folder: FailpointFolder, tmp_path: Path) -> None:
+def test_each_change_of_a_file_is_a_point_and_a_read_is_not(folder: FailpointFolder, tmp_path: Path) -> None:
     assert run(folder, tmp_path / "home") == 0
     assert folder.passed() == ["script.open a.tmp", "script.rename a", "script.fork", "script.open done"]
 
 
-def test_a_process_dies_before_the_change_it_was_told_and_only_the_first_time(
+def test_a_process_is_killed_before_the_armed_change_and_only_the_first_time(
     folder: FailpointFolder, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
@@ -69,7 +69,7 @@ def test_a_process_dies_before_the_change_it_was_told_and_only_the_first_time(
     assert {path.name for path in home.iterdir()} == {"a", "child", "done"}
 
 
-def test_a_change_that_is_cut_fails_as_on_a_broken_disk(folder: FailpointFolder, tmp_path: Path) -> None:
+def test_a_change_of_a_file_that_is_cut_raises_an_os_error(folder: FailpointFolder, tmp_path: Path) -> None:
     folder.arm("before", "cut", "script.rename a")
     assert run(folder, tmp_path / "home") == 1
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["a.tmp"]
@@ -82,13 +82,13 @@ class Ports:
     urls: ObjectUrls | None = None
 
 
-async def test_without_being_asked_for_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ports_are_unchanged_without_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     ports = Ports(MemoryJobStore(), b"secret")
     assert at_failpoints(ports, "lcm") is ports
 
 
-async def test_each_call_of_a_port_is_a_point_named_after_what_it_is_about(
+async def test_each_call_of_a_port_is_a_point_named_after_its_subject(
     folder: FailpointFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, folder.environment[VARIABLE])
@@ -104,7 +104,7 @@ async def test_each_call_of_a_port_is_a_point_named_after_what_it_is_about(
 
 
 @pytest.mark.parametrize(("when", "stored"), [("before", 0), ("done", 1)])
-async def test_a_call_that_is_cut_raises_unavailable_and_done_means_that_it_had_its_effect(
+async def test_a_call_that_is_cut_raises_unavailable_and_has_its_effect_only_when_done(
     folder: FailpointFolder, monkeypatch: pytest.MonkeyPatch, when: str, stored: int
 ) -> None:
     monkeypatch.setenv(VARIABLE, folder.environment[VARIABLE])
@@ -116,17 +116,15 @@ async def test_a_call_that_is_cut_raises_unavailable_and_done_means_that_it_had_
     assert len(await store.find(JobQuery())) == stored
 
 
-async def test_answered_means_that_the_caller_had_the_answer_until_it_waited(
-    folder: FailpointFolder, tmp_path: Path
-) -> None:
+async def test_answered_means_that_the_caller_runs_until_it_waits_next(folder: FailpointFolder, tmp_path: Path) -> None:
     folder.arm("answered", "kill", "api.store.put")
     script = tmp_path / "script.py"
     script.write_text(ANSWERED)
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(script), env={**os.environ, **folder.environment}, stdout=asyncio.subprocess.PIPE
     )
-    said, _ = await process.communicate()
-    assert (said, process.returncode) == (b"had the answer\n", -signal.SIGKILL)
+    output, _ = await process.communicate()
+    assert (output, process.returncode) == (b"had the answer\n", -signal.SIGKILL)
 
 
 ANSWERED = """
@@ -146,7 +144,9 @@ asyncio.run(main())
 """
 
 
-async def test_streams_and_plain_methods_go_through(folder: FailpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_and_plain_methods_are_passed_through(
+    folder: FailpointFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Watches:
         async def watch(self) -> AsyncGenerator[int]:
             yield 1
@@ -155,22 +155,22 @@ async def test_streams_and_plain_methods_go_through(folder: FailpointFolder, mon
             return ["reserve"]
 
     @dataclass(frozen=True)
-    class Of:
+    class ClusterPorts:
         cluster: Watches
 
     monkeypatch.setenv(VARIABLE, folder.environment[VARIABLE])
-    ports = at_failpoints(Of(Watches()), "lcm")
-    assert [each async for each in ports.cluster.watch()] == [1]
+    ports = at_failpoints(ClusterPorts(Watches()), "lcm")
+    assert [item async for item in ports.cluster.watch()] == [1]
     assert ports.cluster.steps() == ["reserve"]
 
 
-def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with pytest.raises(ValueError, match="nobody else"):
         Failpoints(tmp_path, "api")
 
 
 @pytest.mark.parametrize("line", ["", "kill api.jobs.get", "before kill", "later kill api.jobs.get", "before maim x"])
-def test_a_line_that_arms_nothing_is_an_error(line: str) -> None:
+def test_a_malformed_line_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="is expected"):
         read_line(line)

@@ -492,13 +492,13 @@ async def test_an_announcement_that_somebody_interferes_with_is_made_again(plane
 async def test_learners_that_take_long_to_begin_are_not_provisioned_again(plane: ControlPlane) -> None:
     # As where the cluster's own word comes late: the pods are there, and not yet running.
     await plane.start_pool()
-    plane.cluster.lags = True
+    plane.cluster.hides_activation = True
     plane.metrics.away = True
     job_id = await plane.submit()
     await asyncio.sleep(30)
     assert [step for step, _ in plane.cluster.done] == list(plane.cluster.steps())
     assert not (await plane.job(job_id)).attempt.committed
-    plane.cluster.lags = plane.metrics.away = False
+    plane.cluster.hides_activation = plane.metrics.away = False
     assert (await plane.rested(job_id)).attempt.number == 1
 
 

@@ -146,14 +146,14 @@ def test_a_malformed_report_harms_nobody_else() -> None:
     late = json.dumps(dump(replace(sound, times={"STORED": 10**30})))
     for value in ("", "{", "[]", '{"name": 3}', '"x"', "{}", "[" * 60_000, '{"seq": Infinity}', other, late):
         view.apply(Change("put", key, Entry(key, value, 1)))
-        (held,) = quarantine.listed()
+        (held,) = quarantine.entries()
         assert (held.kind, held.place, held.job, held.since) == (STATUS, key, "j1", 5)
     assert view.of("j1", 1) == {}
     assert poked == []
     for value in (json.dumps({**dump(sound), "schema": 2, "phase": "NEWER"}), json.dumps(dump(sound))):
         view.apply(Change("put", key, Entry(key, "{", 1)))
         view.apply(Change("put", key, Entry(key, value, 1)))
-        assert quarantine.listed() == []
+        assert quarantine.entries() == []
     assert view.of("j1", 1) == {"worker-0": sound}
 
 
@@ -164,9 +164,9 @@ def test_an_announcement_that_names_no_attempt_says_nothing(value: str) -> None:
     view.apply(Change("put", key, Entry(key, '{"attempt": 3}', 1)))
     assert view.announced("j1") == 3
     view.apply(Change("put", key, Entry(key, value, 1)))
-    assert (view.announced("j1"), [one.place for one in quarantine.listed()]) == (0, [key])
+    assert (view.announced("j1"), [one.place for one in quarantine.entries()]) == (0, [key])
     view.apply(Change("delete", key))
-    assert quarantine.listed() == []
+    assert quarantine.entries() == []
 
 
 def test_a_plan_gives_every_learner_its_rank_its_node_and_a_token_of_its_own() -> None:

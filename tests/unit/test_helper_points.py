@@ -1,4 +1,4 @@
-"""What a line of JSON reports, if anything."""
+"""The metrics that a line of JSON reports."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.helper.ship.points import looks_like_points, parse
+from services.helper.ship.points import may_hold_points, parse_report
 from weft._learner import Reporter
 
 
-def test_what_the_sdk_writes_is_understood(tmp_path: Path) -> None:
+def test_reports_of_the_sdk_are_read(tmp_path: Path) -> None:
     reporter = Reporter(environ={"JOB_STATE_DIR": str(tmp_path)}, now_ms=lambda: 42)
     reporter.report(7, {"loss": 0.25, "bad": math.nan, "far": -math.inf}, {}, {"subset": "val"})
     reporter.progress(0.5, 3)
-    first, second = map(parse, (tmp_path / "metrics.jsonl").read_bytes().splitlines())
+    first, second = map(parse_report, (tmp_path / "metrics.jsonl").read_bytes().splitlines())
     assert first
     assert second
     assert (first.step, first.time_ms, dict(first.context)) == (7, 42, {"subset": "val"})
@@ -37,13 +37,14 @@ def test_what_the_sdk_writes_is_understood(tmp_path: Path) -> None:
         ('{"step": null, "loss": 2}', {"loss": 2.0}, None),
         ('{"step": 99999999999999999999, "loss": 2}', {"loss": 2.0}, None),
         ('{"step": 1, "huge": 1' + "0" * 400 + ', "ok": 1}', {"ok": 1.0}, 1),
-        ('{"step": 1, "\\ud800": 5}', {"?": 5.0}, 1),
+        ('{"step": 1, "\\ud800": 5}', {"\\ud800": 5.0}, 1),
+        ('{"step": 1, "lo\\u0000ss": 5}', {"lo\\x00ss": 5.0}, 1),
     ],
 )
 def test_json_with_a_step_or_metrics_reports_its_numbers(line: str, values: dict[str, float], step: int | None) -> None:
-    found = parse(line.encode())
-    assert found
-    assert (dict(found.values), found.step) == (values, step)
+    report = parse_report(line.encode())
+    assert report
+    assert (dict(report.values), report.step) == (values, step)
 
 
 @pytest.mark.parametrize(
@@ -53,14 +54,14 @@ def test_json_with_a_step_or_metrics_reports_its_numbers(line: str, values: dict
         '{"step": 1, "values": "x"}', '{"progress": {"fraction": "x"}}', '{"progress": 5}', "[" * 100_000, "\xff",
     ],
 )  # fmt: skip
-def test_other_lines_report_nothing(line: str) -> None:
-    assert parse(line.encode("latin-1")) is None
+def test_lines_of_other_forms_report_nothing(line: str) -> None:
+    assert parse_report(line.encode("latin-1")) is None
 
 
-def test_nearly_all_log_lines_are_seen_at_a_glance_to_report_nothing() -> None:
-    assert not looks_like_points(b"epoch 3: loss 0.5")
-    assert not looks_like_points(b'{"message": "hello"}')
-    assert looks_like_points(b'{"step": 1, "loss": 2}\r')
+def test_most_log_lines_are_not_parsed_as_json() -> None:
+    assert not may_hold_points(b"epoch 3: loss 0.5")
+    assert not may_hold_points(b'{"message": "hello"}')
+    assert may_hold_points(b'{"step": 1, "loss": 2}\r')
 
 
 KEYS = st.sampled_from(["step", "values", "metrics", "context", "progress", "fraction", "eta_s", "time_ms", "x"])
@@ -72,9 +73,11 @@ DOCUMENTS = st.recursive(
 
 
 @given(st.binary(max_size=200) | DOCUMENTS.map(lambda value: json.dumps(value).encode()))
-def test_no_line_can_make_it_fail(line: bytes) -> None:
-    found = parse(line)
-    if found is not None:
-        assert found.values or found.progress
-        assert found.step is None or -(2**63) <= found.step < 2**63
-        json.dumps([dict(found.context), list(found.values)]).encode()
+def test_any_line_is_parsed_without_an_error_to_storable_text(line: bytes) -> None:
+    report = parse_report(line)
+    if report is not None:
+        assert report.values or report.progress
+        assert report.step is None or -(2**63) <= report.step < 2**63
+        for text in (*report.context, *report.context.values(), *report.values):
+            assert "\0" not in text
+            text.encode()

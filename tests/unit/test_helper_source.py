@@ -1,4 +1,4 @@
-"""One tailed file and what a metrics service has of it: each line once, whatever happens to either or the helper."""
+"""One tailed file and a metrics service: each line arrives once, also when either of them or the helper fails."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from services.core.domain.text import storable
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
-from services.helper.ship.source import Place, TailedSource
+from services.helper.ship.source import SourceFile, TailedSource
 from services.helper.ship.times import TimeIndex
 from services.helper.spool import Spool
 
 
 class Memory:
-    """What the metrics service keeps of one source, by generation."""
+    """The metrics service's state of one source, by generation."""
 
     def __init__(self) -> None:
         self.committed: dict[int, int] = {}
@@ -44,34 +45,34 @@ class Memory:
 
 
 class Tail:
-    """A helper's source that can die and come back."""
+    """A source of a helper that can be killed and started again."""
 
-    def __init__(self, root: Path, memory: Memory, *, ours: bool = False) -> None:
+    def __init__(self, root: Path, memory: Memory, *, is_closed: bool = False) -> None:
         self.root, self.memory, self.now = root, memory, 1000
         self.ended = False
-        self._ours = ours
+        self._is_closed = is_closed
         self.begin()
 
     def begin(self) -> None:
-        place = Place(name="out", run=1, root=self.root, parts=("job", "out"), text=True, ours=self._ours)
+        file = SourceFile(name="out", run=1, root=self.root, parts=("job", "out"), text=True, is_closed=self._is_closed)
         self.source = TailedSource(
-            place, Source(source="out"), os.geteuid(), Spool(self.root / "spool"), clock=lambda: self.now,
-            reported=lambda _: None,
+            file, Source(source="out"), os.geteuid(), Spool(self.root / "spool"), clock=lambda: self.now,
+            on_report=lambda _: None,
         )  # fmt: skip
         for generation, committed in self.memory.committed.items():
             self.source.resume(generation, committed, final=generation in self.memory.final)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         self.now += 100
-        self.source._path_due = 0
+        self.source._path_check_at = 0
         if self.ended:
-            self.source.end()
+            self.source.finish()
         else:
-            self.source.look()
+            self.source.refresh()
 
     def ship(self, *, lines: int = 1000, answered: bool = True) -> bool:
         """One batch; ``answered``: the answer comes back."""
-        batch = self.source.batch(2**20, lines)
+        batch = self.source.next_batch(2**20, lines)
         if batch is None:
             return False
         committed = self.memory.append(batch)
@@ -80,17 +81,17 @@ class Tail:
         return True
 
     def ship_all(self) -> None:
-        self.look()
+        self.refresh()
         while self.ship():
-            self.look()
+            self.refresh()
 
 
 @contextmanager
-def tailed(*, ours: bool = False) -> Generator[Tail]:
+def tailed(*, is_closed: bool = False) -> Generator[Tail]:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / "job").mkdir()
-        tail = Tail(root, Memory(), ours=ours)
+        tail = Tail(root, Memory(), is_closed=is_closed)
         yield tail
         tail.source.close()
 
@@ -101,7 +102,7 @@ def tail() -> Generator[Tail]:
         yield made
 
 
-def test_a_growing_file_gives_complete_lines_and_the_rest_at_the_end(tail: Tail) -> None:
+def test_growing_file_gives_complete_lines_and_the_rest_at_the_end(tail: Tail) -> None:
     file = tail.root / "job" / "out"
     tail.ship_all()
     file.write_text("one\ntw")
@@ -114,10 +115,10 @@ def test_a_growing_file_gives_complete_lines_and_the_rest_at_the_end(tail: Tail)
     tail.ended = True
     tail.ship_all()
     assert tail.memory.texts == ["one", "two", "three"]
-    assert tail.source.done
+    assert tail.source.is_done
 
 
-def test_a_file_cut_back_begins_a_new_generation_and_ends_the_old_one(tail: Tail) -> None:
+def test_truncated_file_starts_a_new_generation(tail: Tail) -> None:
     file = tail.root / "job" / "out"
     file.write_text("first of many\n")
     tail.ship_all()
@@ -128,7 +129,7 @@ def test_a_file_cut_back_begins_a_new_generation_and_ends_the_old_one(tail: Tail
     assert tail.memory.final == {0}
 
 
-def test_a_replaced_file_is_read_to_its_end_first(tail: Tail) -> None:
+def test_replaced_file_is_read_to_its_end_first(tail: Tail) -> None:
     file = tail.root / "job" / "out"
     file.write_text("old\n")
     tail.ship_all()
@@ -142,7 +143,7 @@ def test_a_replaced_file_is_read_to_its_end_first(tail: Tail) -> None:
     assert tail.memory.final == {0}
 
 
-def test_a_file_replaced_while_no_helper_lived_is_another_generation(tail: Tail) -> None:
+def test_file_replaced_while_no_helper_runs_is_another_generation(tail: Tail) -> None:
     file = tail.root / "job" / "out"
     file.write_text("old and long\n")
     tail.ship_all()
@@ -156,17 +157,17 @@ def test_a_file_replaced_while_no_helper_lived_is_another_generation(tail: Tail)
     assert tail.memory.final == {0, 1}
 
 
-def test_what_was_final_is_not_sent_again_by_a_later_helper(tail: Tail) -> None:
+def test_final_source_is_not_sent_again_after_a_restart(tail: Tail) -> None:
     (tail.root / "job" / "out").write_text("only\n")
     tail.ended = True
     tail.ship_all()
     tail.begin()
     tail.ship_all()
-    assert tail.source.done
+    assert tail.source.is_done
     assert tail.memory.texts == ["only"]
 
 
-def test_a_link_or_a_pipe_or_a_folder_is_never_read(tail: Tail) -> None:
+def test_link_or_pipe_or_folder_is_never_read(tail: Tail) -> None:
     out = tail.root / "job" / "out"
     out.symlink_to("/etc/hostname")
     tail.ship_all()
@@ -185,29 +186,29 @@ def test_a_link_or_a_pipe_or_a_folder_is_never_read(tail: Tail) -> None:
     assert tail.memory.committed == {}
 
 
-def test_a_file_that_never_was_leaves_nothing_to_wait_for(tail: Tail) -> None:
+def test_missing_file_is_done_at_the_end(tail: Tail) -> None:
     tail.ended = True
     tail.ship_all()
-    assert tail.source.done
+    assert tail.source.is_done
 
 
-def test_memory_is_bounded_whatever_the_learner_writes(tail: Tail) -> None:
+def test_memory_is_bounded_for_a_file_of_newlines(tail: Tail) -> None:
     (tail.root / "job" / "out").write_bytes(b"\n" * 3_000_000)
-    tail.look()
+    tail.refresh()
     tail.ship()
     assert len(tail.source._pieces) <= 1000
 
 
-def test_a_line_sent_again_has_the_time_it_had(tail: Tail) -> None:
+def test_line_sent_again_keeps_its_time(tail: Tail) -> None:
     file = tail.root / "job" / "out"
     with file.open("a") as out:
         for number in range(20):
             out.write(f"{number}\n")
             out.flush()
-            tail.look()
+            tail.refresh()
     tail.ship(answered=False)
     times = [time for _, time, _ in tail.memory.lines[0]]
-    assert times == sorted(set(times)), "each was seen at another moment"
+    assert times == sorted(set(times)), "each line was seen at another moment"
     tail.memory.lines.clear()
     tail.memory.committed.clear()
     tail.begin()
@@ -218,19 +219,19 @@ def test_a_line_sent_again_has_the_time_it_had(tail: Tail) -> None:
 def test_the_time_index_survives_a_clock_that_is_set_back(tmp_path: Path) -> None:
     index = TimeIndex(tmp_path / "times")
     for size, now in ((10, 5000), (20, 3000), (30, 6000)):
-        index.saw(size, now)
+        index.record(size, now)
     index.close()
     again = TimeIndex(tmp_path / "times")
-    assert [again.at(end) for end in (1, 10, 11, 20, 21, 30, 31)] == [5000, 5000, 5000, 5000, 6000, 6000, 6000]
+    assert [again.time_at(end) for end in (1, 10, 11, 20, 21, 30, 31)] == [5000, 5000, 5000, 5000, 6000, 6000, 6000]
     again.close()
 
 
 class EachLineOnce(RuleBasedStateMachine):
-    """Writes, restarts, lost answers, a service that forgets, in any order: every line arrives once, in its place."""
+    """Writes, restarts, lost answers, a service that loses data, in any order: every line arrives once, in order."""
 
     @initialize()
     def start(self) -> None:
-        self.context = tailed(ours=True)
+        self.context = tailed(is_closed=True)
         self.tail = self.context.__enter__()
         self.written = b""
         self.file = self.tail.root / "job" / "out"
@@ -242,8 +243,8 @@ class EachLineOnce(RuleBasedStateMachine):
             out.write(data)
 
     @rule()
-    def look(self) -> None:
-        self.tail.look()
+    def refresh(self) -> None:
+        self.tail.refresh()
 
     @rule(lines=st.integers(1, 3), answered=st.booleans())
     def ship(self, lines: int, answered: bool) -> None:  # noqa: FBT001
@@ -256,7 +257,7 @@ class EachLineOnce(RuleBasedStateMachine):
 
     @rule()
     def forget(self) -> None:
-        """The service comes back from a backup: it has less than it said it had."""
+        """The service comes back from a backup, with less than it had acknowledged."""
         if self.tail.memory.lines.get(0) and not self.tail.memory.final:
             offset, _, _ = self.tail.memory.lines[0].pop()
             self.tail.memory.committed[0] = offset
@@ -273,8 +274,8 @@ class EachLineOnce(RuleBasedStateMachine):
                 self.tail.ship_all()
             lines = self.written.split(b"\n")
             expected = lines if lines[-1] else lines[:-1]
-            assert self.tail.memory.texts == [line.decode("utf-8", "replace").replace("�", "?") for line in expected]
-            assert self.tail.source.done
+            assert self.tail.memory.texts == [storable(line.decode("utf-8", "surrogateescape")) for line in expected]
+            assert self.tail.source.is_done
             self.context.__exit__(None, None, None)
 
 

@@ -1,4 +1,4 @@
-"""How documents are changed by many, and how their history is read."""
+"""Concurrent changes of job documents, and reading and copying of their history."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.testbed.memory import MemoryJobStore
 
 
 class Contested(MemoryJobStore):
-    """Somebody else writes first, so many times."""
+    """The first ``races`` replaces come after another write."""
 
     def __init__(self, races: int) -> None:
         super().__init__()
         self.races = races
-        self.tries = 0
+        self.replaces = 0
 
     async def replace(self, prior: Job, new: Job) -> Job:
-        self.tries += 1
+        self.replaces += 1
         if self.races:
             self.races -= 1
             await super().replace(prior, replace(prior, summary={"by": f"other {self.races}"}))
@@ -35,56 +35,56 @@ def touched(job: Job) -> Job:
     return replace(job, updated=job.updated + 1)
 
 
-async def test_a_lost_race_starts_again_from_reading() -> None:
+async def test_an_update_that_lost_a_race_reads_again_and_applies_its_change() -> None:
     store = Contested(races=3)
     job = await store.insert(a_job())
-    done = await update(store, job.id, None, touched)
-    assert (store.tries, done.rev, done.updated) == (4, 5, NOW + 1)
-    assert done.summary == {"by": "other 0"}  # the others' writes are kept
-    assert await store.get(job.id) == done
+    updated = await update(store, job.id, None, touched)
+    assert (store.replaces, updated.rev, updated.updated) == (4, 5, NOW + 1)
+    assert updated.summary == {"by": "other 0"}  # the other writes are kept
+    assert await store.get(job.id) == updated
 
 
-async def test_of_many_updates_at_once_none_is_lost() -> None:
+async def test_no_update_is_lost_among_many_concurrent_ones() -> None:
     store = MemoryJobStore()
     job = await store.insert(a_job())
     await asyncio.gather(*[update(store, job.id, None, touched) for _ in range(20)])
-    assert (await update(store, job.id, None, lambda one: one)).updated == NOW + 20
+    assert (await update(store, job.id, None, lambda current: current)).updated == NOW + 20
 
 
-async def test_a_race_lost_without_end_is_an_error() -> None:
+async def test_an_update_that_always_loses_the_race_raises_stale_revision() -> None:
     store = Contested(races=10_000)
     job = await store.insert(a_job())
     with pytest.raises(StaleRevision, match="kept changing"):
         await update(store, job.id, None, touched)
-    assert store.tries == 100
+    assert store.replaces == 100
 
 
-async def test_what_is_unchanged_is_not_written() -> None:
+async def test_an_unchanged_document_is_not_written() -> None:
     store = Contested(races=0)
     job = await store.insert(a_job())
     assert await update(store, job.id, None, replace) == job
-    assert store.tries == 0
+    assert store.replaces == 0
 
 
-async def test_a_job_that_is_not_there_cannot_be_updated() -> None:
+async def test_an_update_of_a_missing_job_raises_not_found() -> None:
     with pytest.raises(NotFound, match="there is no job jx"):
         await update(MemoryJobStore(), "jx", None, touched)
 
 
 @pytest.mark.parametrize(
-    "mine", [Claim(term=1, nonce="a"), Claim(term=2, nonce="b"), Claim(term=3, nonce="a"), Claim()]
+    "outdated", [Claim(term=1, nonce="a"), Claim(term=2, nonce="b"), Claim(term=3, nonce="a"), Claim()]
 )
-async def test_who_no_longer_holds_the_claim_writes_nothing(mine: Claim) -> None:
+async def test_an_update_under_an_outdated_claim_writes_nothing(outdated: Claim) -> None:
     store = MemoryJobStore()
     job = await store.insert(a_job(guardian=Claim(term=2, nonce="a", holder="g2")))
     with pytest.raises(StaleFence):
-        await update(store, job.id, mine, touched)
+        await update(store, job.id, outdated, touched)
     assert await store.get(job.id) == job
-    # The holder's name is no part of the fence.
+    # The holder's member id is not part of the fence.
     assert (await update(store, job.id, Claim(term=2, nonce="a"), touched)).rev == 2
 
 
-async def test_a_claim_lost_during_the_race_is_noticed() -> None:
+async def test_a_claim_that_is_taken_over_during_the_update_is_noticed() -> None:
     class TakenOver(MemoryJobStore):
         async def replace(self, prior: Job, new: Job) -> Job:
             await super().replace(prior, replace(prior, guardian=Claim(term=3, nonce="z")))
@@ -96,13 +96,13 @@ async def test_a_claim_lost_during_the_race_is_noticed() -> None:
         await update(store, job.id, Claim(term=2, nonce="a"), touched)
 
 
-async def test_history_is_one_wherever_it_lies() -> None:
+async def test_history_merges_the_copied_events_with_the_document_s() -> None:
     store = MemoryJobStore()
     job = await store.insert(at_status(a_job(), Status.PENDING, Status.DOWNLOADING))
     events = list(job.history_tail)
     assert await history(store, job) == events
 
-    await store.append_history(job.id, job.tenant, events[:2])  # whoever copied died before trimming
+    await store.append_history(job.id, job.tenant, events[:2])  # a process copied them and died before trimming
     assert await history(store, job) == events
     trimmed = await copy_history(store, job)
     assert trimmed.history_tail == ()
@@ -111,7 +111,7 @@ async def test_history_is_one_wherever_it_lies() -> None:
     assert await copy_history(store, trimmed) is trimmed
 
 
-async def test_what_happens_while_history_is_copied_is_kept() -> None:
+async def test_an_event_that_is_appended_while_history_is_copied_is_kept() -> None:
     store = MemoryJobStore()
     job = await store.insert(a_job())
     later = await store.replace(job, at_status(job, Status.PENDING))
@@ -121,7 +121,7 @@ async def test_what_happens_while_history_is_copied_is_kept() -> None:
     assert copied.rev == later.rev + 1
 
 
-async def test_a_long_history_is_read_to_its_end() -> None:
+async def test_a_history_of_several_pages_is_read_completely() -> None:
     store = MemoryJobStore()
     job = await store.insert(a_job(history_seq=2_500, history_tail=()))
     events = [

@@ -67,7 +67,7 @@ async def test_a_late_learner_of_a_released_attempt_is_removed(plane: ControlPla
     await plane.until(lambda one: one.counters.retries == 1 and not one.holds, job_id)
     await plane.kill(pool)
     await plane.kill(lcm)
-    plane.cluster._places.pop(job_id)  # a cluster that has lost its memory of the fence, too
+    plane.cluster._jobs.pop(job_id)  # a cluster that has lost its memory of the fence, too
     await learner_of(plane, job_id)
     term = (await plane.jobs.dispatcher()).term
     await collector.collect(term)

@@ -49,7 +49,7 @@ HOW = [
 
 
 def held(process: Process) -> list[tuple[str, str]]:
-    return [(one.kind, one.place) for one in process.of.quarantine.listed()]
+    return [(one.kind, one.place) for one in process.of.quarantine.entries()]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -161,8 +161,8 @@ async def test_what_was_ruined_long_ago_is_found_by_looking_through_the_store(pl
     sound = dump(await plane.job(jobs[1]))
     plane.jobs.plant(jobs[1], "null")
     await asyncio.sleep(40)
-    (one,) = lcm.of.quarantine.listed()
-    assert (one.place, one.job, "is a mapping, not NoneType" in one.reason) == (jobs[1], jobs[1], True)
+    (one,) = lcm.of.quarantine.entries()
+    assert (one.place, one.job, "is a NoneType, not a mapping" in one.reason) == (jobs[1], jobs[1], True)
     assert plane.clock.now_ms() - one.since < 40_000
     plane.jobs.plant(jobs[1], json.dumps(sound))
     await asyncio.sleep(40)

@@ -1,4 +1,4 @@
-"""Who does nothing any more is told from who sleeps between his turns, waits for a processor, or has ended."""
+"""Detection of hung processes: they are told apart from sleeping, busy and ended ones."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from services.core.runtime.liveness import silent
-from services.core.runtime.processes import Identity, identify
+from services.core.runtime.liveness import wait_until_hung
+from services.core.runtime.processes import ProcessIdentity, identify
 from tests.testbed.signals import pause
+from tests.waiting import HANG_S
 
 AFTER_S = 0.4
-Start = Callable[[str], Identity]
+Start = Callable[[str], ProcessIdentity]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Runs a program up to where it says that it has begun."""
+    """Starts a Python program and returns when it begins."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def one(program: str) -> Identity:
-        # It waits for its standard input, so that even a program that exits at once can be identified first.
+    def start_program(program: str) -> ProcessIdentity:
+        # The process waits for its standard input, so that a program that exits at once can be identified before.
         code = f"import os, signal, threading, time; os.read(0, 1); os.write(1, b'.'); {program}"
         process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         started.append(process)
@@ -35,7 +36,7 @@ def start() -> Iterator[Start]:
         process.stdout.read(1)
         return identity
 
-    yield one
+    yield start_program
     for process in started:
         process.kill()
         process.wait()
@@ -43,10 +44,10 @@ def start() -> Iterator[Start]:
         process.stdout.close()
 
 
-async def is_silent(process: Identity, *, within_s: float = 20 * AFTER_S, every_thread: bool = False) -> bool:
+async def is_hung(process: ProcessIdentity, *, within_s: float = HANG_S, every_thread: bool = False) -> bool:
     try:
         async with asyncio.timeout(within_s):
-            await silent(process, after_s=AFTER_S, every_thread=every_thread)
+            await wait_until_hung(process, after_s=AFTER_S, every_thread=every_thread)
     except TimeoutError:
         return False
     return True
@@ -55,30 +56,30 @@ async def is_silent(process: Identity, *, within_s: float = 20 * AFTER_S, every_
 TIMERS = "[time.sleep(0.02) for _ in iter(int, 1)]"
 
 
-async def test_one_with_timers_is_not_silent(start: Start) -> None:
-    assert not await is_silent(start(TIMERS), within_s=5 * AFTER_S)
+async def test_a_process_with_timers_is_not_hung(start: Start) -> None:
+    assert not await is_hung(start(TIMERS), within_s=5 * AFTER_S)
 
 
-async def test_one_that_was_stopped_is(start: Start) -> None:
+async def test_a_stopped_process_is_hung(start: Start) -> None:
     process = start(TIMERS)
     pause(process.pid)
-    assert await is_silent(process)
+    assert await is_hung(process)
 
 
-async def test_one_that_waits_for_ever_is(start: Start) -> None:
-    assert await is_silent(start("threading.Lock().acquire(); signal.pause()"))
+async def test_a_process_that_waits_for_ever_is_hung(start: Start) -> None:
+    assert await is_hung(start("threading.Lock().acquire(); signal.pause()"))
 
 
-async def test_one_that_only_computes_is_not(start: Start) -> None:
-    assert not await is_silent(start("[None for _ in iter(int, 1)]"), within_s=5 * AFTER_S)
+async def test_a_process_that_only_computes_is_not_hung(start: Start) -> None:
+    assert not await is_hung(start("[None for _ in iter(int, 1)]"), within_s=5 * AFTER_S)
 
 
-async def test_the_signs_of_life_of_another_thread_count_only_where_they_are_asked_for(start: Start) -> None:
+async def test_activity_of_another_thread_counts_with_every_thread_only(start: Start) -> None:
     process = start(f"threading.Thread(target=lambda: {TIMERS}).start(); signal.pause()")
-    assert await is_silent(process)
-    assert not await is_silent(process, within_s=5 * AFTER_S, every_thread=True)
+    assert await is_hung(process)
+    assert not await is_hung(process, within_s=5 * AFTER_S, every_thread=True)
 
 
-async def test_one_that_has_ended_is_not_silent_but_gone(start: Start) -> None:
+async def test_an_ended_process_is_not_hung(start: Start) -> None:
     process = start("os._exit(0)")
-    assert not await is_silent(process, within_s=5 * AFTER_S)
+    assert not await is_hung(process, within_s=5 * AFTER_S)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.core.runtime.processes import identify, save
+from services.core.runtime.processes import identify, write_process_file
 from services.local.commands import PLATFORM
 
 
@@ -32,10 +32,10 @@ def cut_off() -> Iterator[str]:
         thread.join()
 
 
-def test_a_service_that_dies_while_it_says_why_it_is_not_ready_is_starting(tmp_path: Path, cut_off: str) -> None:
+def test_service_that_dies_during_its_readiness_answer_is_starting(tmp_path: Path, cut_off: str) -> None:
     me = identify(os.getpid())
     assert me is not None
-    save(tmp_path / "run" / "api.json", me)
+    write_process_file(tmp_path / "run" / "api.json", me)
     (tmp_path / "run" / "addresses.json").write_text(json.dumps({"api-ops": cut_off}))
     state = {"name": "api", "pid": me.pid, "restarts": 0, "adopted": False, "last_exit": None}
     (tmp_path / "run" / "state.json").write_text(json.dumps({"services": [state]}))

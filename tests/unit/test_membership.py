@@ -1,4 +1,4 @@
-"""Who is alive: one lease per process, given back at once by a restart, taken anew when it is lost."""
+"""Membership: one lease per process, revoked by the next process, replaced when it is lost."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ def status() -> MemoryStatusStore:
 
 
 async def joined(status: MemoryStatusStore, home: Path, clock: VirtualClock) -> Membership:
-    one = Membership("guardian", status, clock, Settings(home=home))
-    await one.start()
-    return one
+    membership = Membership("guardian", status, clock, Settings(home=home))
+    await membership.start()
+    return membership
 
 
-async def test_who_joins_is_seen_and_who_leaves_is_not(status: MemoryStatusStore, tmp_path: Path) -> None:
+async def test_members_are_those_that_joined_and_have_not_left(status: MemoryStatusStore, tmp_path: Path) -> None:
     clock = VirtualClock()
-    one, other = await joined(status, tmp_path / "a", clock), await joined(status, tmp_path / "b", clock)
-    assert await members(status, "guardian") == {one.id, other.id}
+    first, second = await joined(status, tmp_path / "a", clock), await joined(status, tmp_path / "b", clock)
+    assert await members(status, "guardian") == {first.id, second.id}
     assert await members(status, "lcm") == frozenset()
-    await one.leave()
-    assert await members(status, "guardian") == {other.id}
-    await other.leave()
+    await first.leave()
+    assert await members(status, "guardian") == {second.id}
+    await second.leave()
 
 
-async def test_a_restarted_process_ends_its_former_lease_at_once(status: MemoryStatusStore, tmp_path: Path) -> None:
+async def test_a_restarted_process_revokes_its_predecessor_s_lease_at_once(
+    status: MemoryStatusStore, tmp_path: Path
+) -> None:
     clock = VirtualClock()
     dead, successor = await joined(status, tmp_path, clock), await joined(status, tmp_path, clock)
     assert await members(status, "guardian") == {successor.id}
@@ -47,61 +49,63 @@ async def test_a_restarted_process_ends_its_former_lease_at_once(status: MemoryS
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"lease": "x"}', "{}"])
-async def test_a_former_lease_that_cannot_be_read_is_left_to_run_out(
+async def test_an_unreadable_file_of_the_predecessor_s_lease_is_ignored(
     status: MemoryStatusStore, tmp_path: Path, text: str
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "guardian.lease.json").write_text(text)
-    one = await joined(status, tmp_path, VirtualClock())
-    assert await members(status, "guardian") == {one.id}
-    await one.leave()
+    membership = await joined(status, tmp_path, VirtualClock())
+    assert await members(status, "guardian") == {membership.id}
+    await membership.leave()
 
 
-async def test_a_member_whose_lease_was_lost_joins_again_as_the_same(status: MemoryStatusStore, tmp_path: Path) -> None:
-    one = await joined(status, tmp_path, VirtualClock())
-    first = one.lease
+async def test_a_member_that_lost_its_lease_joins_again_under_the_same_id(
+    status: MemoryStatusStore, tmp_path: Path
+) -> None:
+    membership = await joined(status, tmp_path, VirtualClock())
+    lost = membership.lease
     status.forget()
     await asyncio.sleep(1)
-    assert await members(status, "guardian") == {one.id}
-    assert one.lease is not None
-    assert one.lease.alive
-    assert one.lease is not first
-    await one.leave()
+    assert await members(status, "guardian") == {membership.id}
+    assert membership.lease is not None
+    assert membership.lease.alive
+    assert membership.lease is not lost
+    await membership.leave()
 
 
-async def test_an_etcd_that_is_away_is_waited_for_and_complained_about_once(
+async def test_a_member_joins_when_etcd_comes_back_and_logs_its_absence_once(
     status: MemoryStatusStore, tmp_path: Path
 ) -> None:
     status.go_away()
     with capture_logs() as logs:
-        one = await joined(status, tmp_path, VirtualClock())
+        membership = await joined(status, tmp_path, VirtualClock())
         await asyncio.sleep(60)
-        assert one.lease is None
+        assert membership.lease is None
         status.come_back()
         await asyncio.sleep(1)
-    assert await members(status, "guardian") == {one.id}
+    assert await members(status, "guardian") == {membership.id}
     assert [line["event"] for line in logs] == ["member.cannot_join", "member.joined"]
-    await one.leave()
+    await membership.leave()
 
 
-async def test_a_lease_without_its_key_is_not_kept(status: MemoryStatusStore, tmp_path: Path) -> None:
+async def test_a_lease_whose_key_could_not_be_written_is_revoked(status: MemoryStatusStore, tmp_path: Path) -> None:
     wire = Tripwire(at=("status.put", 1), what="cut")
-    one = Membership("guardian", wire.wrap(status, "status"), VirtualClock(), Settings(home=tmp_path))
-    await one.start()
+    membership = Membership("guardian", wire.wrap(status, "status"), VirtualClock(), Settings(home=tmp_path))
+    await membership.start()
     await asyncio.sleep(1)
-    assert await members(status, "guardian") == {one.id}
+    assert await members(status, "guardian") == {membership.id}
     assert len(status._leases) == 1
-    await one.leave()
+    await membership.leave()
 
 
-async def test_a_folder_that_cannot_be_written_costs_the_next_process_time_only(
+async def test_a_member_joins_although_its_lease_file_cannot_be_written(
     status: MemoryStatusStore, tmp_path: Path
 ) -> None:
     (tmp_path / "run").write_text("not a folder")
-    one = await joined(status, tmp_path, VirtualClock())
-    assert await members(status, "guardian") == {one.id}
-    await one.leave()
+    membership = await joined(status, tmp_path, VirtualClock())
+    assert await members(status, "guardian") == {membership.id}
+    await membership.leave()
 
 
-async def test_who_never_started_may_leave(status: MemoryStatusStore, tmp_path: Path) -> None:
+async def test_a_membership_that_was_not_started_can_be_left(status: MemoryStatusStore, tmp_path: Path) -> None:
     await Membership("guardian", status, VirtualClock(), Settings(home=tmp_path)).leave()

@@ -58,20 +58,10 @@ def heartbeats(clock: HandClock) -> Heartbeats:
     return Heartbeats(clock, remember_s=60)
 
 
-def test_last_call_of_a_learner_is_kept(heartbeats: Heartbeats, clock: HandClock) -> None:
-    heartbeats.mark_seen(learner())
-    clock.ms += 5
-    heartbeats.mark_seen(learner())
-    assert heartbeats.last_seen("j0") == {"worker-0": 1_000_005}
-    assert heartbeats.last_seen("j1") == {}
-
-
-def test_a_call_of_a_former_attempt_does_not_count_for_the_new_one(heartbeats: Heartbeats, clock: HandClock) -> None:
+def test_a_call_of_a_former_attempt_does_not_count_for_the_new_one(heartbeats: Heartbeats) -> None:
     heartbeats.mark_seen(learner(attempt=2))
-    clock.ms += 5
     heartbeats.mark_seen(learner(attempt=1))
     heartbeats.set_progress(learner(attempt=1), 0.9, 1)
-    assert heartbeats.last_seen("j0") == {"worker-0": 1_000_000}
     assert heartbeats.progress("j0") == (-1, -1)
 
 
@@ -96,33 +86,21 @@ def test_progress_of_a_job_is_that_of_the_slowest_reporting_learner_of_its_newes
     assert heartbeats.progress("j0") == (0.5, 75)
 
 
-async def test_listening_since_moves_after_the_process_was_paused(heartbeats: Heartbeats, clock: HandClock) -> None:
-    listening = asyncio.create_task(heartbeats.listen())
-    await clock.advance(500)
-    assert heartbeats.listening_since_ms == 1_000_000
-    await clock.advance(5_000)
-    assert heartbeats.listening_since_ms == 1_005_500
-    await clock.advance(500)
-    assert heartbeats.listening_since_ms == 1_005_500
-    listening.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await listening
-
-
 async def test_jobs_silent_for_long_are_dropped(heartbeats: Heartbeats, clock: HandClock) -> None:
-    listening = asyncio.create_task(heartbeats.listen())
+    forgetting = asyncio.create_task(heartbeats.forget_old())
     heartbeats.mark_seen(learner(job="old"))
-    clock.ms += 61_000
-    heartbeats.mark_seen(learner(job="new"))
-    for _ in range(120):
-        await clock.advance(1)
-    assert heartbeats.last_seen("old") == {}
+    heartbeats.set_progress(learner(job="old"), 0.5, 7)
+    heartbeats.mark_seen(learner(job="active"))
+    clock.ms += 50_000
+    heartbeats.mark_seen(learner(job="active"))
+    await clock.advance(11_000)
+    assert heartbeats.progress("old") == (-1, -1)
     assert len(heartbeats) == 1
-    heartbeats.forget("new")
+    heartbeats.forget("active")
     assert len(heartbeats) == 0
-    listening.cancel()
+    forgetting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await listening
+        await forgetting
 
 
 class Numbers:

@@ -1,13 +1,16 @@
-"""Which user, GPUs and ports an attempt gets."""
+"""The user, the GPUs and the ports that an attempt gets."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.domain.errors import ResourceExhausted
-from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.domain.plan import AttemptPlan, LearnerPlan, Part, PartKind
+from services.core.strategies.registry import with_variables
 from services.node.allocation import Pool, Taken, pick_gpus, pick_ports, pick_uid
 
 UIDS = Pool(70_000, 100)
@@ -24,14 +27,22 @@ def learners(*gpus: float) -> list[LearnerPlan]:
 
 
 def attempt(job: str, number: int = 1, distribution: str = "jax") -> AttemptPlan:
-    return AttemptPlan(
-        job=job, tenant="t", attempt=number, term=1, learners=(), distribution=distribution, framework="",
-        code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
+    return with_variables(
+        AttemptPlan(
+            job=job, tenant="t", attempt=number, term=1, learners=tuple(learners(0, 0)), distribution=distribution,
+            framework="", code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
+        )
     )  # fmt: skip
 
 
-def anyone(port: int) -> bool:
+def every_port_is_free(port: int) -> bool:
     return port > 0
+
+
+def with_port_of(rank: int, gang: AttemptPlan) -> AttemptPlan:
+    """The plan, in which a variable also refers to the port of this learner."""
+    port = {"EXTRA": (Part(PartKind.PORT, gang.learners[rank].name),)}
+    return replace(gang, variables={**gang.variables, **port})
 
 
 def test_a_job_keeps_its_user_over_its_attempts() -> None:
@@ -51,25 +62,36 @@ def test_the_next_job_does_not_get_the_user_that_the_last_one_left() -> None:
     assert len({pick_uid(f"job{number}", Taken(), UIDS) for number in range(20)}) > 10
 
 
-def test_only_learners_that_meet_get_a_port() -> None:
-    assert pick_ports(attempt("a", distribution="none"), Taken(), PORTS, anyone) == {}
-    assert pick_ports(attempt("a", distribution="torchrun"), Taken(), PORTS, anyone).keys() == {"master"}
+def test_only_learners_that_others_connect_to_get_a_port() -> None:
+    assert pick_ports(attempt("a", distribution="none"), Taken(), PORTS, every_port_is_free) == {}
+    assert pick_ports(attempt("a", distribution="torchrun"), Taken(), PORTS, every_port_is_free).keys() == {"worker-0"}
+
+
+def test_learners_of_one_attempt_get_different_ports() -> None:
+    ports = pick_ports(with_port_of(1, attempt("a")), Taken(), PORTS, every_port_is_free)
+    assert ports.keys() == {"worker-0", "worker-1"}
+    assert ports["worker-0"] != ports["worker-1"]
+
+
+def test_an_attempt_gets_all_of_its_ports_or_an_error() -> None:
+    with pytest.raises(ResourceExhausted, match="ports"):
+        pick_ports(with_port_of(1, attempt("a")), Taken(), PORTS, lambda port: port == 20_033)
 
 
 def test_no_two_attempts_have_one_port() -> None:
     ports: set[int] = set()
     for number in range(50):
-        ports.add(pick_ports(attempt("a", number), Taken(ports=ports), PORTS, anyone)["master"])
+        ports.add(pick_ports(attempt("a", number), Taken(ports=ports), PORTS, every_port_is_free)["worker-0"])
     assert ports == set(range(20_000, 20_050))
     with pytest.raises(ResourceExhausted, match="ports"):
-        pick_ports(attempt("b"), Taken(ports=ports), PORTS, anyone)
+        pick_ports(attempt("b"), Taken(ports=ports), PORTS, every_port_is_free)
 
 
-def test_a_port_where_somebody_listens_is_passed_over() -> None:
-    assert pick_ports(attempt("a"), Taken(), PORTS, lambda port: port == 20_033) == {"master": 20_033}
+def test_a_port_with_a_listener_is_not_given() -> None:
+    assert pick_ports(attempt("a"), Taken(), PORTS, lambda port: port == 20_033) == {"worker-0": 20_033}
 
 
-def test_whole_gpus_are_nobody_elses() -> None:
+def test_whole_gpus_are_not_shared() -> None:
     picked = pick_gpus(learners(1, 2, 0), Taken(gpus={0: 0.5}), 4)
     assert picked == {"worker-0": (3,), "worker-1": (1, 2), "worker-2": ()}
 
@@ -80,23 +102,23 @@ def test_fractions_share_the_gpu_that_has_least_left() -> None:
     assert set(pick_gpus(learners(1 / 3, 1 / 3, 1 / 3), Taken(), 1).values()) == {(0,)}
 
 
-@pytest.mark.parametrize("asked", [(1, 1, 1), (3,), (0.6, 0.6, 0.6), (2, 0.1)])
-def test_a_gang_that_does_not_fit_gets_nothing_and_is_told_why(asked: tuple[float, ...]) -> None:
-    with pytest.raises(ResourceExhausted, match=r"ask for [\d.]+ GPUs together; 2 of 2 are free"):
-        pick_gpus(learners(*asked), Taken(), 2)
+@pytest.mark.parametrize("requested", [(1, 1, 1), (3,), (0.6, 0.6, 0.6), (2, 0.1)])
+def test_a_gang_that_does_not_fit_gets_nothing_and_a_reason(requested: tuple[float, ...]) -> None:
+    with pytest.raises(ResourceExhausted, match=r"request [\d.]+ GPUs together; 2 of 2 are free"):
+        pick_gpus(learners(*requested), Taken(), 2)
 
 
 @given(
     st.lists(st.sampled_from([0, 0.1, 0.25, 0.5, 0.9, 1, 2, 3]), max_size=8),
     st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 0.5, 1.0])),
 )
-def test_no_gpu_is_given_out_more_than_once(asked: list[float], used: dict[int, float]) -> None:
+def test_no_gpu_is_given_out_more_than_once(requested: list[float], used: dict[int, float]) -> None:
     try:
-        picked = pick_gpus(learners(*asked), Taken(gpus=used), 6)
+        picked = pick_gpus(learners(*requested), Taken(gpus=used), 6)
     except ResourceExhausted:
         return
     total = dict(used)
-    for rank, gpus in enumerate(asked):
+    for rank, gpus in enumerate(requested):
         mine = picked[f"worker-{rank}"]
         assert len(mine) == (gpus if gpus >= 1 else int(gpus > 0))
         for index in mine:

@@ -1,10 +1,15 @@
-"""What a learner finds in its environment."""
+"""The environment of a learner on this machine: what the Guardian rendered, with the placeholders filled."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
 
 from services.core.domain.plan import AttemptPlan, LearnerPlan
-from services.core.domain.spec import RESERVED_ENV, RESERVED_PREFIXES
-from services.node.environment import BASE_PATH, FOLDERS, render
+from services.core.runtime.learner_folder import JOB_FOLDERS
+from services.core.strategies.base import FOLDER_VARIABLES
+from services.core.strategies.registry import with_variables
+from services.node.environment import BASE_PATH, fill_environment
 from services.node.learner_supervisor import helper_environment
 
 
@@ -22,13 +27,15 @@ def attempt(*learners: LearnerPlan, distribution: str = "none") -> AttemptPlan:
     )  # fmt: skip
 
 
-def rendered(one: LearnerPlan, of: AttemptPlan | None = None, gpus: tuple[int, ...] = ()) -> dict[str, str]:
-    return render(of or attempt(one), one, job_dir="/n/job", sdk="/sdk", gpus=gpus, ports={"master": 20_001})
+def environment(gang: AttemptPlan, rank: int = 0, gpus: tuple[int, ...] = ()) -> dict[str, str]:
+    plan = with_variables(gang)
+    return fill_environment(
+        plan, plan.learners[rank], job_dir="/n/job", sdk="/sdk", gpus=gpus, ports={"worker-0": 20_001}
+    )
 
 
-def test_a_learner_knows_who_it_is_in_ffdls_words_and_in_wefts() -> None:
-    gang = attempt(learner(0), learner(1), learner(2))
-    env = rendered(gang.learners[1], gang)
+def test_a_learner_has_its_identity_in_ffdls_and_in_wefts_variables() -> None:
+    env = environment(attempt(learner(0), learner(1), learner(2)), rank=1)
     assert {name: env[name] for name in ("TRAINING_ID", "LEARNER_ID", "NUM_LEARNERS", "GPU_COUNT")} == {
         "TRAINING_ID": "j1", "LEARNER_ID": "2", "NUM_LEARNERS": "3", "GPU_COUNT": "0",
     }  # fmt: skip
@@ -37,37 +44,44 @@ def test_a_learner_knows_who_it_is_in_ffdls_words_and_in_wefts() -> None:
     }  # fmt: skip
 
 
-def test_its_folders_are_its_own() -> None:
-    env = rendered(learner())
+def test_all_folder_variables_point_below_the_learners_own_folder() -> None:
+    env = environment(attempt(learner()))
     assert env["JOB_STATE_DIR"] == "/n/job"
-    assert {env[name] for name in FOLDERS} == {f"/n/job/{folder}" for folder in FOLDERS.values()}
+    assert {name: env[name] for name in FOLDER_VARIABLES if name != "JOB_STATE_DIR"} == {
+        name: f"/n/job/{JOB_FOLDERS[folder]}" for name, folder in FOLDER_VARIABLES.items() if name != "JOB_STATE_DIR"
+    }
+    assert (env["MODEL_DIR"], env["CHECKPOINT_DIR"]) == ("/n/job/model-code", "/n/job/checkpoints")
 
 
-def test_it_is_built_from_nothing() -> None:
-    env = rendered(learner())
+def test_nothing_of_the_agents_environment_is_in_the_learners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY", "of-the-agent")
+    env = environment(attempt(learner()))
+    assert "CANARY" not in env
     assert env["PATH"] == BASE_PATH
     assert (env["USER"], env["LOGNAME"], env["LANG"], env["PYTHONUNBUFFERED"]) == ("weft", "weft", "C.UTF-8", "1")
     assert all(isinstance(value, str) for value in env.values())
 
 
-def test_users_variables_are_there_and_win_over_defaults() -> None:
-    env = rendered(learner(env={"A": "b", "OMP_NUM_THREADS": "7", "PATH": "/mine", "PYTHONPATH": "/lib"}))
-    assert (env["A"], env["OMP_NUM_THREADS"], env["PATH"], env["PYTHONPATH"]) == ("b", "7", "/mine", "/sdk:/lib")
+def test_users_variables_win_over_defaults() -> None:
+    users = {"A": "b", "OMP_NUM_THREADS": "7", "PATH": "/mine", "PYTHONPATH": "/lib", "LANG": "tlh", "USER": "me"}
+    env = environment(attempt(learner(env=users)))
+    assert {name: env[name] for name in users} == {**users, "PYTHONPATH": "/sdk:/lib"}
 
 
-def test_threads_follow_the_cpus_asked_for() -> None:
-    assert [rendered(learner(cpus=cpus))["OMP_NUM_THREADS"] for cpus in (0.5, 1, 2.5, 16)] == ["1", "1", "2", "16"]
+def test_threads_follow_the_requested_cpus() -> None:
+    threads = [environment(attempt(learner(cpus=cpus)))["OMP_NUM_THREADS"] for cpus in (0.5, 1, 2.5, 16)]
+    assert threads == ["1", "1", "2", "16"]
 
 
-def test_who_asked_for_no_gpu_sees_none() -> None:
-    assert rendered(learner())["CUDA_VISIBLE_DEVICES"] == ""
-    env = rendered(learner(gpus=2), gpus=(1, 3))
+def test_a_learner_sees_the_gpus_that_it_was_given_and_no_others() -> None:
+    assert environment(attempt(learner()))["CUDA_VISIBLE_DEVICES"] == ""
+    env = environment(attempt(learner(gpus=2)), gpus=(1, 3))
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"], env["GPU_COUNT"]) == ("1,3", "PCI_BUS_ID", "2")
 
 
-def test_torchrun_finds_its_meeting_point_both_ways() -> None:
+def test_torchrun_has_the_rendezvous_for_python_and_for_torchrun() -> None:
     gang = attempt(learner(0, gpus=2), learner(1, gpus=2), distribution="torchrun")
-    env = rendered(gang.learners[1], gang, gpus=(2, 3))
+    env = environment(gang, rank=1, gpus=(2, 3))
     plain = {name: env[name] for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")}
     assert plain == {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20001", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
@@ -76,41 +90,36 @@ def test_torchrun_finds_its_meeting_point_both_ways() -> None:
         "PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "127.0.0.1",
         "PET_MASTER_PORT": "20001",
     }  # fmt: skip
-    assert env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
 
 
-def test_jax_finds_its_coordinator() -> None:
-    gang = attempt(learner(0), learner(1), distribution="jax")
-    env = rendered(gang.learners[1], gang)
+def test_jax_has_the_coordinators_address() -> None:
+    env = environment(attempt(learner(0), learner(1), distribution="jax"), rank=1)
     assert {name: value for name, value in env.items() if name.startswith("JAX_")} == {
         "JAX_COORDINATOR_ADDRESS": "127.0.0.1:20001", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1",
     }  # fmt: skip
 
 
-def test_what_weft_sets_no_user_may_set() -> None:
-    defaults = {
-        "PATH", "LANG", "USER", "LOGNAME", "OMP_NUM_THREADS", "PYTHONPATH", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
+def test_learners_of_one_gang_have_their_own_values_only() -> None:
+    gang = attempt(learner(0, env={"LANG": "tlh"}), replace(learner(1), role="ps", name="ps-0"), distribution="jax")
+    first, second = environment(gang, rank=0), environment(gang, rank=1)
+    different = {name: (first[name], second[name]) for name in first if first[name] != second[name]}
+    assert different == {
+        "LANG": ("tlh", "C.UTF-8"), "LEARNER_ID": ("1", "2"), "WEFT_ROLE": ("worker", "ps"), "WEFT_RANK": ("0", "1"),
+        "JAX_PROCESS_ID": ("0", "1"),
     }  # fmt: skip
-    for distribution in ("none", "torchrun", "jax"):
-        one = learner()
-        ours = set(rendered(one, attempt(one, distribution=distribution))) - defaults
-        assert {name for name in ours - RESERVED_ENV if not name.startswith(RESERVED_PREFIXES)} == set()
+    assert first.keys() == second.keys()
 
 
-def test_a_helper_gets_the_operator_s_settings_but_no_password_of_a_store() -> None:
+def test_a_helper_gets_the_operators_settings_but_no_password_of_a_store() -> None:
     given = {
         "WEFT_DATA_PATHS": "/data", "HTTPS_PROXY": "http://proxy", "SECRET": "x", "PATH": "/bin",
         "WEFT_JOB_STORE": "mongodb://weft:hunter2@db/", "WEFT_BROKER_URL": "amqp://weft:hunter2@mq",
         "WEFT_S3_ACCESS_KEY": "weft", "WEFT_S3_SECRET_KEY": "hunter2", "WEFT_S3_SESSION_TOKEN": "hunter2",
         "WEFT_S3_CREDENTIALS_FILE": "/s3", "WEFT_OBJECT_STORE": "s3://bucket",
     }  # fmt: skip
-    made = helper_environment(given)
-    assert (made["WEFT_DATA_PATHS"], made["HTTPS_PROXY"], made["PATH"]) == ("/data", "http://proxy", "/bin")
-    kept_back = {
-        "SECRET",
-        "WEFT_JOB_STORE",
-        "WEFT_BROKER_URL",
-        *(name for name in given if name.startswith("WEFT_S3_")),
-    }
-    assert not {name for name in given if name not in made} ^ kept_back
-    assert "hunter2" not in str(made)
+    env = helper_environment(given)
+    assert (env["WEFT_DATA_PATHS"], env["HTTPS_PROXY"], env["PATH"]) == ("/data", "http://proxy", "/bin")
+    withheld = {"SECRET", "WEFT_JOB_STORE", "WEFT_BROKER_URL", *(name for name in given if name.startswith("WEFT_S3_"))}
+    assert {name for name in given if name not in env} == withheld
+    assert "hunter2" not in str(env)

@@ -1,4 +1,4 @@
-"""Fences, folders and marks of the node agent, on a real disk."""
+"""Fences, folders and stop marks of the node agent, on a real disk."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ import pytest
 from services.core.domain.codec import dump, load
 from services.core.domain.errors import StaleFence
 from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.runtime.durable_files import read_json, write_json
 from services.core.runtime.home import Home
+from services.core.runtime.learner_folder import LearnerDocument
+from services.core.strategies.registry import with_variables
 from services.node import sdk
 from services.node.capacity import detect
 from services.node.fences import Fences
-from services.node.files import read_json, remove_tree, write_json
-from services.node.learner import JobFolder, Learner, LearnerDocument, read_learner
+from services.node.files import remove_tree
+from services.node.learner import JobFolder, Learner, read_learner
 from services.node.reservation import Allotment, documents, make
 from services.node.settings import NodeSettings
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> Learner:
-    plans = tuple(
+def learner(tmp_path: Path) -> Learner:
+    """The first of two."""
+    learners = tuple(
         LearnerPlan(
             name=f"worker-{rank}", role="worker", rank=rank, command="true", cpus=1, memory=1, gpus=0, node="local",
             token=f"token-{rank}", env={"SECRET": f"s-{rank}"},
@@ -30,69 +34,71 @@ def one(tmp_path: Path) -> Learner:
         for rank in (0, 1)
     )  # fmt: skip
     plan = AttemptPlan(
-        job="j1", tenant="t", attempt=1, term=1, learners=plans, distribution="none", framework="", code_digest="",
+        job="j1", tenant="t", attempt=1, term=1, learners=learners, distribution="none", framework="", code_digest="",
         inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
     )  # fmt: skip
     allotment = Allotment(os.getuid(), os.getgid(), {"worker-0": (), "worker-1": ()}, {})
     (tmp_path / "node").mkdir()
-    made = documents(plan, allotment, home=Home(tmp_path), isolation="process")
-    return make(JobFolder(tmp_path / "node" / "j1"), 1, made)[0]
+    reserved = documents(with_variables(plan), allotment, home=Home(tmp_path), isolation="process")
+    return make(JobFolder(tmp_path / "node" / "j1"), 1, reserved)[0]
 
 
-def test_a_fence_only_rises(tmp_path: Path) -> None:
-    Fences(tmp_path).pass_("j", 2, 5)
+def test_a_lower_attempt_or_term_is_refused(tmp_path: Path) -> None:
+    Fences(tmp_path).advance("j", 2, 5)
     for attempt, term in ((2, 4), (1, 9)):
         with pytest.raises(StaleFence, match="attempt 2, term 5"):
-            Fences(tmp_path).pass_("j", attempt, term)
-    Fences(tmp_path).pass_("j", 2, 5)
-    Fences(tmp_path).pass_("j", 3, 1)
-    Fences(tmp_path).pass_("other", 1, 1)
+            Fences(tmp_path).advance("j", attempt, term)
+    Fences(tmp_path).advance("j", 2, 5)
+    Fences(tmp_path).advance("j", 3, 1)
+    Fences(tmp_path).advance("other", 1, 1)
 
 
-def test_a_sealed_pair_makes_nothing_any_more(tmp_path: Path) -> None:
+def test_after_a_teardown_the_same_attempt_and_term_make_nothing(tmp_path: Path) -> None:
     fences = Fences(tmp_path)
-    fences.pass_("j", 1, 1, makes=True)
+    fences.advance("j", 1, 1, makes=True)
     fences.seal("j", 1, 1)
-    fences.settle("j")
+    fences.write("j")
     fences = Fences(tmp_path)
-    fences.pass_("j", 1, 1)
+    fences.advance("j", 1, 1)
     with pytest.raises(StaleFence):
-        fences.pass_("j", 1, 1, makes=True)
-    fences.pass_("j", 1, 2, makes=True)
+        fences.advance("j", 1, 1, makes=True)
+    fences.advance("j", 1, 2, makes=True)
 
 
-def test_fences_of_jobs_long_gone_are_forgotten(tmp_path: Path) -> None:
+def test_fences_of_jobs_removed_long_ago_are_deleted(tmp_path: Path) -> None:
     fences = Fences(tmp_path)
     for job in ("old", "present", "new"):
-        fences.pass_(job, 1, 1)
+        fences.advance(job, 1, 1)
     for job in ("old", "present"):
         os.utime(tmp_path / f"{job}.json", (1, 1))
     fences.prune({"present"})
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["new", "present"]
 
 
-def test_a_learner_is_read_back_as_it_was_written(one: Learner) -> None:
-    assert read_learner(one.folder) == one
-    assert load(LearnerDocument, dump(one.document)) == one.document
+def test_a_learner_is_read_back_as_it_was_written(learner: Learner) -> None:
+    assert read_learner(learner.folder) == learner
+    assert load(LearnerDocument, dump(learner.document)) == learner.document
 
 
-def test_a_learner_is_told_nothing_of_the_others_but_who_they_are(one: Learner) -> None:
-    text = (one.folder / "learner.json").read_text()
+def test_learner_json_has_no_token_and_no_environment_of_other_learners(learner: Learner) -> None:
+    text = (learner.folder / "learner.json").read_text()
     assert "token-0" in text
     assert "s-0" in text
     assert "token-1" not in text
     assert "s-1" not in text
-    assert [other.name for other in one.document.plan.learners] == ["worker-0", "worker-1"]
+    assert [other.name for other in learner.document.plan.learners] == ["worker-0", "worker-1"]
 
 
-def test_a_learner_of_a_newer_version_is_left_alone(one: Learner) -> None:
-    document = read_json(one.folder / "learner.json")
-    write_json(one.folder / "learner.json", {**(document or {}), "schema": 2, "plan": "unheard of"})
-    assert read_learner(one.folder) is None
+def test_a_learner_of_a_newer_version_is_not_read(learner: Learner) -> None:
+    document = read_json(learner.folder / "learner.json")
+    write_json(learner.folder / "learner.json", {**(document or {}), "schema": 2, "plan": "unheard of"})
+    assert read_learner(learner.folder) is None
 
 
-def test_the_platforms_files_are_closed_and_the_learners_are_passable(one: Learner) -> None:
-    modes = {name: (one.folder / name).stat().st_mode & 0o777 for name in ("", "learner.json", "runs", "spool", "job")}
+def test_the_platforms_files_are_closed_and_the_learners_folder_is_passable(learner: Learner) -> None:
+    modes = {
+        name: (learner.folder / name).stat().st_mode & 0o777 for name in ("", "learner.json", "runs", "spool", "job")
+    }
     assert modes == {"": 0o711, "learner.json": 0o600, "runs": 0o700, "spool": 0o700, "job": 0o700}
 
 
@@ -107,17 +113,15 @@ def test_the_platforms_files_are_closed_and_the_learners_are_passable(one: Learn
         (("kill", 0), ("kill", 0), ("kill", 0)),
     ],
 )
-def test_the_stronger_stop_stays(
-    one: Learner, first: tuple[str, int], second: tuple[str, int], stays: tuple[str, int]
+def test_a_stronger_stop_replaces_a_weaker_one_and_not_the_reverse(
+    learner: Learner, first: tuple[str, int], second: tuple[str, int], stays: tuple[str, int]
 ) -> None:
     for cause, grace_ms in (first, second):
-        one.mark_stop(generation=1, cause=cause, grace_ms=grace_ms, now_ms=1)
-    mark = one.stop_mark
-    assert mark is not None
-    assert (mark["cause"], mark["grace_ms"]) == stays
+        learner.mark_stop(generation=1, cause=cause, grace_ms=grace_ms, now_ms=1)
+    assert learner.stop_mark == stays
 
 
-def test_a_tree_is_removed_whatever_its_owner_did_to_it(tmp_path: Path) -> None:
+def test_a_tree_with_closed_folders_is_removed_and_links_are_not_followed(tmp_path: Path) -> None:
     outside, tree = tmp_path / "outside", tmp_path / "tree"
     outside.mkdir()
     (outside / "kept").touch()
@@ -133,7 +137,7 @@ def test_a_tree_is_removed_whatever_its_owner_did_to_it(tmp_path: Path) -> None:
     assert (outside / "kept").exists()
 
 
-def test_the_sdk_is_copied_where_all_can_read_it(tmp_path: Path) -> None:
+def test_the_sdk_is_copied_for_all_users_and_not_replaced_by_the_same(tmp_path: Path) -> None:
     sdk.install(tmp_path / "sdk")
     written = (tmp_path / "sdk/weft/_learner.py").stat()
     sdk.install(tmp_path / "sdk")
@@ -142,7 +146,7 @@ def test_the_sdk_is_copied_where_all_can_read_it(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "sdk/weft").iterdir()) == ["__init__.py", "_learner.py"]
 
 
-def test_what_is_declared_wins_over_what_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_declared_capacity_wins_over_detected_capacity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WEFT_HOME", str(tmp_path))
     monkeypatch.setenv("WEFT_NODE_CPUS", "500")
     monkeypatch.setenv("WEFT_NODE_MEMORY", "2TB")
@@ -151,6 +155,6 @@ def test_what_is_declared_wins_over_what_is_detected(monkeypatch: pytest.MonkeyP
     assert (declared.cpus, declared.memory, declared.gpus) == (500, 2 * 10**12, 8)
     for name in ("CPUS", "MEMORY", "GPUS"):
         monkeypatch.delenv(f"WEFT_NODE_{name}")
-    found = detect(NodeSettings())
-    assert found.cpus == len(os.sched_getaffinity(0))
-    assert 0 < found.memory < declared.memory
+    detected = detect(NodeSettings())
+    assert detected.cpus == len(os.sched_getaffinity(0))
+    assert 0 < detected.memory < declared.memory

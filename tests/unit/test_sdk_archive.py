@@ -1,4 +1,4 @@
-"""The code archive: the same bytes for the same files, nothing ignored, nothing from outside."""
+"""The code archive: the same bytes for the same files, no ignored files, no files from outside the folder."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ def paths(root: Path) -> list[str]:
     return [file.path for file in list_code(root).files]
 
 
-def test_the_same_files_give_the_same_bytes_whenever_and_wherever_they_lie(tmp_path: Path) -> None:
+def test_same_files_give_the_same_archive_bytes(tmp_path: Path) -> None:
     files = {"train.py": "print(1)", "pkg/a.py": "a", "pkg/b.txt": "b" * 1000}
-    one, two = folder(tmp_path / "one", files), folder(tmp_path / "two", dict(reversed(files.items())))
-    os.utime(two / "train.py", (1, 1))
-    (two / "pkg" / "b.txt").chmod(0o600)
-    with make_archive(one) as first, make_archive(two) as second:
+    first_folder, second_folder = (
+        folder(tmp_path / "one", files),
+        folder(tmp_path / "two", dict(reversed(files.items()))),
+    )
+    os.utime(second_folder / "train.py", (1, 1))
+    (second_folder / "pkg" / "b.txt").chmod(0o600)
+    with make_archive(first_folder) as first, make_archive(second_folder) as second:
         assert first.digest == second.digest
         assert first.path.read_bytes() == second.path.read_bytes()
 
@@ -63,7 +66,7 @@ def test_the_temporary_zip_is_removed(tmp_path: Path) -> None:
     assert not archive.path.exists()
 
 
-def test_what_tools_make_is_left_out(tmp_path: Path) -> None:
+def test_files_made_by_tools_are_left_out(tmp_path: Path) -> None:
     root = folder(tmp_path, {
         "train.py": "", ".git/HEAD": "", "a/__pycache__/x.cpython-311.pyc": "", ".venv/bin/python": "",
         "node_modules/x/index.js": "", "env/pyvenv.cfg": "", "env/lib/big.py": "", "old.pyc": "", ".weftignore": "",
@@ -105,7 +108,7 @@ def test_an_ignore_file_holds_for_its_own_folder_and_below_and_the_deeper_wins(t
     assert [path for path in paths(root) if "gitignore" not in path] == ["a/b/keep.log", "x.tmp"]
 
 
-def test_what_a_link_points_to_is_stored_if_it_lies_in_the_folder(tmp_path: Path) -> None:
+def test_link_target_inside_the_folder_is_stored(tmp_path: Path) -> None:
     root = folder(tmp_path, {"real/a.py": "text"})
     (root / "file.py").symlink_to("real/a.py")
     (root / "linked").symlink_to("real")
@@ -125,7 +128,7 @@ def test_what_a_link_points_to_is_stored_if_it_lies_in_the_folder(tmp_path: Path
         ("../code", "leads back|leaves the code folder"),
     ],
 )
-def test_a_link_that_leaves_the_folder_or_leads_nowhere_is_refused(tmp_path: Path, target: str, says: str) -> None:
+def test_link_out_of_the_folder_or_to_nothing_is_refused(tmp_path: Path, target: str, says: str) -> None:
     (tmp_path / "outside").mkdir()
     root = folder(tmp_path / "code", {"a.py": ""})
     (root / "link").symlink_to(target)
@@ -144,7 +147,7 @@ def test_links_in_a_ring_are_refused(tmp_path: Path) -> None:
         list_code(root)
 
 
-def test_what_is_no_file_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_special_files_are_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = folder(tmp_path, {"a.py": ""})
     os.mkfifo(root / "pipe")
     monkeypatch.chdir(root)
@@ -155,13 +158,13 @@ def test_what_is_no_file_is_left_out_and_named(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("missing", ["nothing", "empty"])
-def test_no_code_is_one_clear_error(tmp_path: Path, missing: str) -> None:
+def test_missing_code_is_one_clear_error(tmp_path: Path, missing: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidArchive, match=missing):
         make_archive(tmp_path / missing)
 
 
-def test_a_zip_is_sent_as_it_is_and_stays(tmp_path: Path) -> None:
+def test_given_zip_is_sent_unchanged_and_kept(tmp_path: Path) -> None:
     given = tmp_path / "code.zip"
     with zipfile.ZipFile(given, "w") as zipped:
         zipped.writestr("train.py", "print(1)")

@@ -1,4 +1,4 @@
-"""`AsyncClient` is `Client` with `await`: the same methods, the same words, the same patience."""
+"""`AsyncClient` is `Client` with `await`: the same methods, docstrings, retries and errors."""
 
 from __future__ import annotations
 
@@ -23,59 +23,65 @@ JOB = {"id": "j1", "name": "digits", "status": "PROCESSING", "at_rest": False, "
 PAIRS = [(weft.AsyncClient, weft.Client), (weft.AsyncJob, weft.Job), (AsyncJobs, Jobs), (AsyncFollow, Follow)]
 
 
-def test_the_synchronous_modules_are_those_of_the_asynchronous_ones() -> None:
+def test_synchronous_modules_are_generated_from_the_asynchronous_ones() -> None:
     done = subprocess.run([sys.executable, ROOT / "scripts" / "sdk.py", "--check"], check=False)
     assert done.returncode == 0, "run `make sdk`"
 
 
 def public(kind: type) -> dict[str, Any]:
-    return {name: one for name, one in vars(kind).items() if not name.startswith("_") or name == "__init__"}
+    return {name: member for name, member in vars(kind).items() if not name.startswith("_") or name == "__init__"}
 
 
 def plain(text: str) -> str:
-    """Without what is asynchronous in it."""
+    """Returns the text without the words of the asynchronous form."""
     text = re.sub(r"\b(await|async) ", "", text.replace("Tasks of one event loop", "Threads"))
     return re.sub(r"\bAsync(?=[A-Z])", "", text)
 
 
 @pytest.mark.parametrize(("asynchronous", "synchronous"), PAIRS, ids=lambda kind: kind.__name__)
-def test_both_clients_have_the_same_methods_signatures_and_words(asynchronous: type, synchronous: type) -> None:
+def test_both_clients_have_the_same_methods_signatures_and_docstrings(asynchronous: type, synchronous: type) -> None:
     theirs, ours = public(synchronous), public(asynchronous)
     assert list(ours) == list(theirs)
     assert ours
     assert plain(asynchronous.__doc__ or "") == synchronous.__doc__
-    for name, one in ours.items():
-        other = theirs[name]
-        assert plain(inspect.getdoc(one) or "") == (inspect.getdoc(other) or ""), name
-        if not inspect.isfunction(one):
-            assert type(one) is type(other), name
+    for name, ours_member in ours.items():
+        theirs_member = theirs[name]
+        assert plain(inspect.getdoc(ours_member) or "") == (inspect.getdoc(theirs_member) or ""), name
+        if not inspect.isfunction(ours_member):
+            assert type(ours_member) is type(theirs_member), name
             continue
-        mine, its = inspect.signature(one), inspect.signature(other)
-        assert list(mine.parameters) == list(its.parameters), name
-        for parameter, same in zip(mine.parameters.values(), its.parameters.values(), strict=True):
+        our_signature, their_signature = inspect.signature(ours_member), inspect.signature(theirs_member)
+        assert list(our_signature.parameters) == list(their_signature.parameters), name
+        for parameter, same in zip(our_signature.parameters.values(), their_signature.parameters.values(), strict=True):
             assert parameter.kind is same.kind, (name, parameter)
             if parameter.name not in {"sleep", "on_wait", "on_cut", "on_bytes"}:
                 assert parameter.default == same.default, (name, parameter)
-        told = re.sub(r"Awaitable\[(.*)\]", r"\1", plain(str(mine.return_annotation)))
-        assert told == str(its.return_annotation).replace("AbstractContextManager", "ContextManager"), name
-        assert inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) or not _waits(one), name
+        our_return = re.sub(r"Awaitable\[(.*)\]", r"\1", plain(str(our_signature.return_annotation)))
+        assert our_return == str(their_signature.return_annotation).replace(
+            "AbstractContextManager", "ContextManager"
+        ), name
+        assert (
+            inspect.iscoroutinefunction(ours_member)
+            or inspect.isasyncgenfunction(ours_member)
+            or not _waits(ours_member)
+        ), name
 
 
 def _waits(function: Any) -> bool:
     return "await" in inspect.getsource(function)
 
 
-def test_the_asynchronous_half_is_loaded_only_by_who_uses_it() -> None:
+def test_asynchronous_modules_are_loaded_on_first_use_only() -> None:
     code = "import sys, weft; weft.Client; print([name for name in sys.modules if name.startswith('weft._aio')])"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "[]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 async def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n" * 100)
 
-    def answer(asked: Params, n: int) -> Say:
-        if "dry_run" in asked.path:
+    def answer(request: Params, n: int) -> Say:
+        if "dry_run" in request.path:
             return say_json({"code": {"stored": False}})
         return Say(200, b"x" * 50, cut_after=10) if n < 3 else say_json(JOB, 201)
 
@@ -83,40 +89,40 @@ async def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path
         async with weft.AsyncClient(server.url, "weft_k_s") as client:
             job = await client.jobs.submit({"name": "x", "command": "c"}, code=tmp_path)
     assert job.id == "j1"
-    posts = [asked for asked in server.asked if "dry_run" not in asked.path]
+    posts = [request for request in server.asked if "dry_run" not in request.path]
     assert len(posts) == 3
-    assert len({asked.headers["idempotency-key"] for asked in posts}) == 1
-    assert len({asked.body.count(b"PK\x03\x04") for asked in posts}) == 1
+    assert len({request.headers["idempotency-key"] for request in posts}) == 1
+    assert len({request.body.count(b"PK\x03\x04") for request in posts}) == 1
 
 
-async def test_a_stream_goes_on_after_a_cut_with_the_last_id(tmp_path: Path) -> None:
+async def test_cut_stream_resumes_after_the_last_id(tmp_path: Path) -> None:
     line = {"time": JOB["created"], "attempt": 1, "role": "worker", "rank": 0, "run": 1, "stream": "stdout"}
 
-    def answer(asked: Params, n: int) -> Say:
+    def answer(request: Params, n: int) -> Say:
         if n == 0:
             return say_json(JOB)
         if n == 1:
             return say_events(*(("line", str(seq), {**line, "seq": seq, "text": f"{seq}"}) for seq in (1, 2)))
-        assert asked.headers["last-event-id"] == "2"
+        assert request.headers["last-event-id"] == "2"
         return say_events(("line", "3", {**line, "seq": 3, "text": "3"}), end=True)
 
     with scripted(answer) as server:
         async with weft.AsyncClient(server.url, "weft_k_s") as client:
             job = await client.jobs.get("j1")
-            seen = [one.text async for one in job.logs(follow=True)]
-    assert seen == ["1", "2", "3"]
+            texts = [line.text async for line in job.logs(follow=True)]
+    assert texts == ["1", "2", "3"]
 
 
-async def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+async def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
     body = bytes(range(256)) * 40
     listed = {"path": "attempts/1/results/worker-0/m.bin", "size": len(body), "etag": '"e"', "modified": JOB["created"]}
 
-    def answer(asked: Params, _n: int) -> Say:
-        if asked.path.partition("?")[0].endswith("/artifacts"):
+    def answer(request: Params, _n: int) -> Say:
+        if request.path.partition("?")[0].endswith("/artifacts"):
             return say_json({"artifacts": [listed], "next": None})
-        if "range" not in asked.headers:
+        if "range" not in request.headers:
             return Say(200, body, cut_after=1000)
-        start = int(asked.headers["range"].removeprefix("bytes=").rstrip("-"))
+        start = int(request.headers["range"].removeprefix("bytes=").rstrip("-"))
         return Say(206, body[start:])
 
     with scripted(answer) as server:
@@ -126,9 +132,9 @@ async def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     assert path == tmp_path / "worker-0" / "m.bin"
 
 
-async def test_errors_are_the_same(tmp_path: Path) -> None:
+async def test_async_client_raises_the_same_errors(tmp_path: Path) -> None:
     problem = {"code": "not-found", "detail": "there is no job j1", "errors": []}
-    with scripted(lambda _asked, _n: say_json(problem, 404)) as server:
+    with scripted(lambda _request, _n: say_json(problem, 404)) as server:
         async with weft.AsyncClient(server.url, "weft_k_s") as client:
             with pytest.raises(weft.NotFound, match="there is no job j1"):
                 await client.jobs.get("j1")

@@ -1,4 +1,4 @@
-"""The SDK's errors are the platform's, by the same names, codes and exit codes."""
+"""The SDK's errors have the platform's names, codes and exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft._cli.ends import exit_code, worst
 @pytest.mark.parametrize(
     "kind", [kind for kind in platform.TABLE if kind is not platform.WeftError], ids=lambda k: k.__name__
 )
-def test_every_error_of_the_platform_has_its_twin(kind: type[platform.WeftError]) -> None:
+def test_every_platform_error_has_an_sdk_error(kind: type[platform.WeftError]) -> None:
     row, twin = platform.TABLE[kind], getattr(sdk, kind.__name__)
     assert (twin.code, twin.exit_code, twin.retryable) == (row.code, row.exit_code, row.retryable)
     assert [parent.__name__ for parent in twin.__mro__] == [parent.__name__ for parent in kind.__mro__]
@@ -22,7 +22,7 @@ def test_every_error_of_the_platform_has_its_twin(kind: type[platform.WeftError]
 @pytest.mark.parametrize(
     "kind", [kind for kind in platform.TABLE if kind is not platform.WeftError], ids=lambda k: k.__name__
 )
-def test_a_problem_becomes_the_error_that_it_was(kind: type[platform.WeftError]) -> None:
+def test_problem_document_becomes_the_matching_error(kind: type[platform.WeftError]) -> None:
     row = platform.TABLE[kind]
     problem = {
         "type": row.problem_type, "title": "T", "status": row.http, "code": row.code, "detail": "what to do",
@@ -41,7 +41,7 @@ def test_a_problem_becomes_the_error_that_it_was(kind: type[platform.WeftError])
         (429, {"code": "not-known-yet"}, sdk.ResourceExhausted), (400, {"errors": ["x", None]}, sdk.InvalidRequest),
     ],
 )  # fmt: skip
-def test_an_answer_without_a_known_code_is_judged_by_its_status(
+def test_answer_without_a_known_code_maps_by_its_status(
     status: int, problem: dict[str, object] | None, kind: type[sdk.WeftError]
 ) -> None:
     error = sdk.from_problem(status, problem, retry_after="soon")
@@ -50,7 +50,7 @@ def test_an_answer_without_a_known_code_is_judged_by_its_status(
     assert error.retry_after_s is None
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in weft.__all__:
         assert getattr(weft, name).__name__ == name
     unknown = "nothing_of_the_kind"
@@ -58,7 +58,7 @@ def test_every_public_name_is_there() -> None:
         _ = getattr(weft, unknown)
 
 
-def test_the_end_of_a_job_is_an_exit_code() -> None:
+def test_job_end_maps_to_an_exit_code() -> None:
     codes = {status: exit_code(status) for status in ("COMPLETED", "FAILED", "KILLED", "HALTED", "PROCESSING", "")}
     assert codes == {"COMPLETED": 0, "FAILED": 100, "KILLED": 103, "HALTED": 103, "PROCESSING": 101, "": 101}
     assert [worst([0, 0]), worst([0, 101]), worst([101, 103, 0]), worst([103, 100]), worst([])] == [0, 101, 103, 100, 0]

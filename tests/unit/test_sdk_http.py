@@ -1,4 +1,4 @@
-"""Requests, streams and downloads over connections that break: nothing lost, nothing twice, an end to all patience."""
+"""Requests, streams and downloads over broken connections: nothing lost, nothing repeated twice, retries that end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft._follow import Follow
 from weft._http import Http
 from weft._profile import Profile
 from weft._records import Artifact, parse_time
-from weft._wire import FIRST_PATIENCE_S, PATIENCE_S, pause_s
+from weft._wire import FIRST_RETRY_FOR_S, RETRY_FOR_S, pause_s
 
 JOB = {"id": "j1", "name": "digits", "status": "PROCESSING", "at_rest": False, "created": "2026-11-21T13:20:00.123Z"}
 TIME = "2026-11-21T13:20:00.123Z"
@@ -29,7 +29,7 @@ def client(url: str) -> TheClient:
 
 
 class Clock:
-    """Time that passes only by sleeping."""
+    """A clock that advances only by sleeping."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -74,63 +74,63 @@ def unavailable(retry_after: str = "") -> Say:
 # --- requests -----------------------------------------------------------------------
 
 
-def test_a_request_carries_the_key_and_goes_round_every_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_carries_the_key_and_ignores_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    with scripted(lambda _asked, _n: say_json({"user": "alice"})) as server, client(server.url) as one:
-        assert one.whoami() == {"user": "alice"}
+    with scripted(lambda _request, _n: say_json({"user": "alice"})) as server, client(server.url) as connected:
+        assert connected.whoami() == {"user": "alice"}
     assert server.asked[0].headers["authorization"] == "Bearer weft_k_s"
     assert server.asked[0].headers["user-agent"].startswith("weft-sdk/")
 
 
-def test_what_is_unavailable_is_asked_again_until_it_is_there(http: Sessions) -> None:
+def test_unavailable_request_is_retried_until_it_succeeds(http: Sessions) -> None:
     clock = Clock()
-    with scripted(lambda _asked, n: unavailable() if n < 3 else say_json({"ok": True})) as server:
+    with scripted(lambda _request, n: unavailable() if n < 3 else say_json({"ok": True})) as server:
         assert http(server.url, clock).json("GET", "/v1/x") == {"ok": True}
     assert len(clock.slept) == 3
     assert clock.slept == sorted(clock.slept)
 
 
-def test_retry_after_is_kept(http: Sessions) -> None:
+def test_retry_after_header_is_respected(http: Sessions) -> None:
     clock = Clock()
-    with scripted(lambda _asked, n: unavailable("3") if n < 2 else say_json({})) as server:
+    with scripted(lambda _request, n: unavailable("3") if n < 2 else say_json({})) as server:
         http(server.url, clock).json("GET", "/v1/x")
     assert clock.slept == [3.0, 3.0]
 
 
-def test_patience_ends(http: Sessions) -> None:
+def test_retries_end_after_the_limit(http: Sessions) -> None:
     clock = Clock()
-    with scripted(lambda _asked, _n: unavailable()) as server, pytest.raises(Unavailable, match="a store is away"):
+    with scripted(lambda _request, _n: unavailable()) as server, pytest.raises(Unavailable, match="a store is away"):
         http(server.url, clock).json("GET", "/v1/x")
-    assert PATIENCE_S / 2 < clock.now <= PATIENCE_S
+    assert RETRY_FOR_S / 2 < clock.now <= RETRY_FOR_S
 
 
-def test_nobody_waits_long_for_a_platform_that_has_never_answered(http: Sessions) -> None:
+def test_platform_that_never_answered_is_given_up_quickly(http: Sessions) -> None:
     clock = Clock()
-    with scripted(lambda _asked, _n: say_json({})) as server:
+    with scripted(lambda _request, _n: say_json({})) as server:
         url = server.url
     with pytest.raises(
         ConnectionFailed, match=r"nothing answers at .* \(connection refused\); start it with `weft up`"
     ):
         http(url, clock).json("GET", "/v1/x")
-    assert 0 < clock.now <= FIRST_PATIENCE_S
+    assert 0 < clock.now <= FIRST_RETRY_FOR_S
 
 
-def test_a_change_that_may_have_happened_is_not_sent_twice(http: Sessions) -> None:
+def test_delete_is_not_retried_because_it_may_have_happened(http: Sessions) -> None:
     clock = Clock()
-    with scripted(lambda _asked, _n: unavailable()) as server, pytest.raises(Unavailable):
+    with scripted(lambda _request, _n: unavailable()) as server, pytest.raises(Unavailable):
         http(server.url, clock).json("DELETE", "/v1/jobs/j1")
     assert len(server.asked) == 1
 
 
-def test_every_post_is_sent_again_under_one_key_of_its_own(http: Sessions) -> None:
-    def answer(_asked: Params, n: int) -> Say:
+def test_each_post_is_retried_under_its_own_idempotency_key(http: Sessions) -> None:
+    def answer(_request: Params, n: int) -> Say:
         return Say(200, b"x" * 50, cut_after=10) if n % 3 < 2 else say_json(JOB, 202)
 
     with scripted(answer) as server:
         for verb in ("halt", "resume"):
             http(server.url, Clock()).json("POST", f"/v1/jobs/j1/{verb}")
-    keys = [asked.headers["idempotency-key"] for asked in server.asked]
+    keys = [request.headers["idempotency-key"] for request in server.asked]
     assert keys == [keys[0]] * 3 + [keys[3]] * 3
     assert keys[0] != keys[3]
 
@@ -138,21 +138,21 @@ def test_every_post_is_sent_again_under_one_key_of_its_own(http: Sessions) -> No
 def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n" * 100)
 
-    def answer(asked: Params, n: int) -> Say:
-        if "dry_run" in asked.path:
+    def answer(request: Params, n: int) -> Say:
+        if "dry_run" in request.path:
             return say_json({"code": {"stored": False}})
         return Say(200, b"x" * 50, cut_after=10) if n < 3 else say_json(JOB, 201)
 
     sent: list[tuple[int, int]] = []
-    with scripted(answer) as server, client(server.url) as one:
-        job = one.jobs.submit({"name": "x", "command": "c"}, code=tmp_path, on_upload=lambda *n: sent.append(n))
+    with scripted(answer) as server, client(server.url) as connected:
+        job = connected.jobs.submit({"name": "x", "command": "c"}, code=tmp_path, on_upload=lambda *n: sent.append(n))
     assert job.id == "j1"
-    posts = [asked for asked in server.asked if "dry_run" not in asked.path]
+    posts = [request for request in server.asked if "dry_run" not in request.path]
     assert len(posts) == 3
-    assert len({asked.headers["idempotency-key"] for asked in posts}) == 1
-    for asked in posts:
-        boundary = asked.headers["content-type"].partition("boundary=")[2].encode()
-        parts = asked.body.split(b"--" + boundary)
+    assert len({request.headers["idempotency-key"] for request in posts}) == 1
+    for request in posts:
+        boundary = request.headers["content-type"].partition("boundary=")[2].encode()
+        parts = request.body.split(b"--" + boundary)
         assert b'name="spec"' in parts[1]
         assert b'name="code"' in parts[2]
         assert b"PK\x03\x04" in parts[2]
@@ -162,76 +162,76 @@ def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path
 def test_code_that_the_platform_has_is_not_sent_again(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x")
 
-    def answer(asked: Params, _n: int) -> Say:
-        return say_json({"code": {"stored": True}} if "dry_run" in asked.path else JOB)
+    def answer(request: Params, _n: int) -> Say:
+        return say_json({"code": {"stored": True}} if "dry_run" in request.path else JOB)
 
-    with scripted(answer) as server, client(server.url) as one:
-        one.jobs.submit({"name": "x"}, code=tmp_path)
+    with scripted(answer) as server, client(server.url) as connected:
+        connected.jobs.submit({"name": "x"}, code=tmp_path)
     assert "code_digest=sha256%3A" in server.asked[1].path or "code_digest=sha256:" in server.asked[1].path
     assert json.loads(server.asked[1].body) == {"name": "x"}
 
 
-def test_code_that_was_swept_away_in_between_is_sent_after_all(tmp_path: Path) -> None:
+def test_code_removed_after_the_plan_is_uploaded(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x")
     gone = {"code": "invalid-request", "detail": "d", "errors": [{"pointer": "/code_digest", "message": "m"}]}
     answers = iter([say_json({"code": {"stored": True}}), say_json(gone, 400), say_json(JOB, 201)])
-    with scripted(lambda _asked, _n: next(answers)) as server, client(server.url) as one:
-        assert one.jobs.submit({"name": "x"}, code=tmp_path).id == "j1"
+    with scripted(lambda _request, _n: next(answers)) as server, client(server.url) as connected:
+        assert connected.jobs.submit({"name": "x"}, code=tmp_path).id == "j1"
     assert b"PK\x03\x04" in server.asked[2].body
 
 
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[1, 2]", b"\xff"])
 def test_an_answer_that_is_no_object_is_a_clear_error(body: bytes) -> None:
     refused = pytest.raises(WeftError, match="is this the address of a Weft platform")
-    with scripted(lambda _asked, _n: Say(200, body)) as server, client(server.url) as one, refused:
-        one.whoami()
+    with scripted(lambda _request, _n: Say(200, body)) as server, client(server.url) as connected, refused:
+        connected.whoami()
 
 
 def test_the_key_does_not_follow_a_redirect() -> None:
     refused = pytest.raises(InvalidRequest, match="http://elsewhere")
     there = Say(302, headers={"Location": "http://elsewhere/"})
-    with scripted(lambda _asked, _n: there) as server, client(server.url) as one, refused:
-        one.whoami()
+    with scripted(lambda _request, _n: there) as server, client(server.url) as connected, refused:
+        connected.whoami()
     assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(
     ("url", "key"), [("http://[", "k"), ("http://x", "schlüssel"), ("x", "k"), ("http://x", "a\nb")]
 )
-def test_an_impossible_address_or_key_is_one_clear_error(url: str, key: str) -> None:
-    with pytest.raises(WeftError), Client(url, key) as one:
-        one.whoami()
+def test_invalid_address_or_key_is_one_clear_error(url: str, key: str) -> None:
+    with pytest.raises(WeftError), Client(url, key) as connected:
+        connected.whoami()
 
 
-def test_pages_are_fetched_as_they_are_asked_for() -> None:
-    def answer(asked: Params, _n: int) -> Say:
-        start = int(asked.path.partition("after=")[2].partition("&")[0] or 0)
+def test_pages_are_fetched_lazily() -> None:
+    def answer(request: Params, _n: int) -> Say:
+        start = int(request.path.partition("after=")[2].partition("&")[0] or 0)
         return say_json({"jobs": [{"id": f"j{start + n}"} for n in range(100)], "next": str(start + 100)})
 
-    with scripted(answer) as server, client(server.url) as one:
-        ids = [job.id for job in itertools.islice(one.jobs.list(), 150)]
+    with scripted(answer) as server, client(server.url) as connected:
+        ids = [job.id for job in itertools.islice(connected.jobs.list(), 150)]
     assert ids == [f"j{n}" for n in range(150)]
     assert len(server.asked) == 2
 
 
-def test_waiting_gives_up_in_time_and_leaves_the_job_alone() -> None:
+def test_wait_times_out_and_does_not_change_the_job() -> None:
     late = pytest.raises(NotFinished, match=r"still PROCESSING after 0\.2 s")
-    with scripted(lambda _asked, _n: say_json(JOB)) as server, client(server.url) as one, late:
-        one.jobs.wait("j1", timeout=0.2)
-    assert {asked.method for asked in server.asked} == {"GET"}
+    with scripted(lambda _request, _n: say_json(JOB)) as server, client(server.url) as connected, late:
+        connected.jobs.wait("j1", timeout=0.2)
+    assert {request.method for request in server.asked} == {"GET"}
 
 
-def test_waiting_ends_when_the_job_is_at_rest() -> None:
-    with scripted(lambda _asked, n: say_json({**JOB, "at_rest": n >= 3})) as server, client(server.url) as one:
-        assert one.jobs.wait("j1").at_rest
+def test_wait_ends_when_the_job_has_ended_or_halted() -> None:
+    with scripted(lambda _request, n: say_json({**JOB, "at_rest": n >= 3})) as server, client(server.url) as connected:
+        assert connected.jobs.wait("j1").at_rest
     assert len(server.asked) == 4
 
 
-def test_a_name_is_no_path() -> None:
-    with client("http://127.0.0.1:9") as one:
+def test_job_name_cannot_become_a_path() -> None:
+    with client("http://127.0.0.1:9") as connected:
         for bad in ("", "../keys", "a/b", "j1?x"):
             with pytest.raises(NotFound):
-                one.jobs.get(bad)
+                connected.jobs.get(bad)
 
 
 def test_pauses_grow_to_a_bound() -> None:
@@ -249,7 +249,7 @@ def line(seq: int) -> tuple[str, str, Any]:
     return ("line", str(seq), {**document, "text": f"line {seq}\u2028still", "partial": False})
 
 
-def test_a_cut_stream_goes_on_after_the_last_line_that_was_seen(http: Sessions) -> None:
+def test_cut_stream_resumes_after_the_last_line(http: Sessions) -> None:
     cuts: list[WeftError] = []
     answers = [
         say_events(line(1), line(2)),
@@ -258,31 +258,31 @@ def test_a_cut_stream_goes_on_after_the_last_line_that_was_seen(http: Sessions) 
         say_events(line(4), line(5), end=True),
     ]
     clock = Clock()
-    with scripted(lambda _asked, n: answers[n]) as server:
+    with scripted(lambda _request, n: answers[n]) as server:
         stream = http.follow(server.url, clock, on_cut=cuts.append)
-        seen = [event.data["seq"] for event in stream]
-    assert seen == [1, 2, 3, 4, 5]
-    assert [asked.headers.get("last-event-id") for asked in server.asked] == [None, "2", "3", "3"]
+        sequence = [event.data["seq"] for event in stream]
+    assert sequence == [1, 2, 3, 4, 5]
+    assert [request.headers.get("last-event-id") for request in server.asked] == [None, "2", "3", "3"]
     assert len(cuts) == 2
     assert stream.end is not None
     assert (stream.end.status, stream.end.exit_code) == ("COMPLETED", 0)
 
 
-def test_an_end_without_any_event_is_an_end(http: Sessions) -> None:
-    with scripted(lambda _asked, _n: say_events(end=True)) as server:
+def test_stream_without_events_ends(http: Sessions) -> None:
+    with scripted(lambda _request, _n: say_events(end=True)) as server:
         stream = http.follow(server.url, Clock())
         assert list(stream) == []
         assert stream.end is not None
 
 
-def test_a_stream_that_stays_away_is_given_up_after_long_patience(http: Sessions) -> None:
+def test_stream_is_given_up_after_the_retry_limit(http: Sessions) -> None:
     clock = Clock()
-    with scripted(lambda _asked, n: say_events(line(1)) if n == 0 else unavailable()) as server:
-        stream = http.follow(server.url, clock, patience_s=100.0)
+    with scripted(lambda _request, n: say_events(line(1)) if n == 0 else unavailable()) as server:
+        stream = http.follow(server.url, clock, retry_for_s=100.0)
         assert next(stream).data["seq"] == 1
         with pytest.raises(Unavailable):
             next(stream)
-    assert 60 < clock.now <= 100 + PATIENCE_S
+    assert 60 < clock.now <= 100 + RETRY_FOR_S
     assert stream.end is None
 
 
@@ -295,9 +295,9 @@ def test_a_stream_that_stays_away_is_given_up_after_long_patience(http: Sessions
         (Say(200, b"event: line\ndata: {\n\n", {"Content-Type": "text/event-stream"}), Internal),
     ],
 )
-def test_a_stream_that_can_never_go_on_says_so_at_once(answer: Say, kind: type[WeftError], http: Sessions) -> None:
+def test_stream_that_cannot_resume_fails_at_once(answer: Say, kind: type[WeftError], http: Sessions) -> None:
     clock = Clock()
-    with scripted(lambda _asked, _n: answer) as server, pytest.raises(kind):
+    with scripted(lambda _request, _n: answer) as server, pytest.raises(kind):
         list(http.follow(server.url, clock))
     assert len(server.asked) == 1
 
@@ -316,65 +316,73 @@ def serve(listed: list[dict[str, Any]], cut: dict[int, int], *, etag: str = '"v1
     """Ranged answers; the n-th fetch is cut after ``cut[n]`` bytes."""
     fetched = itertools.count()
 
-    def answer(asked: Params, _n: int) -> Say:
-        if asked.path.partition("?")[0].endswith("/artifacts"):
+    def answer(request: Params, _n: int) -> Say:
+        if request.path.partition("?")[0].endswith("/artifacts"):
             return say_json({"artifacts": listed, "next": None})
-        wanted = asked.headers.get("range", "")
+        wanted = request.headers.get("range", "")
         start = int(wanted.removeprefix("bytes=").rstrip("-") or 0)
-        if asked.headers.get("if-range", etag) != etag:
+        if request.headers.get("if-range", etag) != etag:
             start = 0
         return Say(206 if start else 200, CONTENT[start:], {"ETag": etag}, cut_after=cut.get(next(fetched)))
 
     return answer
 
 
-def test_a_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
     listed = [artifact("attempts/1/results/worker-0/model.bin")]
-    seen: list[tuple[int, int]] = []
-    with scripted(serve(listed, {0: 100_000, 1: 1, 2: 500_000})) as server, client(server.url) as one:
-        [path] = one.jobs.download("j1", tmp_path, on_bytes=lambda *n: seen.append(n))
+    progress: list[tuple[int, int]] = []
+    with scripted(serve(listed, {0: 100_000, 1: 1, 2: 500_000})) as server, client(server.url) as connected:
+        [path] = connected.jobs.download("j1", tmp_path, on_bytes=lambda *n: progress.append(n))
     assert path == tmp_path / "worker-0" / "model.bin"
     assert path.read_bytes() == CONTENT
     assert [entry.name for entry in path.parent.iterdir()] == ["model.bin"]
-    assert [asked.headers.get("range") for asked in server.asked[1:]] == [
+    assert [request.headers.get("range") for request in server.asked[1:]] == [
         None, "bytes=100000-", "bytes=100001-", "bytes=600001-",
     ]  # fmt: skip
-    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert progress[-1] == (len(CONTENT), len(CONTENT))
 
 
-def test_a_download_that_failed_leaves_no_half_file_and_goes_on_when_asked_again(tmp_path: Path) -> None:
+def test_failed_download_leaves_no_partial_file_and_resumes_on_retry(tmp_path: Path) -> None:
     listed = [artifact("attempts/1/results/worker-0/model.bin")]
     always_cut = {0: 50_000, **dict.fromkeys(range(1, 20), 0)}
-    with scripted(serve(listed, always_cut)) as server, client(server.url) as one, pytest.raises(ConnectionFailed):
-        one.jobs.download("j1", tmp_path)
+    with (
+        scripted(serve(listed, always_cut)) as server,
+        client(server.url) as connected,
+        pytest.raises(ConnectionFailed),
+    ):
+        connected.jobs.download("j1", tmp_path)
     assert not (tmp_path / "worker-0" / "model.bin").exists()
-    with scripted(serve(listed, {})) as server, client(server.url) as one:
-        [path] = one.jobs.download("j1", tmp_path)
+    with scripted(serve(listed, {})) as server, client(server.url) as connected:
+        [path] = connected.jobs.download("j1", tmp_path)
     assert path.read_bytes() == CONTENT
     assert server.asked[1].headers["range"] == "bytes=50000-"
 
 
-def test_a_part_of_another_version_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_partial_download_of_another_version_is_discarded(tmp_path: Path) -> None:
     name = "attempts/1/results/worker-0/model.bin"
     cut = {0: 10, **dict.fromkeys(range(1, 20), 0)}
-    with scripted(serve([artifact(name)], cut)) as server, client(server.url) as one, pytest.raises(ConnectionFailed):
-        one.jobs.download("j1", tmp_path)
+    with (
+        scripted(serve([artifact(name)], cut)) as server,
+        client(server.url) as connected,
+        pytest.raises(ConnectionFailed),
+    ):
+        connected.jobs.download("j1", tmp_path)
     changed = serve([artifact(name, etag='"v2"')], {}, etag='"v2"')
-    with scripted(changed) as server, client(server.url) as one:
-        [path] = one.jobs.download("j1", tmp_path)
+    with scripted(changed) as server, client(server.url) as connected:
+        [path] = connected.jobs.download("j1", tmp_path)
     assert path.read_bytes() == CONTENT
     assert "range" not in server.asked[1].headers
 
 
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a/\0", "a\\b"])
-def test_nothing_is_written_outside_the_folder_whatever_the_platform_lists(tmp_path: Path, path: str) -> None:
+def test_download_writes_nothing_outside_its_folder(tmp_path: Path, path: str) -> None:
     listed = [artifact(f"attempts/1/results/{path}")]
-    with scripted(serve(listed, {})) as server, client(server.url) as one, pytest.raises(Internal):
-        one.jobs.download("j1", tmp_path / "in")
+    with scripted(serve(listed, {})) as server, client(server.url) as connected, pytest.raises(Internal):
+        connected.jobs.download("j1", tmp_path / "in")
     assert sorted(tmp_path.rglob("*")) == []
 
 
-def test_the_newest_attempt_that_left_any_is_fetched() -> None:
+def test_download_takes_the_newest_attempt_with_files() -> None:
     listed = [
         Artifact(path, 1, "", parse_time(TIME))
         for path in (

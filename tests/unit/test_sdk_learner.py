@@ -1,4 +1,4 @@
-"""What training code may rely on when it calls the SDK inside a learner."""
+"""The guarantees of the SDK's calls inside a learner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SDK = Path(weft.__file__).parent.parent
 
 
 class Learner:
-    """A learner's state folder, a reporter in it, and what it warned of."""
+    """A learner's state folder, a reporter in it, and its warnings."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ def learner(tmp_path: Path) -> Learner:
 
 
 def run_learner(code: str, folder: Path | None, *, isolated: bool = False) -> Any:
-    """Run `code` in an interpreter of its own, as a learner's process would."""
+    """Run `code` in another interpreter, like a learner's process."""
     environ = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(SDK)}
     if folder is not None:
         environ["JOB_STATE_DIR"] = str(folder)
@@ -75,7 +75,7 @@ def test_a_report_is_one_line_with_time_step_values_and_context(learner: Learner
     assert learner.warnings == []
 
 
-def test_the_public_functions_write_to_the_learner_s_folder(tmp_path: Path) -> None:
+def test_public_functions_write_to_the_learners_folder(tmp_path: Path) -> None:
     code = (
         "import weft\n"
         "weft.report({'a/b': 1.5}, step=2, context={'subset': 'val'}, loss=0.25)\n"
@@ -90,7 +90,7 @@ def test_the_public_functions_write_to_the_learner_s_folder(tmp_path: Path) -> N
     assert second["progress"] == {"fraction": 0.5, "eta_s": 8.0}
 
 
-def test_outside_a_learner_nothing_is_written_and_nothing_said(tmp_path: Path) -> None:
+def test_outside_a_learner_nothing_is_written_or_printed(tmp_path: Path) -> None:
     code = (
         f"import os, weft; os.chdir({str(tmp_path)!r}); weft.report(step=1, loss=object())\n"
         "weft.progress(0.5); print(weft.checkpoint_requested())"
@@ -107,7 +107,7 @@ def test_nan_and_infinities_are_kept_as_strings(learner: Learner) -> None:
     assert learner.values() == [{"a": "NaN", "b": "Infinity", "c": "-Infinity"}]
 
 
-def test_scalars_of_array_libraries_are_taken_through_float(learner: Learner) -> None:
+def test_scalars_of_array_libraries_are_converted_by_float(learner: Learner) -> None:
     class Scalar:
         def __float__(self) -> float:
             return 0.125
@@ -125,7 +125,7 @@ def test_scalars_of_array_libraries_are_taken_through_float(learner: Learner) ->
     ]
 
 
-def test_a_loss_that_carries_a_gradient_is_detached_first(learner: Learner) -> None:
+def test_tensor_with_a_gradient_is_detached_first(learner: Learner) -> None:
     class Tensor:
         def detach(self) -> float:
             return 0.5
@@ -139,7 +139,7 @@ def test_a_loss_that_carries_a_gradient_is_detached_first(learner: Learner) -> N
     assert learner.warnings == []
 
 
-def test_a_value_that_is_no_number_is_left_out_and_said_once(learner: Learner) -> None:
+def test_value_that_is_no_number_is_left_out_with_one_warning(learner: Learner) -> None:
     learner.report(loss=0.5, note="fine", other=None)
     learner.report(loss=0.25, huge=10**400)
 
@@ -162,7 +162,7 @@ def test_a_report_that_cannot_be_written_is_dropped_and_counted(learner: Learner
     assert len(learner.warnings) == 1
 
 
-def test_names_that_are_no_valid_text_still_make_valid_json(learner: Learner) -> None:
+def test_names_that_are_no_valid_text_make_valid_json(learner: Learner) -> None:
     learner.reporter.report(1, {"\ud800a": 1, 5: 2, "é\n": 3}, {}, {"x": 1})
 
     (line,) = learner.lines()
@@ -170,7 +170,7 @@ def test_names_that_are_no_valid_text_still_make_valid_json(learner: Learner) ->
     assert line["context"] == {"x": "1"}
 
 
-def test_a_missing_folder_is_said_once_and_served_when_it_appears(tmp_path: Path) -> None:
+def test_missing_folder_gives_one_warning_and_is_used_once_it_exists(tmp_path: Path) -> None:
     learner = Learner(tmp_path / "later")
     learner.report(loss=1)
     learner.report(loss=2)
@@ -182,7 +182,7 @@ def test_a_missing_folder_is_said_once_and_served_when_it_appears(tmp_path: Path
     assert len(learner.warnings) == 1
 
 
-def test_the_file_stops_at_its_limit_and_says_what_was_lost(learner: Learner) -> None:
+def test_file_stops_at_its_limit_and_counts_lost_reports(learner: Learner) -> None:
     learner.environ["WEFT_REPORT_MAX_BYTES"] = "200"
     for step in range(10):
         learner.report(step=step, loss=1)
@@ -195,14 +195,14 @@ def test_the_file_stops_at_its_limit_and_says_what_was_lost(learner: Learner) ->
     assert "limit of 200 bytes" in learner.warnings[0]
 
 
-def test_a_report_of_absurd_size_is_dropped(learner: Learner) -> None:
+def test_report_over_the_size_limit_is_dropped(learner: Learner) -> None:
     learner.reporter.report(1, {f"metric{i}": i for i in range(5000)}, {}, None)
 
     assert learner.file.read_text() == ""
     assert "bytes is over" in learner.warnings[0]
 
 
-def test_after_a_full_disk_the_next_line_is_whole(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_line_after_a_full_disk_is_whole(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
 
     def short(fd: int, line: bytes) -> int:
@@ -222,8 +222,8 @@ def test_after_a_full_disk_the_next_line_is_whole(learner: Learner, monkeypatch:
 def test_threads_and_forked_workers_write_whole_lines(tmp_path: Path) -> None:
     code = (
         "import os, threading, weft\n"
-        "def work(who):\n"
-        "    for step in range(200): weft.report(step=step, who=who)\n"
+        "def work(worker):\n"
+        "    for step in range(200): weft.report(step=step, worker=worker)\n"
         "threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]\n"
         "[t.start() for t in threads]; [t.join() for t in threads]\n"
         "pids = []\n"
@@ -237,11 +237,11 @@ def test_threads_and_forked_workers_write_whole_lines(tmp_path: Path) -> None:
     done = run_learner(code, tmp_path)
 
     assert (done.returncode, done.stderr) == (0, "")
-    seen = {(line["values"]["who"], line["step"]) for line in Learner(tmp_path).lines()}
-    assert seen == {(who, step) for who in range(8) for step in range(200)}
+    reported = {(line["values"]["worker"], line["step"]) for line in Learner(tmp_path).lines()}
+    assert reported == {(worker, step) for worker in range(8) for step in range(200)}
 
 
-def test_a_lock_held_during_a_fork_does_not_stop_the_child(learner: Learner) -> None:
+def test_lock_held_during_a_fork_does_not_block_the_child(learner: Learner) -> None:
     held = threading.Event()
     leave = threading.Event()
 
@@ -261,7 +261,7 @@ def test_a_lock_held_during_a_fork_does_not_stop_the_child(learner: Learner) -> 
     assert learner.values() == [{"loss": 1.0}]
 
 
-def test_a_folder_that_changes_is_followed(learner: Learner) -> None:
+def test_changed_state_folder_is_used(learner: Learner) -> None:
     learner.report(loss=1)
     other = learner.folder / "other"
     other.mkdir()
@@ -272,7 +272,7 @@ def test_a_folder_that_changes_is_followed(learner: Learner) -> None:
     assert Learner(other).values() == [{"loss": 2.0}]
 
 
-def test_stderr_may_be_closed(tmp_path: Path) -> None:
+def test_closed_stderr_is_no_error(tmp_path: Path) -> None:
     code = "import sys, weft; sys.stderr = None; weft.report(step='x', a=1); print('on')"
     done = run_learner(code, tmp_path)
 
@@ -290,7 +290,7 @@ def test_stderr_may_be_closed(tmp_path: Path) -> None:
         (-1, 0, {"fraction": 0.0, "eta_s": 0.0}),
     ],
 )
-def test_progress_is_cut_to_what_makes_sense(
+def test_progress_is_limited_to_valid_values(
     learner: Learner, fraction: float, eta_s: float | None, shown: dict[str, Any]
 ) -> None:
     learner.reporter.progress(fraction, eta_s)
@@ -310,7 +310,7 @@ def test_progress_that_is_no_number_is_dropped(learner: Learner, fraction: Any, 
 
 
 class Watch:
-    """A clock that stands still until it is moved."""
+    """A clock that is set by hand."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -327,14 +327,14 @@ def default_sigterm() -> Any:
 
 
 @pytest.mark.usefixtures("default_sigterm")
-def test_the_stop_file_is_seen_within_a_tenth_of_a_second_and_for_good(tmp_path: Path) -> None:
+def test_stop_file_is_seen_within_a_tenth_of_a_second_and_permanently(tmp_path: Path) -> None:
     watch = Watch()
     stop = StopRequest(environ={"JOB_STATE_DIR": str(tmp_path)}, clock=watch)
     assert not stop.requested()
 
     (tmp_path / "stop-requested").touch()
     watch.now += 0.05
-    assert not stop.requested()  # the last look is still believed
+    assert not stop.requested()  # the last check is still valid
     watch.now += 0.05
     assert stop.requested()
 
@@ -344,7 +344,7 @@ def test_the_stop_file_is_seen_within_a_tenth_of_a_second_and_for_good(tmp_path:
 
 
 @pytest.mark.usefixtures("default_sigterm")
-def test_sigterm_is_noted_instead_of_ending_the_process(tmp_path: Path) -> None:
+def test_sigterm_requests_a_checkpoint_instead_of_ending_the_process(tmp_path: Path) -> None:
     stop = StopRequest(environ={"JOB_STATE_DIR": str(tmp_path)}, clock=Watch())
     assert not stop.requested()
 
@@ -355,7 +355,7 @@ def test_sigterm_is_noted_instead_of_ending_the_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("default_sigterm")
-def test_a_handler_of_the_user_s_own_stays() -> None:
+def test_sigterm_handler_of_the_user_stays() -> None:
     def mine(signum: int, frame: object) -> None: ...
 
     signal.signal(signal.SIGTERM, mine)
@@ -365,7 +365,7 @@ def test_a_handler_of_the_user_s_own_stays() -> None:
 
 
 @pytest.mark.usefixtures("default_sigterm")
-def test_a_call_from_a_thread_leaves_the_handler_to_the_main_thread() -> None:
+def test_sigterm_handler_is_set_by_the_main_thread_only() -> None:
     stop = StopRequest(environ={}, clock=Watch())
     thread = threading.Thread(target=stop.requested)
     thread.start()
@@ -376,7 +376,7 @@ def test_a_call_from_a_thread_leaves_the_handler_to_the_main_thread() -> None:
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
-def test_a_forked_worker_dies_of_sigterm_as_pools_expect(tmp_path: Path) -> None:
+def test_sigterm_ends_a_forked_worker(tmp_path: Path) -> None:
     code = (
         "import os, signal, weft\n"
         "weft.checkpoint_requested()\n"
@@ -393,7 +393,7 @@ def test_a_forked_worker_dies_of_sigterm_as_pools_expect(tmp_path: Path) -> None
 # --- the package --------------------------------------------------------------
 
 
-def test_importing_the_package_loads_nothing_else_of_ours_or_of_others() -> None:
+def test_importing_the_package_loads_no_other_module() -> None:
     # typing and what it needs is all that the package itself may load.
     code = "import sys, typing; before = set(sys.modules); import weft\nprint(sorted(set(sys.modules) - before))"
     done = run_learner(code, None, isolated=True)
@@ -401,7 +401,7 @@ def test_importing_the_package_loads_nothing_else_of_ours_or_of_others() -> None
     assert done.stdout == "['__future__', 'weft']\n"
 
 
-def test_every_public_name_is_there_and_unknown_ones_are_not() -> None:
+def test_every_public_name_exists() -> None:
     for name in weft.__all__:
         assert getattr(weft, name) is not None
         assert name in dir(weft)

@@ -1,4 +1,4 @@
-"""Which platform and key are used, and how they are kept."""
+"""Profiles: which platform and key are used, and how they are stored."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_the_file_is_readable_by_its_owner_alone_from_the_first_byte(tmp_path: P
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_is_written_is_read_again(environ: dict[str, str]) -> None:
+def test_written_configuration_is_read_back(environ: dict[str, str]) -> None:
     config = read_config(config_file(environ))
     assert config == Config("local", {"local": LOCAL, "other": OTHER})
     document = json.loads(config_file(environ).read_text())
     assert document["profiles"]["local"] == {"url": LOCAL.url, "key": LOCAL.key}
 
 
-def test_a_key_is_not_shown_by_accident() -> None:
+def test_repr_of_a_profile_hides_the_key() -> None:
     assert LOCAL.key not in repr(LOCAL)
 
 
@@ -56,7 +56,7 @@ def test_a_key_is_not_shown_by_accident() -> None:
         ({"url": LOCAL.url}, {}, LOCAL),
     ],
 )
-def test_the_nearer_wins(
+def test_option_wins_over_environment_over_profile(
     environ: dict[str, str], arguments: dict[str, str], more: dict[str, str], used: Profile
 ) -> None:
     assert resolve(**arguments, environ={**environ, **more}) == used
@@ -69,7 +69,7 @@ def test_a_stored_key_is_never_sent_to_another_address(environ: dict[str, str]) 
         resolve(environ={**environ, "WEFT_URL": "http://elsewhere:1"})
 
 
-def test_without_any_profile_one_is_told_what_to_do(tmp_path: Path) -> None:
+def test_missing_profile_error_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Unauthenticated, match=r"weft up.*weft login"):
         resolve(environ={"XDG_CONFIG_HOME": str(tmp_path)})
 
@@ -83,11 +83,11 @@ def test_an_unknown_profile_names_those_there_are(environ: dict[str, str]) -> No
 def test_a_broken_file_is_one_clear_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text, encoding="latin-1")
-    with pytest.raises(InvalidRequest, match="mend or delete it"):
+    with pytest.raises(InvalidRequest, match="correct or delete it"):
         read_config(path)
 
 
-def test_forgetting_the_current_profile_leaves_none_current() -> None:
+def test_removing_the_current_profile_leaves_no_current_profile() -> None:
     config = Config("local", {"local": LOCAL, "other": OTHER})
     assert config.without("local") == Config("", {"other": OTHER})
     assert config.without("other") == Config("local", {"local": LOCAL})
@@ -106,6 +106,6 @@ def test_an_address_may_be_typed_short(typed: str, address: str) -> None:
     assert normal_address(typed) == address
 
 
-def test_loopback_is_told_from_the_rest() -> None:
+def test_loopback_addresses_are_recognized() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]", "LOCALHOST")))
     assert not any(map(is_loopback, ("10.0.0.1", "weft.example", "localhost.example", "")))

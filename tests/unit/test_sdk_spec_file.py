@@ -1,4 +1,4 @@
-"""Reading a spec: what the platform would read, with the line of each field."""
+"""The SDK reads a spec as the platform does, and has the line of each field."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def written(folder: Path, text: str, name: str = "weft.yaml") -> Path:
     return path
 
 
-def test_every_field_knows_its_line(tmp_path: Path) -> None:
+def test_every_field_has_its_line_number(tmp_path: Path) -> None:
     file = read_spec(written(tmp_path, SPEC))
     assert file.document["retries"] == {"max": 3, "on": ["infrastructure"]}
     lines = {"/name": 1, "/retries": 2, "/retries/on": 4, "/retries/on/0": 4, "/env/a~1b": 6, "/inputs/1/mount": 10}
@@ -52,7 +52,7 @@ scalars = st.text("0123456789.-+exonNaulftrsy~:# 'é\"", max_size=8)
 
 
 @given(st.lists(scalars, min_size=1, max_size=4))
-def test_a_value_is_read_as_the_platform_reads_it(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> None:
+def test_sdk_and_platform_read_the_same_value(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> None:
     text = "".join(f"k{place}: {word}\n" for place, word in enumerate(words))
     path = written(tmp_path_factory.mktemp("spec"), text)
     try:
@@ -60,10 +60,10 @@ def test_a_value_is_read_as_the_platform_reads_it(tmp_path_factory: pytest.TempP
     except PlatformInvalidSpec:
         expected = None
     try:
-        found: Any = read_spec(path).document
+        document: Any = read_spec(path).document
     except InvalidSpec:
-        found = None
-    assert json.dumps(found) == json.dumps(expected)
+        document = None
+    assert json.dumps(document) == json.dumps(expected)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_a_value_is_read_as_the_platform_reads_it(tmp_path_factory: pytest.TempP
         ('a: "\\ud800"\n', "JSON cannot say this"),
     ],
 )
-def test_a_text_that_is_no_spec_is_one_error_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_text_is_one_error_with_its_place(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(InvalidSpec) as refused:
         read_spec(written(tmp_path, text))
-    assert any(one in refused.value.message for one in says.split("|")), refused.value.message
+    assert any(part in refused.value.message for part in says.split("|")), refused.value.message
     assert "weft.yaml" in refused.value.message
 
 
@@ -94,7 +94,7 @@ def test_json_with_tabs_is_read_too(tmp_path: Path) -> None:
     assert file.document == {"name": "x", "learners": 2}
 
 
-def test_a_missing_spec_says_how_to_get_one(tmp_path: Path) -> None:
+def test_missing_spec_error_names_weft_init(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="weft init"):
         find_spec(tmp_path)
     written(tmp_path, SPEC, "manifest.yml")
@@ -124,7 +124,7 @@ def test_a_field_can_be_set_from_the_command_line(
 
 
 @pytest.mark.parametrize("assignment", ["name", "=1", "a..b=1", "name.x=1", "inputs.7.mount=x", "a=[", "a=!x y"])
-def test_an_assignment_that_cannot_be_is_refused(tmp_path: Path, assignment: str) -> None:
+def test_invalid_assignment_is_refused(tmp_path: Path, assignment: str) -> None:
     document = read_spec(written(tmp_path, SPEC)).document
     with pytest.raises(InvalidSpec, match="--set"):
         set_field(document, assignment)
@@ -132,13 +132,13 @@ def test_an_assignment_that_cannot_be_is_refused(tmp_path: Path, assignment: str
 
 def test_wrong_fields_are_shown_with_their_lines(tmp_path: Path) -> None:
     file = read_spec(written(tmp_path, SPEC))
-    one = located(InvalidSpec("x", errors=(FieldError("/retries/max", "too many", "at most 2"),)), file)
-    assert str(one) == f"{file.path}:3: retries.max: too many; at most 2"
-    two = located(InvalidSpec("x", errors=(FieldError("/retries/max", "m"), FieldError("/gone", "n"))), file)
-    assert [error.message for error in two.errors] == ["line 3: m", "n"]
+    single = located(InvalidSpec("x", errors=(FieldError("/retries/max", "too many", "at most 2"),)), file)
+    assert str(single) == f"{file.path}:3: retries.max: too many; at most 2"
+    several = located(InvalidSpec("x", errors=(FieldError("/retries/max", "m"), FieldError("/gone", "n"))), file)
+    assert [error.message for error in several.errors] == ["line 3: m", "n"]
 
 
-def test_the_committed_schema_is_what_the_model_gives() -> None:
+def test_committed_schema_matches_the_model() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/schema.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )

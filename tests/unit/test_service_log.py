@@ -1,4 +1,4 @@
-"""What a service logs: whole lines, and no harm where they cannot be written."""
+"""The services' log: one JSON object per line, and no failure where it cannot be written."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import subprocess
 import sys
 from pathlib import Path
 
-SPEAKS = """
+PROGRAM = """
 import structlog
 from services.core.bootstrap.service import configure_logging
 configure_logging("api", "info")
-structlog.get_logger().info("it.speaks", what="\\udcff \\u00e4")
-print("it goes on")
+structlog.get_logger().info("test.logged", text="\\udcff \\u00e4")
+print("continues")
 """
 
 
-def speak(log: Path) -> str:
+def run_program(log: Path) -> str:
+    """Runs a program that logs one line to ``log``. Returns its standard output."""
     with log.open("ab") as file:
         done = subprocess.run(
-            [sys.executable, "-c", SPEAKS], stdout=subprocess.PIPE, stderr=file, text=True, timeout=60, check=True
+            [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=file, text=True, timeout=60, check=True
         )
     return done.stdout
 
 
-def test_a_log_is_one_json_object_a_line(tmp_path: Path) -> None:
-    assert speak(tmp_path / "api.log") == "it goes on\n"
+def test_a_log_is_one_json_object_per_line(tmp_path: Path) -> None:
+    assert run_program(tmp_path / "api.log") == "continues\n"
     (line,) = (tmp_path / "api.log").read_text().splitlines()
-    assert {"service": "api", "event": "it.speaks", "level": "info"}.items() <= json.loads(line).items()
+    assert {"service": "api", "event": "test.logged", "level": "info"}.items() <= json.loads(line).items()
 
 
-def test_a_service_whose_logs_disk_is_full_goes_on() -> None:
-    assert speak(Path("/dev/full")) == "it goes on\n"
+def test_a_service_continues_when_the_disk_of_its_log_is_full() -> None:
+    assert run_program(Path("/dev/full")) == "continues\n"

@@ -1,4 +1,4 @@
-"""What may be written as a job spec, as text: always a plain, finite, bounded mapping, or one clear error."""
+"""Parsing of a job spec's text: a plain, finite, bounded mapping, or one clear error."""
 
 import time
 from typing import Any
@@ -29,11 +29,11 @@ ALIASES = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
         ("name: größe\n".encode(), {"name": "größe"}),
     ],
 )  # fmt: skip
-def test_a_spec_is_read_as_people_write_it(text: bytes, expected: dict[str, Any]) -> None:
+def test_yaml_and_json_are_parsed(text: bytes, expected: dict[str, Any]) -> None:
     assert parse_spec_text(text) == expected
 
 
-def test_words_of_yaml_1_1_stay_words() -> None:
+def test_words_with_a_special_meaning_in_yaml_1_1_stay_text() -> None:
     text = b"on: [infrastructure]\nmax_runtime: 1:30\ncountry: no\nsince: 2026-01-01\n"
     assert parse_spec_text(text) == {
         "on": ["infrastructure"], "max_runtime": "1:30", "country": "no", "since": "2026-01-01",
@@ -41,7 +41,7 @@ def test_words_of_yaml_1_1_stay_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (b"", "this one is empty"),
         (b"- a\n- b\n", "this one is a list"),
@@ -74,19 +74,19 @@ def test_words_of_yaml_1_1_stay_words() -> None:
         (b"%YAML 3.0\n---\na: b\n", "incompatible YAML document"),
     ],
 )
-def test_anything_else_is_refused_with_one_clear_error(text: bytes, says: str) -> None:
+def test_other_text_is_refused_with_one_clear_error(text: bytes, message: str) -> None:
     with pytest.raises(InvalidSpec) as refused:
         parse_spec_text(text)
-    assert says in refused.value.message
+    assert message in refused.value.message
 
 
-def test_text_that_was_decoded_before_may_hold_half_a_character() -> None:
+def test_decoded_text_with_half_of_a_surrogate_pair_is_refused() -> None:
     for text in ("a: \ud800", '{"a": "\ud800"}'):
         with pytest.raises(InvalidSpec, match="surrogate"):
             parse_spec_text(text)
 
 
-def test_json_is_told_where_it_is_wrong() -> None:
+def test_the_error_for_json_has_line_and_column() -> None:
     with pytest.raises(InvalidSpec, match="not valid JSON: line 2, column 8"):
         parse_spec_text(b'{\n  "a": x}', kind="json")
     with pytest.raises(InvalidSpec, match="not valid JSON"):
@@ -107,14 +107,14 @@ def test_json_is_told_where_it_is_wrong() -> None:
     ],
     ids=["brackets", "braces", "json", "dashes", "keys", "aliases", "long json", "long yaml"],
 )
-def test_a_bomb_costs_no_more_than_its_bytes(text: bytes) -> None:
-    begin = time.monotonic()
+def test_a_bomb_is_refused_in_less_than_two_seconds(text: bytes) -> None:
+    begin = time.process_time()  # not the time for which other programs had the processor
     with pytest.raises(InvalidSpec):
         parse_spec_text(text)
-    assert time.monotonic() - begin < 2
+    assert time.process_time() - begin < 2
 
 
-def test_a_spec_may_be_nested_as_deep_as_is_said() -> None:
+def test_a_spec_may_be_nested_up_to_the_limit() -> None:
     deep = "a: " + "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1)
     parse_spec_text(deep)
     with pytest.raises(InvalidSpec, match="deeper"):

@@ -1,4 +1,4 @@
-"""Keys of the status store."""
+"""Building and parsing of the status store's keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.core.domain.status_keys import JobKey, parse_job_key
         ("/jobs/j1/new/thing/x", JobKey("j1", "new", "thing/x")),
     ],
 )
-def test_a_job_s_key_is_parsed_into_what_it_was_made_of(key: str, parsed: JobKey) -> None:
+def test_a_job_s_key_is_parsed_into_its_parts(key: str, parsed: JobKey) -> None:
     assert parse_job_key(key) == parsed
     assert (parsed.is_attempt, parsed.is_learner) == (parsed.kind == "attempt", parsed.kind == "learners")
     assert key.startswith(status_keys.job_prefix("j1").rstrip("/"))

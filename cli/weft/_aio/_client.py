@@ -73,7 +73,7 @@ class AsyncClient:
         return list(answer["waiting"])
 
     async def cluster(self) -> dict[str, Any]:
-        """Nodes, totals and what is used."""
+        """Nodes, totals and current use."""
         return await self._http.json("GET", "/v1/cluster")
 
     async def frameworks(self) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Live streams that survive the connection: every event once, in order, until the platform says that it was the last.
 
 A stream that ends without `event: end` was cut. It is opened again with the id of the last event that was handed out,
-so nothing is lost and nothing comes twice; how often that works is limited only by `patience_s` of silence. The end
+so nothing is lost and nothing comes twice; how often that works is limited only by `retry_for_s` of silence. The end
 event carries the job's final state: whoever follows to the end knows how it ended without asking again.
 """
 
@@ -18,10 +18,10 @@ import httpx2
 
 from weft._aio._http import AsyncHttp
 from weft._errors import ConnectionFailed, Internal, Unavailable, WeftError, from_problem
-from weft._stream import PATIENCE_S, End, Event, end_of
+from weft._stream import RETRY_FOR_S, End, Event, end_of
 from weft._wire import STREAM_SILENCE_S, pause_s
 
-__all__ = ["PATIENCE_S", "AsyncFollow", "End", "Event"]
+__all__ = ["RETRY_FOR_S", "AsyncFollow", "End", "Event"]
 
 
 class AsyncFollow:
@@ -37,7 +37,7 @@ class AsyncFollow:
         params: Mapping[str, Any],
         *,
         on_cut: Callable[[WeftError], None] = lambda _error: None,
-        patience_s: float = PATIENCE_S,
+        retry_for_s: float = RETRY_FOR_S,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -45,7 +45,7 @@ class AsyncFollow:
         self._path = path
         self._params = dict(params)
         self._on_cut = on_cut
-        self._patience_s = patience_s
+        self._retry_for_s = retry_for_s
         self._clock = clock
         self._sleep = sleep
         self._token = ""
@@ -79,7 +79,7 @@ class AsyncFollow:
             if attempt == 0:
                 self._on_cut(cut)
             pause = pause_s(attempt) if cut.retry_after_s is None else cut.retry_after_s
-            if self._clock() - self._heard_at + pause > self._patience_s:
+            if self._clock() - self._heard_at + pause > self._retry_for_s:
                 raise cut
             await self._sleep(pause)
             attempt += 1

@@ -1,4 +1,4 @@
-"""Requests to the platform: one place that knows about keys, patience, problems and proxies.
+"""Requests to the platform: keys, retries, problem documents and proxies are handled here only.
 
 What this module keeps true:
 
@@ -25,8 +25,8 @@ import httpx2
 from weft._errors import InvalidRequest, WeftError
 from weft._profile import Profile
 from weft._wire import (
-    FIRST_PATIENCE_S,
-    PATIENCE_S,
+    FIRST_RETRY_FOR_S,
+    RETRY_FOR_S,
     NeverSent,
     client_options,
     json_object,
@@ -106,7 +106,7 @@ class AsyncHttp:
                 raise problem_of(response)
             return response
 
-        return await self._patiently(once, safe=safe)
+        return await self._with_retries(once, safe=safe)
 
     @asynccontextmanager
     async def open(
@@ -133,12 +133,12 @@ class AsyncHttp:
                     raise problem_of(response)
             return response
 
-        response = await self._patiently(once, safe=True)
+        response = await self._with_retries(once, safe=True)
         async with aclosing(response):
             with self._wrapped():
                 yield response
 
-    async def _patiently(self, once: Callable[[], Awaitable[httpx2.Response]], *, safe: bool) -> httpx2.Response:
+    async def _with_retries(self, once: Callable[[], Awaitable[httpx2.Response]], *, safe: bool) -> httpx2.Response:
         began, attempt = self._clock(), 0
         while True:
             try:
@@ -147,8 +147,8 @@ class AsyncHttp:
                 if not (safe and worth_retrying(failed)) and not isinstance(failed, NeverSent):
                     raise
                 pause = pause_s(attempt) if failed.retry_after_s is None else failed.retry_after_s
-                patience = PATIENCE_S if self._answered else FIRST_PATIENCE_S
-                if self._clock() - began + pause > patience:
+                retry_for_s = RETRY_FOR_S if self._answered else FIRST_RETRY_FOR_S
+                if self._clock() - began + pause > retry_for_s:
                     raise
                 self._on_wait(failed)
                 await self._sleep(pause)

@@ -1,4 +1,4 @@
-"""One job: what is known of it, and everything that can be asked of it, without repeating its id."""
+"""A job: its last known document, and all operations on it without repeating its id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AsyncJob:
-    """A job as it was when it was last asked for; `refresh` asks again, and so do the methods that change it."""
+    """A job as it was when it was last fetched; `refresh` and the methods that change it fetch it again."""
 
     def __init__(self, jobs: AsyncJobs, document: dict[str, Any]) -> None:
         self._jobs = jobs
@@ -69,11 +69,11 @@ class AsyncJob:
 
     @property
     def warnings(self) -> list[str]:
-        """What the platform said about the spec when it was submitted."""
+        """Warnings of the platform about the spec, from the submission."""
         return [str(text) for text in self.document.get("warnings") or ()]
 
     async def refresh(self) -> AsyncJob:
-        """Ask again. Gives itself, for chaining."""
+        """Fetches the job again. Returns itself, for chaining."""
         return self._now(await self._jobs.get(self.id))
 
     async def wait(self, timeout: float | None = None) -> AsyncJob:

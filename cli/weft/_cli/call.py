@@ -41,7 +41,7 @@ class Call:
 
     @property
     def client(self) -> Client:
-        """The client of the profile; made when it is first asked for."""
+        """The client of the profile; created on first use."""
         if self._client is None:
             from weft._client import Client
 
@@ -73,8 +73,8 @@ def _set(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     return store
 
 
-def _json(ctx: click.Context, _param: click.Parameter, asked: bool) -> None:
-    if asked:
+def _json(ctx: click.Context, _param: click.Parameter, given: bool) -> None:
+    if given:
         ctx.ensure_object(Call).output = "json"
 
 
@@ -120,4 +120,4 @@ def command(name: str, *, add_help_option: bool = True) -> Callable[[Callable[..
 
 
 class Stop(click.exceptions.Exit):
-    """Ends a command with an exit code, everything having been said."""
+    """Ends a command with an exit code; everything has been printed already."""

@@ -43,7 +43,7 @@ class Curves:
         self.latest[key] = point
 
     def main(self) -> Key | None:
-        """The metric to draw: the one that was asked for, else a loss, else the first that came."""
+        """The metric to draw: the requested one, else a loss, else the first that came."""
         if self._wanted is not None:
             return next((key for key in self._curves if key[0] == self._wanted), None)
         losses = [key for key in self._curves if "loss" in key[0].lower()]
@@ -52,7 +52,7 @@ class Curves:
     def curve(self, key: Key) -> list[tuple[float, float]]:
         return self._curves.get(key, [])
 
-    def said(self, *, most: int = 5) -> str:
+    def summary(self, *, most: int = 5) -> str:
         """e.g. ``step 120  loss 0.3125  accuracy 0.91``; the drawn metric first."""
         first = self.main()
         keys = sorted(self.latest, key=lambda key: key != first)[:most]

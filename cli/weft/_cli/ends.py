@@ -25,7 +25,7 @@ def worst(codes: list[int]) -> int:
     return next((code for code in order if code in codes), max(codes, default=0))
 
 
-def said(name: str, status: str, reason: str, message: str) -> str:
+def end_message(name: str, status: str, reason: str, message: str) -> str:
     """A job's end in a line, e.g. ``digits FAILED (ExitCode): worker-0 ended with exit code 3``."""
     why = f" ({reason})" if reason else ""
     what = f": {' '.join(message.split())}" if message else ""

@@ -33,8 +33,8 @@ def _place(spec: SpecFile, pointer: str) -> str:
 
 def schema() -> dict[str, Any]:
     """JSON Schema of the job spec; `scripts/schema.py` makes it from the platform's model."""
-    found: dict[str, Any] = json.loads((files("weft._cli") / "_schema.json").read_text(encoding="utf-8"))
-    return found
+    schema: dict[str, Any] = json.loads((files("weft._cli") / "_schema.json").read_text(encoding="utf-8"))
+    return schema
 
 
 def explain_field(path: str) -> str:
@@ -72,7 +72,12 @@ def _forms(whole: Mapping[str, Any], node: Mapping[str, Any]) -> list[dict[str, 
         return _forms(whole, {**target, **{key: value for key, value in node.items() if key != "$ref"}})
     if "anyOf" in node:
         rest = {key: value for key, value in node.items() if key != "anyOf"}
-        return [form for one in node["anyOf"] if one.get("type") != "null" for form in _forms(whole, {**rest, **one})]
+        return [
+            form
+            for form_node in node["anyOf"]
+            if form_node.get("type") != "null"
+            for form in _forms(whole, {**rest, **form_node})
+        ]
     return [dict(node)]
 
 
@@ -101,8 +106,8 @@ def _children(whole: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, di
 def _text(whole: Mapping[str, Any], node: Mapping[str, Any], path: str, *, required: bool) -> str:
     forms = _forms(whole, node)
     lines = [f"{path}: {' or '.join(dict.fromkeys(_kind(form) for form in forms))}{' (required)' if required else ''}"]
-    said = node.get("description") or next((form["description"] for form in forms if "description" in form), "")
-    lines += [f"  {' '.join(said.split())}"] if said else []
+    text = node.get("description") or next((form["description"] for form in forms if "description" in form), "")
+    lines += [f"  {' '.join(text.split())}"] if text else []
     limits = [text for form in forms for text in _limits(form)]
     lines += [f"  {text}" for text in dict.fromkeys(limits)]
     if "default" in node and node["default"] not in (None, "", [], {}):
@@ -119,8 +124,8 @@ def _text(whole: Mapping[str, Any], node: Mapping[str, Any], path: str, *, requi
 def _summary(whole: Mapping[str, Any], node: Mapping[str, Any]) -> str:
     forms = _forms(whole, node)
     kinds = " or ".join(dict.fromkeys(_kind(form) for form in forms))
-    said = node.get("description") or ""
-    return f"{kinds}{': ' + ' '.join(said.split()) if said else ''}"
+    text = node.get("description") or ""
+    return f"{kinds}{': ' + ' '.join(text.split()) if text else ''}"
 
 
 def _kind(form: Mapping[str, Any]) -> str:
@@ -147,5 +152,5 @@ def _limits(form: Mapping[str, Any]) -> list[str]:
         "minimum": "at least", "maximum": "at most", "exclusiveMinimum": "more than", "exclusiveMaximum": "less than",
         "maxLength": "characters at most:",
     }  # fmt: skip
-    said = [f"{word} {form[key]:g}" for key, word in named.items() if key in form and form[key] != 65_536]
-    return [", ".join(said)] if said else []
+    text = [f"{word} {form[key]:g}" for key, word in named.items() if key in form and form[key] != 65_536]
+    return [", ".join(text)] if text else []

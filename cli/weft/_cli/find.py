@@ -19,15 +19,15 @@ def job_id(client: Client, named: str) -> str:
         return _last(client)
     if named.startswith("@"):
         raise InvalidRequest(f"'{named}' is not known; @last is the job that you submitted last")
-    found = list(client.jobs.list(name=named, limit=4))
-    if len(found) == 1:
-        return found[0].id
-    if not found:
+    jobs = list(client.jobs.list(name=named, limit=4))
+    if len(jobs) == 1:
+        return jobs[0].id
+    if not jobs:
         raise NotFound(f"there is no job '{named}'{_suggestion(client, named)}")
-    ids = ", ".join(job.id for job in found[:3])
+    ids = ", ".join(job.id for job in jobs[:3])
     raise InvalidRequest(
         f"several jobs are called '{named}'; give the id of one, newest first: {ids}"
-        f"{', ...' if len(found) > 3 else ''}; @last is the one that you submitted last"
+        f"{', ...' if len(jobs) > 3 else ''}; @last is the one that you submitted last"
     )
 
 

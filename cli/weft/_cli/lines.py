@@ -16,10 +16,10 @@ class LineWriter:
 
     def text(self, line: LogLine) -> str:
         """What to write, newlines included."""
-        who = (line.role, line.rank, line.stream)
-        before = "\n" if self._open not in {None, who} else ""
-        prefix = "" if self._open == who else self._prefix(line)
-        self._open = who if line.partial else None
+        origin = (line.role, line.rank, line.stream)
+        before = "\n" if self._open not in {None, origin} else ""
+        prefix = "" if self._open == origin else self._prefix(line)
+        self._open = origin if line.partial else None
         return f"{before}{prefix}{plain(line.text)}{'' if line.partial else chr(10)}"
 
     def _prefix(self, line: LogLine) -> str:

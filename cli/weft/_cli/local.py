@@ -20,10 +20,10 @@ def find_platform() -> Any | None:
 
 def platform() -> Any:
     """The same; NotFound, with how to install it, where there is none."""
-    found = find_platform()
-    if found is None:
+    platform = find_platform()
+    if platform is None:
         raise NotFound("no platform is installed here, only its command line: `pip install weft-platform`")
-    return found
+    return platform
 
 
 @contextmanager

@@ -26,7 +26,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "logs": ("logs", "Print or follow what the learners print."),
         "metrics": ("metrics", "Show a job's metrics and their curves."),
         "events": ("jobs", "Show how a job's state changed, and why."),
-        "explain": ("jobs", "Say in words why a job is where it is."),
+        "explain": ("jobs", "Explain why a job is in its state."),
         "wait": ("wait", "Wait until jobs are at rest; the exit code says how they ended."),
         "download": ("download", "Fetch results, logs, checkpoints or code of a job."),
     },
@@ -40,7 +40,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "up": ("platform", "Start the platform on this machine."),
         "down": ("platform", "Stop the platform on this machine."),
         "status": ("platform", "Show what runs on this machine."),
-        "doctor": ("platform", "Find what is missing or unsafe here, and how to mend it."),
+        "doctor": ("platform", "Find what is missing or unsafe here, and how to repair it."),
         "backup": ("backup", "Write all of a platform into one file, while it runs."),
         "restore": ("backup", "Bring a platform back from a backup, on an empty one."),
         "master-key": ("backup", "Show or change the master key, which opens the platform's secrets."),
@@ -48,7 +48,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Account": {
         "login": ("account", "Sign in to a platform and make it current."),
         "logout": ("account", "Forget a platform and its key."),
-        "whoami": ("account", "Show who the key stands for."),
+        "whoami": ("account", "Show the user of the key."),
         "profile": ("account", "List the platforms you know, or switch to one."),
     },
     "More": {
@@ -64,7 +64,7 @@ _HOMES: Final = {name: entry for section in COMMANDS.values() for name, entry in
 
 
 class LazyGroup(click.Group):
-    """Commands by name, imported when they are asked for."""
+    """Commands by name, imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -108,8 +108,8 @@ def weft() -> None:
     """Train deep-learning models on a shared platform."""
 
 
-def _version(ctx: click.Context, asked: bool) -> None:
-    if asked:
+def _version(ctx: click.Context, given: bool) -> None:
+    if given:
         from weft._version import sdk_version
 
         click.echo(f"weft {sdk_version()}")
@@ -129,7 +129,7 @@ def run(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        # `weft logs | head`: whoever read has read enough. Python would complain once more while it leaves.
+        # `weft logs | head`: the reader has closed the pipe. Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     # The edge of the program: everything has to become a line and an exit code here.

@@ -1,4 +1,4 @@
-"""What is said beside the answer, on stderr: stdout belongs to the answer."""
+"""Notices on stderr: stdout carries the answer only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def note(text: str) -> None:
 
 
 def reconnecting(_why: WeftError) -> None:
-    """What is said each time that a followed stream is cut."""
+    """The notice for each cut of a followed stream."""
     note("the connection was lost; reconnecting")
 
 
@@ -33,5 +33,5 @@ def following(again: str) -> Generator[None]:
         yield
     except KeyboardInterrupt:
         click.echo("", err=True)
-        note(f"no longer following; the job goes on. `{again}` follows it again")
+        note(f"no longer following; the job keeps running. `{again}` follows it again")
         raise click.exceptions.Exit(INTERRUPTED) from None

@@ -1,4 +1,4 @@
-"""Prints one answer in the form that was asked for. With json, yaml and name, stdout carries that and nothing else.
+"""Prints one answer in the requested form. With json, yaml and name, stdout carries that and nothing else.
 
 Tables fit the terminal: columns that may shrink end in an ellipsis, and the rest is never cut; those that were asked
 to be wide are as wide as they need to be. Where stdout is no
@@ -112,7 +112,7 @@ def emit(
 
 
 def json_text(document: Any, *, indent: int | None = None) -> str:
-    """JSON that people can read and no terminal obeys: what `plain` would show is escaped, as JSON does it."""
+    """Indented JSON, safe for terminals: characters that `plain` would replace are escaped as in JSON."""
     text = json.dumps(document, indent=indent, ensure_ascii=False, default=str)
     return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
@@ -125,7 +125,7 @@ def emit_line(call: Call, document: Any, *, people: str) -> None:
         click.echo(people)
 
 
-def facts(pairs: Iterable[tuple[str, object]]) -> str:
+def details(pairs: Iterable[tuple[str, object]]) -> str:
     """Names and values under one another; empty values are left out."""
     shown = [(name, plain(value)) for name, value in pairs if value not in {"", None}]
     widest = max((len(name) for name, _value in shown), default=0)

@@ -23,8 +23,8 @@ def plan_text(plan: dict[str, Any], archive: Archive | None) -> str:
         f"{one_line(spec.get('name', 'job'))}: {count(plan.get('learners', 1), 'learner')}" + _framework(framework)
     ]
     resources = plan.get("resources") or {}
-    for role, one in (resources.get("roles") or {}).items():
-        lines.append(f"  {one_line(role):<10}{one.get('count', 1)} x {amounts(one)}")
+    for role, role_needs in (resources.get("roles") or {}).items():
+        lines.append(f"  {one_line(role):<10}{role_needs.get('count', 1)} x {amounts(role_needs)}")
     if resources.get("total") and plan.get("learners", 1) > 1:
         lines.append(f"  {'in all':<10}{amounts(resources['total'])}")
     if archive is not None:
@@ -33,8 +33,8 @@ def plan_text(plan: dict[str, Any], archive: Archive | None) -> str:
     fits = str(plan.get("fits", ""))
     if fits in _FITS:
         message = one_line(plan.get("fits_message") or "")
-        told = f"  {'cluster':<10}{_FITS[fits]}{f': {message}' if message else ''}"
-        lines.append(wrapped(told, width(), indent=" " * 12))
+        line = f"  {'cluster':<10}{_FITS[fits]}{f': {message}' if message else ''}"
+        lines.append(wrapped(line, width(), indent=" " * 12))
     return "\n".join(lines)
 
 

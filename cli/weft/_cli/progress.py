@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-Told = Callable[[int, int], None]
+OnBytes = Callable[[int, int], None]
 
 
 @contextmanager
-def transfer_bar(title: str, *, shown: bool) -> Generator[Told, None, None]:
+def transfer_bar(title: str, *, shown: bool) -> Generator[OnBytes, None, None]:
     """A bar for the block; call what it gives with (bytes done, bytes in all)."""
     if not shown or not sys.stderr.isatty():
         yield lambda _done, _all: None
@@ -31,6 +31,6 @@ def transfer_bar(title: str, *, shown: bool) -> Generator[Told, None, None]:
 
 
 @contextmanager
-def upload_bar(*, shown: bool) -> Generator[Told, None, None]:
-    with transfer_bar("upload", shown=shown) as told:
-        yield told
+def upload_bar(*, shown: bool) -> Generator[OnBytes, None, None]:
+    with transfer_bar("upload", shown=shown) as on_bytes:
+        yield on_bytes

@@ -1,4 +1,4 @@
-"""Words and numbers for people; and nothing that a terminal would obey.
+"""Words and numbers for people, without control sequences.
 
 Log lines, names and messages come from others: `plain` shows control characters instead of sending them, so that no
 output can move the cursor, change the title, hide text or type into the shell.
@@ -33,7 +33,7 @@ def _shown(match: re.Match[str]) -> str:
 
 
 def wrapped(text: str, columns: int, *, indent: str = "  ") -> str:
-    """Text whose lines end between words: a terminal would cut them anywhere. A line that goes on is indented."""
+    """Wraps text between words. Continuation lines are indented."""
     return "\n".join(
         part
         for line in text.split("\n")

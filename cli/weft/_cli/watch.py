@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weft._cli.call import Call
 from weft._cli.chart import chart
 from weft._cli.curves import Curves, label
-from weft._cli.ends import exit_code, said
+from weft._cli.ends import end_message, exit_code
 from weft._cli.lines import LineWriter
 from weft._cli.notices import note
 from weft._cli.output import STATUS_STYLES
@@ -128,7 +128,7 @@ def _poll_progress(job: Job, messages: queue.Queue[Message], over: threading.Eve
         try:
             messages.put(("progress", job.progress()))
             if job.status == "QUEUED":
-                # Why it waits is the dispatcher's to say, after the job was stored: no event tells it.
+                # The dispatcher decides why a job waits after it was stored, so no event carries it.
                 messages.put(("waits", job._jobs.document(job.id)))  # noqa: SLF001 - the same package
         except (WeftError, RuntimeError):
             continue  # shown only while it is known; a client that is closed meanwhile says RuntimeError
@@ -137,7 +137,7 @@ def _poll_progress(job: Job, messages: queue.Queue[Message], over: threading.Eve
 def _detached(job: Job) -> str:
     return "\n".join([
         "",
-        f"no longer following; {one_line(job.name)} goes on:",
+        f"no longer following; {one_line(job.name)} keeps running:",
         f"  weft logs -f {job.id}      follow it again",
         f"  weft metrics {job.id}      its curves",
         f"  weft kill {job.id}         end it",
@@ -145,7 +145,7 @@ def _detached(job: Job) -> str:
 
 
 class _View:
-    """What is known so far; the subclasses show it."""
+    """The state so far; subclasses show it."""
 
     def __init__(self, job: Job, curves: Curves) -> None:
         self.job = job
@@ -191,9 +191,9 @@ class _View:
     def close(self) -> None: ...
 
     def finish(self, end: End) -> None:
-        print(said(self.job.name, end.status, end.reason, end.message))
+        print(end_message(self.job.name, end.status, end.reason, end.message))
         if self.curves.latest:
-            print(f"  {self.curves.said()}")
+            print(f"  {self.curves.summary()}")
         if end.status == "FAILED" and end.reason in {"ExitCode", "Signalled"}:
             print(f"  weft logs {self.job.id} shows what it printed")
         print(f"  {_then(self.job.id, end.status)}")
@@ -202,7 +202,7 @@ class _View:
 def _then(id_: str, status: str) -> str:
     return {
         "COMPLETED": f"weft download {id_} fetches the results",
-        "HALTED": f"weft resume {id_} goes on",
+        "HALTED": f"weft resume {id_} continues it",
         "FAILED": f"weft explain {id_} says more",
     }.get(status, f"weft show {id_} shows it")
 
@@ -222,7 +222,7 @@ class _Plain(_View):
     def measured(self) -> None:
         if time.monotonic() - self._said_at >= _PLAIN_METRICS_S:
             self._said_at = time.monotonic()
-            print(f"[{self.status}] {self.curves.said()}", flush=True)
+            print(f"[{self.status}] {self.curves.summary()}", flush=True)
 
     def changed(self, event: HistoryEvent) -> None:
         why = ": ".join(text for text in (event.reason, event.message) if text)
@@ -311,7 +311,7 @@ class _Screen(_View):
         if self.job.attempt > 1:
             parts.append(f"attempt {self.job.attempt}")
         if self.curves.latest:
-            parts.append(self.curves.said(most=3))
+            parts.append(self.curves.summary(most=3))
         if self.why and self.status == "QUEUED":
             parts.append(self.why)
         if self._lost:

@@ -1,1 +1,1 @@
-"""The gRPC door: the same actions as REST's, on a port of its own."""
+"""The gRPC entry point: the same use cases as REST, on a port of its own."""

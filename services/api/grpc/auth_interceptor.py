@@ -1,15 +1,13 @@
-"""The outermost layer of gRPC: nothing passes unauthenticated or without its permission, or ends in no status of ours.
+"""The outermost layer of gRPC: authentication, permissions, tracing, metrics, and errors of the one table.
 
-Each method declares what it needs (``@needs``) where it stands; one that declares nothing is closed, and fails the test
-that asks the running server for its methods. Messages are read in here, so that bytes which are none are refused as
-what they are: gRPC's own reader would call them an internal error.
+Each method declares its permission (``@needs``) where it is defined. A method without a declaration is closed, and
+fails the test that asks the running server for its methods. Messages are parsed in here and not by gRPC, which would
+report malformed bytes as an internal error.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -25,25 +23,18 @@ from google.protobuf.message import DecodeError
 from services.api.access import Permission, Principal
 from services.api.grpc.errors import status_of
 from services.api.idempotency import checked_key
+from services.api.request_context import bearer_key, enter_trace
 from services.api.services import ApiServices
 from services.api.stale_cache import reporting_age
-from services.core.domain.errors import (
-    Internal,
-    InvalidRequest,
-    PermissionDenied,
-    Unauthenticated,
-    Unavailable,
-    WeftError,
-)
+from services.core.domain.errors import Internal, InvalidRequest, PermissionDenied, Unavailable, WeftError
 
 PUBLIC: Final = "public"
 OPEN_SERVICES: Final = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
 """Need no key, as REST's OpenAPI document needs none."""
-_MARK: Final = "weft_permission"
+_PERMISSION: Final = "weft_permission"
 _UNARY_S: Final = 60.0
-"""How long an answer may take; callers may have less patience."""
+"""Longest time for an answer; a caller's deadline may be shorter."""
 _UPLOAD_S: Final = 3600.0
-_TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _F = TypeVar("_F", bound=Callable[..., Any])
 Context = grpc.aio.ServicerContext[Any, Any]
 log = structlog.get_logger()
@@ -51,11 +42,11 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Who calls, and what came with it."""
+    """The caller, and the metadata of the call."""
 
     principal: Principal
-    trace: str
-    """W3C traceparent."""
+    traceparent: str
+    """W3C Trace Context."""
     key: str | None
     """The idempotency key."""
 
@@ -64,18 +55,18 @@ _call: ContextVar[Call] = ContextVar("call")
 
 
 def needs(permission: Permission | str) -> Callable[[_F], _F]:
-    """What a method's caller must be allowed; ``PUBLIC``: nothing, nor a key."""
+    """Declares the permission of a method; ``PUBLIC``: it needs no key."""
 
-    def mark(method: _F) -> _F:
-        setattr(method, _MARK, permission)
+    def declare(method: _F) -> _F:
+        setattr(method, _PERMISSION, permission)
         return method
 
-    return mark
+    return declare
 
 
-def permission_of(behaviour: Callable[..., Any]) -> Any:
-    """None where it declares nothing."""
-    return getattr(behaviour, _MARK, None)
+def permission_of(method: Callable[..., Any]) -> Any:
+    """The declared permission; None if there is none."""
+    return getattr(method, _PERMISSION, None)
 
 
 def current() -> Call:
@@ -90,30 +81,30 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """The handler, guarded; unknown methods stay unknown."""
+        """The method's handler, guarded. An unknown method stays unknown."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None or method.strip("/").partition("/")[0] in OPEN_SERVICES:
             return handler
-        read, write = handler.request_deserializer, handler.response_serializer
+        parse, serialize = handler.request_deserializer, handler.response_serializer
         if handler.request_streaming and not handler.response_streaming:
-            guarded = self._unary(method, handler.stream_unary, _all_read(read), limit_s=_UPLOAD_S)
-            return grpc.stream_unary_rpc_method_handler(guarded, None, write)
-        if handler.request_streaming:  # none of ours does; one that is added must not slip through unguarded
-            raise NotImplementedError(f"{method} streams both ways, which nothing here guards")
+            guarded = self._unary(method, handler.stream_unary, _stream_parser(parse), limit_s=_UPLOAD_S)
+            return grpc.stream_unary_rpc_method_handler(guarded, None, serialize)
+        if handler.request_streaming:
+            raise NotImplementedError(f"{method} streams both ways, and this interceptor has no guard for that")
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                self._stream(method, handler.unary_stream, _one_read(read)), None, write
+                self._stream(method, handler.unary_stream, _parser(parse)), None, serialize
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._unary(method, handler.unary_unary, _one_read(read), limit_s=_UNARY_S), None, write
+            self._unary(method, handler.unary_unary, _parser(parse), limit_s=_UNARY_S), None, serialize
         )
 
     def _unary(
         self,
         method: str,
         behaviour: Callable[..., Awaitable[Any]],
-        read: Callable[[Any], Any],
+        parse: Callable[[Any], Any],
         *,
         limit_s: float,
     ) -> Callable[..., Awaitable[Any]]:
@@ -122,8 +113,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     with reporting_age() as age:
                         async with asyncio.timeout(limit_s):
-                            reply = await behaviour(read(raw), context)
-                    if age.seconds is not None:  # only what is looked at can be old, and that has no other trailers
+                            reply = await behaviour(parse(raw), context)
+                    if age.seconds is not None:  # only reads can be stale, and they set no other trailing metadata
                         context.set_trailing_metadata((("age", str(round(age.seconds))),))
                     return reply
                 except TimeoutError:
@@ -132,21 +123,21 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _stream(
-        self, method: str, behaviour: Callable[..., AsyncGenerator[Any]], read: Callable[[Any], Any]
+        self, method: str, behaviour: Callable[..., AsyncGenerator[Any]], parse: Callable[[Any], Any]
     ) -> Callable[..., AsyncIterator[Any]]:
         async def call(raw: Any, context: Context) -> AsyncIterator[Any]:
             async with (
                 self._guarded(method, permission_of(behaviour), context),
-                aclosing(self._while_serving(lambda: behaviour(read(raw), context))) as replies,
+                aclosing(self._while_serving(lambda: behaviour(parse(raw), context))) as replies,
             ):
                 async for reply in replies:
                     yield reply
 
         return call
 
-    async def _while_serving(self, begin: Callable[[], AsyncGenerator[Any]]) -> AsyncGenerator[Any]:
-        """The replies; Unavailable once the service is to stop: what was not said to be the end was cut."""
-        replies = begin()
+    async def _while_serving(self, start: Callable[[], AsyncGenerator[Any]]) -> AsyncGenerator[Any]:
+        """The replies. Raises Unavailable when the service stops: a stream without its end was cut."""
+        replies = start()
         stopping = asyncio.ensure_future(self._services.stopping.wait())
         reading: asyncio.Future[Any] | None = None
         self._services.instrumentation.followers.inc()
@@ -155,7 +146,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 reading = asyncio.ensure_future(anext(replies))
                 await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not reading.done():
-                    raise Unavailable("the service is being restarted; go on after the last item", retry_after_s=1)
+                    raise Unavailable("the service is restarting; continue after the last item", retry_after_s=1)
                 try:
                     reply = reading.result()
                 except StopAsyncIteration:
@@ -171,57 +162,54 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _guarded(self, method: str, permission: Any, context: Context) -> AsyncGenerator[None]:
-        """Inside it, ``current()`` is this call's; what is raised ends the call as one of the table's errors."""
+        """Inside it ``current()`` is this call. An error inside ends the call as the error table says."""
         metadata = dict(context.invocation_metadata() or ())
-        match = _TRACEPARENT.fullmatch(str(metadata.get("traceparent", "")))
-        trace_id = match[1] if match else secrets.token_hex(16)
-        trace = f"00-{trace_id}-{secrets.token_hex(8)}-01"
-        structlog.contextvars.bind_contextvars(trace_id=trace_id, traceparent=trace)
-        begun, code = time.monotonic(), "OK"
+        trace = enter_trace(str(metadata.get("traceparent", "")))
+        started, code = time.monotonic(), "OK"
         try:
-            await self._enter(permission, metadata, trace)
+            await self._authorize(permission, metadata, trace.traceparent)
             yield
         except asyncio.CancelledError:
             code = "CANCELLED"
             raise
-        except Exception as error:  # the outermost edge, as REST's: its text is for the log and not for strangers
+        except Exception as error:  # the outermost edge, as REST's: the text of other errors is for the log only
             if not isinstance(error, WeftError):
-                log.exception("api.failed", method=method)
+                log.exception("request.failed", method=method)
                 error = Internal("an internal error; the service's log has its trace")
-            status, message, trailing = status_of(error, trace_id)
+            status, message, trailing = status_of(error, trace.trace_id)
             code = status.name
             await context.abort(status, message, trailing)
         finally:
             self._services.instrumentation.calls.labels(method, code).inc()
-            self._services.instrumentation.call_seconds.labels(method).observe(time.monotonic() - begun)
+            self._services.instrumentation.call_seconds.labels(method).observe(time.monotonic() - started)
 
-    async def _enter(self, permission: Any, metadata: dict[str, Any], trace: str) -> None:
+    async def _authorize(self, permission: Any, metadata: dict[str, Any], traceparent: str) -> None:
         if permission == PUBLIC:
             return
-        kind, _, token = str(metadata.get("authorization", "")).partition(" ")
-        if kind.lower() != "bearer" or not token:
-            raise Unauthenticated("this needs a key: send the metadata `authorization: Bearer weft_...`")
-        principal = await self._services.keys.authenticate(token.strip())
-        if permission is None or not principal.allows(permission):
-            raise PermissionDenied(f"this key may not do this (it needs {permission})")
-        _call.set(Call(principal, trace, checked_key(metadata.get("idempotency-key"))))
+        principal = await self._services.keys.authenticate(bearer_key(str(metadata.get("authorization", ""))))
+        if permission is None:
+            raise PermissionDenied("this method declares no permission and is closed")
+        principal.require(permission)
+        _call.set(Call(principal, traceparent, checked_key(metadata.get("idempotency-key"))))
 
 
-def _one_read(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def decoded(raw: bytes) -> Any:
+def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """``parse`` that raises InvalidRequest for malformed bytes."""
+
+    def parsed(raw: bytes) -> Any:
         try:
-            return read(raw)
+            return parse(raw)
         except (DecodeError, ValueError):
             raise InvalidRequest("these bytes are no message of this method") from None
 
-    return decoded
+    return parsed
 
 
-def _all_read(read: Callable[[bytes], Any]) -> Callable[[AsyncIterator[bytes]], AsyncIterator[Any]]:
-    one = _one_read(read)
+def _stream_parser(parse: Callable[[bytes], Any]) -> Callable[[AsyncIterator[bytes]], AsyncIterator[Any]]:
+    parse_message = _parser(parse)
 
-    async def decoded(raw: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        async for message in raw:
-            yield one(message)
+    async def parsed(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for message in messages:
+            yield parse_message(message)
 
-    return decoded
+    return parsed

@@ -1,6 +1,6 @@
-"""The one table's errors as gRPC says them: a status, and google.rpc details for programs.
+"""Errors of the one table in gRPC: a status, and google.rpc details for programs.
 
-Details travel in a header, which clients limit to 8 KiB: what would be longer is cut, the first field errors stay.
+Details travel in a header, which clients limit to 8 KiB: field errors beyond 4,000 bytes are cut.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from services.api.serializers import printable
+from services.api.answers import printable
 from services.core.adapters.rpc.wire import ERROR_KEY, RETRY_KEY
 from services.core.domain.errors import FieldError, WeftError, row
 
@@ -27,8 +27,8 @@ def status_of(error: WeftError, trace_id: str) -> tuple[grpc.StatusCode, str, tu
     """Code, message and trailing metadata."""
     shown = row(error)
     code, message = grpc.StatusCode[shown.grpc], printable(error.message)[:_MESSAGE]
-    info = error_details_pb2.ErrorInfo(reason=shown.code, domain="weft", metadata={"trace_id": trace_id})
-    details: list[Message] = [info]
+    reason = error_details_pb2.ErrorInfo(reason=shown.code, domain="weft", metadata={"trace_id": trace_id})
+    details: list[Message] = [reason]
     if error.errors:
         details.append(_violations(error.errors))
     trailing: list[tuple[str, str | bytes]] = [(ERROR_KEY, shown.code)]
@@ -39,24 +39,24 @@ def status_of(error: WeftError, trace_id: str) -> tuple[grpc.StatusCode, str, tu
         details.append(retry)
         trailing.append((RETRY_KEY, str(after_ms)))
     number: int = code.value[0]
-    status = status_pb2.Status(code=number, message=message, details=[_packed(one) for one in details])
+    status = status_pb2.Status(code=number, message=message, details=[_packed(detail) for detail in details])
     return code, message, (*trailing, (DETAILS_KEY, status.SerializeToString()))
 
 
 def _violations(errors: tuple[FieldError, ...]) -> error_details_pb2.BadRequest:
-    out, size = error_details_pb2.BadRequest(), 0
-    for one in errors:
-        told = f"{one.message}; {one.hint}" if one.hint else one.message
-        # REST's parameters stand in the query, ours in the message itself.
-        field, description = printable(one.pointer.removeprefix("/query")), printable(told)
+    violations, size = error_details_pb2.BadRequest(), 0
+    for error in errors:
+        text = f"{error.message}; {error.hint}" if error.hint else error.message
+        # REST has these parameters in the query, gRPC in the message itself.
+        field, description = printable(error.pointer.removeprefix("/query")), printable(text)
         size += len(field.encode()) + len(description.encode())
         if size > _VIOLATIONS:
             break
-        out.field_violations.add(field=field, description=description)
-    return out
+        violations.field_violations.add(field=field, description=description)
+    return violations
 
 
 def _packed(message: Message) -> Any:
-    out = Any()
-    out.Pack(message)
-    return out
+    packed = Any()
+    packed.Pack(message)
+    return packed

@@ -1,95 +1,133 @@
-"""Messages out of shapes, and what is asked out of messages: names are the same on both sides, so little is said twice.
+"""gRPC messages from answers, and parameters from messages.
 
-A shape's key that has no field in its message is an error here, so no door can show more than the other.
+A message's fields have the names of the answer's. A field of an answer that its message lacks raises ValueError: an
+entry point cannot show less than the other.
 """
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar
 
 import grpc.aio
-import msgspec
-from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import Timestamp
+from msgspec import UNSET
 from pydantic import BaseModel, ValidationError
 
-from services.api.params import refused, wrong
-from services.api.schemas import LineJson, PointJson, SeriesJson
-from services.api.serializers import encoded
-from services.api.use_cases import Done
+from services.api.answers import Answer, Done, Time, printable
+from services.api.params import invalid_params, wrong_parameter
+from services.api.use_cases.telemetry import JobSeries
 from services.core.gen.weft.v1 import jobs_pb2
 
 M = TypeVar("M", bound=Message)
-A = TypeVar("A", bound=BaseModel)
-_LONE: Final = re.compile(r"[\ud800-\udfff]")
+P = TypeVar("P", bound=BaseModel)
 
 
-def made(kind: type[M], shape: Mapping[str, Any]) -> M:
-    """The shape as a message. Numbers that JSON has no word for become absent, as they become null there."""
-    return ParseDict(msgspec.json.decode(encoded(shape)), kind())
+def message(kind: type[M], answer: Answer) -> M:
+    """The answer as a message. What is None or UNSET is absent."""
+    descriptors = kind.DESCRIPTOR.fields_by_name
+    fields: dict[str, Any] = {}
+    for name in answer.__struct_fields__:
+        value = getattr(answer, name)
+        if value is not None and value is not UNSET:
+            fields[name] = _field(descriptors.get(name), value)
+    return kind(**fields)
 
 
-def replied(kind: type[M], done: Done, context: grpc.aio.ServicerContext[Any, Any]) -> M:
-    """The answer to a change; says so where it was made before."""
+def changed(kind: type[M], done: Done[Any], context: grpc.aio.ServicerContext[Any, Any]) -> M:
+    """The answer to a change as a message; the trailing metadata says if it is a replay."""
     if done.replayed:
         context.set_trailing_metadata((("idempotency-replayed", "true"),))
-    return made(kind, cast(Mapping[str, Any], done.answer))
+    return message(kind, done.answer)
 
 
-def params(kind: type[A], request: Message, *, at: str = "/query") -> A:
-    """What the message asks for. InvalidRequest with every field that is out of its bounds."""
-    given: dict[str, Any] = {}
+def params(kind: type[P], request: Message, *, at: str = "/query") -> P:
+    """The parameters in the message. Raises InvalidRequest with every field that is out of its bounds.
+
+    ``at``: prefix of the pointers to wrong fields, as REST has it.
+    """
+    values: dict[str, Any] = {}
     for field, value in request.ListFields():
         if isinstance(value, Timestamp):
-            given[field.name] = _rfc3339(field.name, value)
+            values[field.name] = _rfc3339(field.name, value)
         elif field.name != "job_id":
-            given[field.name] = value if isinstance(value, (str, int, float, bytes)) else list(value)
+            values[field.name] = value if isinstance(value, (str, int, float, bytes)) else list(value)
     try:
-        return kind.model_validate(given)
-    except ValidationError as found:
-        raise refused(found, at) from None
+        return kind.model_validate(values)
+    except ValidationError as invalid:
+        raise invalid_params(invalid, at) from None
 
 
-def line_message(line: LineJson) -> jobs_pb2.JobLine:
-    """By hand, as a page has thousands of them."""
-    return jobs_pb2.JobLine(
-        seq=line["seq"], time=_moment(line["time"]), attempt=line["attempt"], role=line["role"], rank=line["rank"],
-        run=line["run"], stream=line["stream"], text=_LONE.sub("\ufffd", line["text"]), partial=line["partial"],
-    )  # fmt: skip
-
-
-def point_message(point: PointJson) -> jobs_pb2.JobPoint:
-    """As lines."""
-    return jobs_pb2.JobPoint(
-        seq=point["seq"], time=_moment(point["time"]), attempt=point["attempt"], role=point["role"], rank=point["rank"],
-        run=point["run"], source=point["source"], name=point["name"], step=point["step"], value=float(point["value"]),
-        context=point["context"],
-    )  # fmt: skip
-
-
-def series_message(series: SeriesJson) -> jobs_pb2.JobSeries:
-    """Its columns as rows: a step may be absent, which a list of numbers cannot say."""
-    columns = zip(series["steps"], series["values"], series["times"], series["attempts"], strict=True)
+def series_message(series: JobSeries) -> jobs_pb2.JobSeries:
+    """The curve with its columns as rows: a step may be absent, which a repeated number cannot express."""
+    columns = zip(series.steps, series.values, series.times, series.attempts, strict=True)
     return jobs_pb2.JobSeries(
-        name=series["name"], context=series["context"], role=series["role"], rank=series["rank"],
+        name=printable(series.name),
+        context=_plain(series.context),
+        role=printable(series.role),
+        rank=series.rank,
         points=[
-            jobs_pb2.SeriesStep(step=step, value=float(value), time=_moment(time), attempt=attempt)
+            jobs_pb2.SeriesStep(step=step, value=float(value), time=_timestamp(time), attempt=attempt)
             for step, value, time, attempt in columns
         ],
-    )  # fmt: skip
+    )
 
 
-def _moment(text: str) -> Timestamp:
-    out = Timestamp()
-    out.FromJsonString(text)
-    return out
+def _field(descriptor: Any, value: Any) -> Any:
+    """The value as the constructor of a message takes it. Times, numbers and texts come first: pages have thousands."""
+    if isinstance(value, Time):
+        return _timestamp(value)
+    if isinstance(value, str):
+        # JSON has words for numbers that are not finite; a double has the numbers.
+        return (
+            float(value) if descriptor is not None and descriptor.type == descriptor.TYPE_DOUBLE else printable(value)
+        )
+    if isinstance(value, Answer):
+        return message(_class_of(descriptor), value)
+    if isinstance(value, list):
+        return [_field(descriptor, item) for item in value]
+    if isinstance(value, dict):
+        return _map(descriptor, value)
+    return value
+
+
+def _map(descriptor: Any, value: Mapping[str, Any]) -> dict[str, Any]:
+    """A map field, or a google.protobuf.Struct."""
+    entry = descriptor.message_type if descriptor is not None else None
+    if entry is None or not entry.GetOptions().map_entry:
+        plain: dict[str, Any] = _plain(value)
+        return plain
+    item_descriptor = entry.fields_by_name["value"]
+    return {printable(key): _field(item_descriptor, item) for key, item in value.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value as a Struct takes it: a number that is not finite becomes null, as in JSON."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {printable(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _class_of(descriptor: Any) -> type[Message]:
+    if descriptor is None or descriptor.message_type is None:
+        raise ValueError("an answer within an answer needs a message within the message")
+    return GetMessageClass(descriptor.message_type)
+
+
+def _timestamp(time: Time) -> Timestamp:
+    seconds, rest = divmod(time, 1000)
+    return Timestamp(seconds=seconds, nanos=rest * 1_000_000)
 
 
 def _rfc3339(name: str, moment: Timestamp) -> str:
     try:
         return moment.ToJsonString()
     except ValueError:
-        raise wrong(name, "a time lies in the years 1 to 9999") from None
+        raise wrong_parameter(name, "a time lies in the years 1 to 9999") from None

@@ -7,11 +7,10 @@ from typing import Any
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
-from services.api import use_cases
 from services.api.grpc.auth_interceptor import PUBLIC, current, needs
-from services.api.grpc.messages import made, params, replied
-from services.api.params import KeyParams, TenantParams
+from services.api.grpc.messages import changed, message, params
 from services.api.services import ApiServices
+from services.api.use_cases import keys, platform
 from services.core.gen.weft.v1 import platform_pb2, platform_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -23,29 +22,33 @@ class Platform(platform_pb2_grpc.PlatformServicer):
 
     @needs(PUBLIC)
     async def GetVersion(self, request: Empty, context: Context) -> platform_pb2.PlatformVersion:
-        return made(platform_pb2.PlatformVersion, use_cases.get_version())
+        return message(platform_pb2.PlatformVersion, platform.get_version())
 
     @needs("platform:read")
     async def GetQueue(self, request: platform_pb2.OfTenantRequest, context: Context) -> platform_pb2.GetQueueReply:
-        found = await use_cases.get_queue(self._services, current().principal, params(TenantParams, request).tenant)
-        return made(platform_pb2.GetQueueReply, found)
+        wanted = params(platform.TenantParams, request)
+        return message(
+            platform_pb2.GetQueueReply, await platform.get_queue(self._services, current().principal, wanted)
+        )
 
     @needs("platform:read")
     async def GetCluster(self, request: platform_pb2.OfTenantRequest, context: Context) -> platform_pb2.ClusterState:
-        found = await use_cases.get_cluster(self._services, current().principal, params(TenantParams, request).tenant)
-        return made(platform_pb2.ClusterState, found)
+        wanted = params(platform.TenantParams, request)
+        return message(
+            platform_pb2.ClusterState, await platform.get_cluster(self._services, current().principal, wanted)
+        )
 
     @needs("platform:read")
     async def GetFrameworks(self, request: Empty, context: Context) -> platform_pb2.GetFrameworksReply:
-        return made(platform_pb2.GetFrameworksReply, use_cases.get_frameworks())
+        return message(platform_pb2.GetFrameworksReply, platform.get_frameworks())
 
     @needs("platform:read")
     async def GetSizes(self, request: Empty, context: Context) -> platform_pb2.GetSizesReply:
-        return made(platform_pb2.GetSizesReply, use_cases.get_sizes())
+        return message(platform_pb2.GetSizesReply, platform.get_sizes())
 
     @needs("platform:operate")
     async def GetQuarantine(self, request: Empty, context: Context) -> platform_pb2.GetQuarantineReply:
-        return made(platform_pb2.GetQuarantineReply, await use_cases.get_quarantine(self._services))
+        return message(platform_pb2.GetQuarantineReply, await platform.get_quarantine(self._services))
 
 
 class Keys(platform_pb2_grpc.KeysServicer):
@@ -54,21 +57,21 @@ class Keys(platform_pb2_grpc.KeysServicer):
 
     @needs("platform:read")
     async def WhoAmI(self, request: Empty, context: Context) -> platform_pb2.KeyHolder:
-        return made(platform_pb2.KeyHolder, use_cases.whoami(current().principal))
+        return message(platform_pb2.KeyHolder, keys.whoami(current().principal))
 
     @needs("keys:read")
     async def ListKeys(self, request: Empty, context: Context) -> platform_pb2.ListKeysReply:
-        return made(platform_pb2.ListKeysReply, await use_cases.list_keys(self._services, current().principal))
+        return message(platform_pb2.ListKeysReply, await keys.list_keys(self._services, current().principal))
 
     @needs("keys:write")
     async def CreateKey(self, request: platform_pb2.CreateKeyRequest, context: Context) -> platform_pb2.ApiKey:
         call = current()
-        done = await use_cases.create_key(
-            self._services, call.principal, params(KeyParams, request, at=""), key=call.key
+        wanted = params(keys.KeyParams, request, at="")
+        return changed(
+            platform_pb2.ApiKey, await keys.create_key(self._services, call.principal, wanted, key=call.key), context
         )
-        return replied(platform_pb2.ApiKey, done, context)
 
     @needs("keys:write")
     async def RevokeKey(self, request: platform_pb2.RevokeKeyRequest, context: Context) -> Empty:
-        await use_cases.revoke_key(self._services, current().principal, request.key_id)
+        await keys.revoke_key(self._services, current().principal, request.key_id)
         return Empty()

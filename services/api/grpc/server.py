@@ -1,9 +1,10 @@
-"""The gRPC server for users: its services, health, reflection, and what it takes from strangers."""
+"""The gRPC server for users: its services, health, reflection, and its limits for clients."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -16,42 +17,41 @@ from services.api.grpc.jobs import Jobs
 from services.api.grpc.platform import Keys, Platform
 from services.api.services import ApiServices
 from services.core.domain.errors import WeftError
-from services.core.gen.weft.v1 import jobs_pb2, jobs_pb2_grpc, platform_pb2, platform_pb2_grpc
+from services.core.gen.weft.v1 import jobs_pb2_grpc, platform_pb2_grpc
 
+SERVICERS: Final[dict[str, tuple[Callable[[ApiServices], Any], Callable[[Any, grpc.aio.Server], None]]]] = {
+    "weft.v1.Jobs": (Jobs, jobs_pb2_grpc.add_JobsServicer_to_server),
+    "weft.v1.Platform": (Platform, platform_pb2_grpc.add_PlatformServicer_to_server),
+    "weft.v1.Keys": (Keys, platform_pb2_grpc.add_KeysServicer_to_server),
+}
+"""Name of a service -> the class that answers it, and the function that registers it."""
 _OVERHEAD: Final = 64 * 1024
 _PIECE: Final = 4 * 2**20
-_GOODBYE_S: Final = 5.0
+_SHUTDOWN_S: Final = 5.0
 OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
-    # A client that has gone without a word is noticed, and what it followed is let go, within 40 s.
+    # A client that vanished is noticed within 40 s, and its streams are ended.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Clients may ask each ten seconds whether we live, on quiet streams too; who asks more often is sent away.
+    # Clients may ping every ten seconds, also on quiet streams; a client that pings more often is disconnected.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_concurrent_streams", 1_000),
 )
-SERVICES: Final = tuple(
-    service.full_name
-    for file in (jobs_pb2.DESCRIPTOR, platform_pb2.DESCRIPTOR)
-    for service in file.services_by_name.values()
-)
 
 
 async def serve(address: str, services: ApiServices) -> None:
-    """Serves at ``host:port`` until the gateway stops. WeftError where the port is taken."""
-    most = max(_PIECE, services.settings.max_spec_bytes + _OVERHEAD)
+    """Serves at ``host:port`` until the service stops. Raises WeftError if the port is taken."""
+    largest = max(_PIECE, services.settings.max_spec_bytes + _OVERHEAD)
     server = grpc.aio.server(
-        interceptors=(AuthInterceptor(services),), options=(*OPTIONS, ("grpc.max_receive_message_length", most))
+        interceptors=(AuthInterceptor(services),), options=(*OPTIONS, ("grpc.max_receive_message_length", largest))
     )
-    jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(services), server)
-    platform_pb2_grpc.add_PlatformServicer_to_server(Platform(services), server)
-    platform_pb2_grpc.add_KeysServicer_to_server(Keys(services), server)
-    well = health.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(well, server)
-    for service in SERVICES:
-        await well.set(service, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
+    health_servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    for name, (servicer, register) in SERVICERS.items():
+        register(servicer(services), server)
+        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection((*SERVICERS, HEALTH, reflection.SERVICE_NAME), server)
     try:
         server.add_insecure_port(address)
     except RuntimeError:
@@ -59,6 +59,6 @@ async def serve(address: str, services: ApiServices) -> None:
     await server.start()
     try:
         await services.stopping.wait()
-        await well.enter_graceful_shutdown()
+        await health_servicer.enter_graceful_shutdown()
     finally:
-        await asyncio.shield(server.stop(_GOODBYE_S))
+        await asyncio.shield(server.stop(_SHUTDOWN_S))

@@ -1,1 +1,1 @@
-"""The api over HTTP: thin routes that read a request, call one use case, and write down its answer."""
+"""The REST entry point: thin routes that read a request, call one use case and write its answer as JSON."""

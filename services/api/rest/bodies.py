@@ -1,4 +1,4 @@
-"""Small JSON bodies: bounded, strict, and never echoed in an error."""
+"""Small JSON bodies: of limited size, strictly validated, and never repeated in an error."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ T = TypeVar("T", bound=BaseModel)
 
 
 async def read_body(request: Request, limit: int, *, what: str = "this body") -> bytes:
-    """The whole body. TooLarge as soon as it is longer."""
-    out = bytearray()
+    """The whole body. Raises TooLarge as soon as it is longer than ``limit`` bytes; ``what`` names it in the error."""
+    body = bytearray()
     async for chunk in request.stream():
-        out += chunk
-        if len(out) > limit:
+        body += chunk
+        if len(body) > limit:
             raise TooLarge(f"{what} has at most {limit} bytes")
-    return bytes(out)
+    return bytes(body)
 
 
 async def read_model(request: Request, model: type[T]) -> T:
-    """InvalidRequest with every wrong field."""
+    """The body as a model. Raises InvalidRequest with every wrong field, TooLarge."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise InvalidRequest("send this as application/json")
     body = await read_body(request, MAX_BODY)
     try:
         return model.model_validate_json(body, strict=True)
-    except ValidationError as failed:
+    except ValidationError as invalid:
         errors = tuple(
-            FieldError("".join(f"/{part}" for part in one["loc"] if isinstance(part, str)), one["msg"])
-            for one in failed.errors(include_url=False, include_input=False, include_context=False)
+            FieldError("".join(f"/{part}" for part in error["loc"] if isinstance(part, str)), error["msg"])
+            for error in invalid.errors(include_url=False, include_input=False, include_context=False)
         )
         first = errors[0]
         raise InvalidRequest(f"{first.pointer or 'the body'}: {first.message}", errors=errors) from None
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """For ``openapi_extra``: routes read their bodies themselves, once it is known who asks."""
+    """For ``openapi_extra``: routes read their bodies themselves, after authentication."""
     schema = model.model_json_schema()
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

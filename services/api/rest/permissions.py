@@ -1,6 +1,6 @@
-"""What each route demands, declared where the route is: ``who: Reader`` or ``dependencies=[PUBLIC]``.
+"""The permission of each route, declared where the route is: ``principal: Reader`` or ``dependencies=[PUBLIC]``.
 
-A route that declares nothing cannot be reached (the gate asks for a key) and fails the test that walks the app.
+A route without a declaration cannot be reached without a key, and fails the test that walks the app.
 """
 
 from __future__ import annotations
@@ -14,32 +14,30 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from services.api.access import Permission, Principal
 from services.api.rest.auth_middleware import PRINCIPAL
 from services.api.services import ApiServices
-from services.core.domain.errors import Internal, PermissionDenied, Unauthenticated
+from services.core.domain.errors import Internal
 
-_MARK: Final = "weft_permission"
+_PERMISSION: Final = "weft_permission"
 _PUBLIC: Final = "public"
 
 
 def requires(permission: Permission) -> Any:
-    """A dependency: the principal, who has this permission. PermissionDenied for others."""
+    """A dependency: the caller, who has this permission. Raises PermissionDenied for others."""
 
     async def check(request: Request) -> Principal:
-        principal = request.scope.get(PRINCIPAL)
-        if not isinstance(principal, Principal):
-            raise Unauthenticated("this needs a key: send `Authorization: Bearer weft_...`")
-        if not principal.allows(permission):
-            raise PermissionDenied(f"this key may not do this (it needs {permission})")
+        principal = request.scope[PRINCIPAL]
+        assert isinstance(principal, Principal)  # noqa: S101 - set by AuthMiddleware on every path that is not public
+        principal.require(permission)
         return principal
 
-    setattr(check, _MARK, permission)
+    setattr(check, _PERMISSION, permission)
     return Depends(check)
 
 
-async def _anybody() -> None: ...
+async def _no_permission() -> None: ...
 
 
-setattr(_anybody, _MARK, _PUBLIC)
-PUBLIC: Final = Depends(_anybody)
+setattr(_no_permission, _PERMISSION, _PUBLIC)
+PUBLIC: Final = Depends(_no_permission)
 
 Reader = Annotated[Principal, requires("jobs:read")]
 Writer = Annotated[Principal, requires("jobs:write")]
@@ -50,13 +48,13 @@ Operator = Annotated[Principal, requires("platform:operate")]
 
 
 def permission_of(route: APIRoute) -> str | None:
-    """None where it declares nothing."""
-    marks = [getattr(one.call, _MARK, None) for one in route.dependant.dependencies]
-    return next((mark for mark in marks if mark is not None), None)
+    """The declared permission; None if there is none."""
+    declared = [getattr(dependency.call, _PERMISSION, None) for dependency in route.dependant.dependencies]
+    return next((permission for permission in declared if permission is not None), None)
 
 
 def routes_of(app: FastAPI) -> Iterator[APIRoute]:
-    """Every route that the app answers. Internal where something answers that is no route of ours."""
+    """Every route of the app. Raises Internal for a route that cannot declare a permission, e.g. a mounted app."""
     for context in iter_route_contexts(app.routes):
         route = getattr(context, "original_route", context)
         if not isinstance(route, APIRoute):
@@ -65,13 +63,14 @@ def routes_of(app: FastAPI) -> Iterator[APIRoute]:
 
 
 def public_paths(app: FastAPI) -> frozenset[str]:
+    """Paths of the routes that need no key."""
     return frozenset(route.path for route in routes_of(app) if permission_of(route) == _PUBLIC)
 
 
-def _gateway(request: Request) -> ApiServices:
-    services = request.app.state.gateway
+def _services(request: Request) -> ApiServices:
+    services = request.app.state.services
     assert isinstance(services, ApiServices)  # noqa: S101 - set by create_app
     return services
 
 
-Services = Annotated[ApiServices, Depends(_gateway)]
+Services = Annotated[ApiServices, Depends(_services)]

@@ -1,43 +1,53 @@
-"""What the platform is, has and offers."""
+"""The platform over HTTP: version, queue, cluster, frameworks, sizes, quarantine."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Annotated
 
-from services.api import use_cases
+from fastapi import APIRouter, Query, Response
+
 from services.api.rest.answers import answer
 from services.api.rest.openapi import ok
 from services.api.rest.permissions import PUBLIC, Operator, Services, Visitor
-from services.api.schemas import ClusterJson, FrameworksJson, QuarantineJson, QueueJson, SizesJson, VersionJson
+from services.api.use_cases import platform
+from services.api.use_cases.platform import (
+    ClusterState,
+    GetFrameworksReply,
+    GetQuarantineReply,
+    GetQueueReply,
+    GetSizesReply,
+    PlatformVersion,
+    TenantParams,
+)
 
 router = APIRouter(prefix="/v1", tags=["platform"])
 
 
-@router.get("/version", dependencies=[PUBLIC], **ok(VersionJson, "What this service is and can"))
+@router.get("/version", dependencies=[PUBLIC], **ok(PlatformVersion, "What this service is and can do"))
 async def get_version() -> Response:
-    return answer(use_cases.get_version())
+    return answer(platform.get_version())
 
 
-@router.get("/queue", **ok(QueueJson, "Jobs that wait, first in line first"))
-async def get_queue(services: Services, principal: Visitor, tenant: str | None = None) -> Response:
-    return answer(await use_cases.get_queue(services, principal, tenant))
+@router.get("/queue", **ok(GetQueueReply, "Jobs that wait, in the order of the queue"))
+async def get_queue(services: Services, principal: Visitor, params: Annotated[TenantParams, Query()]) -> Response:
+    return answer(await platform.get_queue(services, principal, params))
 
 
-@router.get("/cluster", **ok(ClusterJson, "Nodes, and what is in use"))
-async def get_cluster(services: Services, principal: Visitor, tenant: str | None = None) -> Response:
-    return answer(await use_cases.get_cluster(services, principal, tenant))
+@router.get("/cluster", **ok(ClusterState, "Nodes, and the hardware in use"))
+async def get_cluster(services: Services, principal: Visitor, params: Annotated[TenantParams, Query()]) -> Response:
+    return answer(await platform.get_cluster(services, principal, params))
 
 
-@router.get("/frameworks", **ok(FrameworksJson, "What a spec's `framework` may name"))
-async def get_frameworks(_who: Visitor) -> Response:
-    return answer(use_cases.get_frameworks())
+@router.get("/frameworks", **ok(GetFrameworksReply, "What `framework` in a spec may name"))
+async def get_frameworks(_principal: Visitor) -> Response:
+    return answer(platform.get_frameworks())
 
 
-@router.get("/sizes", **ok(SizesJson, "What `resources.size` may name"))
-async def get_sizes(_who: Visitor) -> Response:
-    return answer(use_cases.get_sizes())
+@router.get("/sizes", **ok(GetSizesReply, "What `resources.size` in a spec may name"))
+async def get_sizes(_principal: Visitor) -> Response:
+    return answer(platform.get_sizes())
 
 
-@router.get("/quarantine", **ok(QuarantineJson, "What cannot be read and is left alone, of all services"))
-async def get_quarantine(services: Services, _who: Operator) -> Response:
-    return answer(await use_cases.get_quarantine(services))
+@router.get("/quarantine", **ok(GetQuarantineReply, "Stored data that cannot be read, of all services"))
+async def get_quarantine(services: Services, _principal: Operator) -> Response:
+    return answer(await platform.get_quarantine(services))

@@ -1,6 +1,6 @@
-"""Server-sent events: frames, keep-alive, and an end only where there is one.
+"""Server-sent events: frames, keep-alive comments, and an end only for a complete stream.
 
-A stream that stops without ``event: end`` was cut (we are shutting down, the network went): readers connect again with
+A stream that stops without ``event: end`` was cut (the service stops, the network failed): readers connect again with
 the last ``id``.
 """
 
@@ -16,43 +16,44 @@ from fastapi import Request
 from fastapi.sse import format_sse_event
 from starlette.responses import StreamingResponse
 
+from services.api.answers import to_json
 from services.api.rest.answers import problem
 from services.api.rest.auth_middleware import trace_id_of
-from services.api.serializers import encoded
 from services.api.services import ApiServices
 from services.core.domain.errors import FieldError, Internal, InvalidRequest, WeftError
 
 KEEPALIVE: Final = b": \n\n"
 _MAX_SEQ: Final = 2**53
 _AHEAD: Final = 4
-"""Batches that are read before the last one was sent: a slow reader makes us wait, not grow."""
+"""Frames that are read ahead of a slow reader; beyond that, reading waits."""
 log = structlog.get_logger()
 
 
 def wanted(request: Request, *, follow: bool | None) -> bool:
-    """Whether the answer shall be a stream."""
+    """True if the client wants a stream."""
     return follow if follow is not None else "text/event-stream" in request.headers.get("accept", "")
 
 
 def resumed_at(request: Request, after: int | None) -> int | None:
-    """The number of the last item that the reader has: of ``Last-Event-ID``, else ``after``."""
-    given = request.headers.get("last-event-id")
-    if not given:
+    """The ``seq`` of the last item that the client has: of ``Last-Event-ID``, else ``after``. Raises InvalidRequest."""
+    event_id = request.headers.get("last-event-id")
+    if not event_id:
         return after
-    if not (given.isascii() and given.isdecimal()) or int(given[:17]) >= _MAX_SEQ or len(given) > 16:
+    if not (event_id.isascii() and event_id.isdecimal()) or int(event_id[:17]) >= _MAX_SEQ or len(event_id) > 16:
         message = "Last-Event-ID is the id of an event of this stream"
         raise InvalidRequest(message, errors=(FieldError("/header/last-event-id", message),))
-    return int(given)
+    return int(event_id)
 
 
 def frame(event: str, data: object, event_id: int | None = None) -> bytes:
+    """One event with its data as JSON."""
     return format_sse_event(
-        event=event, data_str=encoded(data).decode(), id=None if event_id is None else str(event_id)
+        event=event, data_str=to_json(data).decode(), id=None if event_id is None else str(event_id)
     )
 
 
 def streamed(request: Request, services: ApiServices, frames: AsyncGenerator[bytes]) -> StreamingResponse:
-    """The frames as a response that outlives silence and ends with the service."""
+    """The frames as a response with keep-alive comments, which ends when the service stops."""
     return StreamingResponse(
         _kept_alive(request, services, frames),
         media_type="text/event-stream",
@@ -61,10 +62,10 @@ def streamed(request: Request, services: ApiServices, frames: AsyncGenerator[byt
 
 
 async def _kept_alive(request: Request, services: ApiServices, frames: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    """The frames, and a comment where there is none for a while.
+    """The frames, and a comment after ``keepalive_s`` without one.
 
-    They are read by a task of their own, because a reader that leaves cancels us at each await, again and again: what
-    has to be closed is closed over there.
+    A separate task reads them: a client that leaves cancels this generator at every await, so the frames are closed in
+    that task.
     """
     ready: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=_AHEAD)
     reading = asyncio.create_task(_read(request, frames, ready))
@@ -72,7 +73,7 @@ async def _kept_alive(request: Request, services: ApiServices, frames: AsyncGene
     getting = asyncio.create_task(ready.get())
     services.instrumentation.followers.inc()
     try:
-        yield KEEPALIVE  # the head goes out at once, and with it the news that this works
+        yield KEEPALIVE  # sends the response's head at once, so that the client sees that the request succeeded
         while not stopping.done():
             await asyncio.wait(
                 {getting, stopping}, timeout=services.settings.keepalive_s, return_when=asyncio.FIRST_COMPLETED
@@ -81,11 +82,11 @@ async def _kept_alive(request: Request, services: ApiServices, frames: AsyncGene
                 return
             if not getting.done():
                 yield KEEPALIVE
-            elif (out := getting.result()) is None:
+            elif (next_frame := getting.result()) is None:
                 return
             else:
                 getting = asyncio.create_task(ready.get())
-                yield out
+                yield next_frame
     finally:
         for task in (reading, stopping, getting):
             task.cancel()
@@ -97,13 +98,13 @@ async def _read(request: Request, frames: AsyncGenerator[bytes], ready: asyncio.
     trace_id = trace_id_of(request.scope)
     try:
         async with aclosing(frames):
-            async for out in frames:
-                if out:
-                    await ready.put(out)
-    except WeftError as failed:
-        await ready.put(frame("error", problem(failed, trace_id)))
+            async for next_frame in frames:
+                if next_frame:
+                    await ready.put(next_frame)
+    except WeftError as error:
+        await ready.put(frame("error", problem(error, trace_id)))
     except Exception:  # the edge of the stream: its head is sent, so the error becomes its last event
-        log.exception("api.stream_failed", path=request.url.path)
+        log.exception("stream.failed", path=request.url.path)
         await ready.put(
             frame("error", problem(Internal("an internal error; the service's log has its trace"), trace_id))
         )

@@ -1,7 +1,7 @@
-"""POST /v1/jobs: a spec, perhaps with code, streamed in.
+"""POST /v1/jobs: a spec, with or without code.
 
-The parser is pushed what arrives and the code goes straight to the spool: memory does not grow with the upload. The
-spec is checked as soon as it is whole, so that a wrong one is refused before hundreds of megabytes follow it.
+The parser gets the body piece by piece and the code goes straight to the spool: memory does not grow with the upload.
+The spec is validated as soon as it is complete, so that a wrong one is refused before hundreds of megabytes follow it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from fastapi import APIRouter, Query, Request, Response
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from services.api import use_cases
 from services.api.idempotency import checked_key
-from services.api.params import checked_digest
-from services.api.rest.answers import answer, replayable
-from services.api.rest.auth_middleware import TRACE
+from services.api.job_answer import Job
+from services.api.params import checked_digest, wrong_field
+from services.api.rest.answers import answer, replay_headers
+from services.api.rest.auth_middleware import trace_of
 from services.api.rest.bodies import read_body
-from services.api.rest.openapi import ok
+from services.api.rest.openapi import ok, response
 from services.api.rest.permissions import Services, Writer
-from services.api.schemas import JobJson, PlanJson
 from services.api.services import ApiServices
-from services.api.submit import read_spec_aside
+from services.api.submit import read_spec_in_thread
 from services.api.uploads import Upload
-from services.api.use_cases import Incoming
-from services.core.domain.errors import FieldError, InvalidRequest, TooLarge
+from services.api.use_cases import submission
+from services.api.use_cases.submission import Incoming, JobPlan
+from services.core.domain.errors import InvalidRequest, TooLarge
 from services.core.domain.spec import JobSpec
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _YAML: Final = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/plain", ""})
 _OVERHEAD: Final = 64 * 1024
-"""What multipart adds to its parts, at most."""
+"""Most bytes that multipart adds to its parts."""
 _BODY: Final[dict[str, Any]] = {
     "requestBody": {
         "required": True,
@@ -45,13 +45,13 @@ _BODY: Final[dict[str, Any]] = {
                     "type": "object",
                     "required": ["spec"],
                     "properties": {
-                        "spec": {"type": "string", "description": "YAML or JSON; put it first"},
-                        "code": {"type": "string", "format": "binary", "description": "a zip archive"},
+                        "spec": {"type": "string", "description": "The spec as YAML or JSON; send it first."},
+                        "code": {"type": "string", "format": "binary", "description": "A zip archive."},
                     },
                 }
             },
-            "application/json": {"schema": {"type": "object", "description": "the spec"}},
-            "application/yaml": {"schema": {"type": "string", "description": "the spec"}},
+            "application/json": {"schema": {"type": "object", "description": "The spec."}},
+            "application/yaml": {"schema": {"type": "string", "description": "The spec."}},
         },
     }
 }
@@ -59,28 +59,35 @@ _BODY: Final[dict[str, Any]] = {
 
 @router.post(
     "",
-    **ok(JobJson, "The job is durable", 201, **{"200": {"model": PlanJson, "description": "The answer of a dry run"}}),
+    **ok(Job, "The job is durable", 201, **{"200": response("The answer to a dry run", JobPlan)}),
     openapi_extra=_BODY,
 )
 async def submit_job(
     services: Services,
     principal: Writer,
     request: Request,
-    tenant: str | None = None,
-    code_digest: str | None = None,
+    tenant: Annotated[
+        str | None, Query(description="Tenant that the job will belong to; default: the caller's. Admins: any.")
+    ] = None,
+    code_digest: Annotated[
+        str | None, Query(description="sha256:<hex> of code that the tenant uploaded before, in place of the code.")
+    ] = None,
     *,
-    dry_run: Annotated[bool, Query(description="Only say what would become of it")] = False,
+    dry_run: Annotated[bool, Query(description="Answer with what a submit would do; make no job.")] = False,
 ) -> Response:
     key = checked_key(request.headers.get("idempotency-key"))
-    into = principal.acting_tenant(tenant)
+    owner = principal.acting_tenant(tenant)
+    trace = trace_of(request.scope)
     async with contextlib.AsyncExitStack() as closing:
         with services.instrumentation.counting_refused_code():
             incoming = await _receive(request, services, closing, code_digest)
         if dry_run:
-            return answer(await use_cases.plan_job(services, into, incoming))
-        done = await use_cases.submit_job(services, principal, into, incoming, key=key, trace=request.scope[TRACE])
-    headers = {"Location": f"/v1/jobs/{done.answer['id']}", "ETag": f'"{done.answer["generation"]}"'}
-    return answer(done.answer, status=201, headers=replayable(done.replayed, headers))
+            return answer(await submission.plan_job(services, owner, incoming))
+        done = await submission.submit_job(
+            services, principal, owner, incoming, key=key, trace=trace.traceparent if trace else ""
+        )
+    headers = {"Location": f"/v1/jobs/{done.answer.id}", "ETag": f'"{done.answer.generation}"'}
+    return answer(done.answer, status=201, headers=replay_headers(replayed=done.replayed, headers=headers))
 
 
 async def _receive(
@@ -91,10 +98,12 @@ async def _receive(
     media = kind.decode("latin-1")
     if media == "multipart/form-data":
         if code_digest is not None:
-            raise _wrong("/query/code_digest", "give either code or its digest, not both")
+            raise wrong_field("/query/code_digest", "give either code or its digest, not both")
         _check_length(request, limits.max_code_bytes + limits.max_spec_bytes + _OVERHEAD)
         upload = await closing.enter_async_context(services.uploads.receive())
-        return await _Parts(options.get(b"boundary", b""), upload, limits.max_spec_bytes).read(request.stream())
+        return await _MultipartSubmission(options.get(b"boundary", b""), upload, limits.max_spec_bytes).read(
+            request.stream()
+        )
     if media != "application/json" and media not in _YAML:
         raise InvalidRequest(
             "send multipart/form-data with the parts `spec` and `code`, application/json or application/yaml"
@@ -102,18 +111,14 @@ async def _receive(
     if code_digest is not None:
         checked_digest(code_digest)
     text = await read_body(request, limits.max_spec_bytes, what="a spec")
-    spec = await read_spec_aside(text, "json" if media == "application/json" else "yaml")
+    spec = await read_spec_in_thread(text, "json" if media == "application/json" else "yaml")
     return Incoming(spec, code_digest or "")
 
 
 def _check_length(request: Request, limit: int) -> None:
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > limit:
-        raise TooLarge(f"this is larger than the {limit} bytes that are taken in; leave data out of the code")
-
-
-def _wrong(pointer: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{pointer}: {message}", errors=(FieldError(pointer, message),))
+        raise TooLarge(f"a submission has at most {limit} bytes; leave data out of the code")
 
 
 @dataclass(slots=True)
@@ -125,7 +130,7 @@ class _Part:
     headers: dict[bytes, bytes] = field(default_factory=dict)
 
 
-class _Parts:
+class _MultipartSubmission:
     """The parts ``spec`` and ``code`` out of a multipart stream, in any order."""
 
     def __init__(self, boundary: bytes, upload: Upload, max_spec_bytes: int) -> None:
@@ -134,11 +139,11 @@ class _Parts:
         self._upload = upload
         self._max_spec = max_spec_bytes
         self._events: list[tuple[str, bytes]] = []
-        """What one piece of the body contained: begin (with the name), data, end."""
+        """What one piece of the body contained, in order: ``begin`` with the part's name, ``data``, ``end``."""
         self._part = _Part()
         self._spec_text: bytearray | None = None
         self._spec: JobSpec | None = None
-        self._seen: set[str] = set()
+        self._names: set[str] = set()
         self._complete = False
         try:
             self._parser = MultipartParser(
@@ -158,6 +163,7 @@ class _Parts:
             raise InvalidRequest("the boundary between the parts is too long") from None
 
     async def read(self, stream: AsyncIterator[bytes]) -> Incoming:
+        """The submission. Raises InvalidRequest, InvalidSpec, TooLarge."""
         name = ""
         try:
             async for piece in stream:
@@ -165,24 +171,27 @@ class _Parts:
                     continue
                 self._parser.write(piece)
                 for kind, data in self._events:
-                    name = await self._take(kind, data, name)
+                    name = await self._handle(kind, data, name)
                 self._events.clear()
         except FormParserError:
-            raise InvalidRequest("the body is not the multipart/form-data that its Content-Type says") from None
+            raise InvalidRequest(
+                "the body is not valid multipart/form-data, which its Content-Type announces"
+            ) from None
         if not self._complete:
             raise InvalidRequest("the body ends in the middle of a part")
         if self._spec is None:
-            raise _wrong("/spec", "the part `spec` is missing")
-        return Incoming(self._spec, upload=self._upload if "code" in self._seen else None)
+            raise wrong_field("/spec", "the part `spec` is missing")
+        return Incoming(self._spec, upload=self._upload if "code" in self._names else None)
 
-    async def _take(self, kind: str, data: bytes, name: str) -> str:
+    async def _handle(self, kind: str, data: bytes, name: str) -> str:
+        """Handles one event of the parser; returns the name of the part that it belongs to."""
         if kind == "begin":
             name = data.decode("utf-8", "replace")
             if name not in {"spec", "code"}:
-                raise InvalidRequest("there are two parts: `spec` and `code`; this has another one")
-            if name in self._seen:
-                raise InvalidRequest(f"the part `{name}` came twice")
-            self._seen.add(name)
+                raise InvalidRequest("a submission has the parts `spec` and `code` and no other; this one has another")
+            if name in self._names:
+                raise InvalidRequest(f"a submission has one part `{name}`; this one has two")
+            self._names.add(name)
             self._spec_text = bytearray() if name == "spec" else None
         elif kind == "data" and self._spec_text is None:
             await self._upload.write(data)
@@ -191,7 +200,7 @@ class _Parts:
             if len(self._spec_text) > self._max_spec:
                 raise TooLarge(f"a spec has at most {self._max_spec} bytes")
         elif name == "spec" and self._spec_text is not None:
-            self._spec = await read_spec_aside(
+            self._spec = await read_spec_in_thread(
                 bytes(self._spec_text), "json" if self._part.media == "application/json" else "yaml"
             )
             self._spec_text = None

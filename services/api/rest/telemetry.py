@@ -1,4 +1,4 @@
-"""What a job said: log lines, metric points, progress, events; as pages or as live streams."""
+"""What a job reported, over HTTP: log lines, metric points, progress, events; as pages or as live streams."""
 
 from __future__ import annotations
 
@@ -9,106 +9,103 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from services.api import use_cases
-from services.api.following import End
-from services.api.params import EventsParams, LinesParams, PointsParams
+from services.api.job_answer import Job, JobEvent
 from services.api.rest import sse
 from services.api.rest.answers import answer
-from services.api.rest.openapi import ok
+from services.api.rest.openapi import JobId, ok, response
 from services.api.rest.permissions import Reader, Services
-from services.api.schemas import JobJson, LinesJson, MetricsJson, ProgressJson
-from services.api.serializers import end_json, event_json, line_json, point_json
-from services.core.domain.job import Event
-from services.core.ports.metric_store import StoredLine, StoredPoint
+from services.api.use_cases import telemetry
+from services.api.use_cases.telemetry import (
+    EventsParams,
+    GetLogsReply,
+    GetMetricsReply,
+    GetSeriesReply,
+    JobEnd,
+    JobLine,
+    JobPoint,
+    JobProgress,
+    LinesParams,
+    PointsParams,
+)
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["telemetry"])
 
-Follow = Annotated[bool | None, Field(description="Stream (SSE), as with Accept: text/event-stream")]
+Follow = Annotated[
+    bool | None, Field(description="Answer with a live stream (SSE), as `Accept: text/event-stream` does.")
+]
 _SSE: Final = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
 class LinesQuery(LinesParams):
+    """Which log lines to get, and how."""
+
     follow: Follow = None
 
 
 class PointsQuery(PointsParams):
+    """Which metric points to get, and how."""
+
     follow: Follow = None
-    series: bool = False
+    series: bool = Field(default=False, description="Answer with curves in place of single points.")
 
 
-@router.get("/logs", **ok(LinesJson, "Lines, oldest first; or a stream of them"))
+@router.get("/logs", **ok(GetLogsReply, "Lines, oldest first; or a stream of them"))
 async def get_logs(
-    services: Services, principal: Reader, request: Request, job_id: str, params: Annotated[LinesQuery, Query()]
+    services: Services, principal: Reader, request: Request, job_id: JobId, params: Annotated[LinesQuery, Query()]
 ) -> Response:
     if not sse.wanted(request, follow=params.follow):
-        return answer(await use_cases.get_logs(services, principal, job_id, params))
+        return answer(await telemetry.get_logs(services, principal, job_id, params))
     resumed = sse.resumed_at(request, params.after)
-    return sse.streamed(
-        request,
-        services,
-        _line_frames(await use_cases.follow_logs(services, principal, job_id, params, resumed=resumed)),
-    )
+    batches = await telemetry.follow_logs(services, principal, job_id, params, resumed=resumed)
+    return sse.streamed(request, services, _frames("line", batches))
 
 
-@router.get("/metrics", **ok(MetricsJson, "Points in order, or curves; or a stream of points"))
+@router.get(
+    "/metrics",
+    response_model=None,
+    responses={200: response("Points in order, or curves; or a stream of points", GetMetricsReply, GetSeriesReply)},
+)
 async def get_metrics(
-    services: Services, principal: Reader, request: Request, job_id: str, params: Annotated[PointsQuery, Query()]
+    services: Services, principal: Reader, request: Request, job_id: JobId, params: Annotated[PointsQuery, Query()]
 ) -> Response:
     if params.series:
-        return answer(await use_cases.get_series(services, principal, job_id, params))
+        return answer(await telemetry.get_series(services, principal, job_id, params))
     if not sse.wanted(request, follow=params.follow):
-        return answer(await use_cases.get_metrics(services, principal, job_id, params))
+        return answer(await telemetry.get_metrics(services, principal, job_id, params))
     resumed = sse.resumed_at(request, params.after)
-    return sse.streamed(
-        request,
-        services,
-        _point_frames(await use_cases.follow_metrics(services, principal, job_id, params, resumed=resumed)),
-    )
+    batches = await telemetry.follow_metrics(services, principal, job_id, params, resumed=resumed)
+    return sse.streamed(request, services, _frames("point", batches))
 
 
-@router.get("/progress", **ok(ProgressJson, "How far it is"))
-async def get_progress(services: Services, principal: Reader, job_id: str) -> Response:
-    return answer(await use_cases.get_progress(services, principal, job_id))
+@router.get("/progress", **ok(JobProgress, "How far it is"))
+async def get_progress(services: Services, principal: Reader, job_id: JobId) -> Response:
+    return answer(await telemetry.get_progress(services, principal, job_id))
 
 
-@router.get("/events", responses={200: {"description": "A stream of history and of changes", "content": _SSE}})
+@router.get("/events", responses={200: {"description": "A stream of its history and its changes", "content": _SSE}})
 async def get_events(
-    services: Services, principal: Reader, request: Request, job_id: str, params: Annotated[EventsParams, Query()]
+    services: Services, principal: Reader, request: Request, job_id: JobId, params: Annotated[EventsParams, Query()]
 ) -> Response:
     resumed = EventsParams(after=sse.resumed_at(request, params.after))
-    return sse.streamed(
-        request, services, _event_frames(await use_cases.follow_events(services, principal, job_id, resumed))
-    )
+    events = await telemetry.follow_events(services, principal, job_id, resumed)
+    return sse.streamed(request, services, _event_frames(events))
 
 
-async def _line_frames(batches: AsyncGenerator[Sequence[StoredLine] | End]) -> AsyncGenerator[bytes]:
+async def _frames(
+    event: str, batches: AsyncGenerator[Sequence[JobLine] | JobEnd] | AsyncGenerator[Sequence[JobPoint] | JobEnd]
+) -> AsyncGenerator[bytes]:
     async with aclosing(batches):
         async for batch in batches:
-            if isinstance(batch, End):
-                yield _end(batch)
+            if isinstance(batch, JobEnd):
+                yield sse.frame("end", batch)
             else:
-                yield b"".join(sse.frame("line", line_json(one), one.seq) for one in batch)
+                yield b"".join(sse.frame(event, item, item.seq) for item in batch)
 
 
-async def _point_frames(batches: AsyncGenerator[Sequence[StoredPoint] | End]) -> AsyncGenerator[bytes]:
-    async with aclosing(batches):
-        async for batch in batches:
-            if isinstance(batch, End):
-                yield _end(batch)
+async def _event_frames(events: AsyncGenerator[JobEvent | Job | JobEnd]) -> AsyncGenerator[bytes]:
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, JobEvent):
+                yield sse.frame("history", event, event.seq)
             else:
-                yield b"".join(sse.frame("point", point_json(one), one.seq) for one in batch)
-
-
-async def _event_frames(items: AsyncGenerator[Event | JobJson | End]) -> AsyncGenerator[bytes]:
-    async with aclosing(items):
-        async for item in items:
-            if isinstance(item, Event):
-                yield sse.frame("history", event_json(item), item.seq)
-            elif isinstance(item, End):
-                yield _end(item)
-            else:
-                yield sse.frame("status", item)
-
-
-def _end(end: End) -> bytes:
-    return sse.frame("end", end_json(end.job, end.job_id))
+                yield sse.frame("end" if isinstance(event, JobEnd) else "status", event)

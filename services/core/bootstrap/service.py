@@ -1,10 +1,10 @@
-"""What every service process does alike: JSON logs, an operations port, clean shutdown, one event loop.
+"""The service process: JSON logs, an operations port, clean shutdown, one event loop.
 
-    /healthz  the process turns   /readyz  its ports answer   /metrics  Prometheus
+    /healthz  the event loop runs   /readyz  the ports answer   /metrics  Prometheus
 
-A service is ``async def main(service: Service)``, which returns after ``service.stopping`` is set (SIGTERM, SIGINT):
-it takes nothing new, finishes what is under way and lets go of what it holds. A second signal means: at once. Then
-``main`` is cancelled, and only what stands in its ``finally`` is still done.
+A service is ``async def main(service: Service)``. After ``service.stopping`` is set (SIGTERM, SIGINT) it accepts no new
+work, finishes what is under way, releases its leases and claims, and returns. At a second signal ``main`` is cancelled:
+only its ``finally`` blocks still run.
 """
 
 from __future__ import annotations
@@ -37,31 +37,33 @@ _READY_TIMEOUT_S: Final = 2.0
 
 @dataclass
 class Service:
-    """The running process: what it is called, when it should stop, what must answer for it to be ready."""
+    """A running service process."""
 
     name: str
+    """lcm, guardian, ...: its name in logs and addresses."""
     settings: Settings
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the service should stop."""
     checks: dict[str, Callable[[], Awaitable[object]]] = field(default_factory=dict)
-    """Name of a port -> its ping."""
+    """Name of a port -> its ping, for readiness."""
     started: bool = False
-    """Set by ``main`` once it serves; not ready before."""
+    """Set by ``main`` when it serves. The service is not ready before."""
 
     async def failing(self) -> dict[str, str]:
-        """What does not answer, and why; empty: ready."""
+        """Returns port -> reason for the ports that do not answer within 2 s each; empty: the service is ready."""
         if not self.started:
             return {self.name: "starting"}
-        out: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for name, ping in self.checks.items():
             try:
                 await asyncio.wait_for(ping(), _READY_TIMEOUT_S)
             except (WeftError, TimeoutError, OSError) as error:
-                out[name] = str(error) or type(error).__name__
-        return out
+                reasons[name] = str(error) or type(error).__name__
+        return reasons
 
 
 class _Stderr:
-    """A log that cannot be written (its disk is full) is no reason to fail in the midst of whatever was to be told."""
+    """Standard error that drops what it cannot write: the work that logs must not fail because a disk is full."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):
@@ -69,11 +71,14 @@ class _Stderr:
         return 0
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """No effect: there is no buffer."""
 
 
 def configure_logging(name: str, level: str) -> None:
-    """One JSON object per line on stderr: static event names, fields, identifiers instead of objects."""
+    """Makes structlog write one JSON object per line to stderr, with ``service``, ``pid``, level and time.
+
+    ``level``: debug | info | warning | error.
+    """
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -90,7 +95,7 @@ def configure_logging(name: str, level: str) -> None:
 
 
 def operations_app(service: Service) -> Starlette:
-    """What an operator and a scheduler look at."""
+    """Returns the application of the operations port: health, readiness, metrics."""
 
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -106,7 +111,7 @@ def operations_app(service: Service) -> Starlette:
 
 
 def http_server(app: Any, address: str) -> uvicorn.Server:
-    """An HTTP server at ``host:port`` which leaves signals and logging to us; start it with ``serve()``."""
+    """Returns an HTTP server for ``host:port`` without signal handlers or logs of its own. See ``serve_http``."""
     host, _, port = address.rpartition(":")
     server = uvicorn.Server(
         uvicorn.Config(
@@ -114,19 +119,19 @@ def http_server(app: Any, address: str) -> uvicorn.Server:
             timeout_graceful_shutdown=5, server_header=False,
         )
     )  # fmt: skip
-    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # ours are handled in run()
+    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # run() handles signals
     return server
 
 
 async def serve_http(server: uvicorn.Server, stopping: asyncio.Event) -> None:
-    """Serves until ``stopping``; raises WeftError where the port is taken."""
+    """Serves until ``stopping`` is set. Raises WeftError where the server cannot listen on its port."""
     try:
         listener = socket.create_server((server.config.host, server.config.port), backlog=server.config.backlog)
-    except OSError as error:  # found out here: uvicorn would end the whole process with SystemExit
+    except OSError as error:  # uvicorn itself would end the whole process with SystemExit
         raise WeftError(f"cannot listen on port {server.config.port}: {error.strerror}") from None
     with listener:
-        # Connections inherit it. asyncio sets it on sockets of its own only; without it each answer waits 40 ms for an
-        # acknowledgement between its head and its body.
+        # Connections inherit this option. asyncio sets it only on sockets that it creates. Without it each response
+        # waits 40 ms for an acknowledgement between its head and its body.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = asyncio.ensure_future(server.serve(sockets=[listener]))
         await stopping.wait()
@@ -135,16 +140,16 @@ async def serve_http(server: uvicorn.Server, stopping: asyncio.Event) -> None:
 
 
 def watch_failpoints(name: str) -> None:
-    """Where failpoints are on, each change of a file is one from now on. Said loudly."""
+    """Where failpoints are on, makes each change of a file a failpoint, and logs a warning."""
     points = failpoints(name)
     if points is not None:
-        why = "this process may die on purpose: never in production"
-        structlog.get_logger().warning("failpoints.on", folder=points.folder, why=why)
+        why = "failpoints can kill this process: never use them in production"
+        structlog.get_logger().warning("failpoints.turned_on", folder=points.folder, why=why)
         points.watch_files()
 
 
 def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]]) -> int:
-    """Runs a service to its end; the exit code. One clear line on stderr where it cannot start."""
+    """Runs a service until it stops. Returns the exit code: 1 where it failed with a WeftError, which is logged."""
     configure_logging(name, settings.log_level)
     log = structlog.get_logger()
     watch_failpoints(name)
@@ -152,17 +157,17 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
     async def body() -> None:
         service = Service(name, settings)
         loop = asyncio.get_running_loop()
-        serving = asyncio.current_task()
+        body_task = asyncio.current_task()
 
-        def told() -> None:
-            if service.stopping.is_set() and serving is not None:
-                serving.cancel()
-            log.info("service.hurried" if service.stopping.is_set() else "service.stopping")
+        def stop() -> None:
+            if service.stopping.is_set() and body_task is not None:
+                body_task.cancel()
+            log.info("service.cancelled" if service.stopping.is_set() else "service.stopping")
             service.stopping.set()
 
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sign, told)
-        operations = http_server(operations_app(service), settings.place.address(f"{name}-ops"))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        operations = http_server(operations_app(service), settings.installation.address(f"{name}-ops"))
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_http(operations, service.stopping))
             await main(service)
@@ -170,13 +175,13 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
 
     log.info("service.starting")
     try:
-        with suppress(asyncio.CancelledError):  # told twice
+        with suppress(asyncio.CancelledError):  # after the second signal
             uvloop.run(body())
     except BaseExceptionGroup as failed:
-        ours, others = failed.split(WeftError)
-        if others is not None or ours is None:
+        weft_errors, others = failed.split(WeftError)
+        if others is not None or weft_errors is None:
             raise
-        log.error("service.cannot_run", why=[str(error) for error in ours.exceptions])  # noqa: TRY400 - no trace for people
+        log.error("service.cannot_run", why=[str(error) for error in weft_errors.exceptions])  # noqa: TRY400 - the message is enough
         return 1
     log.info("service.stopped")
     return 0

@@ -1,6 +1,6 @@
-"""The adapters that the services share, for the profile they run in. Each service's own ``wiring`` picks from here.
+"""Chooses and creates the adapters by the settings. Each service's own ``wiring`` module calls these functions.
 
-Imports are inside the functions: a service pays only for what it uses.
+Imports are inside the functions, so that a service imports only the adapters that it uses.
 """
 
 # ruff: noqa: PLC0415
@@ -27,84 +27,84 @@ if TYPE_CHECKING:
     from services.core.ports.secret_store import SecretStore
     from services.core.ports.status_store import StatusStore
 
-SERVICE_SECRET = "service"  # noqa: S105 - its name, not its value
+SERVICE_SECRET = "service"  # noqa: S105 - the name of the secret, not its value
 
 
 def clock() -> Clock:
-    """The machine's."""
+    """Returns the clock of the machine."""
     from services.core.adapters.system_clock import SystemClock
 
     return SystemClock()
 
 
 def installation_secrets(settings: Settings) -> SecretStore:
-    """Private files in the installation's folder: what must be there before any store answers."""
+    """Returns the store of the secrets that the services need before any other store: private files in the home."""
     from services.core.adapters.folder.secrets import FolderSecretStore
 
-    return FolderSecretStore(settings.place / "secrets")
+    return FolderSecretStore(settings.installation / "secrets")
 
 
 def master_keys(settings: Settings) -> MasterKeyFile:
-    """What the secrets of the record store are wrapped with."""
+    """Returns the key file for the secrets in the record store. It is created unless the setting names one."""
     from services.core.adapters.encrypted import MasterKeyFile
 
-    given = settings.master_key_file
-    return MasterKeyFile(given or settings.place / "secrets" / "master-key", made_here=given is None)
+    configured = settings.master_key_file
+    return MasterKeyFile(configured or settings.installation / "secrets" / "master-key", made_here=configured is None)
 
 
 async def secret_store(settings: Settings, records: RecordStore) -> EncryptedSecretStore:
-    """What belongs to the data, and lies beside it: encrypted, among the records."""
+    """Returns the store of users' and tenants' secrets: encrypted, in the record store."""
     from services.core.adapters.encrypted import EncryptedSecretStore
 
     return await EncryptedSecretStore.open(records, master_keys(settings))
 
 
 async def service_secret(settings: Settings) -> bytes:
-    """What the services know each other by, and what learners' tokens are made with. Made at the first start."""
+    """Returns the secret that authenticates services to one another and signs learner tokens. Created at first use."""
     return await installation_secrets(settings).get_or_create(SERVICE_SECRET, os.urandom(32))
 
 
-def _on_mongo(settings: Settings) -> bool:
+def _uses_mongo(settings: Settings) -> bool:
     if settings.job_store == "sqlite":
         return False
     if settings.job_store.startswith(("mongodb://", "mongodb+srv://")):
         return True
-    # Without what it is: a mistyped URI may hold a password.
+    # The message does not quote the value: a mistyped URI may contain a password.
     raise InvalidRequest("WEFT_JOB_STORE is neither 'sqlite' nor a URI that begins with mongodb:// or mongodb+srv://")
 
 
 async def job_store(settings: Settings) -> JobStore:
-    """Job documents, their history and the dispatcher's term."""
-    if _on_mongo(settings):
+    """Opens the job store. Raises Unavailable, and InvalidRequest for a wrong setting or an unfit MongoDB."""
+    if _uses_mongo(settings):
         from services.core.adapters.mongo import MongoJobStore, trusted
 
         return await MongoJobStore.on(await trusted(settings.job_store))
     from services.core.adapters.sqlite.jobs import SqliteJobStore
 
-    return await SqliteJobStore.open(settings.place / "jobs.sqlite")
+    return await SqliteJobStore.open(settings.installation / "jobs.sqlite")
 
 
-async def trusted_job_store(settings: Settings) -> None:
-    """Only whether it can be trusted, where it is a MongoDB: InvalidRequest or Unavailable where not. Makes nothing."""
-    if _on_mongo(settings):
+async def check_job_store(settings: Settings) -> None:
+    """Checks a MongoDB that is set as job store; no effect on SQLite. Raises as ``job_store``; writes nothing."""
+    if _uses_mongo(settings):
         from services.core.adapters.mongo import close, trusted
 
         await close(await trusted(settings.job_store))
 
 
 async def record_store(settings: Settings) -> RecordStore:
-    """Keys, users and the like."""
-    if _on_mongo(settings):
+    """Opens the record store, which is where the job store is. Raises as ``job_store``."""
+    if _uses_mongo(settings):
         from services.core.adapters.mongo import MongoRecordStore, trusted
 
         return await MongoRecordStore.on(await trusted(settings.job_store))
     from services.core.adapters.sqlite.records import SqliteRecordStore
 
-    return await SqliteRecordStore.open(settings.place / "records.sqlite")
+    return await SqliteRecordStore.open(settings.installation / "records.sqlite")
 
 
 def _bucket(settings: Settings) -> Bucket | None:
-    """None: objects are in a folder. InvalidRequest."""
+    """Returns the S3 bucket of the settings; None where objects are in a folder. Raises InvalidRequest."""
     if settings.object_store == "folder":
         return None
     from services.core.adapters.s3.bucket import Credentials, bucket, read_credentials
@@ -119,7 +119,7 @@ def _bucket(settings: Settings) -> Bucket | None:
 
 
 def object_store(settings: Settings) -> ObjectStore:
-    """Code, results, logs, checkpoints. Its first ``ping`` says whether it can be used."""
+    """Returns the object store. Its first ``ping`` checks the settings. Raises InvalidRequest for malformed ones."""
     bucket = _bucket(settings)
     if bucket is not None:
         from services.core.adapters.s3.objects import S3ObjectStore
@@ -127,11 +127,11 @@ def object_store(settings: Settings) -> ObjectStore:
         return S3ObjectStore(bucket)
     from services.core.adapters.folder.objects import FolderObjectStore
 
-    return FolderObjectStore(settings.place / "objects")
+    return FolderObjectStore(settings.installation / "objects")
 
 
 def object_urls(settings: Settings) -> ObjectUrls | None:
-    """What helpers move objects by; None where they have the folder. Nothing is sent."""
+    """Returns the signer of URLs for helpers; None where they use the folder. Does no I/O."""
     bucket = _bucket(settings)
     if bucket is None:
         return None
@@ -141,44 +141,53 @@ def object_urls(settings: Settings) -> ObjectUrls | None:
 
 
 async def status_store(settings: Settings) -> StatusStore:
-    """Liveness and learners' phases. Made inside the loop that uses it."""
+    """Returns the status store. Must be called in the event loop that uses it."""
     from services.core.adapters.etcd.store import EtcdStatusStore
 
-    return EtcdStatusStore(settings.place.address("etcd"))
+    return EtcdStatusStore(settings.installation.address("etcd"))
 
 
 def cluster(settings: Settings, secret: bytes) -> Cluster:
-    """Where learners run."""
+    """Returns the cluster. ``secret``: the service secret."""
     from services.core.adapters.local.cluster import LocalCluster
 
-    return LocalCluster(settings.place.address("node"), secret=secret)
+    return LocalCluster(settings.installation.address("node"), secret=secret)
 
 
-def hints(settings: Settings) -> Hints:
-    """Celery, or nobody where every hint is to be lost."""
+def hints(settings: Settings, secret: bytes) -> Hints:
+    """Returns the hints of the api. On one machine they go by direct calls, and by the broker if a service does not
+    answer; elsewhere by the broker; with ``WEFT_HINTS=drop`` nowhere. Raises InvalidRequest for an unknown broker.
+    """
+    from services.core.adapters.celery.broker import FOLDER, Broker
     from services.core.adapters.celery.hints import CeleryHints, DropHints
+    from services.core.adapters.rpc.hints import RpcHints
 
-    return DropHints() if settings.hints == "drop" else CeleryHints(settings)
+    if settings.hints == "drop":
+        return DropHints()
+    by_broker = CeleryHints(settings)
+    if Broker.of(settings).kind != FOLDER:
+        return by_broker
+    return RpcHints(settings.installation.address, secret, otherwise=by_broker)
 
 
-def broker(settings: Settings) -> str:
-    """What carries the hints, asked there now: InvalidRequest or Unavailable where it cannot."""
+def check_broker(settings: Settings) -> str:
+    """Connects to the broker and returns its description. Raises InvalidRequest or Unavailable where it is unfit."""
+    from services.core.adapters.celery import check
     from services.core.adapters.celery.broker import Broker
-    from services.core.adapters.celery.check import check_broker
 
-    return check_broker(Broker.of(settings))
+    return check.check_broker(Broker.of(settings))
 
 
 def direct_hints(settings: Settings, secret: bytes) -> Hints:
-    """From one of the inner services straight to another."""
+    """Returns the hints that go from one service directly to another over gRPC."""
     from services.core.adapters.celery.hints import DropHints
     from services.core.adapters.rpc.hints import RpcHints
 
-    return DropHints() if settings.hints == "drop" else RpcHints(settings.place.address, secret)
+    return DropHints() if settings.hints == "drop" else RpcHints(settings.installation.address, secret)
 
 
 def telemetry(settings: Settings, secret: bytes) -> Telemetry:
-    """What jobs have reported, asked of the metrics service."""
+    """Returns the client of the metrics service for what jobs have reported."""
     from services.core.adapters.rpc.telemetry import Telemetry
 
-    return Telemetry(settings.place.address("metrics"), secret)
+    return Telemetry(settings.installation.address("metrics"), secret)

@@ -1,1 +1,4 @@
-"""The pure heart of Weft: what a job is and what may happen to it. No I/O, no clock, no randomness of its own."""
+"""Pure code: the status machine, the job spec, the job document, the plan, errors and ids.
+
+No I/O, no clock, no randomness: callers pass times and random bits in. import-linter checks this.
+"""

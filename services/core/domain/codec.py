@@ -1,7 +1,8 @@
-"""Frozen dataclasses <-> JSON documents, keeping what it does not know.
+"""Converts frozen dataclasses to JSON documents and back, and keeps unknown keys.
 
-A document written by a newer version may carry keys this one has no field for. They go into the ``extra`` of their
-dataclass and come out again on the next write, so a rolling upgrade loses nothing (architecture.md, Versions).
+A document written by a newer version may have keys without a field in this version. ``load`` puts them into the
+``extra`` of their dataclass and ``dump`` writes them again, so a rolling upgrade loses nothing (architecture.md,
+"Versions").
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 
 def dump(value: object) -> Any:
-    """A JSON value: dataclasses become mappings, enums their values, tuples lists."""
+    """Returns a JSON value: a mapping for a dataclass, the value of an enum, a list for a tuple."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         known = {f.name: dump(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name != "extra"}
         return {**getattr(value, "extra", {}), **known}
@@ -32,20 +33,25 @@ def dump(value: object) -> Any:
 
 
 def load(kind: type[T], document: object) -> T:
-    """The dataclass of a document. Missing keys take their defaults; ValueError or TypeError where it does not fit."""
+    """Returns the dataclass ``kind`` with the values of ``document``.
+
+    Missing keys take the fields' defaults. Unknown keys go into ``extra``, or are dropped where ``kind`` has no such
+    field. Raises TypeError or ValueError where a value does not have the field's type, where a key without a default
+    is missing, and for integers that do not fit 64 bits.
+    """
     if not isinstance(document, Mapping):
         raise TypeError(f"{kind.__name__} is written as a mapping, not as {type(document).__name__}")
-    given: Mapping[str, Any] = document
-    plain: type = kind
-    fields = _fields(plain)
-    known = {name: _value(fields[name], item) for name, item in given.items() if name in fields}
-    if "extra" in _names(plain):
-        known["extra"] = {name: item for name, item in given.items() if name not in fields}
+    values: Mapping[str, Any] = document
+    untyped: type = kind
+    hints = _hints(untyped)
+    known = {name: _value(hints[name], value) for name, value in values.items() if name in hints}
+    if "extra" in _names(untyped):
+        known["extra"] = {name: value for name, value in values.items() if name not in hints}
     return kind(**known)
 
 
 @cache
-def _fields(kind: type) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {name: hints[name] for name in _names(kind) if name != "extra"}
 
@@ -64,11 +70,11 @@ def _value(hint: Any, item: Any) -> Any:
             return None
         return _value(next(arg for arg in args if arg is not type(None)), item)
     if origin is tuple:
-        _demand(item, (list, tuple), "list")
-        return tuple(_value(args[0], each) for each in item)
+        _check_type(item, (list, tuple), "list")
+        return tuple(_value(args[0], element) for element in item)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        _demand(item, (Mapping,), "mapping")
-        return {key: _value(args[1], each) for key, each in item.items()}
+        _check_type(item, (Mapping,), "mapping")
+        return {key: _value(args[1], value) for key, value in item.items()}
     kind: type[Any] = hint
     if dataclasses.is_dataclass(kind):
         return load(kind, item)
@@ -76,15 +82,15 @@ def _value(hint: Any, item: Any) -> Any:
         return kind(item)
     if hint is float and isinstance(item, int) and not isinstance(item, bool):
         return _float(item)
-    _demand(item, (hint,), hint.__name__)
-    if isinstance(item, bool) and hint is not bool:
+    _check_type(item, (hint,), hint.__name__)
+    if isinstance(item, bool) and hint is not bool:  # isinstance(True, int) holds
         raise TypeError(f"expected {hint.__name__}, found bool")
     if hint is int and not -(2**63) <= item < 2**63:
-        raise ValueError("a number without bounds")
+        raise ValueError("the number is too large")
     return item
 
 
-def _demand(item: Any, kinds: tuple[type, ...], name: str) -> None:
+def _check_type(item: Any, kinds: tuple[type, ...], name: str) -> None:
     if not isinstance(item, kinds):
         raise TypeError(f"expected {name}, found {type(item).__name__}")
 
@@ -93,4 +99,4 @@ def _float(item: int) -> float:
     try:
         return float(item)
     except OverflowError as error:
-        raise ValueError("a number without bounds") from error
+        raise ValueError("the number is too large") from error

@@ -1,26 +1,26 @@
-"""Every error Weft shows to anyone, and the one table that says how each front door shows it.
+"""All errors that Weft reports, and one table of how REST, gRPC and the command line report each.
 
     WeftError
-    ├── InvalidRequest            the request is wrong, and says where
+    ├── InvalidRequest            the request is wrong; ``errors`` names the fields
     │   ├── InvalidSpec           a job spec with field errors
     │   ├── InvalidArchive        a code archive that is not a plain zip
-    │   └── IdempotencyMismatch   the same key came with another body
+    │   └── IdempotencyMismatch   the idempotency key was used before with another request
     ├── Unauthenticated · PermissionDenied
     ├── NotFound
-    ├── Conflict                  the state of the thing forbids it now
+    ├── Conflict                  the object's current state forbids the request
     │   ├── IllegalTransition     the status machine forbids it
-    │   ├── StaleRevision         somebody else changed it first (internal: callers read again)
+    │   ├── StaleRevision         the object changed since it was read (internal: callers read again)
     │   ├── StaleFence            a newer term or attempt exists (internal: the caller stops)
-    │   ├── Duplicate             a unique key is taken (internal: callers read what is there)
+    │   ├── Duplicate             a unique key is taken (internal: callers read the existing object)
     │   ├── PreconditionFailed    If-Match named another generation
-    │   └── Quarantined           what is stored of it cannot be read; nobody acts on it until it is mended
+    │   └── Quarantined           the stored object cannot be read; it is left alone until an operator repairs it
     ├── ResourceExhausted         quota, rate or size
     │   ├── TooLarge
     │   └── NoSpace
-    ├── Unavailable               a store or service is away; try again
-    └── Internal                  ours
+    ├── Unavailable               a store or service does not answer; the same request may succeed later
+    └── Internal                  a fault of the platform
 
-Adapters translate their library's errors into these at the border; nothing else crosses a port.
+Adapters translate the errors of their libraries into these. No other error crosses a port.
 """
 
 from __future__ import annotations
@@ -31,16 +31,22 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One thing wrong in a request: a JSON pointer, what is wrong, and what to write instead."""
+    """One wrong field of a request."""
 
     pointer: str
     """RFC 6901 pointer into the submitted document, e.g. ``/roles/worker/count``."""
     message: str
+    """What is wrong."""
     hint: str = ""
+    """What to write instead; may be empty."""
 
 
 class WeftError(Exception):
-    """Root of the tree. ``message`` is for people and says what to do."""
+    """The root of all errors.
+
+    ``message``: for people; says what happened and what to do. ``errors``: the wrong fields of a request.
+    ``retry_after_s``: seconds after which the caller may try again, where that is known.
+    """
 
     def __init__(
         self, message: str, *, errors: tuple[FieldError, ...] = (), retry_after_s: float | None = None
@@ -91,7 +97,7 @@ class PreconditionFailed(Conflict): ...
 
 
 class Quarantined(Conflict):
-    """``tenant``: whose it is, as far as that can be read; empty: nobody knows."""
+    """``tenant``: the owner, as far as the stored object can be read; empty: unknown."""
 
     def __init__(
         self,
@@ -122,20 +128,22 @@ class Internal(WeftError): ...
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """How one error is shown by HTTP (RFC 9457), gRPC and the command line."""
+    """How one error is reported over HTTP (RFC 9457), gRPC and on the command line."""
 
     code: str
     """Stable machine name; the problem type is ``urn:weft:error:<code>``."""
     http: int
+    """HTTP status code."""
     grpc: str
     """Name of the ``grpc.StatusCode``."""
     exit_code: int
-    """Exit code of the CLI (contracts.md)."""
+    """Exit code of the command line (contracts.md)."""
     retryable: bool
-    """Whether the same request may succeed later, unchanged."""
+    """Whether the same request may succeed later."""
 
     @property
     def problem_type(self) -> str:
+        """The ``type`` of the RFC 9457 problem document."""
         return f"urn:weft:error:{self.code}"
 
 
@@ -164,6 +172,6 @@ TABLE: Final[dict[type[WeftError], ErrorRow]] = {
 
 
 def row(error: WeftError | type[WeftError]) -> ErrorRow:
-    """The table row of an error; a subclass without a row of its own is shown as its nearest parent."""
+    """Returns the row of an error or error class. A subclass without a row has that of its nearest parent."""
     kind = error if isinstance(error, type) else type(error)
     return next(TABLE[parent] for parent in kind.__mro__ if parent in TABLE)

@@ -1,7 +1,7 @@
-"""Identifiers: time-ordered, lower-case base32, first a letter, at most 30 characters.
+"""Identifiers: 23 characters, lower-case base32, time-ordered, the first is a letter.
 
-So one string is a DNS label, a Kubernetes name part, a file name and a keyset cursor at once.
-The time and the randomness are given from outside; two ids of one millisecond differ in 60 random bits.
+The same string can be a DNS label, a part of a Kubernetes name, a file name and a keyset cursor. The caller gives time
+and randomness. Two ids of the same millisecond differ in 60 random bits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# Crockford's alphabet, lower case: sorts like the numbers it stands for, has no i, l, o, u.
+# Crockford's alphabet in lower case: text sorts as the numbers do, and there is no i, l, o or u to misread.
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _TIME_CHARS: Final = 10
 _RANDOM_CHARS: Final = 12
@@ -22,9 +22,10 @@ def _base32(number: int, width: int) -> str:
 
 
 def make_id(prefix: str, *, now_ms: int, random_bits: int) -> str:
-    """``prefix`` (one letter) + 10 characters of Unix milliseconds + 12 of randomness.
+    """Returns ``prefix`` + 10 characters of Unix milliseconds + 12 random characters.
 
-    ``random_bits`` must be a fresh number below ``2**RANDOM_BITS``.
+    ``prefix``: one lower-case letter, else ValueError. ``random_bits``: a fresh random number below
+    ``2**RANDOM_BITS``. Ids of one prefix sort by ``now_ms``.
     """
     if re.fullmatch("[a-z]", prefix) is None:
         raise ValueError(f"an id's prefix is one lower-case letter, not {prefix!r}")
@@ -32,5 +33,5 @@ def make_id(prefix: str, *, now_ms: int, random_bits: int) -> str:
 
 
 def is_id(text: str, prefix: str) -> bool:
-    """Whether ``text`` has the form of an id with this prefix (says nothing on existence)."""
+    """Whether ``text`` has the form of an id with this prefix. Does not check that the object exists."""
     return text.startswith(prefix) and _VALID.fullmatch(text) is not None

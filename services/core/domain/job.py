@@ -1,11 +1,11 @@
-"""The job document: the one truth of a job (architecture.md, law 1), and the pure changes it may undergo.
+"""The job document and the pure functions that change it (architecture.md, law 1).
 
-Every function here takes a job and returns the next one; the store makes the change durable by compare-and-set on
-``rev``. ``check_replace`` is what every store asks before it writes: an illegal transition, a history that does not
-continue, a fence that falls back is refused by the store, not only by well-behaved callers.
+The document is the only place where the state of a job is decided. Each function takes a job and returns the changed
+job. The store makes the change durable by compare-and-set on ``rev``. Every store calls ``check_replace`` before it
+writes: it refuses illegal transitions, gaps in the history and fences that fall, whatever the caller does.
 
-History travels inside the document: an event and its change are one replace. ``history_tail`` holds the events that
-may not be in the history collection yet; ``trimmed`` drops those that are.
+An event of the history and its change are one write, because events are inside the document: ``history_tail`` holds
+those that may not be in the history collection yet, and ``trimmed`` drops those that are.
 """
 
 from __future__ import annotations
@@ -15,43 +15,49 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from services.core.domain.errors import Conflict, IllegalTransition, NotFound
-from services.core.domain.status import ADMITTED, RESTING, TERMINAL, Desired, Status, allowed
+from services.core.domain.status import RESTING, TERMINAL, Desired, Status, allowed
 
 SCHEMA: Final = 1
 KEPT_APPLIED_KEYS: Final = 16
-"""Of the keys of wishes; each is some 100 bytes in the document."""
+"""How many ``applied_keys`` a document keeps; each takes about 100 bytes."""
 _PATH: Final = (Status.PENDING, Status.DOWNLOADING, Status.PROCESSING, Status.STORING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What was decided, for machines (``status``, ``reason``) and for people (``message``)."""
+    """The status of a job and its reason."""
 
     status: Status
     since: int
+    """Unix ms of the last change of status."""
     reason: str = ""
+    """For machines: a stable word in CamelCase, e.g. ExitCode; empty: none."""
     message: str = ""
+    """For people."""
     pending_reason: str = ""
-    """While waiting: WaitingForQuota, WaitingForCapacity, NoMatchingFlavor, BackOff, Releasing, ..."""
+    """Why a QUEUED job waits: WaitingForQuota, WaitingForCapacity, NoMatchingFlavor, BackOff, Releasing, ..."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try at running the job: everything a learner writes carries its number."""
+    """One attempt to run the job. All that its learners write carries its number."""
 
     number: int = 0
-    """0: never admitted."""
+    """Counts from 1; 0: the job was never admitted."""
     admitted: int | None = None
+    """Unix ms of the admission."""
     started: int | None = None
-    """When the first learner's process ran; ``max_runtime`` counts from here."""
+    """Unix ms of the start of the first learner's process; ``max_runtime`` counts from here."""
     placement: Mapping[str, str] = field(default_factory=dict)
     """Learner (``worker-0``) -> node."""
     committed: bool = False
-    """Every learner is provisioned: from here on nothing is rolled back because provisioning was slow."""
+    """Every learner is provisioned. A committed attempt is not rolled back for slow provisioning."""
     plan_digest: str = ""
     env_digest: str = ""
+    """Digest of the environment or image that the learners run in."""
     data_digest: str = ""
+    """Digest of the data that the learners fetched."""
     direction: str = "forward"
     """forward | undo | stop."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -59,42 +65,50 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who may act on the job. ``term`` only rises; ``nonce`` tells two claims of one term apart."""
+    """The right of one Guardian to change the job. Each update checks ``term`` and ``nonce``."""
 
     term: int = 0
+    """Never falls; each claim adds 1."""
     nonce: str = ""
+    """Random, new with each claim: two claims can have the same term after a lost race."""
     holder: str = ""
-    """Member id of the guardian process; empty: nobody."""
+    """Member id of the guardian process; empty: not claimed."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How the attempt ends, decided once (first cause wins) and before anything is stopped."""
+    """How the attempt ends. It is decided once, by the first cause, and is durable before anything is stopped."""
 
     to: Status
     """COMPLETED, FAILED, KILLED, HALTED, or QUEUED for another attempt."""
     reason: str
     message: str
     time: int
+    """Unix ms of the decision."""
     learner: str = ""
+    """The learner that caused a failure; empty: none."""
     exit_code: int | None = None
     signal: int | None = None
     budgeted: bool = False
-    """Another attempt after this one counts against ``retries.max``: it was the job's own failure."""
+    """The attempt failed through the job's own fault, so another attempt counts against ``retries.max``."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line of a job's history: unique by (job, seq), never changed, kept for ever."""
+    """One change of status in a job's history. Unique by (job, seq); never changes."""
 
     seq: int
+    """Counts from 1 within the job, without gap."""
     time: int
+    """Unix ms; never before that of the previous event."""
     actor: str
     """``user:<name>``, ``lcm``, ``guardian``."""
     generation: int
+    """The job's generation at that time."""
     from_status: Status | None
+    """None for the submission."""
     to: Status
     attempt: int = 0
     reason: str = ""
@@ -104,65 +118,82 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
+    """How the earlier attempts of a job ended."""
+
     retries: int = 0
-    """Attempts that ended by the job's own failure; counts against ``retries.max``."""
+    """Attempts that failed through the job's own fault. Limited by ``retries.max``."""
     restarts: int = 0
-    """Attempts that ended by the platform's (node lost, roll-back); counts against nothing."""
+    """Attempts that the platform ended (node lost, roll-back). Not limited."""
     preemptions: int = 0
     rollbacks: int = 0
-    """Attempts in a row that were not provisioned; 0 again once one was."""
+    """Attempts in a row that could not be provisioned; 0 again after one that could."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedKey:
-    """A wish that came under an idempotency key, so that it is carried out once."""
+    """The idempotency key of a change of ``desired`` that was applied. It makes a repeated request have no effect."""
 
     key: str
+    """``<tenant>/<user>/<Idempotency-Key>``."""
     time: int
+    """Unix ms of the change."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Times are Unix milliseconds. ``rev`` is the store's; ``generation`` is the owner's (each wish adds one)."""
+    """The job document. Times are Unix milliseconds. A store replaces it as a whole."""
 
     id: str
     tenant: str
     user: str
+    """The user who submitted it."""
     spec: Mapping[str, Any]
+    """As ``services.core.domain.spec.dump_spec`` returns it."""
     code_digest: str
     """``sha256:<hex>`` of the code archive; empty: no code."""
     idem: str
-    """Unique: ``<tenant>/<user>/<Idempotency-Key>``, or the id where none came."""
+    """Unique key of the submission: ``<tenant>/<user>/<Idempotency-Key>``, or the job id where no key was sent."""
     idem_digest: str
-    """Digest of the request, so that the same key with another body is told apart."""
+    """Digest of the submission. A repeated key with another digest is IdempotencyMismatch."""
     state: State
     created: int
     updated: int
     schema: int = SCHEMA
     rev: int = 1
+    """Revision, set by the store; each replace adds 1."""
     desired: Desired = Desired.RUN
+    """The state that the owner wants."""
     generation: int = 1
+    """Each change of ``desired`` adds 1."""
     observed_generation: int = 0
+    """The generation that the platform has carried out last."""
     applied_keys: tuple[AppliedKey, ...] = ()
-    """The latest that came under a key, oldest first; at most ``KEPT_WISHES``."""
+    """The keys of the latest changes of ``desired``, oldest first; at most ``KEPT_APPLIED_KEYS``."""
     attempt: Attempt = Attempt()
     dispatcher_term: int = 0
+    """Term of the dispatcher that admitted the current attempt, or confirmed its admission."""
     not_before: int = 0
-    """Re-admission waits until then (back-off of retries)."""
+    """The job is not admitted before this time (back-off between retries)."""
     guardian: Claim = Claim()
     verdict: Verdict | None = None
+    """How the current attempt ends; None: undecided."""
     released: int | None = None
-    """When everything the attempt held was gone. Quota, resume, delete and re-admission test this, never status."""
+    """When all that the attempt held was gone. Quota, resume, delete and re-admission test this, never the status."""
     counters: Counters = Counters()
     summary: Mapping[str, Any] = field(default_factory=dict)
+    """Latest metrics and progress, copied from the metrics service with the verdict."""
     history_seq: int = 0
+    """``seq`` of the last event."""
     history_tail: tuple[Event, ...] = ()
+    """The last events, oldest first, up to ``history_seq``."""
     trace: str = ""
     """W3C traceparent of the submission."""
     finished: int | None = None
+    """When it became COMPLETED, FAILED or KILLED."""
     deleted: int | None = None
+    """When its owner deleted it: it is hidden from lists, and kept."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -171,24 +202,24 @@ class Job:
 
     @property
     def holds(self) -> bool:
-        """Whether an attempt of it may still hold hardware."""
+        """Whether the current attempt may still hold hardware."""
         return self.attempt.number > 0 and self.released is None
 
     @property
     def at_rest(self) -> bool:
-        """Nothing of it runs, is held or will come: what follows a job may end, and it may be deleted."""
+        """Whether nothing of the job runs, holds hardware or will start by itself. Only such a job can be deleted."""
         return self.status in RESTING and not self.holds
 
     def was_applied(self, key: str, *, since: int) -> bool:
-        """Whether the latest wishes carry this key."""
-        return any(one.key == key and one.time > since for one in self.applied_keys)
+        """Whether ``applied_keys`` has this key with a time after ``since`` (Unix ms)."""
+        return any(applied.key == key and applied.time > since for applied in self.applied_keys)
 
 
 def new_job(
     *, job_id: str, tenant: str, user: str, spec: Mapping[str, Any], code_digest: str, idem: str, idem_digest: str,
     trace: str, now: int,
 ) -> Job:  # fmt: skip
-    """A freshly submitted job, QUEUED, its first event inside."""
+    """Returns a job as it is submitted: QUEUED, with its first event. For the parameters see ``Job``."""
     event = Event(seq=1, time=now, actor=f"user:{user}", generation=1, from_status=None, to=Status.QUEUED)
     return Job(
         id=job_id, tenant=tenant, user=user, spec=spec, code_digest=code_digest, idem=idem, idem_digest=idem_digest,
@@ -198,7 +229,11 @@ def new_job(
 
 
 def moved(job: Job, to: Status, *, actor: str, now: int, reason: str = "", message: str = "") -> Job:
-    """The job in another status, with its event. IllegalTransition where the machine has no such edge."""
+    """Returns the job in status ``to``, with the event of the change.
+
+    Raises IllegalTransition where the status machine does not allow it. The event's time is never before the previous
+    one's, even if ``now`` is.
+    """
     if not allowed(job.status, to):
         raise IllegalTransition(f"job {job.id} is {job.status} and cannot become {to}")
     event = Event(
@@ -216,9 +251,10 @@ def moved(job: Job, to: Status, *, actor: str, now: int, reason: str = "", messa
 
 
 def advanced(job: Job, to: Status, *, actor: str, now: int, times: Mapping[Status, int] | None = None) -> Job:
-    """The job further along PENDING -> DOWNLOADING -> PROCESSING -> STORING, every step in its history.
+    """Returns the job advanced along PENDING -> DOWNLOADING -> PROCESSING -> STORING, with one event for each step.
 
-    ``times`` are when the learners passed each step, where known. Never goes back; a job off the path is unchanged.
+    ``times``: when the learners entered each step, in Unix ms, where known; a later time than ``now`` counts as
+    ``now``. Returns the same job where it is at or beyond ``to``, or where either status is not on this path.
     """
     if job.status not in _PATH or to not in _PATH:
         return job
@@ -229,7 +265,10 @@ def advanced(job: Job, to: Status, *, actor: str, now: int, times: Mapping[Statu
 
 
 def admitted(job: Job, *, placement: Mapping[str, str], dispatcher_term: int, now: int) -> Job:
-    """QUEUED -> PENDING with a new attempt. Only the dispatcher does this."""
+    """Returns the QUEUED job as PENDING, with a new attempt. Only the dispatcher calls this.
+
+    ``placement``: learner -> node. Raises IllegalTransition for another status.
+    """
     attempt = Attempt(number=job.attempt.number + 1, admitted=now, placement=placement)
     job = replace(
         job, attempt=attempt, dispatcher_term=dispatcher_term, verdict=None, released=None,
@@ -239,9 +278,13 @@ def admitted(job: Job, *, placement: Mapping[str, str], dispatcher_term: int, no
 
 
 def set_desired(job: Job, desired: Desired, *, actor: str, now: int) -> Job:
-    """What the owner asked for. Raises IllegalTransition where it can no longer be had.
+    """Returns the job with the owner's ``desired`` state and the next generation.
 
-    A job that holds nothing obeys at once; one that runs is obeyed by its Guardian. NotFound for a deleted one.
+    A job that holds no hardware gets the desired status at once. For another one its Guardian applies it. Kill wins
+    over halt: a halt after a kill, like a repeated request, returns the same job.
+
+    Raises NotFound for a deleted job. Raises IllegalTransition for a job that has ended, and for a resume of a job
+    that is not HALTED or still holds hardware.
     """
     if job.deleted is not None:
         raise NotFound(f"there is no job {job.id}")
@@ -266,13 +309,13 @@ def set_desired(job: Job, desired: Desired, *, actor: str, now: int) -> Job:
 
 
 def with_applied_key(job: Job, key: str, *, now: int) -> tuple[Job, tuple[AppliedKey, ...]]:
-    """The job that remembers this key as its latest wish's, and the wishes that it forgets for it."""
+    """Returns the job with ``key`` as its latest applied key, and the oldest keys that were dropped to make room."""
     cut = max(0, len(job.applied_keys) + 1 - KEPT_APPLIED_KEYS)
     return replace(job, applied_keys=(*job.applied_keys[cut:], AppliedKey(key=key, time=now))), job.applied_keys[:cut]
 
 
 def apply_desired(job: Job, *, actor: str, now: int) -> Job:
-    """A job that holds nothing, brought to what its owner wants; any other is unchanged."""
+    """Returns a QUEUED or HALTED job without hardware in the status that its owner desires; any other unchanged."""
     if job.holds or job.status not in {Status.QUEUED, Status.HALTED}:
         return job
     goal = {Desired.HALT: Status.HALTED, Desired.KILL: Status.KILLED}.get(job.desired)
@@ -282,40 +325,45 @@ def apply_desired(job: Job, *, actor: str, now: int) -> Job:
 
 
 def released(job: Job, *, now: int) -> Job:
-    """Everything the attempt held is gone: the last write of a Guardian."""
+    """Returns the job without its claim, after all that its attempt held is gone. The last write of a Guardian."""
     job = replace(job, released=now, guardian=replace(job.guardian, holder="", nonce=""), updated=now)
     return apply_desired(job, actor="guardian", now=now)
 
 
 def removed(job: Job, *, now: int) -> Job:
-    """Soft deletion: shown to nobody any more, kept for ever. Conflict while it may still run."""
+    """Returns the job marked as deleted: hidden from lists, kept in the store. Raises Conflict unless ``at_rest``."""
     if not job.at_rest:
-        what = f"is {job.status}" if job.status not in RESTING else "is still giving back its hardware"
-        raise Conflict(f"job {job.id} {what}; kill it first")
+        obstacle = f"is {job.status}" if job.status not in RESTING else "is still giving back its hardware"
+        raise Conflict(f"job {job.id} {obstacle}; kill it first")
     return replace(job, deleted=now, updated=now)
 
 
 def trimmed(job: Job, *, copied_seq: int) -> Job:
-    """Without the events that the history collection is known to hold."""
+    """Returns the job without the events up to ``copied_seq``, which are in the history collection."""
     return replace(job, history_tail=tuple(event for event in job.history_tail if event.seq > copied_seq))
 
 
 def check_replace(prior: Job, new: Job) -> None:
-    """What every store asks before it replaces ``prior`` (whose ``rev`` it compares) by ``new``."""
+    """Raises IllegalTransition where ``new`` must not replace ``prior``. Every store calls it; ``rev`` is the store's.
+
+    Checks that constant fields and past events stay, that generations, terms and attempts never fall, that the history
+    has no gap, that every change of status is legal and has its event, and that no attempt begins while another may
+    hold hardware.
+    """
     for name in ("id", "tenant", "user", "idem", "created", "code_digest"):
         if getattr(prior, name) != getattr(new, name):
             raise IllegalTransition(f"job {prior.id}: {name} never changes")
     for name in ("generation", "observed_generation", "history_seq", "dispatcher_term"):
         if getattr(new, name) < getattr(prior, name):
-            raise IllegalTransition(f"job {prior.id}: {name} never falls")
+            raise IllegalTransition(f"job {prior.id}: {name} never decreases")
     if new.attempt.number < prior.attempt.number or new.guardian.term < prior.guardian.term:
-        raise IllegalTransition(f"job {prior.id}: attempt and term never fall")
+        raise IllegalTransition(f"job {prior.id}: attempt and term never decrease")
     fresh = [event for event in new.history_tail if event.seq > prior.history_seq]
     if [event.seq for event in fresh] != list(range(prior.history_seq + 1, new.history_seq + 1)):
-        raise IllegalTransition(f"job {prior.id}: its history has a gap")
+        raise IllegalTransition(f"job {prior.id}: the history has a gap")
     kept = new.history_tail[: len(new.history_tail) - len(fresh)]
     if kept != prior.history_tail[len(prior.history_tail) - len(kept) :]:
-        raise IllegalTransition(f"job {prior.id}: what is in its history never changes")
+        raise IllegalTransition(f"job {prior.id}: past events of the history never change")
     status = prior.status
     for event in fresh:
         if event.from_status is not status or not allowed(status, event.to):
@@ -325,6 +373,3 @@ def check_replace(prior: Job, new: Job) -> None:
         raise IllegalTransition(f"job {prior.id}: a change of status needs its event")
     if new.attempt.number > prior.attempt.number and prior.holds:
         raise IllegalTransition(f"job {prior.id}: attempt {prior.attempt.number} still holds hardware")
-
-
-__all__ = ["ADMITTED", "RESTING", "AppliedKey", "Attempt", "Claim", "Counters", "Event", "Job", "State", "Verdict"]

@@ -1,6 +1,6 @@
-"""T-shirt sizes of one learner (contracts.md): a short word for GPUs, CPUs and memory.
+"""Named sizes of a learner (contracts.md): a short name for GPUs, CPUs and memory.
 
-The first seven are those of Watson ML, which FfDL's users know. Operators define their own in the settings.
+The GPU sizes are those of Watson ML, which users of FfDL know.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ GB: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What one learner of this size gets."""
+    """The resources of one learner."""
 
     gpus: float
+    """Whole GPUs, or a fraction below 1 of one."""
     cpus: float
+    """CPU cores."""
     memory: int
     """Bytes."""
 

@@ -1,11 +1,11 @@
-"""The job spec: the one model of what a user may ask for (contracts.md, "Job spec").
+"""The job spec: the model of what a user submits (contracts.md, "Job spec").
 
-The JSON Schema, the SDK's types and the CLI's field help are generated from it. It is pydantic because it stands at
-the border: every wrong field is found in one pass and named by its JSON pointer, with the nearest valid name. Once
-parsed it is frozen, normal (``learners: 4`` has become ``roles``) and pure like the rest of the domain.
+The JSON Schema and the command line's help on fields are generated from it. It uses pydantic because it validates input
+from users: ``parse_spec`` reports all wrong fields at once, each with its JSON pointer and the nearest valid name. A
+parsed spec is frozen and in normal form (``learners: 4`` has become ``roles``).
 
-What is declared here but not carried out yet is refused by ``unsupported`` with the field's name: accepting a wish and
-ignoring it would be worse than saying no.
+``unsupported`` names fields that are declared here but not implemented yet. The api refuses such a spec, because to
+accept a field and ignore it would mislead its user.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ from services.core.domain.sizes import SIZES, Size
 from services.core.domain.units import format_bytes, format_duration, parse_bytes, parse_duration
 
 Duration = Annotated[int, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)]
-"""Milliseconds."""
+"""Milliseconds; written as 30s, 10m, 1h30m."""
 Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(format_bytes, return_type=str)]
+"""Bytes; written as 16GB, 512MiB."""
 
 Distribution = Literal[
     "none", "torchrun", "mpi", "horovod", "tf-multiworker", "tf-ps", "jax", "ray", "dask", "spark"
 ]  # fmt: skip
+RUNNABLE_DISTRIBUTIONS: Final[tuple[Distribution, ...]] = ("jax", "none", "torchrun")
+"""Each has its module in services/core/strategies."""
 OnFailure = Literal["restart", "restart-gang", "ignore"]
 StoreType = Literal["s3", "gcs", "azure", "nfs", "pvc", "csi", "host", "http", "git", "hf", "swift", "local"]
 
@@ -48,7 +51,15 @@ RESERVED_ENV: Final = frozenset(
     HOME TMPDIR PYTHONUNBUFFERED MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK TF_CONFIG JAX_COORDINATOR_ADDRESS
     JAX_NUM_PROCESSES JAX_PROCESS_ID CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER NVIDIA_VISIBLE_DEVICES""".split()  # noqa: SIM905 - reads better
 )
+"""Environment variables that Weft sets for each learner."""
 RESERVED_PREFIXES: Final = ("WEFT_", "PET_")
+"""Prefixes of such variables; PET_ is torchrun's."""
+
+
+def is_reserved_variable(name: str) -> bool:
+    """True if only Weft sets this environment variable of a learner."""
+    return name in RESERVED_ENV or name.startswith(RESERVED_PREFIXES)
+
 
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _ROLE: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,18}[a-z0-9])?")
@@ -56,7 +67,7 @@ _ENV: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
-def _plain(value: object) -> object:
+def _without_control_characters(value: object) -> object:
     if isinstance(value, str) and _CONTROL.search(value):
         raise ValueError("control characters are not allowed")
     return value
@@ -68,25 +79,27 @@ def _whole_or_shared(gpus: float) -> float:
     return gpus
 
 
-def _label(pattern: re.Pattern[str], says: str) -> BeforeValidator:
+def _matches(pattern: re.Pattern[str], message: str) -> BeforeValidator:
+    """Returns a validator that accepts text that matches as a whole; ``message`` is the error."""
+
     def check(value: object) -> object:
         if not isinstance(value, str) or pattern.fullmatch(value) is None:
-            raise ValueError(says)
+            raise ValueError(message)
         return value
 
     return BeforeValidator(check)
 
 
-Text = Annotated[str, BeforeValidator(_plain)]
+Text = Annotated[str, BeforeValidator(_without_control_characters)]
 Name = Annotated[
     str,
     Field(max_length=63),
-    _label(_NAME, "a name has 1 to 63 letters, digits, '.', '_' or '-', and starts and ends with a letter or digit"),
+    _matches(_NAME, "a name has 1 to 63 letters, digits, '.', '_' or '-', and starts and ends with a letter or digit"),
 ]
 RoleName = Annotated[
-    str, _label(_ROLE, "a role is 1 to 20 lower-case letters, digits or '-', first a letter, e.g. worker or ps")
+    str, _matches(_ROLE, "a role is 1 to 20 lower-case letters, digits or '-', first a letter, e.g. worker or ps")
 ]
-EnvName = Annotated[str, _label(_ENV, "an environment variable's name has letters, digits and '_', e.g. BATCH_SIZE")]
+EnvName = Annotated[str, _matches(_ENV, "an environment variable's name has letters, digits and '_', e.g. BATCH_SIZE")]
 Gpus = Annotated[float, Field(ge=0, le=1024), AfterValidator(_whole_or_shared)]
 RelativePath = Annotated[Text, Field(min_length=1, max_length=1024)]
 
@@ -98,13 +111,13 @@ class _Model(BaseModel):
 class FrameworkRef(_Model):
     """An entry of the platform's library (``weft frameworks``)."""
 
-    name: Name
-    version: str = Field(default="", description="A version or its beginning; empty: the newest.")
+    name: Name = Field(description="Name of the entry, e.g. jax.")
+    version: str = Field(default="", description="A version or its first components, e.g. 0.10; empty: the newest.")
 
     @model_validator(mode="before")
     @classmethod
     def _shorthand(cls, value: object) -> object:
-        """``framework: jax`` and YAML's ``version: 0.10`` read as a number are both what people write."""
+        """Accepts ``framework: jax``, ``framework: jax:0.10`` and an integer version; refuses a float version."""
         if isinstance(value, str):
             name, _, version = value.partition(":")
             return {"name": name, "version": version}
@@ -116,29 +129,33 @@ class FrameworkRef(_Model):
 
 
 class Resources(_Model):
-    """What each learner gets. A size stands for gpus, cpus and memory; single fields win over it."""
+    """What each learner gets. A size sets gpus, cpus and memory; the single fields override it."""
 
-    size: str | None = Field(default=None, description="T-shirt size, e.g. cpu, k80, v100x2 (`weft sizes`).")
+    size: str | None = Field(default=None, description="Named size, e.g. cpu, k80, v100x2 (`weft sizes`).")
     cpus: float | None = Field(default=None, gt=0, le=4096, description="CPU cores, fractions allowed.")
     memory: Bytes | None = Field(default=None, ge=2**20, description="e.g. 16GB or 512MiB.")
     gpus: Gpus | None = Field(default=None, description="GPUs; a fraction below 1 shares one.")
-    gpu_type: Text | None = None
-    devices: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    gpu_type: Text | None = Field(default=None, description="Model of GPU, e.g. v100.")
+    devices: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default_factory=dict, description="Other devices: resource name -> count."
+    )
     shm: Bytes | None = Field(default=None, description="Size of /dev/shm.")
     disk: Bytes | None = Field(default=None, description="Scratch space.")
 
 
 class Role(_Model):
-    """Learners that do the same work."""
+    """Learners that do the same work. Its resources override those of the job."""
 
-    count: int = Field(ge=1, le=MAX_LEARNERS)
+    count: int = Field(ge=1, le=MAX_LEARNERS, description="How many learners.")
     min: int | None = Field(default=None, ge=1, description="Fewest learners the gang may run with; default: count.")
-    cpus: float | None = Field(default=None, gt=0, le=4096)
-    memory: Bytes | None = Field(default=None, ge=2**20)
-    gpus: Gpus | None = None
-    gpu_type: Text | None = None
-    command: Text | None = Field(default=None, description="Instead of the job's command.")
-    on_failure: OnFailure = "restart-gang"
+    cpus: float | None = Field(default=None, gt=0, le=4096, description="CPU cores per learner.")
+    memory: Bytes | None = Field(default=None, ge=2**20, description="Memory per learner, e.g. 16GB.")
+    gpus: Gpus | None = Field(default=None, description="GPUs per learner; a fraction below 1 shares one.")
+    gpu_type: Text | None = Field(default=None, description="Model of GPU, e.g. v100.")
+    command: Text | None = Field(default=None, description="Replaces the job's command.")
+    on_failure: OnFailure = Field(
+        default="restart-gang", description="After a learner's failure: restart-gang ends the attempt, ignore does not."
+    )
     decides: bool = Field(default=False, description="This role's success is the job's success.")
 
     @model_validator(mode="after")
@@ -149,17 +166,17 @@ class Role(_Model):
 
 
 class DataStore(_Model):
-    """Where data lies. The fields besides id, type and secret depend on the type."""
+    """A place that data is read from. Other fields than id, type and secret depend on the type."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    id: Name
-    type: StoreType
-    secret: Name | None = None
+    id: Name = Field(description="Name of the store within this spec.")
+    type: StoreType = Field(description="Kind of store.")
+    secret: Name | None = Field(default=None, description="Name of the secret with its credentials.")
     path: Text | None = Field(default=None, description="local, host: an absolute path that the operator has allowed.")
-    url: Text | None = Field(default=None, description="http: where the files lie.")
+    url: Text | None = Field(default=None, description="http: URL of the files.")
 
     @model_validator(mode="after")
-    def _needs(self) -> DataStore:
+    def _check_type_fields(self) -> DataStore:
         if self.type in {"local", "host"} and not (self.path or "").startswith("/"):
             raise PydanticCustomError("store_path", "a data store of this type needs 'path', an absolute path")
         if self.type == "http" and not re.match(r"https?://[^/\s]+", self.url or ""):
@@ -174,36 +191,50 @@ class DataStore(_Model):
 
 
 class Input(_Model):
-    store: Name
-    path: Text = ""
+    """Data that each learner finds in a folder below DATA_DIR."""
+
+    store: Name = Field(description="Id of a data store.")
+    path: Text = Field(default="", description="Part of the store to fetch; default: all of it.")
     mount: RelativePath | None = Field(default=None, description="Folder under DATA_DIR; default: the store's id.")
 
 
 class Output(_Model):
-    store: Name
-    path: Text = ""
+    """Where results are copied to."""
+
+    store: Name = Field(description="Id of a data store.")
+    path: Text = Field(default="", description="Folder in the store.")
 
 
 class Checkpoint(_Model):
-    path: RelativePath = "ckpt"
-    keep: int = Field(default=3, ge=1, le=1000)
+    """Where checkpoints are written, and how many are kept."""
+
+    path: RelativePath = Field(default="ckpt", description="Folder of checkpoints, a relative path.")
+    keep: int = Field(default=3, ge=1, le=1000, description="How many checkpoints are kept.")
 
 
 class MetricSource(_Model):
+    """A file or stream that metrics are read from."""
+
     model_config = ConfigDict(extra="allow", frozen=True)
-    type: Literal["regex", "emetrics", "tensorboard", "jsonl"]
-    path: Text | None = Field(default=None, description="File or folder, relative to LOG_DIR.")
+    type: Literal["regex", "emetrics", "tensorboard", "jsonl"] = Field(description="Format of the metrics.")
+    path: Text | None = Field(
+        default=None, min_length=1, max_length=255, description="File or folder, relative to LOG_DIR."
+    )
 
 
 class Retries(_Model):
-    """Infrastructure faults (a lost node, a broken gang) never use up the budget."""
+    """How often a failed job is tried again. Infrastructure faults (a lost node) do not count."""
 
-    max: int = Field(default=0, ge=0, le=1000)
-    backoff: Duration = Field(default=10_000, le=86_400_000)
-    on: tuple[str, ...] = Field(default=(), description="infrastructure, exit:CODE; empty: any failure.")
+    max: int = Field(default=0, ge=0, le=1000, description="Attempts after the first one.")
+    backoff: Duration = Field(
+        default=10_000, le=86_400_000, description="Pause before the next attempt; doubles each time."
+    )
+    on: tuple[str, ...] = Field(
+        default=(), description="Failures that are retried: infrastructure, exit:CODE; empty: any."
+    )
 
     @model_validator(mode="after")
-    def _known(self) -> Retries:
+    def _check_causes(self) -> Retries:
         for cause in self.on:
             if cause != "infrastructure" and re.fullmatch(r"exit:\d{1,3}", cause) is None:
                 raise PydanticCustomError(
@@ -213,52 +244,61 @@ class Retries(_Model):
 
 
 class Elastic(_Model):
-    min: int = Field(ge=1)
-    max: int = Field(ge=1, le=MAX_LEARNERS)
+    """Bounds between which the number of learners may change."""
+
+    min: int = Field(ge=1, description="Fewest learners.")
+    max: int = Field(ge=1, le=MAX_LEARNERS, description="Most learners.")
 
     @model_validator(mode="after")
-    def _ordered(self) -> Elastic:
+    def _check_bounds(self) -> Elastic:
         if self.min > self.max:
             raise PydanticCustomError("min_above_max", "min is at most max")
         return self
 
 
 class JobSpec(_Model):
-    """A training job, as its owner wants it."""
+    """A training job."""
 
-    name: Name
-    description: Text = Field(default="", max_length=4096)
-    framework: FrameworkRef | None = None
+    name: Name = Field(description="Name of the job; need not be unique.")
+    description: Text = Field(default="", max_length=4096, description="For people.")
+    framework: FrameworkRef | None = Field(
+        default=None, description="Entry of the framework library; default: the machine's own shell and tools."
+    )
     image: Text | None = Field(default=None, description="Container image, instead of framework.")
-    image_pull_secret: Name | None = None
+    image_pull_secret: Name | None = Field(default=None, description="Name of the secret to pull the image with.")
     command: Annotated[Text, Field(min_length=1)] = Field(description="Run by a shell in MODEL_DIR.")
     code: Text | None = Field(default=None, description="Folder or zip beside the spec; read by the CLI.")
-    roles: dict[RoleName, Role] = Field(min_length=1)
-    distribution: Distribution = "none"
-    resources: Resources = Resources()
+    roles: dict[RoleName, Role] = Field(min_length=1, description="Role name -> its learners.")
+    distribution: Distribution = Field(default="none", description="How the learners find one another.")
+    resources: Resources = Field(default=Resources(), description="What each learner gets.")
     placement: Text = Field(default="pack", description="pack, spread, or a topology key.")
-    data_stores: tuple[DataStore, ...] = ()
-    inputs: tuple[Input, ...] = ()
-    outputs: Output | None = None
-    checkpoint: Checkpoint = Checkpoint()
-    metrics: tuple[MetricSource, ...] = ()
-    retries: Retries = Retries()
+    data_stores: tuple[DataStore, ...] = Field(default=(), description="Places that inputs are read from.")
+    inputs: tuple[Input, ...] = Field(default=(), description="Data for the learners.")
+    outputs: Output | None = Field(default=None, description="Where results are copied to.")
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="Checkpoints of the training.")
+    metrics: tuple[MetricSource, ...] = Field(default=(), description="Files that metrics are read from.")
+    retries: Retries = Field(default=Retries(), description="Attempts after a failure.")
     max_runtime: Duration | None = Field(default=None, gt=0, description="From the start of an attempt's processes.")
-    max_pending: Duration | None = Field(default=None, gt=0)
-    stall_timeout: Duration | None = Field(default=None, gt=0)
+    max_pending: Duration | None = Field(default=None, gt=0, description="Longest time in the queue.")
+    stall_timeout: Duration | None = Field(default=None, gt=0, description="Longest time without progress.")
     grace: Duration = Field(default=30_000, le=86_400_000, description="Between SIGTERM and SIGKILL.")
-    store_timeout: Duration = Field(default=1_800_000, gt=0, le=7 * 86_400_000)
-    priority: Literal["low", "normal", "high"] = "normal"
-    preemptible: bool = False
-    elastic: Elastic | None = None
-    env: dict[EnvName, Text] = Field(default_factory=dict)
-    secrets: tuple[Name, ...] = ()
-    tags: tuple[Annotated[Text, Field(min_length=1, max_length=63)], ...] = Field(default=(), max_length=64)
-    notify: tuple[Name, ...] = ()
+    store_timeout: Duration = Field(
+        default=1_800_000, gt=0, le=7 * 86_400_000, description="Longest time to store results at the end."
+    )
+    priority: Literal["low", "normal", "high"] = Field(default="normal", description="Order in the queue.")
+    preemptible: bool = Field(default=False, description="Jobs of higher priority may stop it.")
+    elastic: Elastic | None = Field(default=None, description="Lets the number of learners change.")
+    env: dict[EnvName, Text] = Field(default_factory=dict, description="Environment variables of the learners.")
+    secrets: tuple[Name, ...] = Field(default=(), description="Names of secrets that learners may read.")
+    tags: tuple[Annotated[Text, Field(min_length=1, max_length=63)], ...] = Field(
+        default=(), max_length=64, description="Labels to find the job by."
+    )
+    notify: tuple[Name, ...] = Field(default=(), description="Names of webhooks that are called at its end.")
 
     @model_validator(mode="before")
     @classmethod
     def _shorthands(cls, value: object) -> object:
+        """Rewrites ``learners``, a command as a list, and numbers in ``env`` to the normal form."""
         if not isinstance(value, dict):
             raise PydanticCustomError("not_a_mapping", "a job spec is a mapping of fields, e.g. name: digits")
         value = dict(value)
@@ -273,32 +313,37 @@ class JobSpec(_Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
-        found = [*_contradictions(self)]
-        if found:
-            raise _Contradictions(found)
+        errors = [*_contradictions(self)]
+        if errors:
+            raise _Contradictions(errors)
         return self
 
     @property
     def learners(self) -> int:
+        """How many learners the job has."""
         return sum(role.count for role in self.roles.values())
 
     def role_resources(self, role: str, sizes: Mapping[str, Size] = SIZES) -> Size:
-        """What one learner of the role gets: the role's fields, else the job's, else the size's, else ``cpu``'s."""
-        own, job = self.roles[role], self.resources
-        base = sizes.get(job.size or "cpu", SIZES["cpu"])
+        """Returns the resources of one learner of the role.
 
-        def pick(*values: float | None) -> float:
+        Each comes from the role, else from the job's ``resources``, else from their size. A size that is not in
+        ``sizes`` counts as ``cpu``.
+        """
+        of_role, of_job = self.roles[role], self.resources
+        of_size = sizes.get(of_job.size or "cpu", SIZES["cpu"])
+
+        def first_set(*values: float | None) -> float:
             return next(value for value in values if value is not None)
 
         return Size(
-            gpus=pick(own.gpus, job.gpus, base.gpus),
-            cpus=pick(own.cpus, job.cpus, base.cpus),
-            memory=int(pick(own.memory, job.memory, base.memory)),
+            gpus=first_set(of_role.gpus, of_job.gpus, of_size.gpus),
+            cpus=first_set(of_role.cpus, of_job.cpus, of_size.cpus),
+            memory=int(first_set(of_role.memory, of_job.memory, of_size.memory)),
         )
 
 
 class _Contradictions(ValueError):
-    """Carries several field errors through pydantic's single-error validators."""
+    """Carries several field errors through a pydantic validator, which can raise only one error."""
 
     def __init__(self, errors: list[FieldError]) -> None:
         super().__init__(errors[0].message)
@@ -306,7 +351,7 @@ class _Contradictions(ValueError):
 
 
 def _contradictions(spec: JobSpec) -> Iterator[FieldError]:
-    """Rules between fields."""
+    """Checks the rules that concern several fields."""
     if spec.framework is not None and spec.image is not None:
         yield FieldError("/image", "give either framework or image, not both")
     if sum(role.decides for role in spec.roles.values()) > 1:
@@ -318,20 +363,21 @@ def _contradictions(spec: JobSpec) -> Iterator[FieldError]:
     if spec.learners > MAX_LEARNERS:
         yield FieldError("/roles", f"a job has at most {MAX_LEARNERS} learners")
     for name in spec.env:
-        if name in RESERVED_ENV or name.startswith(RESERVED_PREFIXES):
+        if is_reserved_variable(name):
             yield FieldError(f"/env/{name}", f"{name} is set by Weft and cannot be given", "use another name")
-    if _leaves(spec.checkpoint.path):
+    if _leaves_folder(spec.checkpoint.path):
         yield FieldError("/checkpoint/path", "a relative path without '..', e.g. ckpt")
-    yield from _wrong_stores(spec)
-    yield from _wrong_inputs(spec)
+    yield from _store_errors(spec)
+    yield from _input_errors(spec)
+    yield from _metrics_errors(spec)
 
 
-def _wrong_stores(spec: JobSpec) -> Iterator[FieldError]:
+def _store_errors(spec: JobSpec) -> Iterator[FieldError]:
     stores = [store.id for store in spec.data_stores]
-    for place, store in enumerate(stores):
-        if store in stores[:place]:
-            yield FieldError(f"/data_stores/{place}/id", f"two data stores are called '{store}'")
-    used = [(f"/inputs/{place}/store", entry.store) for place, entry in enumerate(spec.inputs)]
+    for index, store in enumerate(stores):
+        if store in stores[:index]:
+            yield FieldError(f"/data_stores/{index}/id", f"two data stores are called '{store}'")
+    used = [(f"/inputs/{index}/store", entry.store) for index, entry in enumerate(spec.inputs)]
     if spec.outputs is not None:
         used.append(("/outputs/store", spec.outputs.store))
     for pointer, store in used:
@@ -339,22 +385,45 @@ def _wrong_stores(spec: JobSpec) -> Iterator[FieldError]:
             yield FieldError(pointer, f"there is no data store '{store}'", nearest(store, stores))
 
 
-def _wrong_inputs(spec: JobSpec) -> Iterator[FieldError]:
-    mounts = [entry.mount or entry.store for entry in spec.inputs]
-    for place, entry in enumerate(spec.inputs):
+def _input_errors(spec: JobSpec) -> Iterator[FieldError]:
+    for index, entry in enumerate(spec.inputs):
         for field, path in (("path", entry.path), ("mount", entry.mount or "")):
-            if _leaves(path):
-                yield FieldError(f"/inputs/{place}/{field}", "a relative path without '..', e.g. mnist/")
-        if mounts[place] in mounts[:place]:
-            yield FieldError(f"/inputs/{place}/mount", f"two inputs are mounted at '{mounts[place]}'")
+            if _leaves_folder(path):
+                yield FieldError(f"/inputs/{index}/{field}", "a relative path without '..', e.g. mnist/")
+    yield from _mount_errors([entry.mount or entry.store for entry in spec.inputs])
 
 
-def _leaves(path: str) -> bool:
+def _mount_errors(mounts: list[str]) -> Iterator[FieldError]:
+    """Mounts that are equal or contain one another: an input's folder may be a link to shared data."""
+    earlier: dict[tuple[str, ...], str] = {}
+    parents: dict[tuple[str, ...], str] = {}
+    """Each folder that contains an earlier mount, with that mount."""
+    for index, mount in enumerate(mounts):
+        path = tuple(part for part in mount.split("/") if part not in {"", "."})
+        above = [path[:depth] for depth in range(1, len(path))]
+        pointer = f"/inputs/{index}/mount"
+        if path in earlier:
+            yield FieldError(pointer, f"two inputs are mounted at '{mount}'")
+        elif other := next((earlier[folder] for folder in above if folder in earlier), parents.get(path)):
+            yield FieldError(pointer, f"the mounts '{other}' and '{mount}' contain one another", "use separate folders")
+        earlier.setdefault(path, mount)
+        for folder in above:
+            parents.setdefault(folder, mount)
+
+
+def _metrics_errors(spec: JobSpec) -> Iterator[FieldError]:
+    for index, source in enumerate(spec.metrics):
+        if source.path is not None and (_leaves_folder(source.path) or not source.path.strip("/.")):
+            yield FieldError(f"/metrics/{index}/path", "a relative path without '..', e.g. train/metrics.jsonl")
+
+
+def _leaves_folder(path: str) -> bool:
+    """Whether a path is absolute or has a ``..``."""
     return path.startswith("/") or ".." in path.split("/")
 
 
 def nearest(word: str, names: Mapping[str, object] | list[str] | tuple[str, ...]) -> str:
-    """``did you mean 'x'?`` or the list of what there is; empty where there is nothing."""
+    """Returns a hint for an unknown name: ``did you mean 'x'?``, else the list of names, else an empty text."""
     close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
     if close:
         return f"did you mean '{close[0]}'?"
@@ -362,22 +431,25 @@ def nearest(word: str, names: Mapping[str, object] | list[str] | tuple[str, ...]
 
 
 def parse_spec(document: object) -> JobSpec:
-    """The spec in normal form, or InvalidSpec with every field error found."""
-    found = [*_shorthand_errors(document)]
-    if found and isinstance(document, dict):  # without it, so that what else is wrong is found, too
+    """Returns the spec of a document (as read from YAML or JSON), in normal form.
+
+    Raises InvalidSpec with all field errors at once.
+    """
+    errors = [*_shorthand_errors(document)]
+    if errors and isinstance(document, dict):  # without a wrong ``learners`` the errors of other fields are found
         document = {name: value for name, value in document.items() if name != "learners"}
     try:
         spec = JobSpec.model_validate(document)
     except ValidationError as failed:
-        found += [error for detail in failed.errors(include_url=False) for error in _field_errors(detail)]
+        errors += [error for detail in failed.errors(include_url=False) for error in _field_errors(detail)]
     else:
-        if not found:
+        if not errors:
             return spec
-    raise InvalidSpec(_summary(tuple(found)), errors=tuple(found)) from None
+    raise InvalidSpec(_summary(tuple(errors)), errors=tuple(errors)) from None
 
 
 def _shorthand_errors(document: object) -> Iterator[FieldError]:
-    """What is wrong with ``learners``, said of the field that was written and not of the role it stands for."""
+    """Checks ``learners``, so that errors name this field and not the role that it becomes."""
     if not isinstance(document, dict) or "learners" not in document:
         return
     learners = document["learners"]
@@ -388,22 +460,24 @@ def _shorthand_errors(document: object) -> Iterator[FieldError]:
 
 
 def dump_spec(spec: JobSpec) -> dict[str, Any]:
-    """The stored form: JSON, defaults left out; ``parse_spec`` gives the same spec back."""
+    """Returns the stored form: a JSON object without defaults. ``parse_spec`` of it returns an equal spec."""
     return spec.model_dump(mode="json", exclude_defaults=True)
 
 
 def _summary(errors: tuple[FieldError, ...]) -> str:
+    """The first error, and how many more there are."""
     first = errors[0]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     where = first.pointer or "the spec"
     return f"{where}: {first.message}{'; ' + first.hint if first.hint else ''}{more}"
 
 
-# pydantic speaks of a text's "items" where the text has been looked at before it is counted.
+# For a text with a validator of its own pydantic's message counts "items".
 _LENGTHS: Final = {"too_short": "write at least one character", "too_long": "write at most {max_length} characters"}
 
 
 def _field_errors(detail: ErrorDetails) -> Iterator[FieldError]:
+    """Translates an error of pydantic."""
     context = detail.get("ctx") or {}
     cause = context.get("error")
     if isinstance(cause, _Contradictions):
@@ -428,7 +502,7 @@ def _field_errors(detail: ErrorDetails) -> Iterator[FieldError]:
 
 
 def _fields_at(path: tuple[int | str, ...]) -> list[str]:
-    """The names that are valid at a place in the spec; ``learners`` is a shorthand and therefore not a field."""
+    """Returns the valid field names at a path in the spec, with the shorthand ``learners``."""
     nested: dict[str, type[_Model]] = {
         "framework": FrameworkRef, "resources": Resources, "roles": Role, "data_stores": DataStore, "inputs": Input,
         "outputs": Output, "checkpoint": Checkpoint, "metrics": MetricSource, "retries": Retries, "elastic": Elastic,
@@ -442,15 +516,16 @@ _LATER: Final = "not available on this platform yet"
 
 
 def unsupported(spec: JobSpec) -> tuple[FieldError, ...]:
-    """What this version of Weft knows how to say but not yet how to do, on the ``local`` cluster."""
+    """Returns an error for each field of a valid spec that this version does not implement on the ``local`` cluster."""
     return (*_unsupported_runs(spec), *_unsupported_data(spec), *_unsupported_fields(spec))
 
 
 def _unsupported_runs(spec: JobSpec) -> Iterator[FieldError]:
     if spec.image is not None or spec.image_pull_secret is not None:
         yield FieldError("/image", f"container images are {_LATER}", "use framework: (see `weft frameworks`)")
-    if spec.distribution not in {"none", "torchrun", "jax"}:
-        yield FieldError("/distribution", f"'{spec.distribution}' is {_LATER}", "there are: jax, none, torchrun")
+    if spec.distribution not in RUNNABLE_DISTRIBUTIONS:
+        present = ", ".join(sorted(RUNNABLE_DISTRIBUTIONS))
+        yield FieldError("/distribution", f"'{spec.distribution}' is {_LATER}", f"there are: {present}")
     for name, role in spec.roles.items():
         if role.on_failure == "restart":
             yield FieldError(f"/roles/{name}/on_failure", f"'restart' is {_LATER}", "use restart-gang or ignore")
@@ -459,14 +534,14 @@ def _unsupported_runs(spec: JobSpec) -> Iterator[FieldError]:
 
 
 def _unsupported_data(spec: JobSpec) -> Iterator[FieldError]:
-    for place, store in enumerate(spec.data_stores):
+    for index, store in enumerate(spec.data_stores):
         if store.type not in {"local", "http"}:
-            yield FieldError(f"/data_stores/{place}/type", f"'{store.type}' is {_LATER}", "there are: http, local")
+            yield FieldError(f"/data_stores/{index}/type", f"'{store.type}' is {_LATER}", "there are: http, local")
         if store.secret is not None:
-            yield FieldError(f"/data_stores/{place}/secret", f"secrets of data stores are {_LATER}")
-    for place, source in enumerate(spec.metrics):
+            yield FieldError(f"/data_stores/{index}/secret", f"secrets of data stores are {_LATER}")
+    for index, source in enumerate(spec.metrics):
         if source.type != "jsonl":
-            yield FieldError(f"/metrics/{place}/type", f"'{source.type}' is {_LATER}", "there is: jsonl")
+            yield FieldError(f"/metrics/{index}/type", f"'{source.type}' is {_LATER}", "there is: jsonl")
 
 
 def _unsupported_fields(spec: JobSpec) -> Iterator[FieldError]:

@@ -1,7 +1,7 @@
-"""The status machine of a job (contracts.md). Terminal states are sinks.
+"""The status machine of a job (contracts.md, "Job states") and the phases of a learner.
 
-``RESUMED`` is an event in the history, never a stored status: a resume appends HALTED -> RESUMED and
-RESUMED -> QUEUED in one replace.
+No edge leads out of a terminal status. ``RESUMED`` occurs in the history only and is never stored as a status: a resume
+appends HALTED -> RESUMED and RESUMED -> QUEUED in one replace.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Final
 
 
 class Status(StrEnum):
+    """The status of a job."""
+
     QUEUED = "QUEUED"
     PENDING = "PENDING"
     DOWNLOADING = "DOWNLOADING"
@@ -25,7 +27,7 @@ class Status(StrEnum):
 
 
 class Desired(StrEnum):
-    """What the owner wants. Facts beat wishes; among wishes kill > halt > run."""
+    """The state that the owner wants. Order of precedence: kill > what already happened > halt > run."""
 
     RUN = "run"
     HALT = "halt"
@@ -33,7 +35,7 @@ class Desired(StrEnum):
 
 
 class Phase(StrEnum):
-    """A learner's phase as its helper reports it, in order."""
+    """The phase of a learner, as its helper reports it; in order of time."""
 
     WAITING = "WAITING"
     DOWNLOADING = "DOWNLOADING"
@@ -43,12 +45,14 @@ class Phase(StrEnum):
     STORED = "STORED"
 
 
-PHASE_ORDER: Final = {phase: place for place, phase in enumerate(Phase)}
+PHASE_ORDER: Final = {phase: index for index, phase in enumerate(Phase)}
+"""Phase -> its position, from 0."""
 
 TERMINAL: Final = frozenset({Status.COMPLETED, Status.FAILED, Status.KILLED})
 RESTING: Final = TERMINAL | {Status.HALTED}
-"""Nothing runs and nothing will, unless the owner asks (resume)."""
+"""Nothing runs, and nothing will start unless the owner resumes the job."""
 ADMITTED: Final = frozenset({Status.PENDING, Status.DOWNLOADING, Status.PROCESSING, Status.STORING, Status.HALTING})
+"""An attempt is being provisioned, runs or is being ended."""
 
 _S = Status
 _FORWARD: Final[dict[Status, frozenset[Status]]] = {
@@ -57,7 +61,7 @@ _FORWARD: Final[dict[Status, frozenset[Status]]] = {
     _S.DOWNLOADING: frozenset({_S.PROCESSING, _S.STORING, _S.QUEUED, _S.HALTING, _S.COMPLETED}),
     _S.PROCESSING: frozenset({_S.STORING, _S.QUEUED, _S.HALTING, _S.COMPLETED}),
     _S.STORING: frozenset({_S.COMPLETED, _S.QUEUED, _S.HALTING}),
-    # Facts beat wishes: a learner that had exited 0 before it was told to stop has completed.
+    # Learners that exited with 0 before the stop signal have completed the job.
     _S.HALTING: frozenset({_S.HALTED, _S.COMPLETED}),
     _S.HALTED: frozenset({_S.RESUMED, _S.KILLED}),
     _S.RESUMED: frozenset({_S.QUEUED}),
@@ -68,7 +72,7 @@ _FORWARD: Final[dict[Status, frozenset[Status]]] = {
 
 
 def allowed(current: Status, to: Status) -> bool:
-    """Whether the machine has an edge ``current -> to`` (a status to itself is not an edge)."""
+    """Whether the status machine has the edge ``current -> to``. There is no edge from a status to itself."""
     if current in RESTING:
         return to in _FORWARD[current]
     return to in _FORWARD[current] or to in {_S.FAILED, _S.KILLED}

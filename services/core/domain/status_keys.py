@@ -1,4 +1,4 @@
-"""Every key of the status store (etcd): made and parsed here only (contracts.md, "Status store").
+"""The keys of the status store (etcd). Only this module builds and parses them (contracts.md, "Status store").
 
 /jobs/<id>/attempt                 number of the current attempt
 /jobs/<id>/guardian                holder and term, on the holder's lease

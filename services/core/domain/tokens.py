@@ -1,8 +1,8 @@
-"""Learner tokens: good for one job, one attempt, one rank, and nothing else.
+"""Learner tokens: each is valid for one learner of one attempt of one job.
 
-An HMAC over the identity with the installation's service secret: no store is asked to check one, and it dies with its
-attempt because every use is checked against the current attempt as well. Standard library only: a helper that carries
-one needs no cryptography package.
+A token is an HMAC over the learner's identity, made with the installation's service secret. It is verified without a
+store. It has no expiry of its own: the receiver also compares the attempt in it with the current attempt. Standard
+library only, because helpers import this module and have no cryptography package.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ _CONTEXT: Final = b"weft learner token v1\x00"
 
 @dataclass(frozen=True, slots=True)
 class LearnerIdentity:
+    """The learner that a token was made for."""
+
     job: str
+    """Job id."""
     tenant: str
     attempt: int
     role: str
     rank: int
+    """Global rank, from 0."""
     name: str
+    """``<role>-<index>``, e.g. ``worker-0``."""
 
 
 def _mac(secret: bytes, body: bytes) -> str:
@@ -32,13 +37,16 @@ def _mac(secret: bytes, body: bytes) -> str:
 
 
 def mint(secret: bytes, identity: LearnerIdentity) -> str:
-    """The token: URL-safe base64 of the identity, a dot, its MAC."""
+    """Returns a token: the identity as URL-safe base64 JSON, a dot, and its HMAC-SHA256 in hexadecimal."""
     body = base64.urlsafe_b64encode(json.dumps(asdict(identity), separators=(",", ":")).encode()).rstrip(b"=")
     return f"{body.decode()}.{_mac(secret, body)}"
 
 
 def verify(secret: bytes, token: str) -> LearnerIdentity | None:
-    """Whose token it is; None for any other text. Takes the same time for every wrong MAC."""
+    """Returns the identity in a token that was made with this secret, and None for any other text.
+
+    The comparison takes the same time for every wrong MAC.
+    """
     body, _, mac = token.partition(".")
     if not token.isascii() or not hmac.compare_digest(mac, _mac(secret, body.encode())):
         return None

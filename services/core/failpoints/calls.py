@@ -1,10 +1,10 @@
-"""One stand-in for every port: somebody sees each call, before it has an effect and after.
+"""Intercepts the calls of any port.
 
-    store = watched(store, "jobs", watcher)     # a JobStore still
+    store = intercept_calls(store, "jobs", interceptor)     # still a JobStore
 
-Which calls there are comes from the ports themselves, so nobody keeps a list: what is called through a port is a point
-at which a process may die (``services.core.failpoints.points``) or be cut off (the crash points of tests/simulation).
-Streams and plain methods pass through: they read.
+Every coroutine method of the port is intercepted, so there is no list of calls to maintain. Failpoints kill a process
+at such a call (``services.core.failpoints.ports``); tests/simulation kills, pauses or cuts it off there. Plain methods
+are called directly: they only read memory.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from services.core.domain.job import Job
 
 Port = TypeVar("Port")
 _ID: Final = re.compile(r"(?<![0-9a-z])[a-z][0-9a-hjkmnp-tv-z]{22}(?![0-9a-z])")
-_TURNS: Final = ("guardian", "verdict", "released")
-"""Fields whose change is a turn in a job's life; others may change together or one by one, as it happens."""
-"""What a document's change is not called after, unless it is all that changed."""
+_NAMED_CHANGES: Final = ("guardian", "verdict", "released")
+"""Fields whose change is part of a replace's subject. Which others change in the same write depends on timing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """One call of a port."""
+
     port: str
     method: str
-    about: str = ""
-    """What it is about, the same in each life of a job: the step, the key without its ids, what a document becomes."""
+    subject: str = ""
+    """What it is about, without ids, so that it is equal in each run: a plan's step, a key, a job's new status."""
 
     @property
     def name(self) -> str:
@@ -38,69 +39,74 @@ class Call:
 
     def __str__(self) -> str:
         """``cluster.do(reserve)``."""
-        return f"{self.name}({self.about})" if self.about else self.name
+        return f"{self.name}({self.subject})" if self.subject else self.name
 
 
-class Watcher(Protocol):
+class CallInterceptor(Protocol):
+    """Runs before and after each call of a port."""
+
     async def call(self, call: Call, act: Callable[[], Awaitable[Any]]) -> Any:
-        """Whatever ``act`` returns, called once; or something else."""
+        """Returns the result of the call. ``act`` makes it: the interceptor awaits ``act()`` once, or not at all."""
         ...
 
     def stream(self, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """The items as they come."""
+        """Returns the items of a method that is an async generator."""
         ...
 
 
-def watched(port: Port, name: str, watcher: Watcher) -> Port:
-    """A port that does what ``port`` does, each call through ``watcher``."""
-    return cast("Port", _StandIn(port, name, watcher))
+def intercept_calls(port: Port, name: str, interceptor: CallInterceptor) -> Port:
+    """Returns a port that does what ``port`` does, each call through ``interceptor``, under the port's ``name``."""
+    return cast("Port", _InterceptedPort(port, name, interceptor))
 
 
-class _StandIn:
-    def __init__(self, port: Any, name: str, watcher: Watcher) -> None:
-        self._port, self._name, self._watcher = port, name, watcher
+class _InterceptedPort:
+    def __init__(self, port: Any, name: str, interceptor: CallInterceptor) -> None:
+        self._port, self._name, self._interceptor = port, name, interceptor
 
     def __getattr__(self, attribute: str) -> Any:
-        found = getattr(self._port, attribute)
-        if inspect.iscoroutinefunction(found):
+        method = getattr(self._port, attribute)
+        if inspect.iscoroutinefunction(method):
 
             async def call(*args: Any, **kwargs: Any) -> Any:
-                made = Call(self._name, attribute, about(args))
-                return await self._watcher.call(made, lambda: found(*args, **kwargs))
+                intercepted = Call(self._name, attribute, call_subject(args))
+                return await self._interceptor.call(intercepted, lambda: method(*args, **kwargs))
 
             return call
-        if inspect.isasyncgenfunction(found):
+        if inspect.isasyncgenfunction(method):
 
             def stream(*args: Any, **kwargs: Any) -> Any:
-                return self._watcher.stream(found(*args, **kwargs))
+                return self._interceptor.stream(method(*args, **kwargs))
 
             return stream
-        return found
+        return method
 
 
-def about(args: Sequence[Any]) -> str:
-    """What a call with these arguments is about; "" where they say nothing that is the same in each life."""
-    jobs = [one for one in args if isinstance(one, Job)]
+def call_subject(args: Sequence[Any]) -> str:
+    """Returns what a call with these arguments is about; "" where the arguments have nothing that is stable."""
+    jobs = [argument for argument in args if isinstance(argument, Job)]
     if len(jobs) == 2:
-        return _change(*jobs)
+        return _replace_subject(*jobs)
     first = args[0] if args else None
     if isinstance(first, Job):
         return str(first.status)
     if isinstance(first, str):
         return "" if _ID.fullmatch(first) else without_ids(first)
-    if is_dataclass(first):  # a query: by what it asks for
-        asked = [each.name for each in fields(first) if getattr(first, each.name) not in (None, (), "", each.default)]
-        return "+".join(name for name in asked if name not in {"after", "rev", "holder"})
+    if is_dataclass(first):  # a query: the names of the fields that are set
+        given = [
+            field.name for field in fields(first) if getattr(first, field.name) not in (None, (), "", field.default)
+        ]
+        return "+".join(name for name in given if name not in {"after", "rev", "holder"})
     return ""
 
 
 def without_ids(text: str) -> str:
-    """Keys and paths with ``*`` for each id in them."""
+    """Returns a key or path with ``*`` for each id in it."""
     return _ID.sub("*", text)
 
 
-def _change(prior: Job, new: Job) -> str:
+def _replace_subject(prior: Job, new: Job) -> str:
+    """The new status and the named fields that changed."""
     if new.state == prior.state and new.history_tail != prior.history_tail:
         return "history copied"
-    turns = [name for name in _TURNS if getattr(prior, name) != getattr(new, name)]
-    return " ".join([str(new.status), *turns])
+    changed = [name for name in _NAMED_CHANGES if getattr(prior, name) != getattr(new, name)]
+    return " ".join([str(new.status), *changed])

@@ -1,19 +1,21 @@
-"""Points at which a process dies or stands still on purpose (docs/adr/0010-failpoints.md). Off in production.
+"""Failpoints: points at which a process kills or stops itself, for tests (docs/adr/0010-failpoints.md).
 
-``WEFT_FAILPOINTS=FOLDER`` in a process's environment turns them on, when it starts. Without it nothing of this is even
-imported. Nothing comes in from the network: who sets them writes files in that folder, which is its owner's alone.
+They are off in production. ``WEFT_FAILPOINTS=FOLDER`` in a process's environment turns them on at its start; without it
+this module is not imported. They are set by files in that folder, which must be private to its owner, never over the
+network.
 
-    FOLDER/armed     what shall happen, a line each, looked at again whenever it changes:  WHEN ACTION POINT
-    FOLDER/fired/N   line N (from 0) has happened. Each happens once, in whichever process comes by first
-    FOLDER/passed    each point that a process has passed, a line each: the points that there are
+    FOLDER/armed     one line for each action:  WHEN ACTION POINT. Read again when it changes
+    FOLDER/fired/N   exists when line N (from 0) has fired. Each fires once, in the first process that passes its point
+    FOLDER/passed    one line for each point that a process has passed
 
-A point is a side effect: a call of a port, ``guardian.cluster.do(reserve)``, or a change of the file system, a process
-started or signalled, ``node.rename node/*/1``. Nobody lists them: calls are seen by a stand-in for the port
-(``services.core.failpoints.calls``), the others by Python's own audit hooks. WHEN is before,
-or for calls also done (it took effect, its answer is not used) and answered (until the process waits next). ACTION is
-kill (SIGKILL to itself), stop (SIGSTOP) or cut: the call is refused as if the other side or the disk were away.
+A point is a side effect: a call of a port, e.g. ``guardian.cluster.do(reserve)``, or a change of the file system, a
+start of a process or a signal, e.g. ``node.rename node/*/1``. There is no list of points: calls are intercepted at the
+port (``services.core.failpoints.calls``), the others by Python's audit hooks. WHEN is ``before``, or, for calls only,
+``done`` (it took effect, the caller does not get the answer) or ``answered`` (the caller got the answer and ran until
+it waits next). ACTION is ``kill`` (SIGKILL to itself), ``stop`` (SIGSTOP) or ``cut`` (the call fails as if the server
+or the disk were away).
 
-Standard library only, and a program: it starts a shim under failpoints, which is kept free of them.
+Standard library only, and also a program, which runs a script under failpoints: the shim itself has no code for them.
 
     python -I -S failpoints.py FOLDER PROCESS HOME SCRIPT [ARGUMENT...]
 """
@@ -26,7 +28,7 @@ import signal
 import sys
 import threading
 
-TYPE_CHECKING = False  # as in the shim: importing typing would cost as much as all the rest
+TYPE_CHECKING = False  # as in the shim: importing typing would take as long as all other imports
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -40,80 +42,87 @@ _PATH_AT = {
     "os.rename": 1, "os.link": 1, "os.symlink": 1, "os.mkdir": 0, "os.remove": 0, "os.rmdir": 0, "os.chmod": 0,
     "os.chown": 0, "os.truncate": 0,
 }  # fmt: skip
-"""Audit events that change the file system -> which of their arguments says where."""
-_CHANGING = [
+"""Audit events that change the file system -> index of the argument that is the path."""
+_VARIABLE_PARTS = [
     (re.compile(r"(?<![0-9a-z])[a-z][0-9a-hjkmnp-tv-z]{22}(?![0-9a-z])"), "*"),
     (re.compile(r"[0-9a-f]{16,}|\d{3,}|(?<=tmp)[0-9a-z_]{8}"), "*"),
 ]
-"""What differs from life to life: ids, digests, pids, temporary names."""
+"""Parts of names that differ between runs (ids, digests, pids, temporary names) -> their replacement."""
 
 
 class Failpoints:
-    """Of one process. ValueError where the folder is not its owner's alone, or a line of ``armed`` is none."""
+    """The failpoints of one process."""
 
     def __init__(self, folder: str | Path, process: str, home: str | Path = "/") -> None:
+        """Raises ValueError where others than the owner can enter ``folder``.
+
+        ``process``: its name, the first part of each point. ``home``: paths below it are named relative to it.
+        """
         self.folder, self._process, self._home = str(folder), process, str(home)
-        there = os.stat(self.folder)
-        if there.st_uid != os.geteuid() or there.st_mode & 0o077:
+        status = os.stat(self.folder)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise ValueError(f"{VARIABLE}: {self.folder} must be a folder of yours that nobody else can enter")
         self._passed = os.open(f"{self.folder}/passed", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._read = (0, 0)
+        self._version = (0, 0)
         self._armed: dict[tuple[str, str], list[tuple[int, str]]] = {}
-        self._own = threading.local()
+        self._thread = threading.local()
         self._off = False
 
     def passes(self, point: str, when: str = "before") -> bool:
-        """Whether what is to be done here must not happen: it is cut. Does not return where the process dies."""
+        """Carries out what is armed at this point. Returns True where the side effect must be cut.
+
+        Does not return where the process kills itself. Raises ValueError for a malformed line of ``armed``.
+        """
         name = f"{self._process}.{point}"
         if when == "before":
             os.write(self._passed, f"{name}\n".encode())
-        for number, action in self._lines().get((when, name), ()):
-            if self._first(number):
+        for number, action in self._read_armed().get((when, name), ()):
+            if self._fire_first(number):
                 if action == "cut":
                     return True
                 os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
         return False
 
     def watch_files(self) -> None:
-        """From now on, for as long as the process lives; not in children that it forks."""
-        sys.addaudithook(self._audited)
-        os.register_at_fork(after_in_child=self._forget)
+        """Makes each change of the file system a point, until the process ends; not in children that it forks."""
+        sys.addaudithook(self._audit)
+        os.register_at_fork(after_in_child=self._turn_off)
 
-    def _forget(self) -> None:
+    def _turn_off(self) -> None:
         self._off = True
 
-    def _audited(self, event: str, args: tuple[Any, ...]) -> None:
-        """Python is about to do something."""
-        if self._off or getattr(self._own, "busy", False):
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        """Called by Python before it does what ``event`` names. Raises OSError to cut it."""
+        if self._off or getattr(self._thread, "inside", False):
             return
-        at = _PATH_AT.get(event)
-        if at is not None:
-            what, where = event.removeprefix("os."), args[at]
+        index = _PATH_AT.get(event)
+        if index is not None:
+            action, target = event.removeprefix("os."), args[index]
         elif event == "open" and isinstance(args[2], int) and args[2] & _WRITES:
-            what, where = "open", args[0]
+            action, target = "open", args[0]
         elif event == "subprocess.Popen":
-            what, where = "spawn", " ".join(_words(args[1]))
+            action, target = "spawn", " ".join(_command_words(args[1]))
         elif event in {"os.fork", "os.kill"}:
-            what, where = event.removeprefix("os."), ""
+            action, target = event.removeprefix("os."), ""
         else:
             return
-        self._own.busy = True  # what is done in here is no point
+        self._thread.inside = True  # the file operations of this method are no points
         try:
-            place = _place(where, self._home, self.folder)
-            if place is not None and self.passes(f"{what} {place}".strip()):
-                raise OSError(5, "a failpoint has cut this", str(where))
+            path = _stable_path(target, self._home, self.folder)
+            if path is not None and self.passes(f"{action} {path}".strip()):
+                raise OSError(5, "a failpoint has cut this", str(target))
         finally:
-            self._own.busy = False
+            self._thread.inside = False
 
-    def _lines(self) -> dict[tuple[str, str], list[tuple[int, str]]]:
-        """What is armed, by when and where."""
+    def _read_armed(self) -> dict[tuple[str, str], list[tuple[int, str]]]:
+        """Returns (when, point) -> [(line number, action)], read again where the file has changed."""
         path = f"{self.folder}/armed"
         try:
-            seen = os.stat(path)
+            status = os.stat(path)
         except FileNotFoundError:
             return {}
-        if self._read != (seen.st_ino, seen.st_mtime_ns):
-            self._read = (seen.st_ino, seen.st_mtime_ns)
+        if self._version != (status.st_ino, status.st_mtime_ns):
+            self._version = (status.st_ino, status.st_mtime_ns)
             self._armed = {}
             with open(path, encoding="utf-8") as file:
                 for number, line in enumerate(file):
@@ -121,7 +130,8 @@ class Failpoints:
                     self._armed.setdefault((when, point), []).append((number, action))
         return self._armed
 
-    def _first(self, number: int) -> bool:
+    def _fire_first(self, number: int) -> bool:
+        """Marks a line as fired. Returns False where another process did so before."""
         os.makedirs(f"{self.folder}/fired", mode=0o700, exist_ok=True)
         try:
             os.close(os.open(f"{self.folder}/fired/{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -131,16 +141,16 @@ class Failpoints:
 
 
 def under_failpoints(pid: int) -> bool:
-    """Whether this process was started with failpoints on. False of one that is gone, or not ours to look at."""
+    """Whether a process was started with failpoints on. False where it has ended or its environment is not readable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return any(each.startswith(f"{VARIABLE}=".encode()) for each in file.read().split(b"\0"))
+            return any(variable.startswith(f"{VARIABLE}=".encode()) for variable in file.read().split(b"\0"))
     except OSError:
         return False
 
 
 def read_line(line: str) -> tuple[str, str, str]:
-    """(when, action, point). ValueError where it is none."""
+    """Returns (when, action, point) of a line of ``armed``. Raises ValueError for a malformed one."""
     when, _, rest = line.strip().partition(" ")
     action, _, point = rest.partition(" ")
     if when not in TIMES or action not in ACTIONS or not point:
@@ -148,27 +158,30 @@ def read_line(line: str) -> tuple[str, str, str]:
     return when, action, point
 
 
-def _place(where: object, home: str, own: str) -> str | None:
-    """A path as it is in each life, below the home where it lies there; None for devices, caches and our ``own``."""
-    if isinstance(where, int):
+def _stable_path(target: object, home: str, folder: str) -> str | None:
+    """Returns a path without the parts that differ between runs, relative to ``home`` where it is below.
+
+    Empty for a file descriptor. None for paths that are no points: devices, byte code, the failpoints' ``folder``.
+    """
+    if isinstance(target, int):
         return ""
-    text = os.fsdecode(where) if isinstance(where, bytes | str | os.PathLike) else str(where)
-    if text.startswith(("/dev/", own)) or "__pycache__" in text or text.endswith(".pyc"):
+    text = os.fsdecode(target) if isinstance(target, bytes | str | os.PathLike) else str(target)
+    if text.startswith(("/dev/", folder)) or "__pycache__" in text or text.endswith(".pyc"):
         return None
     text = text.removeprefix(f"{home.rstrip('/')}/")
-    for pattern, instead in _CHANGING:
-        text = pattern.sub(instead, text)
+    for pattern, replacement in _VARIABLE_PARTS:
+        text = pattern.sub(replacement, text)
     return text
 
 
-def _words(args: Any) -> list[str]:
-    """What a process is started with, but for the interpreter and its options."""
+def _command_words(args: Any) -> list[str]:
+    """Returns the base names of a command's words, without the program and options."""
     words = [os.fsdecode(word) for word in args] if isinstance(args, list | tuple) else [str(args)]
     return [os.path.basename(word.rstrip("/")) for word in words[1:] if not word.startswith("-")]
 
 
 def main(argv: list[str], run: Callable[[str], object]) -> None:
-    """A script under failpoints."""
+    """Runs a script under failpoints. ``argv``: folder, process, home, script, and the script's arguments."""
     folder, process, home, script = argv[:4]
     Failpoints(folder, process, home).watch_files()
     sys.argv = [script, *argv[4:]]

@@ -1,4 +1,4 @@
-"""The calls of a process's ports as failpoints (``services.core.failpoints.points``), where those are on."""
+"""Makes each call of a process's ports a failpoint (``services.core.failpoints.points``), where failpoints are on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from services.core.domain.errors import Unavailable
-from services.core.failpoints.calls import Call, watched
+from services.core.failpoints.calls import Call, intercept_calls
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -19,44 +19,50 @@ if TYPE_CHECKING:
     Ports = TypeVar("Ports", bound=DataclassInstance)
 
 Port = TypeVar("Port")
-_NO_PORTS: Final = frozenset({"clock"})
-"""Time passes by itself."""
+_NO_FAILPOINTS: Final = frozenset({"clock"})
+"""Ports without side effects."""
 
 
 def failpoints(process: str) -> Failpoints | None:
-    """None in production: nobody has asked for them. ValueError where they cannot be had."""
+    """Returns the failpoints of a process; None where they are off, as in production.
+
+    ``process``: its name in points, e.g. ``lcm``. Raises ValueError where their folder is not private.
+    """
     folder = os.environ.get("WEFT_FAILPOINTS")
     if not folder:
         return None
-    from services.core.failpoints.points import Failpoints  # noqa: PLC0415 - not in production
+    from services.core.failpoints.points import Failpoints  # noqa: PLC0415 - not imported in production
     from services.core.runtime.home import default_home  # noqa: PLC0415 - as above
 
     return Failpoints(folder, process, default_home())
 
 
 def at_failpoints(ports: Ports, process: str) -> Ports:
-    """The same ports; where failpoints are on, every call of theirs is one, ``<process>.<field>.<method>``."""
+    """Returns the ports with each call as a failpoint ``<process>.<field>.<method>``, where failpoints are on.
+
+    ``ports``: a dataclass. Its fields that are no ports (a secret, a table, None) stay as they are.
+    """
     points = failpoints(process)
     if points is None:
         return ports
-    return replace(ports, **{each.name: _at(getattr(ports, each.name), each.name, points) for each in fields(ports)})
+    wrapped = {field.name: _wrap(getattr(ports, field.name), field.name, points) for field in fields(ports)}
+    return replace(ports, **wrapped)
 
 
 def at_failpoint(port: Port, name: str, process: str) -> Port:
-    """The same of a single port."""
+    """Returns a single port with each call as a failpoint ``<process>.<name>.<method>``, where failpoints are on."""
     points = failpoints(process)
-    return port if points is None else _at(port, name, points)
+    return port if points is None else _wrap(port, name, points)
 
 
-def _at(port: Port, name: str, points: Failpoints) -> Port:
-    """What is no port (a secret, a table, nothing at all) stays as it is."""
-    if name in _NO_PORTS or port is None or isinstance(port, bytes | Mapping):
+def _wrap(port: Port, name: str, points: Failpoints) -> Port:
+    if name in _NO_FAILPOINTS or port is None or isinstance(port, bytes | Mapping):
         return port
-    return watched(port, name, _CallPoints(points))
+    return intercept_calls(port, name, _CallPoints(points))
 
 
 class _CallPoints:
-    """A ``services.core.failpoints.calls.Watcher``."""
+    """The ``CallInterceptor`` that passes a failpoint before and after each call."""
 
     def __init__(self, points: Failpoints) -> None:
         self._points = points

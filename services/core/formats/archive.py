@@ -1,12 +1,13 @@
-"""Code archives: a strict reader of zip files from strangers.
+"""A strict reader of code archives: zip files from untrusted users.
 
-The api checks an upload with ``inspect`` before it keeps a byte of it; a helper unpacks the same archive with
-``unpack`` before a learner starts. Both read it by the same code, so what the one let in the other can unpack.
+The api checks an upload with ``inspect`` before it stores it. A helper unpacks the archive with ``unpack`` before its
+learner starts. Both use the same code, so every archive that the api accepts can be unpacked.
 
-Strict, because archives are where programs disagree. There is one directory and it ends where the file ends, nothing
-stands before the first entry, local headers say what the directory says, and no two entries share bytes (a quine or an
-overlap bomb needs one of these). Nothing is believed about sizes: bytes are counted as they are inflated, in constant
-memory. Only plain files and folders come out; of their modes only the executable bit.
+It is strict because zip readers disagree on malformed archives. There is one central directory, which ends at the end
+of the file; the first entry begins at the start of the file; local headers agree with the directory; no two entries
+share bytes. Quines and overlap bombs violate one of these. Sizes in the archive are not trusted: bytes are counted as
+they are inflated, in constant memory. Only regular files and folders are unpacked, and of their modes only the
+executable bit.
 """
 
 from __future__ import annotations
@@ -40,34 +41,42 @@ _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an archive may hold. The defaults are far above what code needs and far below what hurts a disk."""
+    """The most that an archive may contain. The defaults are far above what code needs and what a disk suffers from."""
 
     entries: int = 10_000
     bytes: int = 2**30
-    """Inflated, all entries together."""
+    """Inflated size of all entries together."""
     ratio: int = 200
-    """Inflated to compressed, asked only once ``ratio_from`` bytes came out: small files of zeros are no attack."""
+    """Inflated to compressed size, checked after ``ratio_from`` inflated bytes: small files of zeros are common."""
     ratio_from: int = 64 * 2**20
+    """Bytes."""
     name_bytes: int = 1024
     depth: int = 64
+    """Nested folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """A file or folder in an archive."""
+
     name: str
-    """Relative, '/'-separated; a folder's without its last '/'."""
+    """Relative path with '/'; that of a folder without the last '/'."""
     size: int
+    """Bytes when inflated."""
     folder: bool
     executable: bool
     method: int
+    """Compression method: 0 stored, 8 deflate."""
     crc: int
+    """CRC-32 of the inflated bytes."""
     packed: int
+    """Bytes in the archive."""
     at: int
-    """Of the local header."""
+    """Offset of the local header."""
 
 
 def inspect(file: BinaryIO, limits: Limits = Limits()) -> tuple[Entry, ...]:
-    """The entries of a sound archive, every byte inflated and checked, nothing written. InvalidArchive."""
+    """Returns the entries of a valid archive. Inflates and checks every byte, writes nothing. Raises InvalidArchive."""
     entries = _directory(file, limits)
     budget = _Budget(limits)
     for entry in entries:
@@ -77,24 +86,25 @@ def inspect(file: BinaryIO, limits: Limits = Limits()) -> tuple[Entry, ...]:
 
 
 def unpack(file: BinaryIO, target: Path, limits: Limits = Limits(), *, owner: tuple[int, int] | None = None) -> None:
-    """Writes an archive's files into ``target``, which must not exist and into which nobody else writes meanwhile.
+    """Unpacks an archive into the new folder ``target``. No other process may write into it meanwhile.
 
-    owner: (uid, gid) that everything shall belong to. InvalidArchive leaves a half-made ``target`` behind.
+    ``owner``: (uid, gid) of all files and folders. Raises FileExistsError where ``target`` exists, and InvalidArchive,
+    which leaves an incomplete ``target`` behind.
     """
     entries = _directory(file, limits)
     budget = _Budget(limits)
     target.mkdir(mode=0o755)
-    made = {target}
+    folders = {target}
 
-    def folder(path: Path) -> None:
-        if path not in made:
-            folder(path.parent)
+    def make_folder(path: Path) -> None:
+        if path not in folders:
+            make_folder(path.parent)
             path.mkdir(mode=0o755)
-            made.add(path)
+            folders.add(path)
 
     for entry in entries:
         path = target / entry.name
-        folder(path if entry.folder else path.parent)
+        make_folder(path if entry.folder else path.parent)
         if not entry.folder:
             mode = 0o755 if entry.executable else 0o644
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -104,12 +114,12 @@ def unpack(file: BinaryIO, target: Path, limits: Limits = Limits(), *, owner: tu
                 if owner is not None:
                     os.fchown(fd, *owner)
     if owner is not None:
-        for path in made:
+        for path in folders:
             os.chown(path, *owner, follow_symlinks=False)
 
 
 def _directory(file: BinaryIO, limits: Limits) -> tuple[Entry, ...]:
-    """Every entry, checked for all that can be known before inflating."""
+    """Returns all entries, after all checks that need no inflating."""
     count, size, at = _end(file)
     if count > limits.entries:
         raise InvalidArchive(
@@ -120,47 +130,46 @@ def _directory(file: BinaryIO, limits: Limits) -> tuple[Entry, ...]:
     file.seek(at)
     raw = file.read(size)
     entries: list[Entry] = []
-    place = 0
+    offset = 0
     for _ in range(count):
-        entry, place = _entry(raw, place, limits)
+        entry, offset = _entry(raw, offset, limits)
         entries.append(entry)
-    if place != len(raw):
-        raise InvalidArchive("the archive's directory holds more than it says; pack it again with `zip -r`")
+    if offset != len(raw):
+        raise InvalidArchive("the archive's directory has more entries than it declares; pack it again with `zip -r`")
     _check_tree(entries)
     _check_ranges(file, entries, at)
     return tuple(entries)
 
 
 def _end(file: BinaryIO) -> tuple[int, int, int]:
-    """(number of entries, size of the directory, where it begins), from the record the file ends with."""
+    """Returns (number of entries, size of the directory, its offset) from the record at the end of the file."""
     total = file.seek(0, os.SEEK_END)
     start = max(0, total - _END.size - 0xFFFF)
     file.seek(start)
     tail = file.read()
-    found = tail.rfind(b"PK\x05\x06")
-    while found >= 0:
-        # The comment reaches to the last byte, or this signature is a part of the comment.
-        if len(tail) - found >= _END.size and found + _END.size + _END.unpack_from(tail, found)[7] == len(tail):
+    record = tail.rfind(b"PK\x05\x06")
+    while record >= 0:
+        # The comment of the real record ends with the file; otherwise the signature is a part of the comment.
+        if len(tail) - record >= _END.size and record + _END.size + _END.unpack_from(tail, record)[7] == len(tail):
             break
-        found = tail.rfind(b"PK\x05\x06", 0, found)
-    if found < 0:
+        record = tail.rfind(b"PK\x05\x06", 0, record)
+    if record < 0:
         raise InvalidArchive(
             "this is not a zip archive (or one cut short); pack the folder's contents with `zip -r code.zip .`"
         )
-    _, disk, first, here, count, size, at, _ = _END.unpack_from(tail, found)
-    end = start + found
+    _, disk, first, here, count, size, at, _ = _END.unpack_from(tail, record)
+    end = start + record
     if 0xFFFF in {here, count} or 0xFFFFFFFF in {size, at}:
         disk, first, here, count, size, at, end = _end64(file, end)
     if disk or first or here != count:
         raise InvalidArchive("the archive is one of several parts; pack it as one file")
     if at + size != end:
-        raise InvalidArchive(
-            "something stands before or within the archive that is no zip; pack it again with `zip -r`"
-        )
+        raise InvalidArchive("there is other data before or within the archive; pack it again with `zip -r`")
     return count, size, at
 
 
 def _end64(file: BinaryIO, end: int) -> tuple[int, ...]:
+    """Returns the same fields of the zip64 record, and its offset. ``end``: offset of the 32-bit record."""
     at = end - _END64_AT.size
     if at >= 0:
         file.seek(at)
@@ -173,14 +182,14 @@ def _end64(file: BinaryIO, end: int) -> tuple[int, ...]:
     raise InvalidArchive("the archive's end is damaged; pack it again with `zip -r`")
 
 
-def _entry(raw: bytes, place: int, limits: Limits) -> tuple[Entry, int]:
-    """The entry at ``place`` of the directory, and where the next one begins."""
-    if len(raw) - place < _ENTRY.size or raw[place : place + 4] != b"PK\x01\x02":
+def _entry(raw: bytes, offset: int, limits: Limits) -> tuple[Entry, int]:
+    """Returns the entry at ``offset`` of the directory, and the offset of the next one."""
+    if len(raw) - offset < _ENTRY.size or raw[offset : offset + 4] != b"PK\x01\x02":
         raise InvalidArchive("the archive's directory is damaged; pack it again with `zip -r`")
     (_, made_by, _, flags, method, _, _, crc, packed, size, name_len, extra_len, comment_len, disk, _, mode, at) = (
-        _ENTRY.unpack_from(raw, place)
+        _ENTRY.unpack_from(raw, offset)
     )
-    names = place + _ENTRY.size
+    names = offset + _ENTRY.size
     following = names + name_len + extra_len + comment_len
     if following > len(raw) or disk not in {0, 0xFFFF}:
         raise InvalidArchive("the archive's directory is damaged; pack it again with `zip -r`")
@@ -188,24 +197,24 @@ def _entry(raw: bytes, place: int, limits: Limits) -> tuple[Entry, int]:
     try:
         name = encoded.decode("utf-8" if flags & 0x800 else "cp437")
     except UnicodeDecodeError:
-        raise _wrong(encoded.decode("utf-8", "replace"), "its name is not UTF-8 though the archive says so") from None
-    plain = _checked_name(name, len(encoded), limits)
+        raise _wrong(encoded.decode("utf-8", "replace"), "its name is not UTF-8 although it is declared so") from None
+    checked_name = _checked_name(name, len(encoded), limits)
     size, packed, at = _sizes64(raw[names + name_len : names + name_len + extra_len], size, packed, at, name)
     if flags & _ENCRYPTED:
         raise _wrong(name, "it is encrypted; pack the archive without a password")
     if method not in {_STORED, _DEFLATED}:
-        raise _wrong(name, "it is packed by a method other than deflate; pack it again with `zip -r`")
+        raise _wrong(name, "it is compressed by a method other than deflate; pack it again with `zip -r`")
     folder = name.endswith("/")
     kind, permissions = 0, 0
     if made_by >> 8 in {_UNIX, _DARWIN}:
         kind, permissions = stat.S_IFMT(mode >> 16), mode >> 16
     if kind not in {0, stat.S_IFDIR if folder else stat.S_IFREG}:
-        what = "a symbolic link" if kind == stat.S_IFLNK else "not a plain file"
-        raise _wrong(name, f"it is {what}; only files and folders may be in it (`zip -r` follows links by itself)")
+        description = "a symbolic link" if kind == stat.S_IFLNK else "not a plain file"
+        raise _wrong(name, f"it is {description}; only files and folders are allowed (`zip -r` follows links)")
     if folder and size:
         raise _wrong(name, "it is a folder with content")
     return Entry(
-        plain,
+        checked_name,
         size,
         folder,
         not folder and bool(permissions & 0o111),
@@ -217,25 +226,26 @@ def _entry(raw: bytes, place: int, limits: Limits) -> tuple[Entry, int]:
 
 
 def _sizes64(extra: bytes, size: int, packed: int, at: int, name: str) -> tuple[int, int, int]:
-    """The three with those replaced that did not fit 32 bits and stand in the zip64 field."""
+    """Returns (size, packed, at); values that do not fit 32 bits come from the zip64 field of ``extra``."""
     values = [size, packed, at]
-    missing = [place for place, value in enumerate(values) if value == 0xFFFFFFFF]
-    place = 0
-    while missing and place + 4 <= len(extra):
-        tag, length = struct.unpack_from("<HH", extra, place)
-        if tag == 1 and 8 * len(missing) <= length <= len(extra) - place - 4:
-            for index, value in zip(missing, struct.unpack_from(f"<{len(missing)}Q", extra, place + 4), strict=True):
+    missing = [index for index, value in enumerate(values) if value == 0xFFFFFFFF]
+    offset = 0
+    while missing and offset + 4 <= len(extra):
+        tag, length = struct.unpack_from("<HH", extra, offset)
+        if tag == 1 and 8 * len(missing) <= length <= len(extra) - offset - 4:
+            for index, value in zip(missing, struct.unpack_from(f"<{len(missing)}Q", extra, offset + 4), strict=True):
                 values[index] = value
             missing = []
-        place += 4 + length
+        offset += 4 + length
     if missing:
         raise _wrong(name, "its size is missing; pack it again with `zip -r`")
     return values[0], values[1], values[2]
 
 
-def _checked_name(name: str, encoded: int, limits: Limits) -> str:
-    plain = name.removesuffix("/")
-    parts = plain.split("/")
+def _checked_name(name: str, encoded_bytes: int, limits: Limits) -> str:
+    """Returns the name without its last '/'. Raises InvalidArchive for one that may not be unpacked."""
+    path = name.removesuffix("/")
+    parts = path.split("/")
     if _FORBIDDEN.search(name):
         raise _wrong(name, "its name has a backslash or a control character; rename it")
     if name.startswith("/") or _DRIVE.match(parts[0]):
@@ -244,32 +254,34 @@ def _checked_name(name: str, encoded: int, limits: Limits) -> str:
         raise _wrong(name, "its name leads out of the folder ('..'); pack with names relative to the code's folder")
     if "" in parts or "." in parts:
         raise _wrong(name, "its name has an empty part; pack it again with `zip -r`")
-    if encoded > limits.name_bytes or len(parts) > limits.depth or any(len(part.encode()) > 255 for part in parts):
+    if (
+        encoded_bytes > limits.name_bytes
+        or len(parts) > limits.depth
+        or any(len(part.encode()) > 255 for part in parts)
+    ):
         raise _wrong(name, "its name is too long or too deep; use shorter names")
-    return plain
+    return path
 
 
 def _check_tree(entries: list[Entry]) -> None:
-    """No name twice, and no file where another entry needs a folder. Names that differ by case are two."""
-    seen: set[str] = set()
+    """Checks that no name occurs twice, and that no file has the name of a folder. Names are case-sensitive."""
+    names: set[str] = set()
     for entry in entries:
-        if entry.name in seen:
+        if entry.name in names:
             raise _wrong(entry.name, "it is in the archive twice; pack it again with `zip -r`")
-        seen.add(entry.name)
+        names.add(entry.name)
     files = {entry.name for entry in entries if not entry.folder}
     for entry in entries:
         parts = entry.name.split("/")
         for depth in range(1, len(parts)):
             if "/".join(parts[:depth]) in files:
-                raise _wrong(
-                    entry.name, "it lies in what is a file elsewhere in the archive; pack it again with `zip -r`"
-                )
+                raise _wrong(entry.name, "one of its folders is a file in the archive; pack it again with `zip -r`")
 
 
 def _check_ranges(file: BinaryIO, entries: list[Entry], end: int) -> None:
-    """Entries lie one after the other, each before the directory: bytes used twice make bombs."""
+    """Checks that entries do not overlap and end before the directory, which begins at ``end``: overlaps make bombs."""
     free = 0
-    for entry in sorted(entries, key=lambda one: one.at):
+    for entry in sorted(entries, key=lambda entry: entry.at):
         if entry.at < free:
             raise _wrong(entry.name, "it shares bytes with another entry; pack it again with `zip -r`")
         free = _data_at(file, entry) + entry.packed
@@ -277,10 +289,11 @@ def _check_ranges(file: BinaryIO, entries: list[Entry], end: int) -> None:
             raise _wrong(entry.name, "it is cut short; pack or upload it again")
     first = min((entry.at for entry in entries), default=0)
     if first:
-        raise InvalidArchive("something stands before the archive's first entry; pack it again with `zip -r`")
+        raise InvalidArchive("there is other data before the archive's first entry; pack it again with `zip -r`")
 
 
 def _data_at(file: BinaryIO, entry: Entry) -> int:
+    """Returns the offset of the entry's bytes, after its local header, which it checks."""
     file.seek(entry.at)
     head = file.read(_LOCAL.size)
     if len(head) < _LOCAL.size or head[:4] != b"PK\x03\x04":
@@ -293,25 +306,26 @@ def _data_at(file: BinaryIO, entry: Entry) -> int:
 
 
 class _Budget:
-    """Counts what really came out of an archive."""
+    """Counts the bytes of an archive while it is inflated."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._out = 0
-        self._in = 0
+        self._inflated = 0
+        self._packed = 0
 
     def take(self, entry: Entry, *, inflated: int, packed: int) -> None:
-        self._out += inflated
-        self._in += packed
-        if self._out > self._limits.bytes:
+        """Adds bytes. Raises InvalidArchive above the limits."""
+        self._inflated += inflated
+        self._packed += packed
+        if self._inflated > self._limits.bytes:
             allowed = self._limits.bytes // 2**20
             raise _wrong(entry.name, f"with it the archive unpacks to more than {allowed} MiB; leave data out of it")
-        if self._out > self._limits.ratio_from and self._out > self._limits.ratio * max(1, self._in):
-            raise _wrong(entry.name, "it unpacks to far more than it holds, as zip bombs do; leave it out")
+        if self._inflated > self._limits.ratio_from and self._inflated > self._limits.ratio * max(1, self._packed):
+            raise _wrong(entry.name, "it unpacks to far more than its size, as zip bombs do; leave it out")
 
 
 def _content(file: BinaryIO, entry: Entry, budget: _Budget) -> Iterator[bytes]:
-    """The entry's bytes, in chunks; InvalidArchive as soon as they are not what the directory says."""
+    """Yields the entry's bytes in chunks. Raises InvalidArchive where size or checksum differ from the directory."""
     if entry.folder:
         return
     file.seek(_data_at(file, entry))
@@ -327,6 +341,7 @@ def _content(file: BinaryIO, entry: Entry, budget: _Budget) -> Iterator[bytes]:
 
 
 def _inflated(file: BinaryIO, entry: Entry, budget: _Budget) -> Iterator[bytes]:
+    """Yields the inflated bytes in chunks of at most 256 KiB, unchecked."""
     left = entry.packed
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     while left:
@@ -348,7 +363,7 @@ def _inflated(file: BinaryIO, entry: Entry, budget: _Budget) -> Iterator[bytes]:
             yield chunk
             raw = inflater.unconsumed_tail
         if inflater.unused_data or (inflater.eof and left):
-            raise _wrong(entry.name, "it holds more than its content; pack it again with `zip -r`")
+            raise _wrong(entry.name, "it has bytes after its content; pack it again with `zip -r`")
     if entry.method == _DEFLATED:
         rest = inflater.flush()
         budget.take(entry, inflated=len(rest), packed=0)
@@ -357,6 +372,8 @@ def _inflated(file: BinaryIO, entry: Entry, budget: _Budget) -> Iterator[bytes]:
             raise _wrong(entry.name, "it is cut short; pack or upload it again")
 
 
-def _wrong(name: str, what: str) -> InvalidArchive:
-    shown = name.encode("unicode_escape").decode()[:200]
-    return InvalidArchive(f"'{shown}' cannot be taken: {what}", errors=(FieldError("/code", f"{shown}: {what}"),))
+def _wrong(name: str, problem: str) -> InvalidArchive:
+    printable = name.encode("unicode_escape").decode()[:200]
+    return InvalidArchive(
+        f"'{printable}' cannot be accepted: {problem}", errors=(FieldError("/code", f"{printable}: {problem}"),)
+    )

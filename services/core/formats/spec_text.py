@@ -1,12 +1,11 @@
-"""The text of a job spec (YAML or JSON) made into a plain mapping, whoever sent it.
+"""Parses the text of a job spec (YAML or JSON) from untrusted users into a mapping.
 
-What comes out is JSON and nothing else: mappings with text keys, lists, text, finite numbers, true, false, null; at
-most ``MAX_DEPTH`` deep and ``MAX_NODES`` large, aliases counted as often as they are used. So neither a bomb of aliases
-nor a tower of brackets costs more than its bytes, and no later layer meets a NaN, half of a surrogate pair or a key
-given twice.
+The result is plain JSON: mappings with text keys, lists, text, finite numbers, true, false, null. It has at most
+``MAX_DEPTH`` levels and ``MAX_NODES`` values, where the values of an alias count at each use. So a bomb of aliases or
+nested brackets costs no more than its bytes, and later code meets no NaN, lone surrogate or duplicate key.
 
-YAML is read by the rules of YAML 1.2 on the parser's events, not by PyYAML's constructors: with those of YAML 1.1 the
-spec's own field ``on`` is the boolean True, ``1:30`` is the number 90 and ``no`` is False.
+YAML is parsed by the rules of YAML 1.2, from the parser's events and without PyYAML's constructors. Those follow YAML
+1.1, in which the spec's field ``on`` is the boolean True, ``1:30`` is the number 90 and ``no`` is False.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def parse_spec_text(text: bytes | str, *, kind: str = "yaml") -> dict[str, Any]:
-    """The mapping that the text writes down. InvalidSpec, with line and column, where it is none.
+    """Returns the mapping in the text. Raises InvalidSpec, where possible with line and column.
 
-    ``kind``: ``json`` refuses what only YAML allows; ``yaml`` takes both (JSON is tried first where it looks like it,
-    because YAML 1.1 parsers do not read all of JSON).
+    ``kind``: ``json`` accepts JSON only; ``yaml`` accepts both. Text that begins with '{' is tried as JSON first,
+    because YAML 1.1 parsers do not accept all of JSON.
     """
     source = _decoded(text)
     if kind == "json" or source.lstrip()[:1] == "{":
@@ -74,8 +73,8 @@ def _decoded(text: bytes | str) -> str:
         raise InvalidSpec(f"the spec is not UTF-8 text (line {line})") from None
 
 
-def _error(what: str, line: int, column: int, language: str = "YAML") -> InvalidSpec:
-    message = f"line {line}, column {column}: {what}"
+def _error(problem: str, line: int, column: int, language: str = "YAML") -> InvalidSpec:
+    message = f"line {line}, column {column}: {problem}"
     return InvalidSpec(f"the spec is not valid {language}: {message}", errors=(FieldError("", message),))
 
 
@@ -83,8 +82,8 @@ def _mapping(value: object) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     kinds: dict[type, str] = {list: "a list", str: "plain text", type(None): "empty"}
-    what = kinds.get(type(value), "a single value")
-    raise InvalidSpec(f"a job spec is a mapping of fields, e.g. `name: digits`; this one is {what}")
+    kind = kinds.get(type(value), "a single value")
+    raise InvalidSpec(f"a job spec is a mapping of fields, e.g. `name: digits`; this one is {kind}")
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -97,23 +96,23 @@ def _json(source: str) -> object:
         )
     except json.JSONDecodeError:
         raise
-    except ValueError as failed:  # of our hooks, and of Python for numbers of thousands of digits
+    except ValueError as failed:  # from the hooks below, and from Python for numbers of thousands of digits
         raise InvalidSpec(f"the spec is not valid JSON: {failed}") from None
-    _measure(value)
+    _check_json(value)
     return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    seen: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for key, value in pairs:
-        if key in seen:
-            raise ValueError(f"the key '{_shown(key)}' is given twice")
-        seen[key] = value
-    return seen
+        if key in mapping:
+            raise ValueError(f"the key '{_printable(key)}' is given twice")
+        mapping[key] = value
+    return mapping
 
 
 def _refuse_constant(word: str) -> object:
-    raise ValueError(f"{word} is not a number that JSON knows")
+    raise ValueError(f"{word} is not a number in JSON")
 
 
 def _finite(text: str) -> float:
@@ -129,25 +128,25 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _measure(value: object) -> None:
-    """Depth, size and text of a JSON value; YAML's are watched while it is built."""
-    waiting: list[tuple[object, int]] = [(value, 1)]
+def _check_json(value: object) -> None:
+    """Checks depth, size and texts of a JSON value. Those of YAML are checked while it is built."""
+    unchecked: list[tuple[object, int]] = [(value, 1)]
     nodes = 0
-    while waiting:
-        item, depth = waiting.pop()
+    while unchecked:
+        item, depth = unchecked.pop()
         nodes += 1
-        _limit(depth, nodes)
+        _check_limits(depth, nodes)
         if isinstance(item, dict):
             for key in item:
                 _check_text(key)
-            waiting.extend((each, depth + 1) for each in item.values())
+            unchecked.extend((child, depth + 1) for child in item.values())
         elif isinstance(item, list):
-            waiting.extend((each, depth + 1) for each in item)
+            unchecked.extend((child, depth + 1) for child in item)
         elif isinstance(item, str):
             _check_text(item)
 
 
-def _limit(depth: int, nodes: int) -> None:
+def _check_limits(depth: int, nodes: int) -> None:
     if depth > MAX_DEPTH:
         raise InvalidSpec(f"the spec is nested deeper than {MAX_DEPTH} levels")
     if nodes > MAX_NODES:
@@ -156,11 +155,11 @@ def _limit(depth: int, nodes: int) -> None:
 
 def _check_text(text: str) -> None:
     if _SURROGATE.search(text):
-        raise InvalidSpec("the spec holds half of a surrogate pair, which is no character")
+        raise InvalidSpec("the spec has half of a surrogate pair, which is no character")
 
 
-def _shown(key: str) -> str:
-    """A key as it may stand in a message: short, printable."""
+def _printable(key: str) -> str:
+    """Returns a key for a message: at most 60 printable characters."""
     short = key if len(key) <= 60 else key[:57] + "..."
     return "".join(char if char.isprintable() else "?" for char in short)
 
@@ -170,28 +169,28 @@ def _shown(key: str) -> str:
 
 @dataclass(slots=True)
 class _Built:
-    """A value, and how many nodes it has when written out."""
+    """A value, and how many nodes it has with its aliases expanded."""
 
     value: Any
     nodes: int
 
 
 def _yaml(source: str) -> object:
-    """Event by event, so that the first bracket too many ends it: libyaml takes quadratic time for a tower of them."""
+    """Parses event by event and stops at the first level too deep: libyaml is quadratic in nested brackets."""
     try:
         return _Builder(yaml.parse(source, Loader=_LOADER)).document()
     except yaml.MarkedYAMLError as failed:
-        what = failed.problem or failed.context or "cannot be read"
-        raise _marked(what, failed.problem_mark or failed.context_mark) from None
-    except yaml.YAMLError as failed:  # a character that no YAML may hold
-        what = getattr(failed, "reason", None) or "cannot be read"
-        raise InvalidSpec(f"the spec is not valid YAML: {what}") from None
+        problem = failed.problem or failed.context or "cannot be read"
+        raise _marked(problem, failed.problem_mark or failed.context_mark) from None
+    except yaml.YAMLError as failed:  # a character that is not allowed in YAML
+        problem = getattr(failed, "reason", None) or "cannot be read"
+        raise InvalidSpec(f"the spec is not valid YAML: {problem}") from None
     except UnicodeEncodeError:
-        raise InvalidSpec("the spec holds half of a surrogate pair, which is no character") from None
+        raise InvalidSpec("the spec has half of a surrogate pair, which is no character") from None
 
 
 class _Builder:
-    """One document out of a stream of parser events."""
+    """Builds one document from a stream of parser events."""
 
     def __init__(self, events: Iterator[Event]) -> None:
         self._events = events
@@ -204,14 +203,14 @@ class _Builder:
             if not isinstance(event, DocumentStartEvent):
                 continue
             if built is not None:
-                raise _at(event, "one document only, without a second '---'")
+                raise _error_at(event, "one document only, without a second '---'")
             built = self._node(next(self._events), 1)
         return built.value if built is not None else None
 
     def _node(self, event: Event, depth: int) -> _Built:
         if isinstance(event, AliasEvent):
             if event.anchor not in self._anchors:
-                raise _at(event, "an alias (*) of an anchor (&) that is not complete before it")
+                raise _error_at(event, "an alias (*) of an anchor (&) that is not complete before it")
             built = self._anchors[event.anchor]
             self._count(built.nodes, depth)
             return built
@@ -221,7 +220,7 @@ class _Builder:
             value: object = _scalar(event)
         else:
             if event.tag is not None:  # type: ignore[attr-defined]
-                raise _at(event, "tags (!) are not allowed")
+                raise _error_at(event, "tags (!) are not allowed")
             value = self._sequence(depth) if isinstance(event, SequenceStartEvent) else self._map(event, depth)
         built = _Built(value, 1 + self._nodes - before)
         anchor = getattr(event, "anchor", None)
@@ -231,35 +230,36 @@ class _Builder:
 
     def _count(self, nodes: int, depth: int) -> None:
         self._nodes += nodes
-        _limit(depth, self._nodes)
+        _check_limits(depth, self._nodes)
 
     def _sequence(self, depth: int) -> list[Any]:
-        out: list[Any] = []
+        items: list[Any] = []
         while not isinstance(event := next(self._events), SequenceEndEvent):
-            out.append(self._node(event, depth + 1).value)
-        return out
+            items.append(self._node(event, depth + 1).value)
+        return items
 
     def _map(self, start: Event, depth: int) -> dict[str, Any]:
         assert isinstance(start, MappingStartEvent)  # noqa: S101 - the parser's only other kind of node
-        out: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         while not isinstance(event := next(self._events), MappingEndEvent):
             if not isinstance(event, ScalarEvent):
-                raise _at(event, "a key is plain text")
+                raise _error_at(event, "a key is plain text")
             key = event.value
             _check_text(key)
-            if key in out:
-                raise _at(event, f"the key '{_shown(key)}' is given twice")
-            out[key] = self._node(next(self._events), depth + 1).value
-        return out
+            if key in mapping:
+                raise _error_at(event, f"the key '{_printable(key)}' is given twice")
+            mapping[key] = self._node(next(self._events), depth + 1).value
+        return mapping
 
 
 def _scalar(event: ScalarEvent) -> object:
+    """Returns the value of a scalar by YAML 1.2's core schema."""
     text: str = event.value
     _check_text(text)
     if event.tag in _TEXT_TAGS:
         return text
     if event.tag is not None:
-        raise _at(event, "tags (!) are not allowed")
+        raise _error_at(event, "tags (!) are not allowed")
     if not event.implicit[0]:
         return text
     if text in _WORDS:
@@ -271,19 +271,19 @@ def _scalar(event: ScalarEvent) -> object:
     if _FLOAT.fullmatch(text):
         number = float(text)
         if not math.isfinite(number):
-            raise _at(event, "a number is too large")
+            raise _error_at(event, "a number is too large")
         return number
     if _NOT_FINITE.fullmatch(text):
-        raise _at(event, "a number is finite; in quotes it is text")
+        raise _error_at(event, "a number is finite; in quotes it is text")
     return text
 
 
-def _at(event: Event, what: str) -> InvalidSpec:
-    return _marked(what, event.start_mark)
+def _error_at(event: Event, problem: str) -> InvalidSpec:
+    return _marked(problem, event.start_mark)
 
 
-def _marked(what: str, mark: Any) -> InvalidSpec:
-    return _error(what, mark.line + 1, mark.column + 1) if mark else _error(what, 1, 1)
+def _marked(problem: str, mark: Any) -> InvalidSpec:
+    return _error(problem, mark.line + 1, mark.column + 1) if mark else _error(problem, 1, 1)
 
 
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

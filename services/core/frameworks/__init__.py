@@ -1,10 +1,7 @@
-"""The framework library: which pinned environments a job may ask for by name.
+"""The framework library: the pinned environments that a job spec names as `framework: {name: jax, version: "0.10"}`.
 
-A job says `framework: {name: jax, version: "0.10"}`; this module turns that into one
-entry with one lock file, always the same for the same release of Weft, so that a
-training can be repeated. It only reads files of this package; building the
-environment is the node's business, suggesting a nearest name the caller's
-(`names()`).
+An entry has one lock file. In one release of Weft a name and version always give the same entry, so that a training can
+be repeated. This package only reads its own files; the node agent builds the environments.
 """
 
 from __future__ import annotations
@@ -24,31 +21,31 @@ class Framework:
     """One environment of the library."""
 
     name: str
-    """What a job spec says, in lower case: "jax"."""
+    """The name in a job spec, in lower case: "jax"."""
 
     version: str
     """Dotted numbers: "0.10.2"."""
 
     python: str
-    """Interpreters it runs on, as a version specifier: ">=3.11"."""
+    """Python versions it runs on, as a version specifier: ">=3.11"."""
 
     size_mb: int
-    """Installed size in MB, roughly; for telling people before a first download."""
+    """Approximate installed size in MB; shown before the first download."""
 
     description: str
     """One line for people."""
 
     package: str | None = None
-    """Distribution that gives the entry its version; None for the bare interpreter."""
+    """Distribution whose version is the entry's; None for the bare interpreter."""
 
     lock: str | None = None
-    """File name of the requirements with hashes; None: there is nothing to install."""
+    """File name of the pinned requirements; None: there is nothing to install."""
 
     aliases: tuple[str, ...] = ()
-    """Other names for it, in lower case."""
+    """Other names of it, in lower case."""
 
     def lock_text(self) -> str:
-        """The requirements with hashes, as `uv pip sync` reads them; "" for none."""
+        """Returns the pinned requirements with hashes, for `uv pip sync`; empty where there are none."""
         if self.lock is None:
             return ""
         return resources.files(__name__).joinpath(self.lock).read_text(encoding="utf-8")
@@ -56,58 +53,44 @@ class Framework:
 
 @cache
 def library() -> tuple[Framework, ...]:
-    """Every entry, by name, the newest version of a name first."""
+    """Returns all entries, sorted by name, the newest version of a name first."""
     return parse(resources.files(__name__).joinpath("library.toml").read_text(encoding="utf-8"))
 
 
 def parse(text: str) -> tuple[Framework, ...]:
-    """The entries of a library.toml, sorted as `library` gives them.
+    """Returns the entries of a library.toml, sorted as `library` does.
 
-    Raises ValueError, which names the entry, for an unknown or missing key, a version
-    that is not dotted numbers, or a name, alias and version given twice.
+    Raises ValueError, which names the entry, for an unknown or missing key, for a version that is not dotted numbers,
+    and for a name or alias that occurs twice with the same version.
     """
     entries = [_entry(table) for table in tomllib.loads(text).get("framework", [])]
-    seen: set[tuple[str, str]] = set()
+    versions: set[tuple[str, str]] = set()
     for entry in entries:
         for name in (entry.name, *entry.aliases):
-            if (name, entry.version) in seen:
+            if (name, entry.version) in versions:
                 raise ValueError(f"{name} {entry.version} is in the library twice")
-            seen.add((name, entry.version))
+            versions.add((name, entry.version))
     entries.sort(key=lambda entry: _numbers(entry.version), reverse=True)
     entries.sort(key=lambda entry: entry.name)
     return tuple(entries)
 
 
 def names() -> tuple[str, ...]:
-    """Every name a job spec may use, aliases included, sorted."""
+    """Returns all names and aliases, sorted."""
     return tuple(sorted({name for entry in library() for name in (entry.name, *entry.aliases)}))
 
 
 def find(name: str, version: str | None = None) -> Framework | None:
-    """The newest entry of that name whose version begins so, or None.
+    """Returns the newest entry with this name and version, or None.
 
-    name: an entry's name or alias, in any case.
-    version: whole components from the left, "0.10" for 0.10.2 (but not "0.1");
-        None or "" for the newest.
+    ``name``: a name or alias, in any case. ``version``: the first components of a version, e.g. "0.10" for 0.10.2, but
+    not "0.1"; None or "" for any.
     """
     wanted = name.lower()
     for entry in library():
         if wanted in (entry.name, *entry.aliases) and _begins(entry.version, version or ""):
             return entry
     return None
-
-
-def mismatches(entries: tuple[Framework, ...]) -> list[str]:
-    """Where an entry's version is not what its lock pins, a sentence each."""
-    found = []
-    for entry in entries:
-        pins = re.findall(rf"^{re.escape(entry.package or '')}==(\S+)", entry.lock_text(), re.MULTILINE)
-        if entry.lock is not None and entry.version not in pins:
-            found.append(
-                f"{entry.name} says version {entry.version}, "
-                f"but {entry.lock} holds {entry.package} {' and '.join(pins) or '(none)'}"
-            )
-    return found
 
 
 def _entry(table: dict[str, Any]) -> Framework:
@@ -117,7 +100,7 @@ def _entry(table: dict[str, Any]) -> Framework:
     except TypeError as error:
         raise ValueError(f"library entry {table.get('name', table)!r}: {error}") from error
     if not _VERSION.fullmatch(entry.version):
-        raise ValueError(f"library entry {entry.name!r}: version {entry.version!r} is no number")
+        raise ValueError(f"library entry {entry.name!r}: version {entry.version!r} is not dotted numbers")
     return entry
 
 

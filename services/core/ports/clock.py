@@ -1,4 +1,4 @@
-"""Time and randomness, so that tests and simulations own both."""
+"""Time and randomness, as a port, so that tests and the simulation control both."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """The clocks of one process."""
+
     def now_ms(self) -> int:
-        """Unix time in milliseconds: for people and documents."""
+        """Returns Unix time in milliseconds, for people and documents. It may jump."""
         ...
 
     def boottime(self) -> float:
-        """Seconds on a clock that never jumps and goes on while the machine sleeps: for leases and durations."""
+        """Returns seconds since boot, for leases and durations. It never jumps and includes the time of suspension."""
         ...
 
     def random_bits(self, count: int) -> int:
-        """A fresh random number below ``2**count``, fit for secrets."""
+        """Returns a random number below ``2**count``, fit for secrets."""
         ...
 
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float) -> None:
+        """Returns after at least ``seconds``."""
+        ...

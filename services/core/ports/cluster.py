@@ -1,7 +1,8 @@
-"""Where learners run. Two adapters: ``local`` (the node agent of this machine) and, later, Kubernetes.
+"""The cluster: provisions, observes and stops learners. Adapter: ``local`` (the node agent of this machine).
 
-Every call that changes something carries the Guardian's ``term`` and the ``attempt``; the cluster remembers the highest
-pair it has seen of a job and refuses lower ones with StaleFence. Every call may be repeated.
+Every call that changes something carries the ``attempt`` and the Guardian's ``term``. The cluster stores the highest
+pair (attempt, term) that it has seen of each job, and refuses lower ones with StaleFence. Every call may be repeated: a
+repetition has no further effect.
 """
 
 from __future__ import annotations
@@ -16,94 +17,117 @@ from services.core.domain.plan import AttemptPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What one node has for learners, not what is free of it: the dispatcher counts that from unreleased admissions."""
+    """The total resources of a node for learners. The dispatcher computes what is free from unreleased admissions."""
 
     name: str
     cpus: float
+    """CPU cores."""
     memory: int
     """Bytes."""
     gpus: int
     gpu_type: str = ""
+    """Model of the GPUs, e.g. v100; empty: unknown or none."""
     ready: bool = True
+    """False: no learners can be placed on it now."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerProcess:
-    """What the cluster itself knows of a learner, whatever its helper says."""
+    """A learner as the cluster itself observes it, independent of its helper's reports."""
 
     name: str
+    """``<role>-<index>``, e.g. ``worker-0``."""
     attempt: int
     state: str
-    """inert (provisioned, not let go) | waiting (helper at work, process not started) | running | exited."""
+    """inert (provisioned, not activated) | waiting (activated, process not started) | running | exited."""
     run: int = 0
+    """The number of its process's start within the attempt, from 1; 0: not started."""
     pid: int | None = None
     started: int | None = None
+    """Unix ms of the process's start; None: not started."""
     exit: Exit | None = None
     stored: bool = False
-    """Its helper has stored everything and ended: known here too, for the status store may have forgotten it."""
+    """Its helper has stored all results and ended. Kept here too, because the status store may lose its data."""
     reason: str = ""
-    """Why its helper gave up before the process ran; empty: it did not."""
+    """Why its helper failed before the process ran; empty: it did not fail."""
     message: str = ""
+    """The failure of the helper, for people."""
     node: str = ""
     cpus: float = 0
+    """CPU cores that it holds of its node, as long as it is observed here, whatever its job's document says."""
     memory: int = 0
-    """Bytes. What it holds of its node counts, whatever its job's document says, or does not say any more."""
+    """Bytes."""
     gpus: float = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """All that exists of a job, of any attempt."""
+    """All that exists of a job on the cluster, of any attempt."""
 
     learners: Sequence[LearnerProcess]
     attempts: Sequence[int]
-    """Attempts of which anything at all exists (folders, processes, objects)."""
+    """Attempts of which a folder, a process or an object exists."""
 
 
 class Cluster(Protocol):
-    async def capacity(self) -> Sequence[Node]: ...
+    """The only way to where learners run."""
+
+    async def capacity(self) -> Sequence[Node]:
+        """Returns all nodes, those that are not ready too."""
+        ...
 
     def steps(self) -> Sequence[str]:
-        """The names of the plan's steps, in order; the last one activates. Not a coroutine."""
+        """Returns the names of the steps that provision an attempt, in order. The last one activates the learners."""
         ...
 
     async def do(self, step: str, plan: AttemptPlan) -> None:
-        """Carries out one step; done already is done. StaleFence; ResourceExhausted or InvalidRequest with the reason
-        where the cluster says no.
+        """Carries out one step of a plan. A step that is already carried out has no further effect.
+
+        Raises StaleFence for an attempt or term that is over. Raises ResourceExhausted or InvalidRequest, with the
+        reason, where the cluster cannot carry it out.
         """
         ...
 
-    async def observe(self, job_id: str) -> Observation: ...
+    async def observe(self, job_id: str) -> Observation:
+        """Returns what exists of a job now; an empty observation where nothing does."""
+        ...
 
     async def stop(self, job_id: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
-        """Writes the stop mark beside each learner, then SIGTERM to all, SIGKILL after ``grace_ms`` (0: at once).
+        """Stops the learners of an attempt: SIGTERM to all, SIGKILL after ``grace_ms`` milliseconds (0: at once).
 
-        ``cause``: halt | kill | peer | deadline. After ``kill`` helpers store nothing. Returns once the marks are
-        durable and the signals on their way, not when all have ended. A learner that had exited stays as it is; one
-        that never started is ended without ever starting, with the mark. A stronger stop (less grace) overrides.
+        ``cause``: halt | kill | peer | deadline. It is made durable beside each learner (the stop mark) before the
+        signal, and is in the learner's ``Exit``. ``generation``: that of the job, for the mark. Returns when the marks
+        are durable and the signals sent, not when the learners have ended. Raises StaleFence.
+
+        A learner that has exited is unchanged. One that has not started ends without starting. A stop with a shorter
+        grace overrides an earlier one; one with a longer grace has no effect. After ``kill`` helpers store nothing.
         """
         ...
 
     async def teardown(self, job_id: str, *, attempt: int, term: int) -> None:
-        """Ends and removes everything of the attempt and of earlier ones; returns when it is really gone.
+        """Ends and removes all that exists of the attempt and of earlier ones. Returns when it is gone.
 
-        Afterwards ``do`` refuses this (attempt, term) with StaleFence: a late call brings nothing back. Unavailable
-        where something cannot be ended yet (a process that hangs in the kernel).
+        Afterwards ``do`` refuses this (attempt, term) with StaleFence, so that a late call creates nothing. Raises
+        StaleFence, and Unavailable where something cannot be ended yet (a process that hangs in the kernel).
         """
         ...
 
     async def jobs(self) -> Sequence[str]:
-        """Ids of all jobs of which anything exists here, whether their documents know of it or not."""
+        """Returns the ids of all jobs of which anything exists on the cluster, with or without a job document."""
         ...
 
     def watch(self) -> AsyncIterator[str]:
-        """Ids of jobs something happened to, as it happens. Hints only.
+        """Yields the id of a job when something of it changes. Ids are hints: some may be missing or repeated.
 
-        "" says: look at all of them again, e.g. after a reconnect.
+        An empty id means that any job may have changed, e.g. after a reconnect: the reader observes all of them.
         """
         ...
 
-    async def ping(self) -> None: ...
+    async def ping(self) -> None:
+        """Raises Unavailable where the cluster does not answer."""
+        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Closes connections. Learners go on."""
+        ...

@@ -1,7 +1,8 @@
-"""Where job documents, their history and the dispatcher's document live: durable, linearizable per document.
+"""The job store: job documents, their history and the dispatcher's document. Linearizable per document.
 
-Every write is acknowledged only once it is durable (fsync; majority + journal). The dialect is portable on purpose:
-insert, find by indexed equality and range with sort and limit, replace where ``_id`` and ``rev`` match, delete, count.
+A write returns when it is durable (fsync; majority and journal). The operations are those that every document database
+has: insert, find by indexed equality and range with sort and limit, replace where ``_id`` and ``rev`` match, delete,
+count.
 """
 
 from __future__ import annotations
@@ -18,82 +19,97 @@ from services.core.domain.status import Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobQuery:
-    """A filter; every given field must match. Deleted jobs are left out unless asked for."""
+    """A filter of jobs: a job matches if every given field does."""
 
     tenant: str | None = None
     user: str | None = None
     statuses: tuple[Status, ...] = ()
+    """Any of these; empty: all."""
     holding: bool | None = None
     """True: only jobs that may hold hardware (attempt > 0 and not released); False: only the others."""
     holder: str | None = None
-    """The guardian member that holds the claim; "" for those nobody holds."""
+    """Member id of the guardian process that holds the claim; "" for jobs without a claim."""
     name: str | None = None
-    """Exact name from the spec."""
+    """Exact name in the spec."""
     tag: str | None = None
+    """One of the tags in the spec."""
     untrimmed: bool = False
-    """Only jobs whose history_tail is not empty."""
+    """True: only jobs whose ``history_tail`` is not empty."""
     deleted: bool = False
-    """True: the deleted ones as well."""
+    """True: deleted jobs as well; False: without them."""
     after: str | None = None
-    """Only ids beyond this one in the order of the result: the keyset cursor."""
+    """The keyset cursor: only ids that come after this one in the order of the result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherDoc:
-    """Who dispatches (architecture.md, Dispatcher). ``rev`` is the store's."""
+    """The document that fences dispatchers (architecture.md, "Dispatcher")."""
 
     term: int = 0
+    """Each new leader adds 1."""
     holder: str = ""
+    """Member id of the leading process."""
     rev: int = 0
+    """Revision, set by the store; 0: the document does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A document that this version cannot make a job of."""
+    """A stored document that is not a job that this version can read."""
 
     id: str
     why: str
+    """The reason, for people."""
     newer: bool = False
-    """Of a newer schema: it is left alone, and no fault."""
+    """It has a newer schema: it is no fault and is left alone."""
     document: Mapping[str, Any] = field(default_factory=dict)
-    """What there is, where it is a mapping at all."""
+    """The document; empty where it is not a mapping."""
 
 
-def judged(job_id: str, document: object, rev: object) -> Job | Unreadable:
-    """The job, or why it cannot be read: for lists, which one bad document must not spoil. ``rev``: see ``at_rev``."""
+def job_or_unreadable(job_id: str, document: object, rev: object) -> Job | Unreadable:
+    """Returns the job of a stored document, or why it cannot be read. Never raises: a list must not fail for one job.
+
+    ``rev``: see ``with_stored_rev``.
+    """
     try:
-        return at_rev(read_job(job_id, document), rev)
+        return with_stored_rev(read_job(job_id, document), rev)
     except Conflict as error:
-        seen: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
-        return Unreadable(id=job_id, why=error.message, newer=not isinstance(error, Quarantined), document=seen)
+        mapping: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
+        return Unreadable(id=job_id, why=error.message, newer=not isinstance(error, Quarantined), document=mapping)
 
 
-def at_rev(job: Job, rev: object) -> Job:
-    """At the revision that the store keeps beside the document: one that was mended by hand may name an old one."""
+def with_stored_rev(job: Job, rev: object) -> Job:
+    """Returns the job at the revision that the store keeps beside the document.
+
+    The revision inside may differ after an operator repaired the document by hand. A ``rev`` that is no integer is
+    ignored.
+    """
     return replace(job, rev=rev) if isinstance(rev, int) and rev != job.rev else job
 
 
 class JobStore(Protocol):
+    """Job documents by id, in order of submission."""
+
     async def insert(self, job: Job) -> Job:
-        """Writes a new document with ``rev`` 1. Duplicate where the id or ``idem`` is taken."""
+        """Writes a new document and returns it with ``rev`` 1. Raises Duplicate where the id or ``idem`` is taken."""
         ...
 
     async def get(self, job_id: str) -> Job | None:
-        """A linearizable read: None means that no acknowledged insert of it exists.
+        """Returns the job, or None where no acknowledged insert of it exists. A linearizable read.
 
-        A document that cannot be read (malformed) raises Quarantined; of a newer schema it raises Conflict.
+        Raises Quarantined for a malformed document and Conflict for a newer schema.
         """
         ...
 
     async def by_idem(self, idem: str) -> Job | None:
-        """The job submitted under this idempotency key."""
+        """Returns the job whose ``idem`` is this key, or None. Raises as ``get`` does."""
         ...
 
     async def replace(self, prior: Job, new: Job) -> Job:
-        """Replaces the document whose ``rev`` is ``prior.rev``; the stored ``rev`` is ``prior.rev + 1``.
+        """Replaces the document where its ``rev`` is ``prior.rev``, and returns ``new`` with ``prior.rev + 1``.
 
-        Returns what was stored. StaleRevision where another write was first; IllegalTransition where
-        ``check_replace(prior, new)`` says so; NotFound where there is none.
+        Raises StaleRevision where the document changed since ``prior`` was read, IllegalTransition where
+        ``check_replace(prior, new)`` does, and NotFound where there is no such job.
         """
         ...
 
@@ -105,49 +121,57 @@ class JobStore(Protocol):
         limit: int = 100,
         left_out: list[Unreadable] | None = None,
     ) -> Sequence[Job]:
-        """Jobs in the order of their ids, which is that of submission.
+        """Returns up to ``limit`` jobs that match, in the order of their ids, which is that of submission.
 
-        Unreadable documents are left out and fill no place: fewer than ``limit`` is the end. Those that were met on
-        the way are added to ``left_out``; one in which not even the query's fields can be seen may not be met.
+        Fewer than ``limit`` jobs means that there are no more. Unreadable documents are skipped and added to
+        ``left_out``; one whose queried fields cannot be read either may be missing there.
         """
         ...
 
     async def count(self, query: JobQuery) -> Mapping[Status, int]:
-        """How many there are of each status (absent: none); the cursor is not looked at.
+        """Returns status -> number of matching jobs; a status without jobs may be absent. ``query.after`` is ignored.
 
-        Documents of a newer schema, and those whose status cannot be read, are left out.
+        Documents of a newer schema and those without a readable status are not counted.
         """
         ...
 
     async def unreadable(self, *, after: str = "", limit: int = 500) -> tuple[Sequence[Unreadable], str]:
-        """A look at ``limit`` documents beyond the id ``after``: those that are malformed or of a newer schema.
+        """Examines ``limit`` documents with ids after ``after`` and returns the unreadable ones, for operators.
 
-        And where to go on; empty: that was the last. Touched by nobody, shown to the operator.
+        The second value is the id to continue after; empty: there are no more documents.
         """
         ...
 
     async def delete(self, job_id: str) -> None:
-        """Removes document and history for good. No error where there is none."""
+        """Removes the document and its history for good. No error where there is none."""
         ...
 
     async def append_history(self, job_id: str, tenant: str, events: Sequence[Event]) -> None:
-        """Copies events to the history; those that are there already (same seq) are left as they are."""
+        """Copies events to the history collection. An event whose ``seq`` is there already stays unchanged."""
         ...
 
     async def history(self, job_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
-        """Copied events in order of seq (readers merge them with the document's tail)."""
+        """Returns the first ``limit`` copied events with a ``seq`` above ``after_seq``, in order of ``seq``.
+
+        The latest events may be in the document's ``history_tail`` only: see ``services.core.use_cases.jobs.history``.
+        """
         ...
 
     async def dispatcher(self) -> DispatcherDoc:
-        """The dispatcher's document; term 0 and rev 0 where there is none yet."""
+        """Returns the dispatcher's document; term 0 and rev 0 where there is none yet. A linearizable read."""
         ...
 
     async def replace_dispatcher(self, prior: DispatcherDoc, new: DispatcherDoc) -> DispatcherDoc:
-        """Compare-and-set on ``prior.rev``. StaleRevision where another was first."""
+        """Replaces the dispatcher's document where its ``rev`` is ``prior.rev``, and returns the stored one.
+
+        Raises StaleRevision where it changed since ``prior`` was read.
+        """
         ...
 
     async def ping(self) -> None:
-        """Readiness: raises Unavailable."""
+        """Raises Unavailable where the store does not answer."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Closes connections and files."""
+        ...

@@ -1,9 +1,9 @@
-"""Log lines and metric points of jobs, each stored exactly once.
+"""The metric store: log lines and metric points of jobs, each stored exactly once.
 
 A *source* is one growing file of one learner process, identified by (attempt, role, rank, run, source, generation).
-Its bytes are taken in strictly in order: an ``append`` names the offset at which it begins and ends, and is stored
-only if it begins where the store's ``committed_offset`` of that source stands; else nothing is stored and the committed
-offset is answered, from which the sender goes on. Offset, lines and points become durable together.
+Its bytes are appended strictly in order. A ``Batch`` names the range of bytes that it covers. It is stored only if its
+``start`` is the source's committed offset; otherwise nothing is stored. Either way the sender gets the committed offset
+and continues there. Offset, lines and points become durable together.
 """
 
 from __future__ import annotations
@@ -15,41 +15,54 @@ from typing import Protocol, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class SourceId:
+    """Identifies a source within its job."""
+
     attempt: int
     role: str
     rank: int
+    """Global rank, from 0."""
     run: int
-    """1, 2, ...: the process's start within the attempt."""
+    """Number of the process's start within the attempt, from 1."""
     source: str
     """stdout | stderr | metrics.jsonl | ..."""
     generation: int = 0
-    """Rises when the file was replaced or truncated."""
+    """Rises by 1 each time the file was replaced or truncated."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
+    """One line of a source."""
+
     offset: int
-    """Of the line's first byte in its source."""
+    """Offset of the line's first byte in its source."""
     time_ms: int
+    """Unix ms."""
     text: str
-    """Without its newline; at most 16 KiB, longer ones are split and ``partial``."""
+    """Without the newline; at most 16 KiB. A longer line is split into several."""
     partial: bool = False
+    """The line continues in the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """One value of a metric."""
+
     offset: int
+    """Offset in its source of the first byte of the line that reported it."""
     time_ms: int
+    """Unix ms."""
     name: str
     step: int | None
+    """Training step; None: reported without one."""
     value: float
-    """NaN and infinities are kept."""
+    """May be NaN or infinite."""
     context: Mapping[str, str] = field(default_factory=dict)
+    """Labels, e.g. split=train. Points of one name with different labels belong to different series."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Source bytes [start, end) and what they contained."""
+    """The bytes [start, end) of a source, with the lines and points in them."""
 
     source: SourceId
     start: int
@@ -57,23 +70,28 @@ class Batch:
     lines: Sequence[LogLine] = ()
     points: Sequence[Point] = ()
     final: bool = False
-    """The source has ended: nothing comes after ``end``."""
+    """The source has ended: there are no bytes after ``end``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLine:
+    """A line with its place in the job."""
+
     seq: int
-    """1, 2, 3, ... without gap within the job: the resume token of followers."""
+    """1, 2, 3, ... without gap within the job. Followers resume after it."""
     source: SourceId
     line: LogLine
 
     @property
     def stream(self) -> str:
+        """Returns the name of its source: stdout, stderr, ..."""
         return self.source.source
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPoint:
+    """A point with its place in the job."""
+
     seq: int
     """1, 2, 3, ... without gap within the job."""
     source: SourceId
@@ -82,43 +100,60 @@ class StoredPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineQuery:
+    """A filter of lines: a line matches if every given field does."""
+
     after_seq: int = 0
+    """Only lines with a greater seq."""
     before_seq: int | None = None
+    """Only lines with a lower seq."""
     rank: int | None = None
     role: str | None = None
     attempt: int | None = None
     stream: str | None = None
+    """stdout, stderr, ..."""
     since_ms: int | None = None
+    """Only lines of this time (Unix ms) or later."""
     until_ms: int | None = None
+    """Only lines of this time (Unix ms) or earlier."""
     search: str | None = None
     """A regular expression (RE2: no look-around, no back-references), searched for in the text."""
     tail: int | None = None
-    """Only the last so many of those that match."""
+    """Only the last so many of the lines that match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointQuery:
+    """A filter of points: a point matches if every given field does."""
+
     after_seq: int = 0
+    """Only points with a greater seq."""
     names: tuple[str, ...] = ()
+    """Any of these; empty: all."""
     rank: int | None = None
     attempt: int | None = None
     max_points: int | None = None
-    """Thin out each series to about so many, keeping minima and maxima."""
+    """Reduces each series to about so many points, keeping minima and maxima."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
+    """How far a source is stored."""
+
     source: SourceId
     committed: int
+    """The committed offset: the bytes before it are stored."""
     final: bool
+    """The source has ended at ``committed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What is stored of a job at one moment: the lines and points up to these, from so much of these sources."""
+    """What is stored of a job at one moment."""
 
     lines: int
+    """seq of the last line; 0: none."""
     points: int
+    """seq of the last point; 0: none."""
     sources: Sequence[SourceState]
 
 
@@ -126,70 +161,80 @@ Stored: TypeAlias = Sequence[StoredLine] | Sequence[StoredPoint]
 
 
 class MetricStore(Protocol):
-    async def append(self, job_id: str, batches: Sequence[Batch]) -> Sequence[int]:
-        """Stores batches durably; the committed offset of each batch's source afterwards, in the same order.
+    """Lines and points by job."""
 
-        A batch whose start is not the committed offset, or whose source has ended, stores nothing. NoSpace where the
-        disk is full; NotFound where the job was deleted; InvalidRequest, and none of these batches is stored, where one
-        cannot be (a line outside its batch's bytes, text that is not Unicode).
+    async def append(self, job_id: str, batches: Sequence[Batch]) -> Sequence[int]:
+        """Stores batches durably. Returns the committed offset of each batch's source afterwards, in the same order.
+
+        A batch is not stored if its ``start`` is not the committed offset or its source has ended. Raises NoSpace where
+        the disk is full and NotFound where the job was deleted. Raises InvalidRequest, and stores none of the batches,
+        where one is malformed (a line outside its batch's bytes, text that is not Unicode).
         """
         ...
 
     async def committed(self, job_id: str, attempt: int, rank: int) -> Sequence[SourceState]:
-        """The sources of a learner that are known."""
+        """Returns the sources of one learner of which anything is stored."""
         ...
 
     async def lines(self, job_id: str, query: LineQuery, *, limit: int = 1000) -> Sequence[StoredLine]:
-        """The first ``limit`` lines by seq: of those that match, or of the last ``tail`` of them.
+        """Returns the first ``limit`` matching lines by seq; with ``query.tail``, the first of the last ``tail``.
 
-        A job nothing was stored of has none. InvalidRequest where ``search`` is no pattern; TooLarge where there was
-        too much to look through.
+        Returns none for an unknown job. Raises InvalidRequest where ``search`` is not a valid pattern, and TooLarge
+        where too many lines would have to be searched.
         """
         ...
 
     async def points(self, job_id: str, query: PointQuery, *, limit: int = 10_000) -> Sequence[StoredPoint]:
-        """Points by seq, every one that was reported."""
+        """Returns the first ``limit`` matching points by seq, all that were reported."""
         ...
 
     async def series(self, job_id: str, query: PointQuery) -> Sequence[StoredPoint]:
-        """Curves: for each (name, context, rank) of the newest attempt that reported any point (or of the attempt asked
-        for) the latest value of each step, by step; points without a step follow, each for itself. ``after_seq`` is
-        not looked at.
+        """Returns curves: for each (name, context, rank) the latest value of each step, in order of steps.
+
+        Points without a step follow, unreduced. Only points of ``query.attempt`` count, or, without it, of the newest
+        attempt that reported any. ``query.after_seq`` is ignored.
         """
         ...
 
     async def latest(self, job_id: str) -> Mapping[str, StoredPoint]:
-        """The last point of each name, whoever reported it."""
+        """Returns the last stored point of each metric name, of any learner."""
         ...
 
     async def counts(self, job_id: str) -> tuple[int, int]:
-        """(lines, points) stored: also the highest seq of each."""
+        """Returns how many (lines, points) are stored; these are also the highest seqs."""
         ...
 
     async def extent(self, job_id: str) -> Extent:
-        """How far the job is stored now, and all its sources: with the lines and points up to there, all there is."""
+        """Returns how much of the job is stored now. The lines and points up to there are all from its sources."""
         ...
 
     async def load(self, job_id: str, sources: Sequence[SourceState], parts: AsyncIterable[Stored]) -> None:
-        """Stores a job as it was elsewhere, sequence numbers and all, in place of whatever is stored of it here.
+        """Replaces all that is stored of the job by lines and points from another store, with their seqs.
 
-        ``parts``: its lines and its points, each in the order of their sequence numbers; InvalidRequest where one is
-        missing. Nothing of them is there before all are. A job that was deleted here is there again.
+        ``parts``: its lines and its points, each in order of seq. Raises InvalidRequest where a seq is missing. Readers
+        see nothing of the parts before all are stored. A deleted job exists again afterwards.
         """
         ...
 
     async def delete(self, job_id: str) -> None:
-        """Forgets the job for good. Done already is done."""
+        """Removes all that is stored of the job for good. No error where there is nothing."""
         ...
 
     def damaged(self) -> Mapping[str, str]:
-        """Job -> why, of those that were found to be damaged: every call for one raises Quarantined."""
+        """Returns job id -> reason for the jobs whose files are known to be damaged. Calls for them raise Quarantined.
+
+        Not a coroutine: it reads memory only.
+        """
         ...
 
-    async def look_again(self, job_id: str) -> None:
-        """Reads all of a damaged job; where it is sound again it is damaged no more."""
+    async def recheck(self, job_id: str) -> None:
+        """Reads all files of a damaged job again. A job whose files are sound is not damaged any more."""
         ...
 
-    async def ping(self) -> None: ...
+    async def ping(self) -> None:
+        """Raises NoSpace where the disk is full, and Unavailable where the store cannot be written."""
+        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Closes connections and files."""
+        ...

@@ -1,6 +1,6 @@
-"""URLs that let who holds one do one thing to one object, for a short time, without the store's credentials.
+"""Signed URLs: each allows one operation on one object, for a short time, without the store's credentials.
 
-Helpers move the platform's bytes by them (docs/adr/0007-signed-urls.md).
+Helpers read and write objects with them (docs/adr/0007-signed-urls.md).
 """
 
 from __future__ import annotations
@@ -9,29 +9,38 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
 Verb: TypeAlias = Literal["get", "head", "put", "begin", "part", "complete", "abort"]
+"""The operations. A large object is written in parts: begin, part (several times), complete or abort."""
 METHODS: Final[dict[Verb, str]] = {
     "get": "GET", "head": "HEAD", "put": "PUT", "begin": "POST", "part": "PUT", "complete": "POST", "abort": "DELETE",
 }  # fmt: skip
+"""Operation -> HTTP method."""
 READS: Final[frozenset[Verb]] = frozenset({"get", "head"})
+"""The operations that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRequest:
-    """One thing to do to one object. Large ones are written in parts: ``begin`` gives an upload's name."""
+    """One operation on one object."""
 
     verb: Verb
     key: str
     upload: str = ""
-    """Of ``part``, ``complete`` and ``abort``."""
+    """The id that the response to ``begin`` named; for ``part``, ``complete`` and ``abort``."""
     part: int = 0
-    """1..10,000, of ``part``."""
+    """Number of the part, 1 to 10,000; for ``part``."""
 
     @property
     def method(self) -> str:
+        """The HTTP method."""
         return METHODS[self.verb]
 
 
 class ObjectUrls(Protocol):
+    """Signs URLs."""
+
     def url(self, request: ObjectRequest) -> str:
-        """Good for some minutes. InvalidRequest where the key is none. Who may ask for it is the caller's to know."""
+        """Returns a URL that is valid for some minutes. Raises InvalidRequest for a malformed key.
+
+        Does no I/O and checks no permission: the caller does.
+        """
         ...

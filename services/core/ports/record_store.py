@@ -1,4 +1,4 @@
-"""Small documents besides jobs: keys, users, tenants, secrets, webhooks, audit, idempotent answers."""
+"""The record store: small documents other than jobs (keys, users, tenants, secrets, idempotent answers, ...)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 from services.core.domain.errors import InvalidRequest, TooLarge
 
 INDEX_FIELDS: Final = 4
+"""The most index fields of a record."""
 _NAME_MAX: Final = 4_096
 """Characters of a kind, an id, an index field or its value: more than any of ours has, less than indexes hold."""
 _DEPTH_MAX: Final = 90
@@ -17,27 +18,32 @@ _DEPTH_MAX: Final = 90
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """``body`` is JSON. ``index`` are up to four string fields that ``find`` can match by equality."""
+    """A small JSON document."""
 
     kind: str
+    """What it is, e.g. ``key``."""
     id: str
     """Unique within the kind."""
     body: Mapping[str, Any]
+    """A JSON object."""
     index: Mapping[str, str]
+    """Up to ``INDEX_FIELDS`` fields that ``find`` can match by equality."""
     rev: int = 1
+    """Revision, set by the store; each replace adds 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRecord:
-    """What ``find`` leaves out."""
+    """A record that is malformed, so that ``find`` leaves it out."""
 
     kind: str
     id: str
     why: str
+    """The reason, for people."""
 
 
 def check_record(record: Record) -> None:
-    """What every store asks before it writes: InvalidRequest where the record is more than a store need take."""
+    """Raises InvalidRequest for a record that a store need not accept. Every adapter calls it before a write."""
     if not record.kind or not record.id:
         raise InvalidRequest("a record has a kind and an id")
     if len(record.index) > INDEX_FIELDS:
@@ -62,37 +68,49 @@ def too_deep(value: object, levels: int) -> bool:
 
 
 class RecordStore(Protocol):
+    """Records by (kind, id). Writes are durable when they return."""
+
     async def insert(self, record: Record) -> Record:
-        """Durably. Duplicate where (kind, id) is taken."""
+        """Writes a new record and returns it with ``rev`` 1. Raises Duplicate where (kind, id) is taken."""
         ...
 
-    async def get(self, kind: str, record_id: str) -> Record | None: ...
+    async def get(self, kind: str, record_id: str) -> Record | None:
+        """Returns the record; None where there is none. Raises Quarantined for a malformed one."""
+        ...
 
     async def replace(self, record: Record) -> Record:
-        """Compare-and-set on ``record.rev``; returns it with ``rev + 1``. StaleRevision, NotFound."""
+        """Replaces the record where its ``rev`` is ``record.rev``, and returns it with ``rev + 1``.
+
+        Raises StaleRevision where it changed since it was read, and NotFound where there is none.
+        """
         ...
 
     async def find(
         self, kind: str, index: Mapping[str, str], *, after: str | None = None, limit: int = 1000
     ) -> Sequence[Record]:
-        """Records of the kind whose index has all the given values, in order of id, beyond ``after``.
+        """Returns up to ``limit`` records of the kind whose index has all the given values, in order of id.
 
-        Those that cannot be read are left out (``get`` raises Quarantined for them), and fill no place.
+        ``after``: only ids that come after this one. Malformed records are skipped, so fewer than ``limit`` records
+        means that there are no more.
         """
         ...
 
     async def unreadable(self) -> Sequence[UnreadableRecord]:
-        """All that can be read by nobody. Looks at every record: for who must not miss one in silence."""
+        """Returns all malformed records. Reads every record, so it is slow; for backups and operators."""
         ...
 
     async def kinds(self) -> Sequence[str]:
-        """The kinds of which there is any record, in order."""
+        """Returns the kinds that have records, sorted."""
         ...
 
     async def delete(self, kind: str, record_id: str) -> None:
-        """No error where there is none."""
+        """Removes a record. No error where there is none."""
         ...
 
-    async def ping(self) -> None: ...
+    async def ping(self) -> None:
+        """Raises Unavailable where the store does not answer."""
+        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Closes connections and files."""
+        ...

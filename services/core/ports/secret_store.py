@@ -1,4 +1,4 @@
-"""Secrets by name. Values are bytes, never logged, never returned by any API."""
+"""The secret store: bytes by name. Values are never logged, and no API returns them."""
 
 from __future__ import annotations
 
@@ -11,33 +11,40 @@ _NAME_MAX: Final = 255
 
 
 def escaped(name: str) -> str:
-    """The name as stores keep it: everything but letters, digits, '_', '.', '-' and '~' escaped, after an '='.
+    """Returns the name in the form in which adapters store it: '=' and the percent-encoded name.
 
-    So no name can leave a folder, hide, or meet another. InvalidRequest where it is none.
+    All but letters, digits, '_', '.', '-' and '~' is encoded. So the result is a safe file name: it leaves no folder,
+    is not hidden, and differs for different names. Raises InvalidRequest for an empty or too long name.
     """
     try:
-        kept = "=" + quote(name, safe="")
+        stored_name = "=" + quote(name, safe="")
     except UnicodeEncodeError:
         raise InvalidRequest("a secret's name is valid Unicode") from None
-    if not name or len(kept) > _NAME_MAX:
+    if not name or len(stored_name) > _NAME_MAX:
         raise InvalidRequest(f"a secret's name has 1 to {_NAME_MAX - 1} letters and digits (others count threefold)")
-    return kept
+    return stored_name
 
 
-def unescaped(kept: str) -> str:
-    """The name again."""
-    return unquote(kept.removeprefix("="))
+def unescaped(stored_name: str) -> str:
+    """Returns the name that ``escaped`` was called with."""
+    return unquote(stored_name.removeprefix("="))
 
 
 class SecretStore(Protocol):
-    async def get(self, name: str) -> bytes | None: ...
+    """Secrets by name. Writes are durable when they return. All methods raise InvalidRequest for a malformed name."""
+
+    async def get(self, name: str) -> bytes | None:
+        """Returns the value; None where there is none."""
+        ...
 
     async def put(self, name: str, value: bytes) -> None:
-        """Creates or replaces, durably."""
+        """Creates or replaces a secret."""
         ...
 
     async def get_or_create(self, name: str, value: bytes) -> bytes:
-        """The value that is there; else stores this one. Of racing callers all get the same."""
+        """Returns the stored value; stores and returns ``value`` where there is none. Racing callers get the same."""
         ...
 
-    async def delete(self, name: str) -> None: ...
+    async def delete(self, name: str) -> None:
+        """Removes a secret. No error where there is none."""
+        ...

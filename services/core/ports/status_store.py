@@ -1,8 +1,8 @@
-"""Short-lived shared state: liveness, learners' phases, plan progress, wake-ups. It may forget everything at any time.
+"""The status store (etcd): short-lived shared state. Liveness, learners' phases, plan progress, wake-ups.
 
-Keys are paths below the installation's prefix (contracts.md, "Status store") and begin with '/', prefixes too; values
-are JSON text (<= 64 KiB). Every method raises Unavailable where the store does not answer; a write may then have
-happened all the same. Nothing is decided from here alone (architecture.md, "etcd may forget everything").
+It may lose all its data at any time, so nothing is decided from it alone (architecture.md, "etcd may forget
+everything"). Keys are paths below the installation's prefix; they and prefixes begin with '/' (contracts.md, "Status
+store"; ``services.core.domain.status_keys`` makes them). Values are JSON text of at most 64 KiB.
 """
 
 from __future__ import annotations
@@ -62,11 +62,14 @@ def decode_value(stored: bytes) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """A key with its value."""
+
     key: str
     value: str
     mod_revision: int
-    """Revision of its last change: the compare-and-set token."""
+    """Revision of the store at the key's last change: the token of compare-and-set."""
     create_revision: int = 0
+    """Revision of the store at the key's creation."""
     malformed: str = ""
     """Why the stored bytes are no key or no value (see ``decode_value``); empty: they are. Another program wrote them;
     the entry concerns its own job only.
@@ -75,24 +78,36 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A step of a watch. ``reset``: forget what was known under the prefix; the entries that follow are all."""
+    """One change that a watch reports.
+
+    ``reset`` means that the reader must drop all it knows under the prefix; the entries that follow are all there are.
+    """
 
     kind: str
     """put | delete | reset."""
     key: str = ""
+    """Empty for ``reset``."""
     entry: Entry | None = None
+    """For ``put``."""
 
 
 class Lease(Protocol):
-    """A promise of liveness. Kept alive in the background until ``revoke`` or loss."""
+    """A lease: keys written with it are deleted when it ends.
+
+    It is kept alive in the background until ``revoke``, or until it is lost because the store did not answer in time.
+    """
 
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Id in the store."""
+        ...
 
     @property
     def alive(self) -> bool:
-        """Whether the lease is surely still held: its deadline counts from *before* the last acknowledged keep-alive
-        was sent, on the boot-time clock. False once that deadline passed, whatever the store may still say.
+        """Whether the lease is certainly held.
+
+        Its deadline counts from before the last acknowledged keep-alive was *sent*, on the boot-time clock. After that
+        deadline this is False, even if the store still has the lease.
         """
         ...
 
@@ -101,59 +116,68 @@ class Lease(Protocol):
         ...
 
     async def revoke(self) -> None:
-        """Deletes the lease and its keys at once. Idempotent; errors of a store that is away are swallowed."""
+        """Deletes the lease and its keys at once. May be repeated. Raises nothing where the store does not answer."""
         ...
 
 
 class StatusStore(Protocol):
+    """Keys and values with leases and watches. All methods raise InvalidRequest for a malformed key or prefix."""
+
     async def get(self, key: str) -> Entry | None:
-        """A linearizable read."""
+        """Returns the entry; None where there is none. A linearizable read."""
         ...
 
     async def list(self, prefix: str) -> Sequence[Entry]:
-        """All entries whose key begins with ``prefix``, by key; a linearizable read."""
+        """Returns all entries whose key begins with ``prefix``, in order of key. A linearizable read."""
         ...
 
     async def put(self, key: str, value: str, *, lease: Lease | None = None) -> int:
-        """Writes; returns the new revision. Conflict where the lease is gone (so do the others with a lease)."""
+        """Writes the value and returns the new revision. Raises Conflict where the lease has ended, as all puts do."""
         ...
 
     async def put_if(self, key: str, value: str, *, mod_revision: int, lease: Lease | None = None) -> int | None:
-        """Writes only where the key's mod_revision is this one (0: where there is no such key); the new revision, or
-        None where it is not.
+        """Writes the value where the key's ``mod_revision`` is this one (0: the key does not exist).
+
+        Returns the new revision, or None where nothing was written.
         """
         ...
 
     async def put_while(
         self, key: str, value: str, *, guard_key: str, guard_value: str, mod_revision: int
     ) -> int | None:
-        """As ``put_if``, and only while ``guard_key`` has exactly ``guard_value``. None where either does not hold."""
+        """As ``put_if``, and only where ``guard_key`` has exactly ``guard_value``."""
         ...
 
-    async def delete(self, key: str) -> None: ...
+    async def delete(self, key: str) -> None:
+        """Removes a key. No error where there is none."""
+        ...
 
     async def delete_prefix(self, prefix: str) -> int:
-        """How many keys went."""
+        """Removes all keys that begin with ``prefix``. Returns how many there were."""
         ...
 
     def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
-        """Everything under the prefix: first ``reset``, then each present entry as ``put``, then changes as they come,
-        each once and in order, over reconnects. Lists again (with ``reset``) after compaction, when the revision fell,
-        or when the cluster is another one. Never ends by itself; never spins (jittered back-off). Read it in
-        ``async with aclosing(...)`` (contextlib) where the reader may leave early.
+        """Yields the entries under the prefix and their changes: ``reset``, a ``put`` for each entry, then each change.
+
+        Changes come once and in order, over reconnects too. The watch lists again, beginning with ``reset``, after
+        compaction, when the revision fell, or when the cluster is another one. It never ends by itself, and waits with
+        jittered back-off while the store does not answer. A reader that may stop early wraps it in ``aclosing`` of
+        contextlib.
         """
         ...
 
     async def lease(self, ttl_s: float) -> Lease:
-        """A new lease, kept alive in the background (every ttl/3)."""
+        """Returns a new lease of ``ttl_s`` seconds, kept alive in the background every third of that time."""
         ...
 
     async def revoke_id(self, lease_id: int) -> None:
-        """Revokes a former process's lease by its id (a restarted process does so at once). No error where unknown."""
+        """Revokes the lease of a former process by its id. No error for an unknown id."""
         ...
 
-    async def ping(self) -> None: ...
+    async def ping(self) -> None:
+        """Raises Unavailable where the store does not answer."""
+        ...
 
     async def close(self) -> None:
-        """Ends watches and keep-alives (leases not revoked run out) and lets go of the store."""
+        """Ends watches and keep-alives and closes the connection. Leases that were not revoked run out."""
         ...

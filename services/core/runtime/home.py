@@ -1,17 +1,18 @@
-"""Where a local installation keeps everything: one folder, WEFT_HOME, and one small file of addresses inside it.
+"""The folder layout of an installation on one machine: all is in one folder, WEFT_HOME.
 
 VERSION                schema of this folder
 lock                   held by the supervisor
-run/addresses.json     name -> "127.0.0.1:port"; read again by whoever lost a peer
-run/<service>.json     pid, start time and boot id of each service; run/came-up: all of them have run at one time
+run/addresses.json     name -> "127.0.0.1:port"; clients read it again when a service does not answer
+run/<service>.json     pid, start time and boot id of each service; run/came-up: all services have run at the same time
+run/<service>.lease.json  the service's lease in etcd, which its next process revokes
 logs/<service>.log
-secrets/               0600 files: what opens the rest (docs/adr/0008-secrets.md)
-restoring.json         a restore was begun, and has not ended
+secrets/               0600 files: service secret, master key, admin key (docs/adr/0008-secrets.md)
+restoring.json         a restore has begun and not ended
 jobs.sqlite            JobStore; records.sqlite: RecordStore
 objects/               ObjectStore
-uploads/               the api's: code on its way in; emptied at each start
+uploads/               the api's: code that is being uploaded; emptied at each start
 metrics/               MetricStore, one folder per job
-node/                  the node agent's: a folder per learner
+node/                  the node agent's: one folder per learner
 cache/envs, cache/data environments and data sets
 broker/                Celery's filesystem transport
 etcd/                  emptied at each start
@@ -30,6 +31,8 @@ from services.core.domain.errors import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Home:
+    """The folder of one installation. ``home / "objects"`` is a path in it."""
+
     root: Path
 
     def __truediv__(self, part: str) -> Path:
@@ -37,28 +40,35 @@ class Home:
 
     @property
     def addresses_file(self) -> Path:
+        """The file that ``weft up`` writes the services' addresses to."""
         return self.root / "run" / "addresses.json"
 
     def addresses(self) -> dict[str, str]:
-        """All addresses. Unavailable where the platform has never been started here."""
+        """Returns name -> ``host:port``, read anew. Raises Unavailable where the platform was never started here."""
         try:
             return dict(json.loads(self.addresses_file.read_text()))
         except FileNotFoundError:
             raise Unavailable(f"nothing has been started in {self.root}; start it with `weft up`") from None
 
     def address(self, name: str) -> str:
-        """``api``, ``lcm``, ``guardian``, ``metrics``, ``node``, ``etcd``, and ``<service>-ops``."""
-        found = self.addresses().get(name)
-        if found is None:
+        """Returns the ``host:port`` of a server. Raises Unavailable where it has none.
+
+        ``name``: ``api``, ``lcm``, ``guardian``, ``metrics``, ``node``, ``etcd``, or ``<service>-ops``.
+        """
+        address = self.addresses().get(name)
+        if address is None:
             raise Unavailable(f"{name} has no address in {self.addresses_file}")
-        return found
+        return address
 
 
 def default_home() -> Path:
-    """``$WEFT_HOME``; else, as root, ``/var/lib/weft`` (learners' uids must reach it); else ``~/.local/share/weft``."""
-    if given := os.environ.get("WEFT_HOME"):
-        return Path(given).absolute()
+    """Returns the absolute ``$WEFT_HOME``, else ``/var/lib/weft`` as root, else ``~/.local/share/weft``.
+
+    As root the learners run under uids of their own, which could not enter root's home.
+    """
+    if configured := os.environ.get("WEFT_HOME"):
+        return Path(configured).absolute()
     if os.geteuid() == 0:
         return Path("/var/lib/weft")
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "weft"
+    data_home = os.environ.get("XDG_DATA_HOME")
+    return (Path(data_home) if data_home else Path.home() / ".local" / "share") / "weft"

@@ -1,9 +1,9 @@
-"""Whether a process still does anything: for those who keep processes running, and can start them again.
+"""Detects hung processes, by the context-switch counters of their threads. For supervisors, which restart them.
 
-Who has died is seen at once; who merely stands still (stopped, or waiting for ever on a lock) is not. Every process of
-the platform has timers, so that its main thread runs many times a second. One that has not run for a while, and does
-not wait for a processor or a disk either, is silent. A busy machine makes nobody silent: who waits for his turn is
-runnable. Nor does a machine that slept: looks are counted, not time. Nor a debugger.
+A process that has died is noticed at once; one that is stopped, or waits for ever on a lock, is not. Every process of
+the platform has timers, so its main thread runs many times a second. A process counts as hung when its counters did not
+change over several samples and it was not waiting for a processor or a disk. So a busy machine does not make a process
+look hung (it is runnable), nor does suspension (samples are counted, not time), nor a debugger (it is being traced).
 """
 
 from __future__ import annotations
@@ -13,39 +13,40 @@ import re
 from pathlib import Path
 from typing import Final
 
-from services.core.runtime.processes import Identity, alive
+from services.core.runtime.processes import ProcessIdentity, alive
 
-LOOKS: Final = 4
-"""In a row that have seen no sign of life."""
-_WAITING: Final = frozenset("RDt")
-"""States of one that waits for a processor or a disk, or is being traced."""
+SAMPLES: Final = 4
+"""A process is hung after so many samples in a row without a change."""
+_NOT_HUNG: Final = frozenset("RDt")
+"""States in /proc of a process that waits for a processor or a disk, or is being traced."""
 _SWITCHES: Final = re.compile(r"ctxt_switches:\s*(\d+)")
 
 
-async def silent(process: Identity, *, after_s: float, every_thread: bool = False) -> None:
-    """Returns once the process lives and has done nothing for so long; cancel it when it ends.
+async def wait_until_hung(process: ProcessIdentity, *, after_s: float, every_thread: bool = False) -> None:
+    """Returns once the process is alive and has been hung for ``after_s`` seconds.
 
-    ``every_thread``: a sign of life of any thread counts, not only the main one's (programs that are not Python).
+    Never returns for a process that has ended: the caller cancels it then. ``every_thread``: activity of any thread
+    counts, not only of the main thread; for programs that are not Python.
     """
-    before, quiet = "", 0
-    while quiet < LOOKS:
-        await asyncio.sleep(after_s / LOOKS)
-        now = _trace(process, every_thread=every_thread)
-        quiet = quiet + 1 if now and now == before else 0
+    before, unchanged = "", 0
+    while unchanged < SAMPLES:
+        await asyncio.sleep(after_s / SAMPLES)
+        now = _sample(process, every_thread=every_thread)
+        unchanged = unchanged + 1 if now and now == before else 0
         before = now
 
 
-def _trace(process: Identity, *, every_thread: bool) -> str:
-    """How often its threads have run; empty where it waits for its turn, or is gone."""
+def _sample(process: ProcessIdentity, *, every_thread: bool) -> str:
+    """Returns the context-switch counters of its threads; empty where the process is surely not hung, or is gone."""
     threads = Path(f"/proc/{process.pid}/task")
-    counts: list[str] = []
+    counters: list[str] = []
     try:
         for thread in threads.iterdir() if every_thread else [threads / str(process.pid)]:
             text = (thread / "status").read_text(errors="replace")
             state = text.partition("\nState:")[2].lstrip()[:1]
-            if state in _WAITING:
+            if state in _NOT_HUNG:
                 return ""
-            counts += [thread.name, *_SWITCHES.findall(text)]
+            counters += [thread.name, *_SWITCHES.findall(text)]
     except OSError:  # a thread, or the process, has just ended
         return ""
-    return " ".join(counts) if alive(process) else ""
+    return " ".join(counters) if alive(process) else ""

@@ -1,51 +1,52 @@
-"""Who a process is: a pid alone is not enough, for pids come back.
+"""Identifies processes by pid, start time and boot id, because the kernel uses pids again.
 
-A pid, its start time and the boot it belongs to name one process for ever; nothing is signalled or adopted by pid
-alone.
-Linux only, read from /proc.
+Nothing is signalled or adopted by its pid alone. Linux only: reads /proc.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from services.core.runtime.durable_files import read_json, write_json
+
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProcessIdentity:
+    """One process; no other process ever has an equal identity."""
+
     pid: int
     start_time: int
-    """Field 22 of /proc/<pid>/stat: clock ticks since boot."""
+    """Clock ticks since boot: field 22 of /proc/<pid>/stat."""
     boot_id: str
 
 
 def boot_id() -> str:
-    """Of the machine's current boot."""
+    """Returns the id of the machine's current boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def identify(pid: int) -> Identity | None:
-    """The living process of this pid; None where there is none, or only its corpse."""
+def identify(pid: int) -> ProcessIdentity | None:
+    """Returns the identity of the live process of this pid; None where there is none, or a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may contain anything
-    return None if fields[0] in "ZX" else Identity(pid, int(fields[19]), boot_id())
+    return None if fields[0] in "ZX" else ProcessIdentity(pid, int(fields[19]), boot_id())
 
 
-def alive(process: Identity) -> bool:
-    """Whether exactly this process still runs."""
+def alive(process: ProcessIdentity) -> bool:
+    """Whether this process runs."""
     return identify(process.pid) == process
 
 
-def send(process: Identity, sign: signal.Signals) -> bool:
-    """Signals exactly this process, never another that got its pid; whether it was there."""
+def send_signal(process: ProcessIdentity, sign: signal.Signals) -> bool:
+    """Sends a signal to this process, never to another one with its pid. Returns whether the process was alive."""
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -61,8 +62,8 @@ def send(process: Identity, sign: signal.Signals) -> bool:
     return True
 
 
-def wait_gone(process: Identity, timeout_s: float) -> bool:
-    """Whether it ended within so many seconds. Blocks; costs nothing while waiting."""
+def wait_gone(process: ProcessIdentity, timeout_s: float) -> bool:
+    """Blocks until the process has ended, for ``timeout_s`` seconds at most. Returns whether it has ended."""
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -75,18 +76,17 @@ def wait_gone(process: Identity, timeout_s: float) -> bool:
         os.close(handle)
 
 
-def save(path: Path, process: Identity) -> None:
-    """Atomically; a reader sees the old or the new one."""
+def write_process_file(path: Path, process: ProcessIdentity) -> None:
+    """Writes the identity to a file, readable by all. Readers see the old or the new one. Raises NoSpace."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"schema": 1, **asdict(process)}))
-    temporary.replace(path)
+    write_json(path, asdict(process), durable=False, mode=0o644)
 
 
-def saved(path: Path) -> Identity | None:
-    """The process noted in the file, if it still lives."""
+def read_live_process(path: Path) -> ProcessIdentity | None:
+    """Returns the process whose identity is in the file; None where it has ended or the file cannot be read."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        noted = json.loads(path.read_text())
-        process = Identity(int(noted["pid"]), int(noted["start_time"]), str(noted["boot_id"]))
-        return process if alive(process) else None
+        document = read_json(path)
+        if document is not None:
+            process = ProcessIdentity(int(document["pid"]), int(document["start_time"]), str(document["boot_id"]))
+            return process if alive(process) else None
     return None

@@ -1,8 +1,8 @@
-"""What this process cannot read, and therefore leaves alone: one bad object harms itself only (architecture.md, law 5).
+"""The list of objects that this process cannot read and leaves alone (architecture.md, law 5).
 
-One notion for all: what kind of thing it is, where it lies, why it cannot be read, since when we know, and what would
-help. It is level, not edge: whoever looks at a thing says each time how it found it, so what was mended leaves by
-itself and nothing has to be released by hand. It is kept in memory: after a restart the next look finds it again.
+An entry has the object's kind and place, the reason, since when it is known, and an advice. Each scan of the objects
+reports every one as unreadable (``hold``) or readable (``release``), so a repaired object leaves the list by itself.
+The list is in memory; after a restart the next scan fills it again.
 
 Operators see it as ``weft_quarantined{kind=...}``, in `weft status`, `weft doctor` and ``GET /v1/quarantine``.
 """
@@ -19,86 +19,88 @@ from prometheus_client import CollectorRegistry, Gauge
 
 JOB, STATUS, LEARNER, METRICS, RECORD, SPOOL = "job", "status", "learner", "metrics", "record", "spool"
 ADVICE: Final = {
-    JOB: "mend its document in the job store, or restore it from a backup; it goes on by itself then",
-    STATUS: "nothing to do: it is written anew, or removed once its job is over",
-    LEARNER: "`weft kill` its job; what it had stored stays",
-    METRICS: "its job goes on without stored lines and points; restore its folder below metrics/ from a backup",
-    RECORD: "restore it from a backup, or make it anew (a key: `weft key create`)",
-    SPOOL: "nothing to do: what could be read of it was taken, the rest counts as lost",
+    JOB: "repair its document in the job store, or restore it from a backup; the job continues by itself then",
+    STATUS: "nothing to do: it is written again, or removed when its job has ended",
+    LEARNER: "`weft kill` its job; what the learner has stored remains",
+    METRICS: "its job continues without stored lines and points; restore its folder below metrics/ from a backup",
+    RECORD: "restore it from a backup, or create it again (a key: POST /v1/keys)",
+    SPOOL: "nothing to do: its readable part was sent, the rest is counted as lost",
 }
-"""Kind -> what to do about it, where its finder knows nothing better."""
-_MOST: Final = 10_000
-_REASON: Final = 500
+"""Kind -> the default advice."""
+_MAX_ENTRIES: Final = 10_000
+_MAX_REASON: Final = 500
+"""Characters."""
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """One thing that cannot be read."""
+class QuarantineEntry:
+    """One object that cannot be read."""
 
     kind: str
     place: str
-    """Where it lies: a job's id, a key in etcd, a path."""
+    """A job's id, a key in etcd, or a path."""
     reason: str
     since: int
-    """Unix ms: when this process first saw it so."""
+    """Unix ms of the first ``hold``."""
     job: str = ""
-    """The job that is harmed; empty: none, or nobody knows."""
+    """The job that is affected; empty: none, or unknown."""
     advice: str = ""
+    """What the operator can do."""
 
 
 class Quarantine:
-    """One per process. Not more than 10,000 things are kept; when these are mended the next look finds the rest."""
+    """The list of one process: at most 10,000 entries. Further objects are added by a later scan, when some left."""
 
     def __init__(self, now_ms: Callable[[], int], registry: CollectorRegistry) -> None:
         self._now_ms = now_ms
-        self._held: dict[tuple[str, str], Held] = {}
+        self._entries: dict[tuple[str, str], QuarantineEntry] = {}
         self._gauge = Gauge(
-            "weft_quarantined", "Things that cannot be read and are left alone.", ("kind",), registry=registry
+            "weft_quarantined", "Objects that cannot be read and are left alone.", ("kind",), registry=registry
         )
         self._counts: Counter[str] = Counter()
 
     def hold(self, kind: str, place: str, reason: str, *, job: str = "", advice: str = "") -> None:
-        """It cannot be read, for this reason; said before: the time stays, the reason is the newer one."""
-        key, reason = (kind, place), reason[:_REASON]
-        known = self._held.get(key)
-        if known is not None:
-            self._held[key] = replace(known, reason=reason, job=job, advice=advice or ADVICE[kind])
+        """Adds an object, or updates its reason, job and advice. ``since`` of an entry stays."""
+        key, reason = (kind, place), reason[:_MAX_REASON]
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries[key] = replace(entry, reason=reason, job=job, advice=advice or ADVICE[kind])
             return
-        if len(self._held) >= _MOST:
+        if len(self._entries) >= _MAX_ENTRIES:
             return
         log.error("quarantine.held", kind=kind, place=place, why=reason, job=job)
-        self._held[key] = Held(
+        self._entries[key] = QuarantineEntry(
             kind=kind, place=place, reason=reason, since=self._now_ms(), job=job, advice=advice or ADVICE[kind]
         )
-        self._counted(kind, 1)
+        self._count(kind, 1)
 
     def release(self, kind: str, place: str) -> None:
-        """It can be read, or is gone. Nothing happens where it was not held."""
-        if self._held.pop((kind, place), None) is not None:
+        """Removes an object that can be read, or no longer exists. No effect where it is not in the list."""
+        if self._entries.pop((kind, place), None) is not None:
             log.info("quarantine.released", kind=kind, place=place)
-            self._counted(kind, -1)
+            self._count(kind, -1)
 
     def keep_only(self, kind: str, places: Collection[str]) -> None:
-        """Releases all of the kind that are not among these."""
+        """Releases all objects of the kind whose place is not in ``places``."""
         for place in self.places(kind):
             if place not in places:
                 self.release(kind, place)
 
-    def to_the_end(self, kind: str, place: str) -> None:
-        """It was looked at: others are first in ``places`` now."""
-        held = self._held.pop((kind, place), None)
-        if held is not None:
-            self._held[kind, place] = held
+    def move_to_end(self, kind: str, place: str) -> None:
+        """Moves an object that was checked to the end of ``places``, so that the next check begins with others."""
+        entry = self._entries.pop((kind, place), None)
+        if entry is not None:
+            self._entries[kind, place] = entry
 
     def places(self, kind: str) -> Sequence[str]:
-        """Of all that is held of the kind, the one that waits longest first."""
-        return [place for its, place in self._held if its == kind]
+        """Returns the places of all objects of the kind; the one that was checked longest ago first."""
+        return [place for entry_kind, place in self._entries if entry_kind == kind]
 
-    def listed(self) -> Sequence[Held]:
-        """Everything that is held, by kind and place."""
-        return [self._held[key] for key in sorted(self._held)]
+    def entries(self) -> Sequence[QuarantineEntry]:
+        """Returns all entries, sorted by kind and place."""
+        return [self._entries[key] for key in sorted(self._entries)]
 
-    def _counted(self, kind: str, change: int) -> None:
+    def _count(self, kind: str, change: int) -> None:
         self._counts[kind] += change
         self._gauge.labels(kind).set(self._counts[kind])

@@ -1,6 +1,6 @@
-"""Settings that every service shares. Each service extends this with its own; every field says unit and reason.
+"""The settings that all services share. Each service extends them; every field's description has its unit and reason.
 
-Loaded from the environment (``WEFT_<FIELD>``). The page docs/settings.md is generated from these classes.
+They are loaded from the environment (``WEFT_<FIELD>``). scripts/settings.py generates docs/settings.md from them.
 """
 
 from __future__ import annotations
@@ -15,55 +15,69 @@ from services.core.runtime.home import Home, default_home
 
 
 class Settings(BaseSettings):
+    """Settings of every service."""
+
     model_config = SettingsConfigDict(env_prefix="WEFT_", frozen=True, extra="ignore")
 
     home: Path = Field(default_factory=default_home, description="The installation's folder.")
     job_store: str = Field(
         default="sqlite",
-        repr=False,  # a URI may hold a password
-        description="Where jobs and records live: sqlite (files in the home), or mongodb://user:password@host/database.",
+        repr=False,  # a URI may contain a password
+        description="Store of jobs and records: sqlite (files in the home), or mongodb://user:password@host/database.",
     )
     master_key_file: Path | None = Field(
         default=None,
-        description="The keys that wrap the secrets in the record store; by default secrets/master-key in the home.",
+        description="File of the keys that encrypt the secrets in the record store. Default: secrets/master-key in the "
+        "home.",
     )
     object_store: str = Field(
         default="folder",
-        description="Where code, results, logs and checkpoints live: folder (objects/ in the home), or "
+        description="Store of code, results, logs and checkpoints: folder (objects/ in the home), or "
         "s3://bucket[/prefix].",
     )
     s3_endpoint: str = Field(
-        default="", description="Address of the S3 server, http(s)://host[:port]. Default: Amazon's of the region."
+        default="", description="URL of the S3 server, http(s)://host[:port]. Default: Amazon's of the region."
     )
-    s3_region: str = Field(default="us-east-1", description="The region that the bucket is in, and requests name.")
-    s3_access_key: str = Field(default="", repr=False, description="Who the platform is at the S3 server.")
+    s3_region: str = Field(default="us-east-1", description="Region of the bucket.")
+    s3_access_key: str = Field(default="", repr=False, description="Access key id for the S3 server.")
     s3_secret_key: str = Field(
-        default="", repr=False, description="Its secret. Never logged, and never given to helpers or learners."
+        default="",
+        repr=False,
+        description="Secret access key for the S3 server. Never logged, and never given to helpers or learners.",
     )
-    s3_session_token: str = Field(default="", repr=False, description="With credentials that are temporary.")
+    s3_session_token: str = Field(
+        default="", repr=False, description="Session token for the S3 server, with temporary credentials."
+    )
     s3_credentials_file: Path | None = Field(
         default=None,
-        description="The three from a file instead, in the form of Amazon's tools (section [default]).",
+        description="File with access key, secret key and session token, in the format of Amazon's tools (section "
+        "[default]). Replaces the three settings.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least that is logged; logs are JSON, one object per line."
+        default="info", description="Lowest level that is logged. Logs are JSON, one object per line."
     )
-    hints: Literal["celery", "drop"] = Field(
-        default="celery", description="'drop' loses every hint on purpose: everything must still work, only slower."
+    hints: Literal["send", "drop"] = Field(
+        default="send", description="'drop' loses every hint: all must still work, only slower. For tests."
     )
     broker_url: str = Field(
         default="filesystem://",
         repr=False,  # may hold a password
-        description="Carries the hints: filesystem:// (a folder in the home), amqp://user:password@host/vhost "
-        "(RabbitMQ) or redis://:password@host/db. A vhost or db belongs to one installation alone.",
+        description="Broker of the api's hints: amqp://user:password@host/vhost (RabbitMQ), redis://:password@host/db "
+        "or, on one machine, filesystem:// (a folder in the home), which carries only hints that got "
+        "no answer to a direct call. A vhost or db must not be shared by two installations.",
     )
     sweep_s: float = Field(
-        default=1.0, gt=0, description="How often each actor looks at everything without being told, in seconds."
+        default=1.0,
+        gt=0,
+        description="Seconds between two sweeps, in which each service checks all its objects without a hint.",
     )
     lease_ttl_s: float = Field(
-        default=3.0, ge=2, description="After so many seconds of silence a service counts as gone. etcd's minimum is 2."
+        default=3.0,
+        ge=2,
+        description="Seconds without a keep-alive after which a service counts as dead. etcd's minimum is 2.",
     )
 
     @property
-    def place(self) -> Home:
+    def installation(self) -> Home:
+        """The folder layout and the addresses below ``home``."""
         return Home(self.home)

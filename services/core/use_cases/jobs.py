@@ -1,6 +1,7 @@
-"""How a job document is changed, by anyone: read, check the claim, apply a pure function, replace; on a lost race anew.
+"""Changes a job document under its claim, lists jobs page by page, and reads and copies their history.
 
-And how its history is read and copied: the document's tail and the history collection together are the history.
+All services change documents through ``update``: read, check the claim, apply a pure function, replace, and start again
+where another write was first. A job's history is the history collection and the ``history_tail`` of its document.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from services.core.domain.job import Claim, Event, Job, trimmed
 from services.core.ports.job_store import JobQuery, JobStore, Unreadable
 
 _TRIES: Final = 100
-"""Each lost race means that somebody else's write went through; a hundred in a row is a livelock worth an error."""
+"""Each lost race means that another write succeeded. A hundred in a row are a livelock, which is reported."""
 
 
 async def update(store: JobStore, job_id: str, claim: Claim | None, change: Callable[[Job], Job]) -> Job:
-    """The job after ``change``, durably; ``change`` may be called several times and must be pure.
+    """Replaces the job by ``change(job)``, durably, and returns what was stored.
 
-    With a ``claim`` the write happens only while the document still holds exactly that term and nonce, else StaleFence.
-    An unchanged document is not written. NotFound; whatever ``change`` raises.
+    ``change`` may be called several times, so it must be pure. A document that it leaves equal is not written.
+    ``claim``: the write happens only while the document has its term and nonce; None: under any claim.
+
+    Raises NotFound, StaleFence where the claim is superseded, StaleRevision after 100 lost races, and what ``change``
+    raises.
     """
     for _ in range(_TRIES):
         prior = await store.get(job_id)
@@ -39,26 +43,26 @@ async def update(store: JobStore, job_id: str, claim: Claim | None, change: Call
     raise StaleRevision(f"job {job_id} kept changing under {_TRIES} tries to update it")
 
 
-async def every(
+async def all_jobs(
     store: JobStore, query: JobQuery, *, page: int = 1000, left_out: list[Unreadable] | None = None
 ) -> AsyncGenerator[Job]:
-    """All jobs of the query, in order of submission, a page at a time: no snapshot, each as it was when it was read.
+    """Yields all jobs that match, in order of submission, reading ``page`` jobs at a time.
 
-    ``left_out``: see ``JobStore.find``.
+    It is no snapshot: each job is as it was when its page was read. ``left_out``: see ``JobStore.find``.
     """
     while True:
-        found = await store.find(query, newest_first=False, limit=page, left_out=left_out)
-        for job in found:
+        jobs = await store.find(query, newest_first=False, limit=page, left_out=left_out)
+        for job in jobs:
             yield job
-        if len(found) < page:
+        if len(jobs) < page:
             return
-        query = replace(query, after=found[-1].id)
+        query = replace(query, after=jobs[-1].id)
 
 
 async def copy_history(store: JobStore, job: Job) -> Job:
-    """Copies the tail to the history collection, then trims what was copied.
+    """Copies the job's ``history_tail`` to the history collection, then trims the copied events. Returns the job.
 
-    Any reconciler may do it, any number of times.
+    Any service may call it, at any time and repeatedly: an event is copied once.
     """
     if not job.history_tail:
         return job
@@ -68,7 +72,7 @@ async def copy_history(store: JobStore, job: Job) -> Job:
 
 
 async def history(store: JobStore, job: Job, *, after_seq: int = 0) -> Sequence[Event]:
-    """All events beyond ``after_seq`` in order, each once, wherever they lie."""
+    """Returns all events with a seq above ``after_seq``, in order, from the history collection and the document."""
     merged = {event.seq: event for event in job.history_tail if event.seq > after_seq}
     while page := await store.history(job.id, after_seq=after_seq):
         merged |= {event.seq: event for event in page}

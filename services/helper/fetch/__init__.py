@@ -1,5 +1,5 @@
-"""Everything a learner needs before it starts: its code, its environment, its data, its checkpoints.
+"""Everything that a learner needs before it starts: code, environment, data, checkpoints.
 
-All of it runs in one thread beside the event loop, may be killed at any point and is done again from the start by the
-next helper: each part is made beside its place and moved there whole.
+All of it runs in one thread beside the event loop. A helper may be killed at any point; the next one starts from the
+beginning. Files are made in a folder that the learner cannot write, and handed over whole at the end.
 """

@@ -1,7 +1,7 @@
-"""Where a URL of a stranger may lead: to the public internet, and to what the operator has named.
+"""Which addresses a user's URL may lead to: the public internet, and what the operator has named.
 
-A name is resolved once, every address it has is looked at, and the connection goes to an address that was looked at: a
-name that means something else a moment later changes nothing. Each redirect is a new URL and is asked the same.
+A name is resolved once, each of its addresses is checked, and the connection goes to a checked address: a name that
+resolves to another address a moment later changes nothing. Each redirect is a new URL and is checked in the same way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from services.helper.fetch.watched import Cannot
+from services.helper.fetch.progress import FetchFailed
 
 DENIED: Final = "DataStoreDenied"
 CONNECT_S: Final = 20.0
@@ -22,8 +22,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A URL that may be asked, and the address to ask."""
+class CheckedUrl:
+    """An allowed URL, and the checked address of its host."""
 
     url: SplitResult
     host: str
@@ -31,19 +31,22 @@ class Checked:
     address: str
 
     def connect(self) -> http.client.HTTPConnection:
-        """Of the host by name (for TLS and virtual hosts), to the address that was looked at. No proxy."""
+        """A connection to the checked address, under the host's name (for TLS and virtual hosts). No proxy."""
         if self.url.scheme == "https":
             return _PinnedHTTPS(self)
         return _Pinned(self)
 
     @property
     def target(self) -> str:
-        """What stands in the request line."""
+        """The request line's path and query."""
         return (self.url.path or "/") + (f"?{self.url.query}" if self.url.query else "")
 
 
-def check(url: str, allowed: tuple[str, ...]) -> Checked:
-    """Cannot where the URL leads to where jobs may not go; OSError where its name cannot be resolved now."""
+def check_url(url: str, allowed: tuple[str, ...]) -> CheckedUrl:
+    """Raises FetchFailed for an address that jobs may not use, OSError if its name cannot be resolved now.
+
+    ``allowed``: hosts and networks that the operator has opened.
+    """
     parts = urlsplit(url)
     try:
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
@@ -51,30 +54,30 @@ def check(url: str, allowed: tuple[str, ...]) -> Checked:
         port = 0
     host = parts.hostname or ""
     if not port or not host or parts.username is not None:
-        raise Cannot(DENIED, f"{url[:200]} is no http or https address that can be fetched")
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [str(entry[4][0]) for entry in found]
+        raise FetchFailed(DENIED, f"{url[:200]} is no http or https address that can be fetched")
+    resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(entry[4][0]) for entry in resolved]
     for address in addresses:
-        if not _public(address) and not _allowed(host, address, allowed):
-            raise Cannot(
+        if not _is_public(address) and not _is_allowed(host, address, allowed):
+            raise FetchFailed(
                 DENIED,
                 f"{host} is not on the public internet, and the operator has not allowed it (WEFT_HTTP_ALLOW)",
             )
-    return Checked(parts, host, port, addresses[0])
+    return CheckedUrl(parts, host, port, addresses[0])
 
 
-def _public(text: str) -> bool:
+def _is_public(text: str) -> bool:
     address: Address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
         if inner is None and address in ipaddress.ip_network("64:ff9b::/96"):
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
-            return _public(str(inner))
+            return _is_public(str(inner))
     return address.is_global and not address.is_multicast
 
 
-def _allowed(host: str, address: str, allowed: tuple[str, ...]) -> bool:
+def _is_allowed(host: str, address: str, allowed: tuple[str, ...]) -> bool:
     for entry in allowed:
         if entry == host:
             return True
@@ -87,7 +90,7 @@ def _allowed(host: str, address: str, allowed: tuple[str, ...]) -> bool:
 
 
 class _Pinned(http.client.HTTPConnection):
-    def __init__(self, checked: Checked) -> None:
+    def __init__(self, checked: CheckedUrl) -> None:
         super().__init__(checked.host, checked.port, timeout=CONNECT_S)
         self._address = checked.address
 
@@ -96,7 +99,7 @@ class _Pinned(http.client.HTTPConnection):
 
 
 class _PinnedHTTPS(http.client.HTTPSConnection):
-    def __init__(self, checked: Checked) -> None:
+    def __init__(self, checked: CheckedUrl) -> None:
         self._tls = ssl.create_default_context()
         super().__init__(checked.host, checked.port, timeout=CONNECT_S, context=self._tls)
         self._address = checked.address

@@ -1,19 +1,17 @@
-"""Data behind a URL: downloaded once per tenant, then asked for with its ETag only.
+"""Data behind a URL: downloaded once per tenant, and checked with its ETag afterwards.
 
-The cache is ``$WEFT_HOME/cache/data/<tenant>/<digest of the URL>/``: ``body`` with ``body.json`` (what it is), and
-``part`` with ``part.json`` (what it will be) of a download that was cut short, which is resumed by Range. One helper
-downloads at a time, the others of the gang wait and then find it. Never shared between tenants: that one has fetched an
-address says nothing on whether another may.
+The cache is ``$WEFT_HOME/cache/data/<tenant>/<digest of the URL>/``: ``body`` with ``body.json`` (its ETag and digest),
+and ``part`` with ``part.json`` (the same of an interrupted download, which is resumed by Range). One helper downloads
+at a time; the others of the gang wait and take the same file, with or without an ETag (``DataVersions``). Never shared
+between tenants: one tenant's access to an address does not mean that another has it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import http.client
-import json
 import os
 import shutil
 from collections.abc import Generator
@@ -22,10 +20,13 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from services.core.domain.plan import Input
-from services.helper.fetch.addresses import DENIED, Checked, check
-from services.helper.fetch.watched import Cannot, Watched
-from services.helper.folder import Assignment, write_json
-from services.helper.settings import FetchSettings
+from services.core.runtime.durable_files import read_json, write_json
+from services.core.runtime.learner_folder import Assignment
+from services.helper.fetch.addresses import DENIED, CheckedUrl, check_url
+from services.helper.fetch.lock import hold_lock
+from services.helper.fetch.progress import FetchFailed, FetchProgress
+from services.helper.fetch.versions import DataVersions
+from services.helper.settings import HelperSettings
 
 UNAVAILABLE: Final = "DataStoreUnavailable"
 _CHUNK: Final = 2**20
@@ -34,126 +35,162 @@ _TRIES: Final = 6
 _MOVED: Final = frozenset({301, 302, 303, 307, 308})
 
 
-class _Again(Exception):
-    """The server or the way to it failed: another try may do."""
+class _TemporaryFailure(Exception):
+    """The server or the connection failed; another try may succeed."""
 
 
-def fetch_http(one: Input, target: Path, assignment: Assignment, settings: FetchSettings, watched: Watched) -> str:
-    """``target/<file name>`` is the file behind the URL, read-only; its digest. Cannot."""
-    url = one.location.rstrip("/") + "/" + quote(one.path.lstrip("/"), safe="/%?=&+~") if one.path else one.location
+def fetch_http(
+    entry: Input,
+    target: Path,
+    assignment: Assignment,
+    *,
+    settings: HelperSettings,
+    versions: DataVersions,
+    progress: FetchProgress,
+) -> str:
+    """Makes ``target/<file name>`` the file behind the URL, read-only. Returns its digest.
+
+    Raises FetchFailed where it is not allowed, too large, or unavailable after several tries.
+    """
+    url = _url(entry)
     name = unquote(urlsplit(url).path).rsplit("/", 1)[-1]
     if not name or name in {".", ".."} or "/" in name or "\0" in name:
-        raise Cannot(DENIED, f"{url} names no file; give the address of one file, e.g. https://host/data.csv")
+        raise FetchFailed(DENIED, f"{url} names no file; give the address of one file, e.g. https://host/data.csv")
     data = Path(assignment.cache) / "data"
     data.mkdir(parents=True, exist_ok=True, mode=0o700)  # closed to learners, who get their files by other names
     place = data / assignment.plan.tenant / hashlib.sha256(url.encode()).hexdigest()
     place.mkdir(parents=True, exist_ok=True)
-    with _alone(place / "lock", watched, name):
-        _refresh(url, name, place, settings, watched)
-        described = _read(place / "body.json")
+    with hold_lock(place / "lock", progress, f"waiting for another learner that downloads {name}"):
+        body, digest = versions.file(entry), versions.digest(entry)
+        if digest is None or not body.exists():
+            _refresh(url, name, place, settings, progress)
+            digest = str(_read(place / "body.json")["sha256"])
+            body = _keep(place / "body", body)
         target.mkdir(mode=0o755)
-        _give(place / "body", target / name, shared=assignment.owner is not None)
-    return str(described["sha256"])
+        _give(body, target / name, shared=assignment.owner is not None)
+    return digest
 
 
-def _refresh(url: str, name: str, place: Path, settings: FetchSettings, watched: Watched) -> None:
-    """The cache holds what the server has now; what it held, where the server cannot be asked."""
+def _url(entry: Input) -> str:
+    if not entry.path:
+        return entry.location
+    return entry.location.rstrip("/") + "/" + quote(entry.path.lstrip("/"), safe="/%?=&+~")
+
+
+def _refresh(url: str, name: str, place: Path, settings: HelperSettings, progress: FetchProgress) -> None:
+    """Brings the cache up to date. An unavailable server leaves a cached file in use."""
     for attempt in range(1, _TRIES + 1):
         try:
-            _download(url, name, place, settings, watched)
+            _download(url, name, place, settings, progress)
             return
-        except (_Again, OSError, http.client.HTTPException) as error:
+        except (_TemporaryFailure, OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise
             if (place / "body.json").exists():
                 return
             why = str(error) or type(error).__name__
             if attempt == _TRIES:
-                raise Cannot(UNAVAILABLE, f"{url} cannot be downloaded: {why}") from error
-            watched.say(f"downloading {name}: {why}; trying again")
-            watched.wait(min(10.0, 0.5 * 2**attempt))
+                raise FetchFailed(UNAVAILABLE, f"{url} cannot be downloaded: {why}") from error
+            progress.report(f"downloading {name}: {why}; trying again")
+            progress.wait(min(10.0, 0.5 * 2**attempt))
 
 
-def _download(url: str, name: str, place: Path, settings: FetchSettings, watched: Watched) -> None:
-    have, part = _read(place / "body.json"), _read(place / "part.json")
+def _download(url: str, name: str, place: Path, settings: HelperSettings, progress: FetchProgress) -> None:
+    cached, part = _read(place / "body.json"), _read(place / "part.json")
     headers: dict[str, str] = {}
     resumed = (place / "part").stat().st_size if part and (place / "part").exists() else 0
     if resumed and part.get("etag"):
         headers = {"Range": f"bytes={resumed}-", "If-Range": part["etag"]}
-    elif have.get("etag"):
-        headers = {"If-None-Match": have["etag"]}
-    with _asked(url, settings, headers) as answer:
-        if answer.status == 304 and have:
+    elif cached.get("etag"):
+        headers = {"If-None-Match": cached["etag"]}
+    with _get(url, settings, headers) as response:
+        if response.status == 304 and cached:
             return
-        _check_status(answer, url)
-        if answer.status != 206:
+        _check_status(response, url)
+        if response.status != 206:
             resumed = 0
-        length = answer.headers.get("Content-Length", "")
+        length = response.headers.get("Content-Length", "")
         total = resumed + int(length) if length.isdigit() else None
         if (total or 0) > settings.http_max_bytes:
-            raise Cannot("DataTooLarge", f"{url} is larger than the operator allows (WEFT_HTTP_MAX_BYTES)")
-        etag = answer.headers.get("ETag", "")
+            raise FetchFailed("DataTooLarge", f"{url} is larger than the operator allows (WEFT_HTTP_MAX_BYTES)")
+        etag = response.headers.get("ETag", "")
         write_json(place / "part.json", {"etag": "" if etag.startswith("W/") else etag}, durable=False)
-        of = f" of {total // 2**20}" if total else ""
-        for so_far in _receive(answer, place / "part", resumed, settings.http_max_bytes):
-            watched.say(f"downloading {name}: {so_far // 2**20}{of} MiB")
+        of_total = f" of {total // 2**20}" if total else ""
+        for received in _receive(response, place / "part", resumed, settings.http_max_bytes):
+            progress.report(f"downloading {name}: {received // 2**20}{of_total} MiB")
         if total is not None and (place / "part").stat().st_size < total:
-            raise _Again(f"the connection broke before its {total} bytes had come")
+            raise _TemporaryFailure(f"the connection broke before its {total} bytes had come")
     with (place / "part").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
     (place / "part").chmod(0o444)
-    (place / "body.json").unlink(missing_ok=True)  # a body without a description is none
+    (place / "body.json").unlink(missing_ok=True)  # a body counts only with its description
     (place / "part").replace(place / "body")
-    write_json(place / "body.json", {"etag": etag, "sha256": digest}, durable=True)
+    write_json(place / "body.json", {"etag": etag, "sha256": digest})
     (place / "part.json").unlink(missing_ok=True)
 
 
-def _receive(answer: http.client.HTTPResponse, part: Path, have: int, most: int) -> Generator[int]:
-    """Writes what comes behind the first ``have`` bytes; how many there are by now."""
-    with part.open("r+b" if have else "wb") as file:
-        file.truncate(have)
-        file.seek(have)
-        while chunk := answer.read(_CHUNK):
-            have += len(chunk)
-            if have > most:
-                raise Cannot("DataTooLarge", "the file is larger than the operator allows (WEFT_HTTP_MAX_BYTES)")
+def _receive(response: http.client.HTTPResponse, part: Path, size: int, limit: int) -> Generator[int]:
+    """Writes the response behind the first ``size`` bytes of ``part``; yields its size after each chunk."""
+    with part.open("r+b" if size else "wb") as file:
+        file.truncate(size)
+        file.seek(size)
+        while chunk := response.read(_CHUNK):
+            size += len(chunk)
+            if size > limit:
+                raise FetchFailed("DataTooLarge", "the file is larger than the operator allows (WEFT_HTTP_MAX_BYTES)")
             file.write(chunk)
-            yield have
+            yield size
 
 
 @contextlib.contextmanager
-def _asked(url: str, settings: FetchSettings, headers: dict[str, str]) -> Generator[http.client.HTTPResponse]:
-    """The answer to GET, redirects followed: each to a place that may be asked."""
+def _get(url: str, settings: HelperSettings, headers: dict[str, str]) -> Generator[http.client.HTTPResponse]:
+    """The response to GET. Each redirect is checked like the first address."""
     for _ in range(_REDIRECTS + 1):
-        checked: Checked = check(url, settings.http_allow)
+        checked: CheckedUrl = check_url(url, settings.http_allow)
         with contextlib.closing(checked.connect()) as connection:
             connection.request(
                 "GET", checked.target, headers={"User-Agent": "weft", "Accept-Encoding": "identity", **headers}
             )
-            with connection.getresponse() as answer:
-                to = answer.headers.get("Location")
-                if answer.status not in _MOVED or not to:
-                    yield answer
+            with connection.getresponse() as response:
+                location = response.headers.get("Location")
+                if response.status not in _MOVED or not location:
+                    yield response
                     return
-                url = urljoin(url, to)
-    raise Cannot(UNAVAILABLE, f"{url} is behind too many redirects")
+                url = urljoin(url, location)
+    raise FetchFailed(UNAVAILABLE, f"{url} is behind too many redirects")
 
 
-def _check_status(answer: http.client.HTTPResponse, url: str) -> None:
-    if answer.status in {200, 206}:
+def _check_status(response: http.client.HTTPResponse, url: str) -> None:
+    if response.status in {200, 206}:
         return
-    if answer.status in {401, 403}:
-        raise Cannot(DENIED, f"{url} answers {answer.status}: it is not public, and secrets are not available yet")
-    if answer.status == 416:
-        raise _Again("the file has changed")
-    if answer.status in {408, 425, 429} or answer.status >= 500:
-        raise _Again(f"the server answers {answer.status}")
-    raise Cannot(UNAVAILABLE, f"{url} answers {answer.status} {answer.reason}; check the address")
+    if response.status in {401, 403}:
+        raise FetchFailed(
+            DENIED, f"{url} answers {response.status}: it is not public, and secrets are not available yet"
+        )
+    if response.status == 416:
+        raise _TemporaryFailure("the file has changed")
+    if response.status in {408, 425, 429} or response.status >= 500:
+        raise _TemporaryFailure(f"the server answers {response.status}")
+    raise FetchFailed(UNAVAILABLE, f"{url} answers {response.status} {response.reason}; check the address")
+
+
+def _keep(body: Path, kept: Path) -> Path:
+    """Gives the body a second name for the attempt, and returns the name to use.
+
+    The caches may lie on another file system than the learners' folders: then there is the body's own name only, and
+    another job of the tenant may replace it by a newer version.
+    """
+    kept.unlink(missing_ok=True)
+    try:
+        os.link(body, kept)
+    except OSError:
+        return body
+    return kept
 
 
 def _give(body: Path, target: Path, *, shared: bool) -> None:
-    """By a second name where the learner is another user, who can read but not change it; else by a copy."""
+    """``shared``: the learner is another user, who can read but not change the file: a hard link. Else a copy."""
     if shared:
         with contextlib.suppress(OSError):
             os.link(body, target)
@@ -161,24 +198,9 @@ def _give(body: Path, target: Path, *, shared: bool) -> None:
     shutil.copyfile(body, target)
 
 
-@contextlib.contextmanager
-def _alone(path: Path, watched: Watched, name: str) -> Generator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            watched.say(f"waiting for another learner that downloads {name}")
-            watched.wait(0.1)
-        yield
-    finally:
-        os.close(fd)
-
-
 def _read(path: Path) -> dict[str, Any]:
+    """Empty for a missing or unreadable file."""
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        return read_json(path) or {}
+    except (TypeError, ValueError):
         return {}
-    return found

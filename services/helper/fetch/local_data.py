@@ -1,7 +1,7 @@
-"""Data that lies on this machine: a link to it, where the operator allows the folder and the learner can read it.
+"""Data on this machine: a link to it, if the operator allows the folder and the learner can read it.
 
 A link, because data is large and shared; learners have users of their own, so the file system keeps them from writing.
-What they cannot read is copied for them, since the operator has said that jobs may have it.
+Data that the learner's user cannot read is copied: the operator has allowed it to jobs.
 """
 
 from __future__ import annotations
@@ -14,48 +14,61 @@ from pathlib import Path
 from typing import Final
 
 from services.core.domain.plan import Input
-from services.helper.fetch.watched import Cannot, Watched
-from services.helper.folder import Assignment
-from services.helper.settings import FetchSettings
+from services.core.runtime.learner_folder import Assignment
+from services.helper.fetch.progress import FetchFailed, FetchProgress
+from services.helper.fetch.versions import DataVersions
+from services.helper.settings import HelperSettings
 
 DENIED: Final = "DataStoreDenied"
-_LOOKED_AT: Final = 10_000
-"""Files whose sizes and times go into the digest; of larger sets only the first so many."""
+_DIGEST_FILES: Final = 10_000
+"""Files whose sizes and times are in the digest; of larger sets only the first so many."""
 
 
-def fetch_local(one: Input, target: Path, assignment: Assignment, settings: FetchSettings, watched: Watched) -> str:
-    """``target`` leads to the data; its digest (names, sizes, times). Cannot."""
-    source = Path(one.location, one.path)
+def fetch_local(
+    entry: Input,
+    target: Path,
+    assignment: Assignment,
+    *,
+    settings: HelperSettings,
+    versions: DataVersions,  # noqa: ARG001 - the caller compares digests; nothing is kept of local data
+    progress: FetchProgress,
+) -> str:
+    """Makes ``target`` a link to the data or a copy of it. Returns its digest (names, sizes, times).
+
+    Raises FetchFailed where the data is missing or not allowed.
+    """
+    source = Path(entry.location, entry.path)
     try:
         real = source.resolve(strict=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise Cannot(DENIED, f"data at {source} cannot be read: {error}") from error
+        raise FetchFailed(DENIED, f"data at {source} cannot be read: {error}") from error
     allowed = [path.resolve() for path in settings.data_paths]
     if not any(real.is_relative_to(path) for path in allowed):
         shown = ", ".join(map(str, settings.data_paths)) or "none"
-        raise Cannot(DENIED, f"{source} is not below a folder that the operator allows (WEFT_DATA_PATHS: {shown})")
-    files = sorted(_listed(real))
+        raise FetchFailed(DENIED, f"{source} is not below a folder that the operator allows (WEFT_DATA_PATHS: {shown})")
+    files = sorted(_list_files(real))
     if assignment.owner is None or _readable(real, files, *assignment.owner):
         target.symlink_to(real)
     else:
-        watched.say(f"copying {source}")
-        _copy(real, target, watched)
+        progress.report(f"copying {source}")
+        _copy(real, target, progress)
     return _digest(real, files)
 
 
-def _listed(root: Path) -> list[Path]:
+def _list_files(root: Path) -> list[Path]:
+    """At most ``_DIGEST_FILES``."""
     if root.is_file():
         return [root]
-    out: list[Path] = []
+    files: list[Path] = []
     for folder, _, names in os.walk(root):
-        out += [Path(folder, name) for name in names]
-        if len(out) >= _LOOKED_AT:
+        files += [Path(folder, name) for name in names]
+        if len(files) >= _DIGEST_FILES:
             break
-    return out[:_LOOKED_AT]
+    return files[:_DIGEST_FILES]
 
 
 def _readable(root: Path, files: list[Path], uid: int, gid: int) -> bool:
-    """Whether a user can open the files: by their modes, since asking as that user would take a process."""
+    """Whether a user can open the files, by their modes: trying it as that user would take a process."""
 
     def may(path: Path, bit: int) -> bool:
         status = path.stat()
@@ -69,21 +82,20 @@ def _readable(root: Path, files: list[Path], uid: int, gid: int) -> bool:
         return False
 
 
-def _copy(source: Path, target: Path, watched: Watched) -> None:
-    """Readable for all, links inside left out: they could lead anywhere."""
+def _copy(source: Path, target: Path, progress: FetchProgress) -> None:
+    """Copies files and folders, readable for all. Links inside are left out: they could lead anywhere."""
     if source.is_file():
-        shutil.copyfile(source, target)
-        target.chmod(0o644)
+        _copy_file(source, target)
         return
     for folder, folders, names in os.walk(source):
-        watched.check()
-        here = target / Path(folder).relative_to(source)
-        here.mkdir(mode=0o755)
+        progress.check()
+        copied = target / Path(folder).relative_to(source)
+        copied.mkdir(mode=0o755)
         folders[:] = [name for name in folders if not Path(folder, name).is_symlink()]
         for name in names:
             path = Path(folder, name)
             if path.is_file() and not path.is_symlink():
-                _copy_file(path, here / name)
+                _copy_file(path, copied / name)
 
 
 def _copy_file(source: Path, target: Path) -> None:
@@ -92,7 +104,7 @@ def _copy_file(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise
-        raise Cannot(DENIED, f"{source} cannot be read: {error.strerror}") from error
+        raise FetchFailed(DENIED, f"{source} cannot be read: {error.strerror}") from error
     target.chmod(0o644)
 
 

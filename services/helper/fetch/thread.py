@@ -8,49 +8,49 @@ import threading
 import traceback
 from concurrent.futures import Future
 
-from services.helper.fetch.watched import Cancelled, Cannot, Fetched, Watched
-from services.helper.folder import Assignment, LearnerFolder
-from services.helper.journal import note
-from services.helper.objects import Urls
+from services.core.runtime.learner_folder import Assignment, LearnerFolder
+from services.helper.fetch.progress import FetchCancelled, FetchFailed, FetchProgress, FetchResult
+from services.helper.log import log_event
+from services.helper.objects import UrlSigner
 from services.helper.wakeup import Wakeup
 
 
-class Fetch:
-    """A fetching thread, begun."""
+class FetchThread:
+    """Starts fetching when it is made, in a running event loop."""
 
-    def __init__(self, folder: LearnerFolder, assignment: Assignment, urls: Urls) -> None:
-        self._watched = Watched()
-        self._outcome: Future[Fetched] = Future()
-        self._over = Wakeup()
+    def __init__(self, folder: LearnerFolder, assignment: Assignment, signer: UrlSigner) -> None:
+        self._progress = FetchProgress()
+        self._outcome: Future[FetchResult] = Future()
+        self._done = Wakeup()
         self._loop = asyncio.get_running_loop()
-        # Not the loop's executor: at the end that would wait for a thread that nobody waits for.
-        threading.Thread(target=self._run, args=(folder, assignment, urls), name="fetch", daemon=True).start()
+        # Not the loop's executor: closing the loop would wait for a thread whose result is not needed any more.
+        threading.Thread(target=self._run, args=(folder, assignment, signer), name="fetch", daemon=True).start()
 
     @property
     def message(self) -> str:
-        return self._watched.message
+        return self._progress.message
 
     def cancel(self) -> None:
-        self._watched.cancel()
+        self._progress.cancel()
 
-    async def done(self, timeout: float) -> bool:
-        """Whether it has ended, in any way, at most so long from now."""
-        await self._over.wait(timeout)
+    async def wait_done(self, timeout: float) -> bool:
+        """Waits up to ``timeout`` seconds. Returns whether fetching has ended, in any way."""
+        await self._done.wait(timeout)
         return self._outcome.done()
 
-    def result(self) -> Fetched:
-        """Cannot, Cancelled."""
+    def result(self) -> FetchResult:
+        """Raises FetchFailed, FetchCancelled."""
         return self._outcome.result()
 
-    def _run(self, folder: LearnerFolder, assignment: Assignment, urls: Urls) -> None:
-        from services.helper.fetch.order import fetch_all  # noqa: PLC0415 - beside the import of gRPC, not before it
+    def _run(self, folder: LearnerFolder, assignment: Assignment, signer: UrlSigner) -> None:
+        from services.helper.fetch.fetch_all import fetch_all  # noqa: PLC0415 - beside the import of gRPC
 
         try:
-            self._outcome.set_result(fetch_all(folder, assignment, urls, self._watched))
-        except (Cannot, Cancelled) as ended:
+            self._outcome.set_result(fetch_all(folder, assignment, signer, self._progress))
+        except (FetchFailed, FetchCancelled) as ended:
             self._outcome.set_exception(ended)
-        except Exception as error:  # noqa: BLE001 - a thread's edge; trying again would not make it better
-            note("fetch.failed", why=traceback.format_exc())
-            self._outcome.set_exception(Cannot("FetchFailed", f"fetching failed: {error}"))
+        except Exception as error:  # noqa: BLE001 - a thread's edge; another try would fail in the same way
+            log_event("fetch.failed", why=traceback.format_exc())
+            self._outcome.set_exception(FetchFailed("FetchFailed", f"fetching failed: {error}"))
         with contextlib.suppress(RuntimeError):  # the helper has ended meanwhile
-            self._loop.call_soon_threadsafe(self._over.ring)
+            self._loop.call_soon_threadsafe(self._done.set)

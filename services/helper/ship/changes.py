@@ -1,75 +1,71 @@
-"""Sleeping while nothing is written: the kernel says when a file changed (inotify), instead of being asked for ever.
+"""Sleeping while nothing is written: the kernel tells when a file changed (inotify), instead of being asked for ever.
 
-A hint, like all events: whoever waits here looks at the files again after a second at the latest, and where a machine
-has no inotify left to give (there are few per user), it looks ten times a second. Only armed once a source has gone
-quiet: while a learner writes, looking at sizes in turns costs less than an event for each line.
+An event only wakes: the files are looked at again after a second in any case, and ten times a second where the machine
+has no inotify left to give (there are few per user). Only armed once a source has gone quiet: while a learner writes,
+looking at sizes in turns costs less than an event for each line.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 from collections.abc import Callable
 from typing import Final
 
-_MODIFY: Final = 0x2
-_CREATE_OR_MOVED_TO: Final = 0x100 | 0x80
-_MOST: Final = 64
-"""Watches: a learner that replaces its files for ever must not use up the machine's."""
-_libc: Final = ctypes.CDLL(None, use_errno=True)
+from inotify_simple import INotify, flags
+
+_NEW_NAMES: Final = flags.CREATE | flags.MOVED_TO
+_WATCHES_AT_MOST: Final = 64
+"""A learner that replaces its files for ever must not use up the machine's."""
 
 
 class Changes:
-    """What was watched stays watched: ``arm`` misses nothing that happened since it was added."""
+    """Watches open files and folders. ``arm`` misses nothing that happened since one was added."""
 
     def __init__(self) -> None:
-        self._fd = -1
+        self._inotify: INotify | None = None
         self._watched: set[tuple[int, int]] = set()
-        self._begin()
-
-    def _begin(self) -> None:
-        self.close()
-        self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._watched.clear()
 
     def file(self, fd: int) -> bool:
-        """From now on, writes to the open file wake. False where that cannot be had."""
-        return self._add(fd, _MODIFY)
+        """From now on, writes to the open file wake. False where the machine, or this object, has no watch left."""
+        return self._add(fd, flags.MODIFY)
 
     def folder(self, fd: int) -> bool:
-        """From now on, new names in the open folder wake."""
-        return self._add(fd, _CREATE_OR_MOVED_TO)
+        """From now on, new names in the open folder wake. False as for a file."""
+        return self._add(fd, _NEW_NAMES)
 
     def arm(self, wake: Callable[[], None]) -> None:
-        if self._fd >= 0:
-            asyncio.get_running_loop().add_reader(self._fd, wake)
+        """Calls ``wake`` at every change, until disarmed."""
+        if self._inotify is not None:
+            asyncio.get_running_loop().add_reader(self._inotify.fileno(), wake)
 
     def disarm(self) -> None:
-        """And forgets what has happened: it is looked at next."""
-        if self._fd >= 0:
-            asyncio.get_running_loop().remove_reader(self._fd)
-            try:
-                while os.read(self._fd, 65_536):
-                    pass
-            except BlockingIOError:
-                return
+        """Ends ``arm`` and forgets what has happened: the caller looks at the files next."""
+        if self._inotify is not None:
+            asyncio.get_running_loop().remove_reader(self._inotify.fileno())
+            self._inotify.read(timeout=0)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Forgets all watches; adding one begins anew."""
+        if self._inotify is not None:
+            self._inotify.close()
+        self._inotify = None
+        self._watched.clear()
 
     def _add(self, fd: int, mask: int) -> bool:
         status = os.fstat(fd)
-        which = (status.st_dev, status.st_ino)
-        if self._fd < 0 or which in self._watched:
-            return self._fd >= 0
-        if len(self._watched) >= _MOST:
-            self._begin()
-            return False  # this time; what was watched before has to be added again
-        # By descriptor: what the path means now may be another file.
-        if _libc.inotify_add_watch(self._fd, f"/proc/self/fd/{fd}".encode(), mask) < 0:
+        file_id = (status.st_dev, status.st_ino)
+        if file_id in self._watched:
+            return True
+        if len(self._watched) >= _WATCHES_AT_MOST:
+            self.close()
+            return False  # this time; those watched before have to be added again
+        try:
+            if self._inotify is None:
+                self._inotify = INotify(nonblocking=True)
+            # By descriptor: what the path means now may be another file.
+            self._inotify.add_watch(f"/proc/self/fd/{fd}", mask)
+        except OSError:
             return False
-        self._watched.add(which)
+        self._watched.add(file_id)
         return True

@@ -1,10 +1,10 @@
-"""Lines of JSON to metric points. A line that is none, or only nearly one, is simply a line.
+"""Parses lines of JSON as metric points. Any other line reports nothing.
 
-Taken as points:
+Forms of points:
 * what ``weft.report`` writes: ``{"time_ms", "step", "values": {name: number}, "context": {}}`` (cli/weft/_learner.py);
 * ``{"step": 7, "loss": 0.3, ...}``: an object with ``step`` and numbers beside it;
 * ``{"metrics": {"loss": 0.3}, "step": 7}``, with or without the step.
-On stdout a line is shown as a log line as well.
+On stdout such a line is shown as a log line as well. Names and context pass ``storable`` here, once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-_APART: Final = frozenset(
+from services.core.domain.text import storable
+
+_NO_METRICS: Final = frozenset(
     {"step", "time", "time_ms", "timestamp", "context", "progress", "dropped", "values", "metrics"}
 )
-"""Keys of the flat form that are no metrics."""
+"""Keys of the flat form that name no metric."""
 _NAME_CHARS: Final = 256
 _MOST: Final = 4096
-"""Points of one line, and far above what anybody reports at once."""
+"""Points of one line: far above any real report."""
 _CONTEXT_CHARS: Final = 512
 """It is repeated for each point of the line."""
 _INT64: Final = 1 << 63
@@ -29,8 +31,8 @@ _SPELLED: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
-    """What one line says."""
+class ParsedReport:
+    """The content of one line."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     step: int | None = None
@@ -40,42 +42,43 @@ class Reported:
     """(fraction, milliseconds left or -1)."""
 
 
-def looks_like_points(line: bytes) -> bool:
-    """A quick no for nearly all lines of a log."""
+def may_hold_points(line: bytes) -> bool:
+    """A fast test that is False for nearly all lines of a log."""
     return line.startswith(b"{") and line.rstrip().endswith(b"}") and (b'"step"' in line or b'"metrics"' in line)
 
 
-def parse(line: bytes) -> Reported | None:
-    """What the line reports; None where it reports nothing."""
+def parse_report(line: bytes) -> ParsedReport | None:
+    """The line's report; None where it reports nothing. Never raises."""
     try:
-        found = json.loads(line)
+        document = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         return None
-    values = _values(found)
-    progress = _progress(found.get("progress"))
+    values = _values(document)
+    progress = _progress(document.get("progress"))
     if not values and progress is None:
         return None
-    return Reported(
-        values=values, step=_whole(found.get("step")), time_ms=_time(found.get("time_ms")),
-        context=_context(found.get("context")), progress=progress,
+    return ParsedReport(
+        values=values, step=_whole(document.get("step")), time_ms=_time(document.get("time_ms")),
+        context=_context(document.get("context")), progress=progress,
     )  # fmt: skip
 
 
-def _values(found: Mapping[str, Any]) -> dict[str, float]:
+def _values(document: Mapping[str, Any]) -> dict[str, float]:
     for key in ("values", "metrics"):
-        if isinstance(found.get(key), dict):
-            named = found[key]
+        if isinstance(document.get(key), dict):
+            named = document[key]
             break
     else:
-        named = {name: value for name, value in found.items() if name not in _APART} if "step" in found else {}
-    out: dict[str, float] = {}
+        flat = {name: value for name, value in document.items() if name not in _NO_METRICS}
+        named = flat if "step" in document else {}
+    values: dict[str, float] = {}
     for name, value in named.items():
         number = _number(value)
-        if number is not None and 0 < len(name) <= _NAME_CHARS and len(out) < _MOST:
-            out[_plain(name)] = number
-    return out
+        if number is not None and 0 < len(name) <= _NAME_CHARS and len(values) < _MOST:
+            values[storable(name)] = number
+    return values
 
 
 def _number(value: object) -> float | None:
@@ -105,15 +108,16 @@ def _time(value: object) -> int | None:
 def _context(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         return {}
-    out: dict[str, str] = {}
+    context: dict[str, str] = {}
     left = _CONTEXT_CHARS
     for name, item in value.items():
-        text = _plain(item if isinstance(item, str) else json.dumps(item))
-        left -= len(name) + len(text)
+        text = storable(item if isinstance(item, str) else json.dumps(item))
+        plain = storable(name)
+        left -= len(plain) + len(text)
         if left < 0:
             break
-        out[_plain(name)] = text
-    return out
+        context[plain] = text
+    return context
 
 
 def _progress(value: object) -> tuple[float, int] | None:
@@ -124,8 +128,3 @@ def _progress(value: object) -> tuple[float, int] | None:
         return None
     known = left is not None and 0 <= left < 1e12
     return min(1.0, max(0.0, fraction)), round(left * 1000) if known and left is not None else -1
-
-
-def _plain(text: str) -> str:
-    """JSON may smuggle in lone surrogates, which no message can carry."""
-    return text.encode("utf-8", "replace").decode()

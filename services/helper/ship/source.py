@@ -1,10 +1,10 @@
-"""One source of a learner: a file that grows, and at times is cut back or replaced.
+"""One source of a learner: a file that grows, and at times is truncated or replaced.
 
-It holds a position (up to where the metrics service has everything) and gives the next batch from there. In memory is
-one window of the file at most, whatever the learner writes: what was not sent yet lies in the file itself.
+It keeps a position, up to which the metrics service has everything, and gives the next batch from there. At most one
+window of the file is in memory, whatever the learner writes: unsent bytes stay in the file itself.
 
 A *generation* is one file from its first byte to its last. A smaller size or another inode ends it and begins the
-next: what was unread of a file that was cut back is lost with its bytes, of one that was replaced it is read first.
+next. Unread bytes of a truncated file are lost; a replaced file is read to its end first.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
 from services.helper.learner_files import inode_of, open_file, open_folder
 from services.helper.ship.changes import Changes
 from services.helper.ship.lines import LINE_BYTES, REPORT_BYTES, Piece, split
-from services.helper.ship.points import Reported, looks_like_points, parse
+from services.helper.ship.points import ParsedReport, may_hold_points, parse_report
 from services.helper.ship.times import TimeIndex
-from services.helper.spool import Known, Spool
+from services.helper.spool import SourceState, Spool
 
 _WINDOW: Final = 256 * 2**10
-"""Read at once. More than the longest line, so that each reading gives at least one."""
+"""Bytes that are read at once. More than the longest line, so that each reading gives at least one."""
 _LINES: Final = 1_000
-"""Cut out of one reading at most: a window of newlines would be a quarter of a million lines."""
+"""Lines that are taken from one window at most: a window of newlines would give a quarter of a million."""
 _PATH_S: Final = 0.2
-"""What a path names is looked at so often: it costs ten times what the size of an open file does."""
+"""How often the path is checked for another file: it costs ten times as much as the size of an open file."""
 _POINT_BYTES: Final = 2**20
-"""Points in one batch take about so much at most: what they hang on (name, context) may be longer than their lines."""
+"""Size of the points of one batch at most: name and context, repeated for each, may be longer than their lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a source's file lies, and what is in it."""
+class SourceFile:
+    """Where a source's file lies, and what it contains."""
 
     name: str
-    """As the metrics service calls it: stdout, stderr, metrics.jsonl, logs/<path>."""
+    """The source's name in the metrics service: stdout, stderr, metrics.jsonl, logs/<path>."""
     run: int
     root: Path
-    """A folder of the platform's; below it nothing is trusted."""
+    """A folder of the platform. Below it nothing is trusted."""
     parts: Sequence[str]
     text: bool
-    """Lines for people, some of which may report points; else JSON lines that only report."""
-    ours: bool = False
-    """The folder is closed to the learner: nobody replaces the file."""
+    """Log lines, some of which may report points; else JSON lines that only report."""
+    is_closed: bool = False
+    """The learner cannot change the folder, so the file is never replaced."""
 
     @property
     def key(self) -> str:
@@ -57,104 +57,105 @@ class Place:
 
 
 class TailedSource:
-    """``look`` as often as you like, then ``batch`` and ``accept`` in turns; ``done`` at last."""
+    """Call ``refresh`` at any time, and ``next_batch`` and ``accept`` in turns until ``is_done``."""
 
     def __init__(
-        self, place: Place, identity: Source, uid: int, spool: Spool, *, clock: Callable[[], int],
-        reported: Callable[[Reported], None],
+        self, file: SourceFile, identity: Source, uid: int, spool: Spool, *, clock: Callable[[], int],
+        on_report: Callable[[ParsedReport], None],
     ) -> None:  # fmt: skip
-        self.place = place
+        """``uid``: the learner's. ``clock``: Unix ms. ``on_report`` gets each report once, or again after a restart."""
+        self.file = file
         self._identity = identity
         self._uid = uid
         self._spool = spool
         self._clock = clock
-        self._reported = reported
-        self._known = spool.source(place.key) or Known()
-        self._times = TimeIndex(spool.times(f"{place.key}.{self._known.generation}"))
+        self._on_report = on_report
+        self._state = spool.source(file.key) or SourceState()
+        self._times = TimeIndex(spool.times_file(f"{file.key}.{self._state.generation}"))
         self._fd: int | None = None
         self._size = 0
         self._position = 0
         self._pieces: deque[Piece] = deque()
-        """What comes from ``_position`` on, as far as it is read."""
+        """Read from ``_position`` on, and not committed."""
         self._ended = False
-        """This generation will not grow any more."""
+        """This generation will not grow."""
         self._finished = False
-        """And the metrics service knows, and has all of it."""
-        self._left: dict[int, int] = {}
-        """Earlier generations whose end is still to be told, and up to where they were taken in."""
-        self._last = False
+        """This generation is committed as final."""
+        self._unfinished: dict[int, int] = {}
+        """Earlier generations that are not committed as final yet, with their committed offsets."""
+        self._exited = False
         """The learner has exited."""
-        self._quiet_at = -1
+        self._nothing_at = -1
         """The size at which there was nothing complete to send."""
-        self._path_due = 0.0
+        self._path_check_at = 0.0
 
     @property
-    def done(self) -> bool:
-        """Everything is taken in and nothing will follow."""
-        read = self._fd is None or (self._finished and not self._replaced())
-        return self._last and read and not self._left
+    def is_done(self) -> bool:
+        """Everything is committed and nothing will follow."""
+        is_read = self._fd is None or (self._finished and not self._is_replaced())
+        return self._exited and is_read and not self._unfinished
 
     def resume(self, generation: int, committed: int, *, final: bool) -> None:
-        """What the metrics service has of a generation, by its word at the beginning of a conversation."""
-        if generation < self._known.generation:
+        """Sets the committed offset of a generation, from the metrics service's answer to Hello."""
+        if generation < self._state.generation:
             if not final:
-                self._left[generation] = committed
+                self._unfinished[generation] = committed
             return
-        if generation > self._known.generation:
+        if generation > self._state.generation:
             self._begin(generation)
         self._rewind(committed)
         self._finished = final
 
-    def is_of(self, other: Source) -> bool:
-        """Whether that is this source, of any generation."""
-        mine = self._identity
-        return (mine.attempt, mine.rank, mine.run, mine.source) == (other.attempt, other.rank, other.run, other.source)
+    def matches(self, other: Source) -> bool:
+        """Whether ``other`` is this source, of any generation."""
+        own = self._identity
+        return (own.attempt, own.rank, own.run, own.source) == (other.attempt, other.rank, other.run, other.source)
 
-    def look(self) -> None:
-        """Notices what has become of the file. Cheap: it is done ten times a second for as long as the learner runs."""
+    def refresh(self) -> None:
+        """Reads the file's size, and whether it was replaced. Cheap: called ten times a second for days."""
         now = time.monotonic()
-        if self._last or now >= self._path_due:
-            self._path_due = now + _PATH_S
-            self._look_at_path()
+        if self._exited or now >= self._path_check_at:
+            self._path_check_at = now + _PATH_S
+            self._check_path()
         if self._fd is None:
             return
         size = os.fstat(self._fd).st_size
         if size < self._position:
-            self._begin(self._known.generation + 1)
+            self._begin(self._state.generation + 1)
             self._open()
         elif size != self._size:
             self._size = size
-            self._times.saw(size, self._clock())
+            self._times.record(size, self._clock())
 
-    def _look_at_path(self) -> None:
+    def _check_path(self) -> None:
         if self._fd is None:
             self._open()
-        elif self._replaced():
+        elif self._is_replaced():
             if self._finished:
-                self._begin(self._known.generation + 1)
+                self._begin(self._state.generation + 1)
                 self._open()
             else:
                 self._ended = True
 
     @property
     def unsent(self) -> int:
-        """Bytes, as of the last look."""
+        """Bytes, as of the last ``refresh``."""
         return max(0, self._size - self._position)
 
     @property
-    def fresh(self) -> bool:
-        """Whether it has grown, or was opened, since it was last found to have nothing to send."""
-        return self._fd is not None and not self._finished and self._size != self._quiet_at
+    def may_have_lines(self) -> bool:
+        """Whether it has grown, or was opened, since ``next_batch`` last had nothing to send."""
+        return self._fd is not None and not self._finished and self._size != self._nothing_at
 
     def watch(self, changes: Changes) -> bool:
-        """Whether ``changes`` will tell of whatever happens to the file from its last look on."""
-        self._path_due = 0.0  # the look after the next change is at the path, too
+        """Adds the file and its folder to ``changes``. Returns whether every change from now on is noticed."""
+        self._path_check_at = 0.0  # a change may be another file of this name
         if self._fd is not None and not changes.file(self._fd):
             return False
-        if self.place.ours:
+        if self.file.is_closed:
             return self._fd is not None
         try:
-            folder = open_folder(self.place.root, self.place.parts[:-1])
+            folder = open_folder(self.file.root, self.file.parts[:-1])
         except OSError:
             return False
         try:
@@ -162,18 +163,21 @@ class TailedSource:
         finally:
             os.close(folder)
 
-    def end(self) -> None:
-        """The learner has exited: what is in the file now is all there will be."""
-        self._last = self._ended = True
-        self.look()
+    def finish(self) -> None:
+        """The learner has exited: the file will not grow."""
+        self._exited = self._ended = True
+        self.refresh()
 
-    def batch(self, max_bytes: int, max_lines: int) -> SourceBatch | None:
-        """The next bytes and what they hold, about so much at most; None where nothing is complete."""
-        for generation, committed in self._left.items():
+    def next_batch(self, max_bytes: int, max_lines: int) -> SourceBatch | None:
+        """The next lines and points, about so many at most; None where nothing is complete.
+
+        The same batch again until ``accept`` is called.
+        """
+        for generation, committed in self._unfinished.items():
             return SourceBatch(source=self._source(generation), start=committed, end=committed, final=True)
-        if self._fd is None or self._finished or (not self._ended and self._quiet_at == self._size):
+        if self._fd is None or self._finished or (not self._ended and self._nothing_at == self._size):
             return None
-        out = SourceBatch(source=self._source(self._known.generation), start=self._position, end=self._position)
+        out = SourceBatch(source=self._source(self._state.generation), start=self._position, end=self._position)
         self._fill()
         points = 0
         for piece in self._pieces:
@@ -185,18 +189,18 @@ class TailedSource:
             out.end = piece.end
         out.final = self._ended and out.end >= self._size
         if out.end == out.start and not out.final:
-            self._quiet_at = self._size
+            self._nothing_at = self._size
             return None
         return out
 
     def accept(self, batch: SourceBatch, committed: int) -> None:
-        """The answer to a batch: its end, or else from where to go on."""
+        """Takes the service's answer to a batch: ``committed`` is its end, or the offset to continue from."""
         generation = batch.source.generation
-        if generation in self._left:
-            self._left[generation] = committed
+        if generation in self._unfinished:
+            self._unfinished[generation] = committed
             if batch.final and committed == batch.end:
-                del self._left[generation]
-        elif generation == self._known.generation:
+                del self._unfinished[generation]
+        elif generation == self._state.generation:
             if committed != batch.end:
                 self._rewind(committed)
                 return
@@ -218,71 +222,71 @@ class TailedSource:
 
     def _open(self) -> None:
         try:
-            self._fd = open_file(self.place.root, self.place.parts, self._uid)
+            self._fd = open_file(self.file.root, self.file.parts, self._uid)
         except OSError:
             return
         status = os.fstat(self._fd)
-        if self._known.inode not in {0, status.st_ino} or status.st_size < self._position:
-            # Another file than the one whose beginning was sent, maybe by a helper before us.
+        if self._state.inode not in {0, status.st_ino} or status.st_size < self._position:
+            # Another file than the one whose beginning was sent, perhaps by an earlier helper.
             fd, self._fd = self._fd, None
-            self._begin(self._known.generation + 1)
+            self._begin(self._state.generation + 1)
             self._fd = fd
-        self._remember(Known(generation=self._known.generation, inode=status.st_ino))
+        self._save_state(SourceState(generation=self._state.generation, inode=status.st_ino))
 
-    def _replaced(self) -> bool:
-        if self.place.ours:
+    def _is_replaced(self) -> bool:
+        if self.file.is_closed:
             return False
-        now = inode_of(self.place.root, self.place.parts)
-        return now is not None and now != self._known.inode
+        inode = inode_of(self.file.root, self.file.parts)
+        return inode is not None and inode != self._state.inode
 
     def _begin(self, generation: int) -> None:
-        """The next generation, from its first byte. In the spool before anything of it is sent."""
+        """Starts a generation at its first byte. Saved before anything of it is sent."""
         self.close()
-        if not self._finished and (self._position or self._known.inode):
-            self._left[self._known.generation] = self._position
+        if not self._finished and (self._position or self._state.inode):
+            self._unfinished[self._state.generation] = self._position
         self._pieces.clear()
         self._position = self._size = 0
         self._finished = False
-        self._ended = self._last
-        self._quiet_at = -1
-        self._remember(Known(generation=generation))
+        self._ended = self._exited
+        self._nothing_at = -1
+        self._save_state(SourceState(generation=generation))
         self._times.close()
-        self._times = TimeIndex(self._spool.times(f"{self.place.key}.{generation}"))
+        self._times = TimeIndex(self._spool.times_file(f"{self.file.key}.{generation}"))
 
-    def _remember(self, known: Known) -> None:
-        self._known = known
-        self._spool.save_source(self.place.key, known)
+    def _save_state(self, state: SourceState) -> None:
+        self._state = state
+        self._spool.save_source(self.file.key, state)
 
     def _rewind(self, committed: int) -> None:
         self._pieces.clear()
         self._position = committed
-        self._quiet_at = -1
+        self._nothing_at = -1
 
     def _fill(self) -> None:
         if self._pieces or self._fd is None:
             return
         data = os.pread(self._fd, min(_WINDOW, max(0, self._size - self._position)), self._position)
         ended = self._ended and self._position + len(data) >= self._size
-        limit = LINE_BYTES if self.place.text else REPORT_BYTES
+        limit = LINE_BYTES if self.file.text else REPORT_BYTES
         self._pieces.extend(islice(split(data, self._position, ended=ended, limit=limit), _LINES))
 
     def _add(self, out: SourceBatch, piece: Piece) -> int:
-        """Takes the piece into the batch; about how many bytes of points it is."""
-        time_ms = self._times.at(piece.end)
-        if self.place.text:
+        """Adds the piece to the batch. Returns about how many bytes its points take."""
+        time_ms = self._times.time_at(piece.end)
+        if self.file.text:
             out.lines.add(offset=piece.start, time_ms=time_ms, text=piece.text, partial=piece.partial)
-            if piece.partial or not looks_like_points(piece.raw):
+            if piece.partial or not may_hold_points(piece.raw):
                 return 0
-        found = parse(piece.raw) if not piece.partial else None
-        if found is None:
+        report = parse_report(piece.raw) if not piece.partial else None
+        if report is None:
             return 0
         size = 0
-        around = 40 + sum(len(name) + len(text) for name, text in found.context.items())
-        for name, value in found.values.items():
-            size += around + len(name)
+        overhead = 40 + sum(len(name) + len(text) for name, text in report.context.items())
+        for name, value in report.values.items():
+            size += overhead + len(name)
             out.points.add(
-                offset=piece.start, time_ms=found.time_ms or time_ms, name=name, step=found.step, value=value,
-                context=found.context,
+                offset=piece.start, time_ms=report.time_ms or time_ms, name=name, step=report.step, value=value,
+                context=report.context,
             )  # fmt: skip
-        self._reported(found)
+        self._on_report(report)
         return size

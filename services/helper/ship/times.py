@@ -1,7 +1,8 @@
-"""When each byte of a source was first seen, so that a line sent or stored again has the time it had before.
+"""When each byte of a source was first seen, so that a line that is sent or stored again keeps its time.
 
-A file of fixed-size records (bytes seen, Unix ms). A growth within ``GAP_MS`` of the last record extends it, for people
-the same instant; and the gap grows once there are many, so that a week of chatter stays within some megabytes.
+A file of fixed-size records (bytes seen, Unix ms). Growth within ``GAP_MS`` of the last record extends that record; for
+people it is the same instant. The gap grows once there are many records, so a week of output stays within some
+megabytes.
 """
 
 from __future__ import annotations
@@ -20,36 +21,38 @@ _RECORD: Final = 16
 
 
 class TimeIndex:
+    """Reads an existing file; a torn last record is ignored."""
+
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         whole = os.fstat(self._fd).st_size // _RECORD * _RECORD
-        both = array("Q")
-        both.frombytes(os.pread(self._fd, whole, 0))
-        self._seen, self._times = both[0::2], both[1::2]
+        records = array("Q")
+        records.frombytes(os.pread(self._fd, whole, 0))
+        self._sizes, self._times = records[0::2], records[1::2]
 
-    def saw(self, size: int, now_ms: int) -> None:
-        """The source has ``size`` bytes now. In the file when this returns (unless the disk is full)."""
-        if self._seen:
-            if size <= self._seen[-1]:
+    def record(self, size: int, now_ms: int) -> None:
+        """Records that the source has ``size`` bytes now. Written when this returns, unless the disk is full."""
+        if self._sizes:
+            if size <= self._sizes[-1]:
                 return
-            gap = GAP_MS if len(self._seen) < _COARSE_AFTER else _COARSE_GAP_MS
-            if now_ms - self._times[-1] < gap:  # or a clock that was set back: times of one source never fall
-                self._seen[-1] = size
+            gap = GAP_MS if len(self._sizes) < _COARSE_AFTER else _COARSE_GAP_MS
+            if now_ms - self._times[-1] < gap:  # also after a clock was set back: times of a source never fall
+                self._sizes[-1] = size
                 self._write(size, self._times[-1])
                 return
-        self._seen.append(size)
+        self._sizes.append(size)
         self._times.append(now_ms)
         self._write(size, now_ms)
 
-    def at(self, end: int) -> int:
-        """When the source had its first ``end`` bytes; of more than it was seen to have, the latest time there is."""
-        if not self._seen:
+    def time_at(self, end: int) -> int:
+        """Unix ms at which the source first had ``end`` bytes. Beyond what was seen: the latest time. Empty: 0."""
+        if not self._sizes:
             return 0
-        return self._times[min(bisect_left(self._seen, end), len(self._times) - 1)]
+        return self._times[min(bisect_left(self._sizes, end), len(self._times) - 1)]
 
     def close(self) -> None:
         os.close(self._fd)
 
     def _write(self, size: int, time_ms: int) -> None:
-        with contextlib.suppress(OSError):  # a full disk: the time is known to this process at least
-            os.pwrite(self._fd, array("Q", (size, time_ms)).tobytes(), (len(self._seen) - 1) * _RECORD)
+        with contextlib.suppress(OSError):  # a full disk: this process still has the time in memory
+            os.pwrite(self._fd, array("Q", (size, time_ms)).tobytes(), (len(self._sizes) - 1) * _RECORD)

@@ -1,1 +1,1 @@
-"""`weft backup` and `weft restore`: a platform in one file that knows no store (docs/adr/0009-backup.md)."""
+"""`weft backup` and `weft restore`: a platform in one file, independent of its stores (docs/adr/0009-backup.md)."""

@@ -1,13 +1,13 @@
-"""The file of a backup: a plain tar, written and read in one go, in which no bit can change unseen.
+"""The file of a backup: a plain tar, written and read in one pass, in which every changed bit is detected.
 
-    weft-backup.json     format, versions, which key opens the secrets
-    ...                  what is in the backup
-    index/000001.jsonl   now and then: name, size and SHA-256 of the entries since the last one
-    end.json             what there is in all; SHA-256 of every byte before it, and its HMAC under the backup's key
+    weft-backup.json     format, versions, description of the key that encrypts the secrets
+    ...                  the entries
+    index/000001.jsonl   after at most 1,000 entries: their names, sizes and SHA-256
+    end.json             totals, SHA-256 of every byte before it, and its HMAC under the backup's key
 
-Whoever reads checks each entry against the index behind it, and at the end every byte: only what ends in a right
-``end.json`` is a backup. An entry that could not be written whole (the object changed meanwhile) is *void*: an index
-that follows at once says so. Memory is bounded by one chunk and a thousand names, whatever the size.
+A reader checks each entry against the index that follows it, and all bytes at the end: a file without a right
+``end.json`` is no backup. An entry that could not be written completely (the object changed meanwhile) is *void*; the
+index that follows immediately marks it. Memory is bounded by one chunk and 1,000 names, whatever the size.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ CHUNK: Final = 2**20
 _BLOCK: Final = 512
 _INDEXED: Final = 1000
 _SMALL: Final = 16 * 2**20
-"""Entries that are read as a whole are smaller: who writes them cuts them at a few MiB."""
+"""Bound for entries that are read into memory; the writer splits them at a few MiB."""
 _PAX: Final = b"x"
 _LAST: Final = bytes(2 * _BLOCK)
 
 
 class Refused(InvalidRequest):
-    """It is no backup, or not as it was written."""
+    """The file is no backup, or is damaged."""
 
 
 class Writer:
@@ -46,13 +46,16 @@ class Writer:
         self.entries = self.bytes = 0
 
     def put(self, name: str, content: bytes) -> None:
-        """An entry that is there as a whole."""
+        """Writes an entry from memory."""
         self._head(name, len(content))
         self._write(content)
         self._tail(name, len(content), hashlib.sha256(content).hexdigest(), void=False)
 
     async def stream(self, name: str, size: int, chunks: AsyncIterable[bytes]) -> bool:
-        """An entry that comes in chunks; whether it had the size that was said. Where not, or it breaks, it is void."""
+        """Writes an entry of ``size`` bytes from chunks. Returns False, and voids it, if they sum to another size.
+
+        It is void, too, if ``chunks`` raises; the error is passed on.
+        """
         self._head(name, size)
         left, digest, whole = size, hashlib.sha256(), False
         try:
@@ -75,12 +78,11 @@ class Writer:
         return whole
 
     def finish(self, counts: dict[str, int], mac: Any) -> str:
-        """Writes the end; the digest of everything before it. ``mac``: of a text, under the backup's key."""
+        """Writes ``end.json``. ``mac`` returns the HMAC of a text. Returns the SHA-256 of everything before it."""
         self._index()
         digest = self._digest.hexdigest()
         end = {"entries": self.entries, "counts": counts, "sha256": digest}
-        said = json.dumps(end, sort_keys=True)
-        content = json.dumps({**end, "mac": mac(said)}).encode()
+        content = json.dumps({**end, "mac": mac(json.dumps(end, sort_keys=True))}).encode()
         self._head(END, len(content))
         self._write(content)
         self._pad(len(content))
@@ -101,7 +103,7 @@ class Writer:
 
     def _index(self) -> None:
         self._indexes += 1
-        content = "".join(json.dumps(one) + "\n" for one in self._pending).encode()
+        content = "".join(json.dumps(row) + "\n" for row in self._pending).encode()
         self._pending.clear()
         self._head(f"{INDEX}{self._indexes:06d}.jsonl", len(content))
         self._write(content)
@@ -118,7 +120,7 @@ class Writer:
 
 @dataclass
 class Entry:
-    """One of the entries. Its content is read once, in order; what is not read is passed over."""
+    """An entry. Its content can be read once, in order; the reader skips what is left unread."""
 
     name: str
     size: int
@@ -130,7 +132,7 @@ class Entry:
         self._left = self.size
 
     def chunks(self) -> Iterator[bytes]:
-        """At most 1 MiB each."""
+        """The content in chunks of at most 1 MiB."""
         while self._left:
             data = self._reader.take(min(self._left, CHUNK), self.name)
             self._left -= len(data)
@@ -138,13 +140,13 @@ class Entry:
             yield data
 
     def read(self) -> bytes:
-        """All of it. Refused where it is larger than such an entry ever is."""
+        """The whole content. Raises Refused if it is larger than any entry that the writer makes this way."""
         if self.size > _SMALL:
             raise Refused(f"entry {self.name} of the backup is too large to be what it says")
         return b"".join(self.chunks())
 
     def checked(self) -> dict[str, Any]:
-        """What the index has to say of it."""
+        """Reads to the end; returns the row that the index must contain for this entry."""
         for _ in self.chunks():
             pass
         self._reader.pad(self.size, self.name)
@@ -153,36 +155,36 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """The last entry of this name does not count."""
+    """Marks the last entry of this name as void: it must be ignored."""
 
     name: str
 
 
 @dataclass
 class Reader:
-    """One pass over a backup. Refused, naming the entry, at the first thing that is not as it was written."""
+    """One pass over a backup. Iterating raises Refused, with the name of the entry, at the first damage."""
 
     file: BinaryIO
     end: dict[str, Any] = field(default_factory=dict)
-    """``end.json``, once everything before it was read and found right."""
-    said: str = ""
-    """What its HMAC is of."""
-    _all: Any = field(default_factory=hashlib.sha256)
+    """``end.json``; set once everything before it was read and verified."""
+    authenticated: str = ""
+    """The text that the HMAC in ``end`` authenticates."""
+    _digest: Any = field(default_factory=hashlib.sha256)
     _place: int = 0
 
     @property
     def place(self) -> int:
-        """Bytes read."""
+        """Number of bytes read so far."""
         return self._place
 
     def __iter__(self) -> Iterator[Entry | Void]:
         pending: list[dict[str, Any]] = []
         before, entries = "", 0
         while not self.end:
-            so_far = self._all.hexdigest()
+            digest = self._digest.hexdigest()
             entry = self._next(before)
             if entry.name == END:
-                self._finish(entry, so_far, entries, pending)
+                self._finish(entry, digest, entries, pending)
             elif entry.name.startswith(INDEX):
                 yield from self._index(entry, pending)
                 pending = []
@@ -212,60 +214,60 @@ class Reader:
 
     def _index(self, entry: Entry, pending: list[dict[str, Any]]) -> Iterator[Void]:
         try:
-            listed = [json.loads(line) for line in entry.read().splitlines()]
-            names = [one["name"] for one in listed]
+            rows = [json.loads(line) for line in entry.read().splitlines()]
+            names = [row["name"] for row in rows]
         except (ValueError, KeyError, TypeError):
             raise Refused(f"entry {entry.name} of the backup is damaged") from None
         entry.checked()
-        if names != [one["name"] for one in pending]:
+        if names != [row["name"] for row in pending]:
             raise Refused(f"entry {entry.name} of the backup does not list the entries before it")
-        for one, seen in zip(listed, pending, strict=True):
-            void = one.pop("void", False)
-            if one != seen:
-                raise Refused(f"entry {seen['name']} of the backup is damaged: it has not the checksum of its index")
+        for row, actual in zip(rows, pending, strict=True):
+            void = row.pop("void", False)
+            if row != actual:
+                raise Refused(f"entry {actual['name']} of the backup is damaged: it has not the checksum of its index")
             if void:
-                yield Void(seen["name"])
+                yield Void(actual["name"])
 
-    def _finish(self, entry: Entry, so_far: str, entries: int, pending: list[dict[str, Any]]) -> None:
+    def _finish(self, entry: Entry, digest: str, entries: int, pending: list[dict[str, Any]]) -> None:
         try:
             end = json.loads(entry.read())
             mac, counts = end.pop("mac"), end["counts"]
         except (ValueError, KeyError, TypeError, AttributeError):
             raise Refused(f"entry {END} of the backup is damaged") from None
         entry.checked()
-        right = {"entries": entries, "counts": counts, "sha256": so_far}
-        if pending or end != right or self.take(len(_LAST), END) != _LAST or self.file.read(1):
-            raise Refused(f"the backup is damaged: it is not what entry {END} says that it was")
-        self.said = json.dumps(end, sort_keys=True)
+        expected = {"entries": entries, "counts": counts, "sha256": digest}
+        if pending or end != expected or self.take(len(_LAST), END) != _LAST or self.file.read(1):
+            raise Refused(f"the backup is damaged: its content does not match entry {END}")
+        self.authenticated = json.dumps(end, sort_keys=True)
         self.end = {**end, "mac": mac}
 
     def take(self, size: int, where: str) -> bytes:
-        """So many bytes. Refused where the file ends before."""
+        """Exactly ``size`` bytes. Raises Refused if the file ends before. ``where`` is for the message."""
         data = self.file.read(size)
         if len(data) < size:
             what = where if where.startswith(("after", "at ")) else f"in entry {where}"
             raise Refused(f"the backup is cut off {what}: it is not whole, and nothing of it can be trusted")
-        self._all.update(data)
+        self._digest.update(data)
         self._place += size
         return data
 
     def pad(self, size: int, where: str) -> None:
-        """Passes over what fills an entry's last block."""
+        """Skips the padding of an entry's last block. Raises Refused unless it is all zeros."""
         if any(self.take(-size % _BLOCK, where)):
             raise Refused(f"the backup is damaged behind entry {where}")
 
 
 def _extended(data: bytes, where: str) -> dict[str, str]:
-    """The records of a pax header: each is its length, a space, ``name=value`` and a newline."""
-    found: dict[str, str] = {}
+    """Parses the records of a pax header: each is its length, a space, ``name=value`` and a newline."""
+    records: dict[str, str] = {}
     try:
         while data:
             length = int(data.partition(b" ")[0])
             record, data = data[:length], data[length:]
             name, _, value = record.decode().partition(" ")[2].removesuffix("\n").partition("=")
-            found[name] = value
+            records[name] = value
             if not length:
                 raise ValueError(length)
     except ValueError:
         raise Refused(f"the backup is damaged {where}: a name cannot be read") from None
-    return found
+    return records

@@ -1,6 +1,6 @@
-"""What the command line asks: `weft backup`, `weft restore`, `weft master-key`. Plain dictionaries, as its siblings.
+"""`weft backup`, `weft restore` and `weft master-key` for the command line. They return plain dictionaries.
 
-Imports are inside the functions: `weft status` and its like do not wait for what only these need.
+Imports are inside the functions, so that other commands do not load what only these need.
 """
 
 # ruff: noqa: PLC0415
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from services.core.domain.errors import Conflict, InvalidRequest
 from services.core.runtime.home import Home, default_home
-from services.core.runtime.processes import saved
+from services.core.runtime.processes import read_live_process
 
 if TYPE_CHECKING:
     from services.core.runtime.settings import Settings
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Report = Callable[[str], None]
 Progress = Callable[[int, int], None]
-"""(bytes done, bytes in all)."""
+"""Called with (bytes done, bytes in total)."""
 _PASSPHRASE: Final = "WEFT_BACKUP_PASSPHRASE"  # noqa: S105 - its name
 
 
-def _quiet(_done: int, _whole: int) -> None: ...
+def _no_progress(_done: int, _total: int) -> None: ...
 
 
 class Backups:
@@ -44,12 +44,13 @@ class Backups:
         key: str | None = None,
         passphrase: str | None = None,
         report: Report = print,
-        progress: Progress = _quiet,
+        progress: Progress = _no_progress,
     ) -> dict[str, Any]:
-        """Writes a backup, whether or not the platform runs: ``{file, bytes, counts, key, key_made, warnings}``.
+        """Writes a backup; the platform may run. Returns ``{file, bytes, counts, key, key_made, warnings}``.
 
-        ``target``: a new file, or a folder. ``key``: the file of the key that seals its secrets, made where it is
-        missing; by default the backup's name with ``.key``. With ``passphrase`` (or WEFT_BACKUP_PASSPHRASE) no file.
+        ``target`` is a new file, or a folder. ``key`` is the file of the key that encrypts the secrets; it is created
+        if it is missing. Default: the backup's name with ``.key``. With ``passphrase`` (or WEFT_BACKUP_PASSPHRASE)
+        there is no key file. Raises Conflict if the target exists.
         """
         from services.local.backup import keys, saving
 
@@ -60,7 +61,7 @@ class Backups:
         if path.is_dir():
             path /= time.strftime("weft-%Y%m%d-%H%M%S.backup", time.gmtime())
         if path.exists():
-            raise Conflict(f"{path} is there already; choose another name, or name a folder")
+            raise Conflict(f"{path} exists already; choose another name, or name a folder")
         passphrase = passphrase or os.environ.get(_PASSPHRASE)
         if passphrase:
             opens, file, made = keys.from_passphrase(passphrase), None, False
@@ -68,26 +69,27 @@ class Backups:
             file = Path(key).absolute() if key else _key_beside(path)
             opens, made = keys.made_key_file(file)
         try:
-            with _as_it_runs(place) as settings:
+            with _settings_of_running_platform(place) as settings:
                 answer = _run(saving.back_up(settings, path, opens, report=report, progress=progress))
         except BaseException:
             if made and file is not None:
-                file.unlink(missing_ok=True)  # it opens nothing
+                file.unlink(missing_ok=True)  # there is no backup that it belongs to
             raise
         return {"file": str(path), "key": str(file) if file else "", "key_made": made, **answer}
 
     def verify_backup(
-        self, source: str, *, key: str | None = None, passphrase: str | None = None, progress: Progress = _quiet
+        self, source: str, *, key: str | None = None, passphrase: str | None = None, progress: Progress = _no_progress
     ) -> dict[str, Any]:
-        """Reads every byte: ``{file, head, counts, authentic}``. Where its key is at hand also who wrote it.
+        """Reads and checks every byte. Returns ``{file, head, counts, authentic}``.
 
-        InvalidRequest, naming the entry, where it is not whole.
+        ``authentic`` is True if the key was available and the HMAC is right. Raises InvalidRequest with the name of the
+        first damaged entry.
         """
         from services.local.backup import restoring
         from services.local.backup.archive import Refused
 
         path = Path(source).absolute()
-        find_key = _finding(path, key, passphrase)
+        find_key = _key_finder(path, key, passphrase)
         try:
             checked = restoring.check(path, find_key, progress=progress)
         except Refused:
@@ -95,7 +97,7 @@ class Backups:
         except InvalidRequest:
             if key or passphrase:
                 raise
-            checked = restoring.check(path, None, progress=progress)  # without its key, then
+            checked = restoring.check(path, None, progress=progress)  # integrity only: the key is not available
         return {
             "file": str(path), "head": checked.head, "counts": checked.counts, "authentic": checked.key is not None,
         }  # fmt: skip
@@ -109,24 +111,30 @@ class Backups:
         passphrase: str | None = None,
         halted: bool = False,
         replace: bool = False,
-        progress: Progress = _quiet,
+        progress: Progress = _no_progress,
     ) -> dict[str, Any]:
-        """Brings a platform back: ``{home, counts, head, again, halted}``; ids of jobs that go on, or are halted."""
+        """Restores a platform. Returns ``{home, counts, head, again, halted}``.
+
+        ``again`` and ``halted`` are the ids of the jobs that are queued again, or halted.
+        """
         from services.core.runtime.settings import Settings
         from services.local.backup import restoring
 
         path, place = Path(source).absolute(), _home(home)
         with _environment({"WEFT_HOME": str(place.root)}):
             settings = Settings()
-        find_key = _finding(path, key, passphrase)
+        find_key = _key_finder(path, key, passphrase)
         restored = restoring.restore(settings, path, find_key, halted=halted, over=replace, progress=progress)
         return {"home": str(place.root), **_run(restored)}
 
     def master_key(self, home: str | None = None, *, rotate: bool = False, retire: bool = False) -> dict[str, Any]:
-        """``{file, current, keys: [{id, secrets}], rewrapped, refused, retired}``. May be done while services run."""
+        """Shows, rotates or retires master keys; services may run.
+
+        Returns ``{file, current, keys: [{id, secrets}], rewrapped, refused, retired}``.
+        """
         if rotate and retire:
             raise InvalidRequest("first --rotate, then --retire: services may be using the old key at this moment")
-        with _as_it_runs(_home(home)) as settings:
+        with _settings_of_running_platform(_home(home)) as settings:
             return _run(_master_key(settings, rotate=rotate, retire=retire))
 
 
@@ -138,8 +146,8 @@ def _key_beside(path: Path) -> Path:
     return path.with_name(path.name + ".key")
 
 
-def _finding(path: Path, key: str | None, passphrase: str | None) -> FindKey:
-    """How the key of a backup is found, once its head has said which kind it is."""
+def _key_finder(path: Path, key: str | None, passphrase: str | None) -> FindKey:
+    """A function that finds the key of a backup from the key description in its head."""
     from services.local.backup import keys
 
     file = Path(key).absolute() if key else _key_beside(path)
@@ -148,21 +156,22 @@ def _finding(path: Path, key: str | None, passphrase: str | None) -> FindKey:
 
 
 @contextlib.contextmanager
-def _as_it_runs(home: Home) -> Generator[Settings]:
-    """The settings that the platform runs with, where it runs: who backs it up must not look into other stores."""
+def _settings_of_running_platform(home: Home) -> Generator[Settings]:
+    """Settings from the environment of the running platform, so that the same stores are opened; else from ours."""
     from services.core.runtime.settings import Settings
 
-    theirs: dict[str, str] = {}
-    process = saved(home / "run" / "api.json") or saved(home / "run" / "supervisor.json")
+    environment: dict[str, str] = {}
+    process = read_live_process(home / "run" / "api.json") or read_live_process(home / "run" / "supervisor.json")
     if process is not None:
         with contextlib.suppress(OSError):
             pairs = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
-            theirs = {name: value for name, _, value in (pair.partition("=") for pair in pairs) if _is_ours(name)}
-    with _environment({**theirs, "WEFT_HOME": str(home.root)}):
+            variables = (pair.partition("=") for pair in pairs)
+            environment = {name: value for name, _, value in variables if _is_setting(name)}
+    with _environment({**environment, "WEFT_HOME": str(home.root)}):
         yield Settings()
 
 
-def _is_ours(name: str) -> bool:
+def _is_setting(name: str) -> bool:
     return name.startswith("WEFT_") and name != _PASSPHRASE
 
 
@@ -204,12 +213,13 @@ async def _master_key(settings: Settings, *, rotate: bool, retire: bool) -> dict
             if retire:
                 if refused:
                     raise Conflict(f"{refused} secrets cannot be read; write them again before a key is retired")
-                retired = [one for one in file.keys().ids if one != file.keys().current.id]
+                retired = [key_id for key_id in file.keys().ids if key_id != file.keys().current.id]
                 file.keep_only_current()
-            known, wrapped = file.keys(), await secrets.wrapped_by()
+            keys, secrets_by_key = file.keys(), await secrets.wrapped_by()
         return {
-            "file": str(file.path), "current": known.current.id, "rewrapped": rewrapped, "refused": refused,
-            "retired": retired, "keys": [{"id": one, "secrets": wrapped.get(one, 0)} for one in known.ids],
+            "file": str(file.path), "current": keys.current.id, "rewrapped": rewrapped, "refused": refused,
+            "retired": retired,
+            "keys": [{"id": key_id, "secrets": secrets_by_key.get(key_id, 0)} for key_id in keys.ids],
         }  # fmt: skip
     finally:
         await records.close()

@@ -1,11 +1,11 @@
-"""What is in a backup besides files: JSON lines, compressed, in entries of a few MiB each.
+"""The documents in a backup: compressed JSON lines, in entries of a few MiB each.
 
 records/000001.jsonl.gz       {kind, id, body, index}
-jobs/000001.jsonl.gz          {job: the document, history: [event, ...]}: no event that is newer than the document
-unreadable/000001.jsonl.gz    {id, why, document}: kept for who wants to mend them, restored by nobody
-secrets/000001.sealed         [{where, name, value}] under the backup's key
+jobs/000001.jsonl.gz          {job: the document, history: [event, ...]}: no event newer than the document
+unreadable/000001.jsonl.gz    {id, why, document}: kept for repair by hand, never restored
+secrets/000001.sealed         {where, name, value}, encrypted under the backup's key
 metrics/<job>/000001.jsonl.gz {sources: [...]}, then {lines: [...]} and {points: [...]} in order
-objects/<key>                 the bytes themselves
+objects/<key>                 the bytes of an object
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from services.core.ports.metric_store import (
 from services.local.backup.archive import Refused, Writer
 
 _FLUSH: Final = 2 * 2**20
-"""Characters of JSON in one entry, about."""
+"""About so many characters of JSON in one entry."""
 _INFLATED: Final = 64 * 2**20
 _GZIP: Final = 31
 """zlib's name for a gzip wrapper."""
 _LEVEL: Final = 3
-"""Four times faster than the usual 6, for a tenth more bytes."""
+"""Four times faster than the default 6, for 10 % more bytes."""
 
 
 @dataclass
 class Lines:
-    """Writes documents of one kind, an entry whenever enough have come together."""
+    """Writes documents of one kind: an entry whenever enough have accumulated."""
 
     writer: Writer
     folder: str
@@ -55,7 +55,7 @@ class Lines:
             self.flush()
 
     def flush(self) -> None:
-        """What has come together since the last entry."""
+        """Writes the documents since the last entry; nothing if there are none."""
         if not self._texts:
             return
         self._parts += 1
@@ -67,12 +67,12 @@ class Lines:
 
 
 def documents(name: str, content: bytes) -> Iterator[Any]:
-    """The documents of one entry. Refused where it holds none."""
+    """The documents of one entry. Raises Refused for content that cannot be read or is too large."""
     unpacker = zlib.decompressobj(_GZIP)
     try:
         text = unpacker.decompress(content, _INFLATED)
         if not unpacker.eof:
-            raise Refused(f"entry {name} of the backup is larger than such an entry ever is")
+            raise Refused(f"entry {name} of the backup is too large")
         for line in text.splitlines():
             yield json.loads(line)
     except (zlib.error, ValueError) as error:
@@ -83,16 +83,16 @@ def documents(name: str, content: bytes) -> Iterator[Any]:
 
 
 def sources_document(extent: Extent) -> dict[str, Any]:
-    """What everything else of a job's metrics is from."""
-    return {"sources": [[*_source(one.source), one.committed, one.final] for one in extent.sources]}
+    """The sources that the lines and points of a job refer to by their index."""
+    return {"sources": [[*_source(state.source), state.committed, state.final] for state in extent.sources]}
 
 
 def lines_document(lines: Sequence[StoredLine], sources: dict[SourceId, int]) -> dict[str, Any]:
-    """``sources``: their places in the list of sources."""
+    """``sources`` maps a source to its index in the sources document."""
     return {
         "lines": [
-            [one.seq, sources[one.source], one.line.offset, one.line.time_ms, one.line.text, one.line.partial]
-            for one in lines
+            [line.seq, sources[line.source], line.line.offset, line.line.time_ms, line.line.text, line.line.partial]
+            for line in lines
         ]
     }
 
@@ -101,24 +101,24 @@ def points_document(points: Sequence[StoredPoint], sources: dict[SourceId, int])
     """As ``lines_document``. NaN and infinities are written as Python's JSON writes them."""
     return {
         "points": [
-            [one.seq, sources[one.source], p.offset, p.time_ms, p.name, p.step, p.value, dict(p.context)]
-            for one in points
-            for p in [one.point]
+            [stored.seq, sources[stored.source], p.offset, p.time_ms, p.name, p.step, p.value, dict(p.context)]
+            for stored in points
+            for p in [stored.point]
         ]
     }
 
 
 def read_sources(document: Any) -> list[SourceState]:
-    """ValueError, TypeError or KeyError where these are none."""
-    return [SourceState(SourceId(*one[:6]), one[6], one[7]) for one in document["sources"]]
+    """Parses a sources document. Raises ValueError, TypeError or KeyError if it is none."""
+    return [SourceState(SourceId(*fields[:6]), fields[6], fields[7]) for fields in document["sources"]]
 
 
 def read_stored(document: Any, sources: Sequence[SourceId]) -> Stored:
-    """ValueError, TypeError, KeyError or IndexError where these are none."""
+    """Parses lines or points. Raises ValueError, TypeError, KeyError or IndexError if they are none."""
     if "lines" in document:
         return [StoredLine(seq, sources[at], LogLine(*rest)) for seq, at, *rest in document["lines"]]
     return [StoredPoint(seq, sources[at], Point(*rest)) for seq, at, *rest in document["points"]]
 
 
-def _source(one: SourceId) -> list[Any]:
-    return [one.attempt, one.role, one.rank, one.run, one.source, one.generation]
+def _source(source: SourceId) -> list[Any]:
+    return [source.attempt, source.role, source.rank, source.run, source.source, source.generation]

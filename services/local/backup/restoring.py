@@ -1,9 +1,8 @@
-"""Reading a backup, and bringing a platform back from it.
+"""Checks a backup, and restores a platform from it.
 
-Twice through the file: first every byte is checked and nothing is written; then what is there is written. Before the
-first change a mark is made (``restoring.json`` in the home), which goes after the last: as long as it is there the
-platform does not start, and a restore that was cut is simply run again. Each begins by removing what is there, so it
-never meets anything of a former one.
+It reads the file twice: the first pass checks every byte and writes nothing; the second pass writes. A marker
+(``restoring.json`` in the home) exists from before the first change until after the last. While it exists the platform
+does not start, and an interrupted restore is simply run again: each restore first removes what is there.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from services.core.ports.job_store import DispatcherDoc, JobQuery
 from services.core.ports.metric_store import SourceState, Stored
 from services.core.ports.record_store import Record
 from services.core.runtime.home import Home
-from services.core.runtime.processes import saved
+from services.core.runtime.processes import read_live_process
 from services.core.runtime.settings import Settings
-from services.core.use_cases.jobs import every
+from services.core.use_cases.jobs import all_jobs
 from services.local.backup import restore_marker
 from services.local.backup.archive import HEAD, Entry, Reader, Refused, Void
 from services.local.backup.documents import documents, read_sources, read_stored
@@ -44,16 +43,16 @@ from services.local.backup.saving import BOOTSTRAP, FORMAT, INSTALLATION, Progre
 from services.local.backup.stores import TENANTS, Stores, opened
 from services.local.layout import ETCD, PROGRAMS, VERSION, prepare
 
-_AT_ONCE: Final = 64
-"""Writes under way at once: they share the store's fsyncs."""
-_OWN: Final = frozenset({"keys", "secrets"})
-"""Kinds of records that a platform has by itself once it was started."""
+_CONCURRENT_WRITES: Final = 64
+"""Concurrent writes share the store's fsyncs."""
+_KINDS_AT_START: Final = frozenset({"keys", "secrets"})
+"""Kinds of records that a platform creates at its first start."""
 FindKey = Callable[[dict[str, Any]], BackupKey]
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a whole pass over a backup has shown."""
+    """The result of a full check of a backup."""
 
     head: dict[str, Any]
     counts: dict[str, int]
@@ -61,9 +60,10 @@ class Checked:
 
 
 def check(path: Path, find_key: FindKey | None, *, progress: Progress) -> Checked:
-    """Reads every byte. Refused, naming the entry, where anything is not as it was written.
+    """Reads every byte. Raises Refused with the name of the first damaged entry.
 
-    ``find_key``: the key for a backup with such a head; None: secrets are not opened, and who wrote it is not proved.
+    ``find_key`` returns the key for the description in the head. With None, secrets are not decrypted and the HMAC is
+    not checked.
     """
     with _opened_file(path) as (file, size):
         return _check(file, size, find_key, progress)
@@ -82,19 +82,19 @@ def _check(file: BinaryIO, size: int, find_key: FindKey | None, progress: Progre
             key.unseal(entry.name, entry.read())
         for _ in entry.chunks():
             progress(reader.place, size)
-    if key is not None and key.mac(reader.said) != reader.end["mac"]:
-        raise Refused("the backup is whole, but was not written with this key: somebody has changed it")
+    if key is not None and key.mac(reader.authenticated) != reader.end["mac"]:
+        raise Refused("the backup is whole, but was not written with this key: it was changed")
     return Checked(head, reader.end["counts"], key)
 
 
 def _read_head(entry: Entry) -> dict[str, Any]:
     try:
         head: dict[str, Any] = json.loads(entry.read()) if entry.name == HEAD else {}
-        written, schemas = int(head["format"]), {name: int(one) for name, one in head["schemas"].items()}
+        written, schemas = int(head["format"]), {name: int(version) for name, version in head["schemas"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise Refused(f"this is no backup of Weft's: it does not begin with a right {HEAD}") from None
+        raise Refused(f"this is no Weft backup: it does not begin with a valid {HEAD}") from None
     ours = {"home": VERSION, "job": SCHEMA}
-    newer = [name for name, one in schemas.items() if one > ours.get(name, 0)]
+    newer = [name for name, version in schemas.items() if version > ours.get(name, 0)]
     if written > FORMAT or newer:
         raise Refused(
             f"the backup was written by a newer Weft ({head.get('weft')}; format {written}, {schemas}), and this one "
@@ -118,17 +118,21 @@ def _opened_file(path: Path) -> Generator[tuple[BinaryIO, int]]:
 
 
 @contextmanager
-def _standing_still(home: Home) -> Generator[None]:
-    """Nobody starts the platform meanwhile. Conflict where it runs."""
+def _platform_stopped(home: Home) -> Generator[None]:
+    """Holds the supervisor's lock, so that the platform cannot start. Raises Conflict if it runs."""
     prepare(home)
     with (home / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Conflict(f"Weft runs in {home.root}; stop it with `weft down`, then restore") from None
-        left = [one.name for one in (ETCD, *PROGRAMS) if saved(home / "run" / f"{one.name}.json") is not None]
-        if left:
-            raise Conflict(f"{', '.join(left)} still run in {home.root}; stop them with `weft down`, then restore")
+        running = [
+            program.name
+            for program in (ETCD, *PROGRAMS)
+            if read_live_process(home / "run" / f"{program.name}.json") is not None
+        ]
+        if running:
+            raise Conflict(f"{', '.join(running)} still run in {home.root}; stop them with `weft down`, then restore")
         yield
 
 
@@ -141,18 +145,19 @@ async def restore(
     over: bool,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Brings back everything. ``halted``: what waits or ran is halted. ``over``: in place of what is there.
+    """Restores everything. Returns ``{counts, head, again, halted}``.
 
-    Refused, and nothing was changed, where the backup is not whole; Conflict where the platform runs or is not empty.
+    ``halted``: jobs that waited or ran are halted instead of queued. ``over``: what is there is removed first.
+    Raises Refused, before any change, for a damaged backup; Conflict if the platform runs or is not empty.
     """
-    home = settings.place
+    home = settings.installation
     with _opened_file(path) as (file, size):
         checked = _check(file, size, find_key, progress)
         if checked.key is None:
             raise InvalidRequest("a backup is restored with its key")
-        if settings.master_key_file is not None:  # one that is made here can be made again
+        if settings.master_key_file is not None:  # a key file of the operator's must be readable; ours is created
             await asyncio.to_thread(wiring.master_keys(settings).keys)
-        with _standing_still(home):
+        with _platform_stopped(home):
             async with opened(settings, writing=True) as stores:
                 if not over and not restore_marker.is_half_restored(home):
                     await _refuse_used(stores)
@@ -163,28 +168,28 @@ async def restore(
                 restoring = Restoring(stores, checked.key, checked.head, halted=halted)
                 await restoring.run(Reader(file), lambda place: progress(place, size))
             restore_marker.end(home)
-    return {"counts": checked.counts, "head": checked.head, "again": restoring.again, "halted": restoring.halted}
+    return {"counts": checked.counts, "head": checked.head, "again": restoring.queued, "halted": restoring.halted}
 
 
 async def _refuse_used(stores: Stores) -> None:
-    """Conflict, unless the platform is as its first start has left it."""
-    found: list[str] = []
+    """Raises Conflict unless the platform is as its first start has left it."""
+    content: list[str] = []
     if await stores.jobs.find(JobQuery(deleted=True), limit=1) or (await stores.jobs.unreadable(limit=1))[0]:
-        found.append("jobs")
+        content.append("jobs")
     if await stores.objects.list(TENANTS, limit=1):
-        found.append("files")
-    kinds = set(await stores.records.kinds())
-    if kinds - _OWN or len(await stores.records.find("keys", {}, limit=2)) > 1 or await stores.records.unreadable():
-        found.append("records")
-    if found:
+        content.append("files")
+    keys, kinds = await stores.records.find("keys", {}, limit=2), set(await stores.records.kinds())
+    if kinds - _KINDS_AT_START or len(keys) > 1 or await stores.records.unreadable():
+        content.append("records")
+    if content:
         raise Conflict(
-            f"the platform in {stores.settings.home} is not empty: it has {', '.join(found)}. Restore into another "
-            "WEFT_HOME (and another database), or say --replace: then what is there is removed first"
+            f"the platform in {stores.settings.home} is not empty: it has {', '.join(content)}. Restore into another "
+            "WEFT_HOME (and another database), or use --replace: it removes what is there first"
         )
 
 
 def _end_learners(home: Home) -> None:
-    """What was left running, and what the node agent remembers of jobs: attempts are counted anew from the backup."""
+    """Ends learners that still run and removes the node agent's folders: attempt numbers restart from the backup."""
     if not any((home / "node").iterdir()):
         return
     ended = subprocess.run(
@@ -193,17 +198,17 @@ def _end_learners(home: Home) -> None:
     )  # fmt: skip
     if ended.returncode:
         raise WeftError(f"some learners could not be ended: {ended.stderr.strip()[-500:]}")
-    for left in (home / "node").iterdir():
-        shutil.rmtree(left)
+    for folder in (home / "node").iterdir():
+        shutil.rmtree(folder)
 
 
 async def _empty(stores: Stores) -> None:
-    """Removes everything. What of it is not reached, a job's metrics without a job, harms nobody."""
-    ids = [job.id async for job in every(stores.jobs, JobQuery(deleted=True))]
+    """Removes everything that jobs and records lead to. Metrics without a job stay: nothing reads them."""
+    ids = [job.id async for job in all_jobs(stores.jobs, JobQuery(deleted=True))]
     after = ""
     while True:
         page, after = await stores.jobs.unreadable(after=after)
-        ids += [one.id for one in page]
+        ids += [job.id for job in page]
         if not after:
             break
     for job_id in ids:
@@ -213,57 +218,58 @@ async def _empty(stores: Stores) -> None:
         while page_of := await stores.records.find(kind, {}):
             for record in page_of:
                 await stores.records.delete(kind, record.id)
-    for bad in await stores.records.unreadable():
-        await stores.records.delete(bad.kind, bad.id)
+    for unreadable in await stores.records.unreadable():
+        await stores.records.delete(unreadable.kind, unreadable.id)
     await stores.objects.delete_prefix(TENANTS)
 
 
 class Restoring:
-    """The second pass."""
+    """The second pass: writes what the backup contains."""
 
     def __init__(self, stores: Stores, key: BackupKey, head: dict[str, Any], *, halted: bool) -> None:
         self._stores, self._key, self._halt = stores, key, halted
-        made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(int(head.get("created", 0)) / 1000))
-        self._message = f"from the backup of {made}"
+        created = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(int(head.get("created", 0)) / 1000))
+        self._message = f"from the backup of {created}"
         self._now = time.time_ns() // 1_000_000
-        self.again: list[str] = []
-        """Ids of jobs that wait here, and will run: of those, some ran."""
+        self.queued: list[str] = []
+        """Ids of jobs that are queued, and run after the start."""
         self.halted: list[str] = []
         self._term = 0
 
-    async def run(self, reader: Reader, told: Callable[[int], None]) -> None:
+    async def run(self, reader: Reader, report_place: Callable[[int], None]) -> None:
+        """Writes all entries. ``report_place`` is called with the number of bytes read so far."""
         entries = iter(reader)
-        waiting = next(entries, None)
-        while waiting is not None:
-            entry, waiting = waiting, None
-            told(reader.place)
+        upcoming = next(entries, None)
+        while upcoming is not None:
+            entry, upcoming = upcoming, None
+            report_place(reader.place)
             if isinstance(entry, Void):
                 if entry.name.startswith("objects/"):
                     await self._stores.objects.delete(entry.name.removeprefix("objects/"))
             elif entry.name.startswith("metrics/"):
-                waiting = await self._metrics(entry, entries)
+                upcoming = await self._metrics(entry, entries)
             else:
-                await self._entry(entry, lambda: told(reader.place))
-            waiting = waiting or next(entries, None)
-        await self._raise_dispatcher()
+                await self._entry(entry, lambda: report_place(reader.place))
+            upcoming = upcoming or next(entries, None)
+        await self._raise_dispatcher_term()
 
-    async def _entry(self, entry: Entry, told: Callable[[], None]) -> None:
+    async def _entry(self, entry: Entry, on_chunk: Callable[[], None]) -> None:
         folder = entry.name.partition("/")[0]
         if folder == "objects":
-            await self._stores.objects.put(entry.name.removeprefix("objects/"), _bytes_of(entry, told))
+            await self._stores.objects.put(entry.name.removeprefix("objects/"), _chunks(entry, on_chunk))
         elif folder == "records":
-            await self._each(entry, self._record)
+            await self._documents(entry, self._record)
         elif folder == "jobs":
-            await self._each(entry, self._job)
+            await self._documents(entry, self._job)
         elif folder == "secrets":
             await self._secret(json.loads(self._key.unseal(entry.name, entry.read())))
 
-    async def _each(self, entry: Entry, restore_one: Callable[[Any], Any]) -> None:
-        """Some at once."""
+    async def _documents(self, entry: Entry, restore_document: Callable[[Any], Any]) -> None:
+        """Restores the documents of an entry, several concurrently."""
         batch: list[Any] = []
         for document in documents(entry.name, entry.read()):
-            batch.append(restore_one(document))
-            if len(batch) == _AT_ONCE:
+            batch.append(restore_document(document))
+            if len(batch) == _CONCURRENT_WRITES:
                 await asyncio.gather(*batch)
                 batch.clear()
         await asyncio.gather(*batch)
@@ -273,30 +279,30 @@ class Restoring:
         await self._stores.records.insert(record)
 
     async def _job(self, document: Any) -> None:
-        """The history first: who dies in between leaves no job without its history."""
-        job = read_job(document["job"]["id"], document["job"])
-        events = [load(Event, one) for one in document["history"]]
-        self._term = max(self._term, job.dispatcher_term)
-        now = as_restored(job, halted=self._halt, now=max(self._now, job.updated), message=self._message)
-        if now.status is Status.QUEUED:
-            self.again.append(job.id)
-        elif now.status is Status.HALTED and job.status is not now.status:
+        """Writes the history before the document: an interrupted restore leaves no job without its history."""
+        saved = read_job(document["job"]["id"], document["job"])
+        events = [load(Event, event) for event in document["history"]]
+        self._term = max(self._term, saved.dispatcher_term)
+        job = as_restored(saved, halted=self._halt, now=max(self._now, saved.updated), message=self._message)
+        if job.status is Status.QUEUED:
+            self.queued.append(job.id)
+        elif job.status is Status.HALTED and saved.status is not job.status:
             self.halted.append(job.id)
         await self._stores.jobs.append_history(job.id, job.tenant, events)
-        fresh = tuple(one for one in now.history_tail if one.seq > job.history_seq)
-        await self._stores.jobs.insert(replace(now, history_tail=fresh))
+        new_events = tuple(event for event in job.history_tail if event.seq > saved.history_seq)
+        await self._stores.jobs.insert(replace(job, history_tail=new_events))
 
-    async def _secret(self, one: dict[str, str]) -> None:
-        value = bytes.fromhex(one["value"])
-        if one["where"] != INSTALLATION:
-            await (await self._stores.secrets()).put(one["name"], value)
-        elif one["name"] in BOOTSTRAP:
-            await self._stores.installation.put(one["name"], value)
+    async def _secret(self, document: dict[str, str]) -> None:
+        name, value = document["name"], bytes.fromhex(document["value"])
+        if document["where"] != INSTALLATION:
+            await (await self._stores.secrets()).put(name, value)
+        elif name in BOOTSTRAP:
+            await self._stores.installation.put(name, value)
 
     async def _metrics(self, first: Entry, entries: Iterator[Entry | Void]) -> Entry | Void | None:
-        """One job's, over all its entries; the entry behind them."""
+        """Restores the metrics of one job, from all its entries. Returns the entry after them."""
         job_id = first.name.split("/")[1]
-        behind: list[Entry | Void] = []
+        following: list[Entry | Void] = []
 
         def parts() -> Iterator[Any]:
             entry: Entry | Void | None = first
@@ -304,28 +310,28 @@ class Restoring:
                 yield from documents(entry.name, entry.read())
                 entry = next(entries, None)
             if entry is not None:
-                behind.append(entry)
+                following.append(entry)
 
         every_part = parts()
         sources = read_sources(next(every_part))
         await self._stores.metrics.load(job_id, sources, _stored(every_part, sources))
-        return behind[0] if behind else None
+        return following[0] if following else None
 
-    async def _raise_dispatcher(self) -> None:
-        """Terms never fall: the next dispatcher's is above all that jobs know of."""
+    async def _raise_dispatcher_term(self) -> None:
+        """Makes the next dispatcher's term greater than every term in the restored jobs."""
         prior = await self._stores.jobs.dispatcher()
         if prior.term < self._term:
             raised = DispatcherDoc(term=self._term, holder="", rev=prior.rev)
             await self._stores.jobs.replace_dispatcher(prior, raised)
 
 
-async def _bytes_of(entry: Entry, told: Callable[[], None]) -> AsyncIterator[bytes]:
+async def _chunks(entry: Entry, on_chunk: Callable[[], None]) -> AsyncIterator[bytes]:
     for chunk in entry.chunks():
         yield chunk
-        told()
+        on_chunk()
 
 
 async def _stored(parts: Iterator[Any], sources: list[SourceState]) -> AsyncIterator[Stored]:
-    ids = [one.source for one in sources]
+    ids = [state.source for state in sources]
     for part in parts:
         yield read_stored(part, ids)

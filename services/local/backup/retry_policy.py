@@ -1,7 +1,7 @@
-"""A store that is away for a moment does not end a backup of hours: each call is tried again for a minute.
+"""Retries the calls of a store for a minute, so that a short outage does not end a backup of hours.
 
-A write whose answer was lost may have taken place. All that is written by a restore may be written again; only an
-insert answers that it is there already, and then it is ours.
+A write whose answer was lost may have taken effect. Everything that a restore writes may be written twice; only an
+insert then answers Duplicate, which is a success.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ T = TypeVar("T")
 RETRY_FOR_S: Final = 60.0
 _PAUSE_S: Final = 0.5
 _ONCE: Final = frozenset({"put", "load", "close", "ping"})
-"""What takes a stream, which cannot be read again, and what has no use of another try."""
+"""Methods that take a stream, which cannot be read twice, or for which a retry has no use."""
 
 
-async def with_retries(ask: Callable[[], Awaitable[T]], *, patience_s: float = RETRY_FOR_S) -> T:
-    """The answer, though it may come late; Unavailable where there is none within so many seconds."""
-    deadline = time.monotonic() + patience_s
+async def with_retries(call: Callable[[], Awaitable[T]], *, retry_for_s: float = RETRY_FOR_S) -> T:
+    """The result of ``call``, repeated while it raises Unavailable, for at most ``retry_for_s`` seconds."""
+    deadline = time.monotonic() + retry_for_s
     while True:
         try:
-            return await ask()
+            return await call()
         except Unavailable:
             if time.monotonic() > deadline:
                 raise
@@ -34,10 +34,10 @@ async def with_retries(ask: Callable[[], Awaitable[T]], *, patience_s: float = R
 
 
 class Retrying:
-    """A port whose every call is tried again while its store is away."""
+    """A port whose calls are retried while its store is away."""
 
-    def __init__(self, store: Any, *, patience_s: float = RETRY_FOR_S) -> None:
-        self._store, self._patience_s = store, patience_s
+    def __init__(self, store: Any, *, retry_for_s: float = RETRY_FOR_S) -> None:
+        self._store, self._retry_for_s = store, retry_for_s
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
@@ -57,6 +57,6 @@ class Retrying:
                         return args[0]
                     raise
 
-            return await with_retries(once, patience_s=self._patience_s)
+            return await with_retries(once, retry_for_s=self._retry_for_s)
 
         return call

@@ -1,11 +1,11 @@
-"""Making a backup while the platform runs: only reads, in an order in which each thing is there for what names it.
+"""Writes a backup while the platform runs. It only reads the stores, and in an order that keeps references intact.
 
-Records, then jobs, then what jobs name: their metrics, their files. Each may be newer than what was read before it,
-never older: a job that the backup says has ended has all its results in it, and a job that ran then has at least what
-it had stored and reported until its document was read. A job's history ends with its document. Whatever was
+Records come first, then jobs, then what jobs refer to: their metrics and files. Each part may be newer than the parts
+before it, never older. So a job that has ended in the backup has all its results there, and a job that was running has
+at least what it had stored and reported when its document was read. A job's history ends with its document. Everything
 acknowledged before the backup began is in it.
 
-The file gets its name when it is whole and on the disk; until then it is called ``*.part``.
+The file is named ``*.part`` until it is complete and durable.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from services.core.ports.job_store import JobQuery
 from services.core.ports.metric_store import LineQuery, PointQuery
 from services.core.ports.object_store import ObjectMeta
 from services.core.ports.secret_store import SecretStore
+from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.settings import Settings
-from services.core.use_cases.jobs import every, history
+from services.core.use_cases.jobs import all_jobs, history
 from services.local.backup.archive import HEAD, Writer
 from services.local.backup.documents import Lines, lines_document, points_document, sources_document
 from services.local.backup.keys import BackupKey
@@ -41,14 +42,14 @@ from services.local.layout import VERSION
 
 FORMAT: Final = 1
 BOOTSTRAP: Final = ("admin-key",)
-"""Secrets of the installation that belong to its users. (Not the services' own: the next platform has another.)"""
+"""Secrets of the installation that belong to its users. The services' own secret is not saved: a restore makes one."""
 INSTALLATION: Final = "installation"
 RECORDS: Final = "records"
-"""Where a secret was kept."""
+"""Where a secret was stored."""
 Progress = Callable[[int, int], None]
 Report = Callable[[str], None]
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EMLINK})
-"""What file systems without links answer: those of memory sticks, some of networks."""
+"""Errors of file systems without hard links (FAT, some network file systems)."""
 _PAGE: Final = 5_000
 _TRIES: Final = 3
 _README: Final = b"""\
@@ -60,7 +61,7 @@ is whole. Jobs, records, metrics and files lie here as they were; secrets are se
 async def back_up(
     settings: Settings, target: Path, key: BackupKey, *, report: Report, progress: Progress
 ) -> dict[str, Any]:
-    """Writes ``target``; what is in it: counts by kind, and ``warnings`` of what could not be read."""
+    """Writes ``target``. Returns ``{counts, warnings, bytes}``; ``warnings`` name what could not be read."""
     with _new_file(target) as file:
         async with opened(settings, writing=False) as stores:
             saving = Saving(stores, Writer(file), key, progress)
@@ -72,38 +73,34 @@ async def back_up(
 
 @contextlib.contextmanager
 def _new_file(target: Path) -> Generator[BinaryIO]:
-    """A file that gets its name only when the block has ended well; 0600, durable. Conflict where there is one."""
+    """A file (mode 0600) that becomes ``target``, durably, if the block succeeds. Raises Conflict if it exists."""
     if target.exists():
-        raise Conflict(f"{target} is there already; choose another name, or name a folder")
+        raise Conflict(f"{target} exists already; choose another name, or name a folder")
     part = target.with_name(target.name + ".part")
     try:
-        with os.fdopen(_alone(part), "wb") as file:
+        with os.fdopen(_lock_part(part), "wb") as file:
             try:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-                _name(part, target)
+                _rename_new(part, target)
             finally:
                 part.unlink(missing_ok=True)
-        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(target.parent)
     except OSError as error:
         raise files.translated(error, f"the backup {target}") from error
 
 
-def _alone(part: Path) -> int:
-    """A descriptor of the empty file, which is locked. Conflict where another backup is writing it."""
+def _lock_part(part: Path) -> int:
+    """A descriptor of the file, emptied and locked. Raises Conflict if another backup is writing it."""
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # What we opened may have become somebody's backup before we had the lock.
+        # Another backup may have finished, and renamed this file, before we had the lock.
         if not os.path.samestat(os.fstat(descriptor), part.stat()) or os.fstat(descriptor).st_nlink > 1:
             raise BlockingIOError
         os.fchmod(descriptor, 0o600)
-        os.ftruncate(descriptor, 0)  # of a backup that was killed
+        os.ftruncate(descriptor, 0)  # a killed backup may have left content
     except (BlockingIOError, FileNotFoundError):
         os.close(descriptor)
         raise Conflict(f"another backup is writing {part}; choose another name, or wait for its end") from None
@@ -113,12 +110,12 @@ def _alone(part: Path) -> int:
     return descriptor
 
 
-def _name(part: Path, target: Path) -> None:
-    """Never in place of a file that is there: by a link, where the file system has links."""
+def _rename_new(part: Path, target: Path) -> None:
+    """Renames without replacing an existing file: by a hard link, if the file system has them."""
     try:
         os.link(part, target)
     except FileExistsError:
-        raise Conflict(f"{target} is there already; choose another name") from None
+        raise Conflict(f"{target} exists already; choose another name") from None
     except OSError as error:
         if error.errno not in _NO_LINKS or target.exists():
             raise
@@ -126,19 +123,19 @@ def _name(part: Path, target: Path) -> None:
 
 
 class Saving:
-    """One backup on its way."""
+    """The writing of one backup."""
 
     def __init__(self, stores: Stores, writer: Writer, key: BackupKey, progress: Progress) -> None:
         self._stores, self._writer, self._key, self._progress = stores, writer, key, progress
         self.counts: Counter[str] = Counter()
         self.warnings: list[str] = []
-        self._whole = 0
+        self._total_bytes = 0
 
     async def run(self) -> dict[str, int]:
-        """Everything, in the order that the module tells."""
-        self._writer.put(HEAD, json.dumps(self._described(), indent=1).encode())
+        """Writes everything, in the order that the module describes. Returns counts by kind."""
+        self._writer.put(HEAD, json.dumps(self._head(), indent=1).encode())
         self._writer.put("README.txt", _README)
-        self._whole = sum([meta.size async for meta in self._listed()])
+        self._total_bytes = sum([meta.size async for meta in self._all_objects()])
         await self._records()
         job_ids = [*await self._jobs(), *await self._unreadable()]
         await self._secrets()
@@ -149,7 +146,7 @@ class Saving:
         self._writer.finish(counts, self._key.mac)
         return counts
 
-    def _described(self) -> dict[str, Any]:
+    def _head(self) -> dict[str, Any]:
         settings = self._stores.settings
         return {
             "format": FORMAT,
@@ -160,45 +157,46 @@ class Saving:
             "key": self._key.described(),
         }
 
-    def _tell(self) -> None:
-        self._progress(self._writer.bytes, max(self._whole, self._writer.bytes))
+    def _report_progress(self) -> None:
+        self._progress(self._writer.bytes, max(self._total_bytes, self._writer.bytes))
 
     async def _records(self) -> None:
         lines = Lines(self._writer, "records")
         for kind in await self._stores.records.kinds():
             after: str | None = None
             while kind != SECRETS and (page := await self._stores.records.find(kind, {}, after=after)):
-                for one in page:
-                    lines.add({"kind": kind, "id": one.id, "body": dump(one.body), "index": dict(one.index)})
+                for record in page:
+                    lines.add({"kind": kind, "id": record.id, "body": dump(record.body), "index": dict(record.index)})
                     self.counts["records"] += 1
                 after = page[-1].id
         lines.flush()
-        for bad in await self._stores.records.unreadable():
-            self._warn(f"a record is not in the backup: {bad.id} of {bad.kind} cannot be read: {bad.why}")
+        for unreadable in await self._stores.records.unreadable():
+            name = f"{unreadable.id} of {unreadable.kind}"
+            self._warn(f"a record is not in the backup: {name} cannot be read: {unreadable.why}")
 
     async def _jobs(self) -> list[str]:
         lines, ids = Lines(self._writer, "jobs"), []
-        async for job in every(self._stores.jobs, JobQuery(deleted=True)):
+        async for job in all_jobs(self._stores.jobs, JobQuery(deleted=True)):
             lines.add({"job": dump(job), "history": await self._history(job)})
             ids.append(job.id)
-            self._tell()
+            self._report_progress()
         lines.flush()
         self.counts["jobs"] += len(ids)
         return ids
 
     async def _history(self, job: Job) -> list[Any]:
-        """Up to what the document knows: what came since belongs to a document that is not in the backup."""
-        events = [one for one in await history(self._stores.jobs, job) if one.seq <= job.history_seq]
+        """The events up to ``history_seq`` of this document: later ones belong to a newer document."""
+        events = [event for event in await history(self._stores.jobs, job) if event.seq <= job.history_seq]
         self.counts["events"] += len(events)
-        return [dump(one) for one in events]
+        return [dump(event) for event in events]
 
     async def _unreadable(self) -> list[str]:
         lines, ids, after = Lines(self._writer, "unreadable"), [], ""
         while True:
             page, after = await self._stores.jobs.unreadable(after=after)
-            for one in page:
-                lines.add({"id": one.id, "why": one.why, "document": dump(one.document)})
-                ids.append(one.id)
+            for job in page:
+                lines.add({"id": job.id, "why": job.why, "document": dump(job.document)})
+                ids.append(job.id)
             if not after:
                 break
         lines.flush()
@@ -208,7 +206,7 @@ class Saving:
         return ids
 
     async def _secrets(self) -> None:
-        """Sealed under the backup's key one by one as they are read: at no time is there a list of them all."""
+        """Encrypts each secret under the backup's key as it is read; no list of plain secrets ever exists."""
         secrets, number = await self._stores.secrets(), 0
         kept: tuple[tuple[str, SecretStore, Sequence[str]], ...] = (
             (INSTALLATION, self._stores.installation, BOOTSTRAP),
@@ -242,29 +240,29 @@ class Saving:
             return
         lines = Lines(self._writer, f"metrics/{job_id}")
         lines.add(sources_document(extent))
-        places = {one.source: at for at, one in enumerate(extent.sources)}
+        places = {state.source: index for index, state in enumerate(extent.sources)}
         reached = 0
         while reached < extent.lines:
             page = await store.lines(job_id, LineQuery(after_seq=reached, before_seq=extent.lines + 1), limit=_PAGE)
             if not page:
-                break  # deleted meanwhile
+                break  # the job's metrics were deleted meanwhile
             lines.add(lines_document(page, places))
             reached = page[-1].seq
-            self._tell()
+            self._report_progress()
         self.counts["lines"] += reached
         reached = 0
         while reached < extent.points:
             limit = min(_PAGE, extent.points - reached)
-            found = await store.points(job_id, PointQuery(after_seq=reached), limit=limit)
-            if not found:
+            points = await store.points(job_id, PointQuery(after_seq=reached), limit=limit)
+            if not points:
                 break
-            lines.add(points_document(found, places))
-            reached = found[-1].seq
-            self._tell()
+            lines.add(points_document(points, places))
+            reached = points[-1].seq
+            self._report_progress()
         self.counts["points"] += reached
         lines.flush()
 
-    async def _listed(self) -> AsyncIterator[ObjectMeta]:
+    async def _all_objects(self) -> AsyncIterator[ObjectMeta]:
         after: str | None = None
         while page := await self._stores.objects.list(TENANTS, after=after):
             for meta in page:
@@ -272,27 +270,27 @@ class Saving:
             after = page[-1].key
 
     async def _objects(self) -> None:
-        async for meta in self._listed():
+        async for meta in self._all_objects():
             await self._object(meta)
 
     async def _object(self, meta: ObjectMeta) -> None:
-        """Again where it was written anew meanwhile; not where it was deleted."""
-        found: ObjectMeta | None = meta
+        """Writes one object; again if it was replaced meanwhile, not at all if it was deleted."""
+        current: ObjectMeta | None = meta
         for _ in range(_TRIES):
-            if found is None:
+            if current is None:
                 return
             with contextlib.suppress(NotFound):
-                if await self._writer.stream(f"objects/{found.key}", found.size, self._told(found.key)):
+                if await self._writer.stream(f"objects/{current.key}", current.size, self._chunks(current.key)):
                     self.counts["files"] += 1
-                    self.counts["file bytes"] += found.size
+                    self.counts["file bytes"] += current.size
                     return
-            found = await self._stores.objects.head(meta.key)
+            current = await self._stores.objects.head(meta.key)
         self._warn(f"{meta.key} kept changing and is not in the backup")
 
-    async def _told(self, key: str) -> AsyncIterator[bytes]:
+    async def _chunks(self, key: str) -> AsyncIterator[bytes]:
         async for chunk in self._stores.objects.get(key):
             yield chunk
-            self._tell()
+            self._report_progress()
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)

@@ -1,4 +1,4 @@
-"""The stores of an installation, opened through their ports by a command instead of a service."""
+"""The stores of an installation, opened through their ports by a command."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from services.core.ports.secret_store import SecretStore
 from services.core.runtime.settings import Settings
 from services.local.backup.retry_policy import Retrying, with_retries
 
-_OPENING_S: Final = 15.0
+_OPEN_WITHIN_S: Final = 15.0
 TENANTS: Final = "tenants/"
-"""What every object's key begins with."""
+"""The prefix of every object's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +33,23 @@ class Stores:
     installation: SecretStore
 
     async def secrets(self) -> EncryptedSecretStore:
-        """Those among the records. Opened when they are needed: a lost master key must not stop a restore."""
+        """The secrets in the record store. Opened only when needed: a lost master key must not stop a restore."""
         return await wiring.secret_store(self.settings, self.records)
 
 
 @contextlib.asynccontextmanager
 async def opened(settings: Settings, *, writing: bool) -> AsyncGenerator[Stores]:
-    """``writing``: alone, with the platform stopped; else beside it, reading."""
+    """Opens all stores: ``writing`` while the platform is stopped; otherwise read-only, beside a running platform."""
     async with contextlib.AsyncExitStack() as closing:
-        jobs = await with_retries(lambda: wiring.job_store(settings), patience_s=_OPENING_S)
+        jobs = await with_retries(lambda: wiring.job_store(settings), retry_for_s=_OPEN_WITHIN_S)
         closing.push_async_callback(jobs.close)
-        records = await with_retries(lambda: wiring.record_store(settings), patience_s=_OPENING_S)
+        records = await with_retries(lambda: wiring.record_store(settings), retry_for_s=_OPEN_WITHIN_S)
         closing.push_async_callback(records.close)
-        metrics_root = settings.place / "metrics"
+        metrics_root = settings.installation / "metrics"
         metrics = await SqliteMetricStore.open(metrics_root) if writing else SqliteMetricStore.beside(metrics_root)
         closing.push_async_callback(metrics.close)
         objects = wiring.object_store(settings)
-        await with_retries(objects.ping, patience_s=_OPENING_S)
+        await with_retries(objects.ping, retry_for_s=_OPEN_WITHIN_S)
         yield Stores(
             settings,
             cast(JobStore, Retrying(jobs)),

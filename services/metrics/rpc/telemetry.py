@@ -112,11 +112,6 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
             eta_ms=eta_ms,
         )  # fmt: skip
 
-    async def LastSeen(self, request: pb.LastSeenRequest, context: Any) -> pb.LastSeenReply:
-        return pb.LastSeenReply(
-            listening_since_ms=self.heartbeats.listening_since_ms, seen_ms=self.heartbeats.last_seen(request.job_id)
-        )
-
     async def Forget(self, request: pb.ForgetRequest, context: Any) -> pb.ForgetReply:
         await self.store.delete(request.job_id)
         self.heartbeats.forget(request.job_id)

@@ -1,4 +1,4 @@
-"""Stores that forget: for simulations and for tests of use cases. They pass the contract suites of the real ones."""
+"""Adapters in memory, for tests of use cases and for the simulation. They pass the contract suites of their ports."""
 
 from tests.testbed.memory.jobs import MemoryJobStore
 from tests.testbed.memory.records import MemoryRecordStore

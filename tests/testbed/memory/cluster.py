@@ -1,11 +1,11 @@
-"""Cluster in memory, for tests of use cases and for simulations: the node agent's rules, and failures on demand.
+"""A cluster in memory: the rules of the node agent, and failures on demand.
 
-Nothing runs here: whoever holds a ``MemoryLearner`` says when its process starts and how it ends; only a stop ends one
-by itself, as SIGTERM and SIGKILL would. Fences are those of the node agent: a pair (attempt, term) lower than the
-highest seen is refused, and after a teardown the pair itself makes nothing anew.
+No processes run. The test starts and ends the process of each ``MemoryLearner``; only a stop ends one by itself, as
+SIGTERM and SIGKILL would. Fences are those of the node agent: a pair (attempt, term) below the highest seen one is
+refused, and after a teardown nothing more is created under its pair.
 
-``go_away``/``come_back``: the cluster does not answer. ``refuse``: it says no to a step. ``hold``: it takes its time.
-``drop``: a machine is lost with all that was on it.
+``go_away``/``come_back``: the cluster does not answer. ``refuse``: a step fails. ``hold``: calls wait. ``drop``: a
+learner is lost with its machine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.ports.cluster import LearnerProcess, Node, Observation
 
 STEPS: Final = ("reserve", "learners", "activate")
-_NOBODY: Final = (0, 0)
+_NO_FENCE: Final = (0, 0)
 
 
 @dataclass(eq=False)
 class MemoryLearner:
-    """A handle: what a test lets happen to one learner."""
+    """One learner. The test starts and ends its process."""
 
     plan: LearnerPlan
     job: str
@@ -37,17 +37,17 @@ class MemoryLearner:
     spawned: bool = False
     active: bool = False
     runs: int = 0
-    """How many times its process was started: more than once is somebody's fault."""
+    """How many times its process was started; more than once is a fault."""
     started: int | None = None
     exit: Exit | None = None
     stored: bool = False
-    """Its helper's last act."""
+    """Its helper has stored the results and ended."""
     reason: str = ""
     message: str = ""
     stop_cause: str = ""
     stop_grace_ms: int | None = None
     on_term: int | None = -int(signal.SIGTERM)
-    """How it answers SIGTERM: an exit code, minus a signal, or None: not at all."""
+    """What SIGTERM does: an exit code, a negative signal number, or None: it is ignored."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -60,32 +60,32 @@ class MemoryLearner:
             return "exited"
         if self.started is not None:
             return "running"
-        return "waiting" if self.active and not self.cluster.lags else "inert"
+        return "waiting" if self.active and not self.cluster.hides_activation else "inert"
 
     def start(self) -> bool:
-        """Its process runs, unless it was told to stop or has ended. Whether it runs now."""
+        """Starts its process unless it was stopped or has ended. Returns whether the process runs."""
         if self.state == "waiting" and not self.stop_cause:
             self.runs += 1
             self.started = self.cluster.now_ms()
             self.cluster.on_start(self)
-            self.tell()
+            self.notify()
         return self.state == "running"
 
     def end(self, code: int | None = 0, *, by: int | None = None, lost: bool = False, oom: bool = False) -> None:
-        """Its process ended: with a code, by a signal, or nobody knows how (``lost``). One that has ended stays so."""
+        """Ends its process: with a code, by a signal, or without a known end (``lost``). No effect if it has ended."""
         if self.exit is None:
             self.exit = Exit(
                 time=self.cluster.now_ms(), code=None if by or lost else code, signal=by, lost=lost, oom=oom,
                 stop_cause=self.stop_cause,
             )  # fmt: skip
             self.cluster.on_end(self)
-            self.tell()
+            self.notify()
 
-    def tell(self) -> None:
-        """Wakes whoever waits for a change of this learner, and the cluster's watchers."""
+    def notify(self) -> None:
+        """Sets ``changed`` and notifies the cluster's watchers."""
         self.changed.set()
         self.changed = asyncio.Event()
-        self.cluster.say(self.job)
+        self.cluster.notify(self.job)
 
     def observe(self) -> LearnerProcess:
         return LearnerProcess(
@@ -96,7 +96,7 @@ class MemoryLearner:
         )  # fmt: skip
 
     def stop(self, cause: str, grace_ms: int) -> None:
-        """The stop mark, then the signals. A weaker mark changes nothing."""
+        """Sets the stop mark, then sends the signals. A weaker stop has no effect."""
         weaker = self.stop_grace_ms is not None and grace_ms >= self.stop_grace_ms
         if self.exit is not None or (weaker and (cause != "kill" or self.stop_cause == "kill")):
             return
@@ -111,21 +111,22 @@ class MemoryLearner:
             self.end(None, by=-self.on_term)
         else:
             self.end(self.on_term)
-        self.tell()
+        self.notify()
 
 
 @dataclass
-class _Place:
-    """What the cluster knows of one job."""
+class _JobState:
+    """The cluster's state of one job."""
 
-    highest: tuple[int, int] = _NOBODY
+    highest: tuple[int, int] = _NO_FENCE
     """(attempt, term): lower ones are refused."""
-    sealed: tuple[int, int] = _NOBODY
-    """Up to here nothing is made any more."""
+    sealed: tuple[int, int] = _NO_FENCE
+    """(attempt, term): nothing is created under this pair or a lower one."""
     attempts: dict[int, dict[str, MemoryLearner]] = field(default_factory=dict)
 
-    def pass_(self, attempt: int, term: int, *, makes: bool = False) -> None:
-        if (attempt, term) < self.highest or (makes and (attempt, term) <= self.sealed):
+    def check_fence(self, attempt: int, term: int, *, creates: bool = False) -> None:
+        """Records this pair. Raises StaleFence if it is superseded."""
+        if (attempt, term) < self.highest or (creates and (attempt, term) <= self.sealed):
             raise StaleFence(f"attempt {attempt} under term {term} is over (seen: {max(self.highest, self.sealed)})")
         self.highest = (attempt, term)
 
@@ -137,130 +138,130 @@ class MemoryCluster:
         self.nodes = list(nodes)
         self.now_ms = now_ms
         self.on_spawn: Callable[[MemoryLearner], None] = lambda _: None
-        """Called for each learner that comes to life, inert still: where a simulated helper begins."""
+        """Called for each new learner, while it is inert: a simulated helper starts then."""
         self.on_gone: Callable[[MemoryLearner], None] = lambda _: None
-        """Called for each learner that is removed: where its helper ends, whatever it is at."""
+        """Called for each removed learner: its simulated helper is cancelled then."""
         self.on_start: Callable[[MemoryLearner], None] = lambda _: None
-        """Called just after a learner's process was started."""
+        """Called after a learner's process was started."""
         self.on_end: Callable[[MemoryLearner], None] = lambda _: None
-        """Called just after it ended, or will never be started."""
+        """Called after a learner's process ended, or was stopped before its start."""
         self.done: list[tuple[str, AttemptPlan]] = []
-        """Every step that was carried out, with its plan: who did what."""
-        self.lags = False
-        """Learners that were let go are still shown as inert."""
-        self._places: dict[str, _Place] = {}
+        """The steps that were carried out, each with its plan."""
+        self.hides_activation = False
+        """True: activated learners are still observed as inert."""
+        self._jobs: dict[str, _JobState] = {}
         self._refusals: list[tuple[str, int, str, WeftError]] = []
         self._gates: dict[str, asyncio.Event] = {}
-        self._watchers: dict[asyncio.Queue[str], None] = {}  # in order: a simulation's runs are all the same
+        self._watchers: dict[asyncio.Queue[str], None] = {}  # ordered, so that simulations are deterministic
         self._away = False
 
-    # --- what a test does --------------------------------------------------------
+    # --- for tests ---------------------------------------------------------------
 
     def go_away(self) -> None:
         self._away = True
 
     def come_back(self) -> None:
         self._away = False
-        self.say("")
+        self.notify("")
 
     def refuse(self, step: str, error: WeftError, *, attempt: int, job: str = "") -> None:
-        """This step of that attempt, of a job or of any, is answered with the error and has no effect."""
+        """Makes a step of an attempt raise ``error`` without an effect. ``job``: of this job only; empty: of any."""
         self._refusals.append((step, attempt, job, error))
 
     def hold(self, call: str) -> asyncio.Event:
-        """From now on this call (do, observe, stop, teardown) has no effect before the event is set."""
+        """Makes calls of do, observe, stop or teardown wait, before their effect, until the returned event is set."""
         return self._gates.setdefault(call, asyncio.Event())
 
     def learner(self, job_id: str, name: str = "worker-0", attempt: int | None = None) -> MemoryLearner:
-        """Of the newest attempt, unless said otherwise."""
-        attempts = self._places[job_id].attempts
+        """Returns a learner of this attempt; None: of the newest one."""
+        attempts = self._jobs[job_id].attempts
         return attempts[max(attempts) if attempt is None else attempt][name]
 
     def present(self) -> list[str]:
-        """Jobs of which anything exists here."""
-        return sorted(job for job, place in self._places.items() if place.attempts)
+        """Returns the ids of jobs of which anything exists."""
+        return sorted(job for job, state in self._jobs.items() if state.attempts)
 
     def learners(self, job_id: str) -> list[MemoryLearner]:
-        """All there are, of any attempt."""
-        place = self._places.get(job_id, _Place())
-        return [one for attempt in sorted(place.attempts) for one in place.attempts[attempt].values()]
+        """Returns the learners of all attempts."""
+        attempts = self._jobs.get(job_id, _JobState()).attempts
+        return [learner for attempt in sorted(attempts) for learner in attempts[attempt].values()]
 
     def drop(self, learner: MemoryLearner) -> None:
-        """It is gone with its machine: the cluster shows it no more."""
-        attempts = self._places[learner.job].attempts
+        """Removes a learner that was lost with its machine."""
+        attempts = self._jobs[learner.job].attempts
         del attempts[learner.attempt][learner.name]
         if not attempts[learner.attempt]:
             del attempts[learner.attempt]
         self.on_gone(learner)
-        self.say(learner.job)
+        self.notify(learner.job)
 
-    def say(self, job_id: str) -> None:
-        """To all watchers."""
+    def notify(self, job_id: str) -> None:
+        """Sends a job's id to all watchers; "" means any job."""
         for queue in self._watchers:
             queue.put_nowait(job_id)
 
     # --- the port ------------------------------------------------------------------
 
     async def capacity(self) -> Sequence[Node]:
-        await self._answer()
+        await self._await_answer()
         return [replace(node) for node in self.nodes]
 
     def steps(self) -> Sequence[str]:
         return STEPS
 
     async def do(self, step: str, plan: AttemptPlan) -> None:
-        await self._answer("do")
+        await self._await_answer("do")
         if step not in STEPS:
             raise InvalidRequest(f"there is no step '{step}'; there are: {', '.join(STEPS)}")
-        place = self._places.setdefault(plan.job, _Place())
-        place.pass_(plan.attempt, plan.term, makes=True)
+        state = self._jobs.setdefault(plan.job, _JobState())
+        state.check_fence(plan.attempt, plan.term, creates=True)
         for refused, attempt, job, error in self._refusals:
             if (refused, attempt, job or plan.job) == (step, plan.attempt, plan.job):
                 raise error
         if step == "reserve":
-            self._reserve(place, plan)
-        elif plan.attempt not in place.attempts:
+            self._reserve(state, plan)
+        elif plan.attempt not in state.attempts:
             raise InvalidRequest(f"attempt {plan.attempt} of job {plan.job} has not been reserved")
-        for learner in list(place.attempts[plan.attempt].values()):
+        for learner in list(state.attempts[plan.attempt].values()):
             if step == "learners" and not learner.spawned:
                 learner.spawned = True
                 self.on_spawn(learner)
             elif step == "activate" and not learner.active:
                 learner.active = True
-                learner.tell()
+                learner.notify()
         self.done.append((step, plan))
 
-    def _reserve(self, place: _Place, plan: AttemptPlan) -> None:
-        if plan.attempt not in place.attempts:
-            place.attempts[plan.attempt] = {
-                one.name: MemoryLearner(one, plan.job, plan.attempt, self) for one in plan.learners
+    def _reserve(self, state: _JobState, plan: AttemptPlan) -> None:
+        if plan.attempt not in state.attempts:
+            state.attempts[plan.attempt] = {
+                learner.name: MemoryLearner(learner, plan.job, plan.attempt, self) for learner in plan.learners
             }
 
     async def observe(self, job_id: str) -> Observation:
-        await self._answer("observe")
-        found = self._places.get(job_id, _Place()).attempts
-        return Observation(learners=[one.observe() for one in self.learners(job_id)], attempts=sorted(found))
+        await self._await_answer("observe")
+        attempts = sorted(self._jobs.get(job_id, _JobState()).attempts)
+        return Observation(learners=[learner.observe() for learner in self.learners(job_id)], attempts=attempts)
 
     async def stop(self, job_id: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
-        await self._answer("stop")
-        place = self._places.setdefault(job_id, _Place())
-        place.pass_(attempt, term)
-        for learner in list(place.attempts.get(attempt, {}).values()):
+        await self._await_answer("stop")
+        state = self._jobs.setdefault(job_id, _JobState())
+        state.check_fence(attempt, term)
+        for learner in list(state.attempts.get(attempt, {}).values()):
             learner.stop(cause, grace_ms)
 
     async def teardown(self, job_id: str, *, attempt: int, term: int) -> None:
-        await self._answer("teardown")
-        place = self._places.setdefault(job_id, _Place())
-        place.pass_(attempt, term)
-        place.sealed = max(place.sealed, (attempt, term))
-        for number in [one for one in place.attempts if one <= attempt]:
-            for learner in place.attempts.pop(number).values():
+        await self._await_answer("teardown")
+        state = self._jobs.setdefault(job_id, _JobState())
+        state.check_fence(attempt, term)
+        state.sealed = max(state.sealed, (attempt, term))
+        for number in [earlier for earlier in state.attempts if earlier <= attempt]:
+            for learner in state.attempts.pop(number).values():
                 learner.stop("kill", 0)
                 self.on_gone(learner)
-        self.say(job_id)
+        self.notify(job_id)
 
     async def jobs(self) -> Sequence[str]:
-        await self._answer()
+        await self._await_answer()
         return self.present()
 
     async def watch(self) -> AsyncGenerator[str]:
@@ -274,11 +275,11 @@ class MemoryCluster:
             self._watchers.pop(queue, None)
 
     async def ping(self) -> None:
-        await self._answer()
+        await self._await_answer()
 
     async def close(self) -> None: ...
 
-    async def _answer(self, call: str = "") -> None:
+    async def _await_answer(self, call: str = "") -> None:
         if call in self._gates:
             await self._gates[call].wait()
         if self._away:

@@ -1,6 +1,6 @@
-"""JobStore in memory. Jobs are kept as they are (they are frozen); only a planted document is kept as text.
+"""JobStore in memory. Jobs are stored as they are, because they are frozen; a planted document is stored as text.
 
-Nothing here awaits, so each method is atomic among the tasks of one loop.
+No method awaits, so each is atomic among the tasks of one event loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.core.domain.document import read_job
 from services.core.domain.errors import Duplicate, NotFound, Quarantined, StaleRevision
 from services.core.domain.job import Event, Job, check_replace
 from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, judged
+from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, job_or_unreadable
 
 
 class MemoryJobStore:
@@ -29,7 +29,7 @@ class MemoryJobStore:
         self._dispatcher = DispatcherDoc()
 
     def plant(self, job_id: str, document: str) -> None:
-        """Puts the text of a document, perhaps a malformed one, where a job is: for tests of what happens then."""
+        """Replaces the document of a job by a text, which may be malformed."""
         self._jobs[job_id] = document
 
     async def insert(self, job: Job) -> Job:
@@ -44,8 +44,8 @@ class MemoryJobStore:
         return stored
 
     async def get(self, job_id: str) -> Job | None:
-        found = self._jobs.get(job_id)
-        return None if found is None else _job(job_id, found)
+        stored = self._jobs.get(job_id)
+        return None if stored is None else _read(job_id, stored)
 
     async def by_idem(self, idem: str) -> Job | None:
         job_id = self._idem.get(idem)
@@ -75,26 +75,26 @@ class MemoryJobStore:
             ids = self._ids[:end][::-1]
         else:
             ids = self._ids[0 if query.after is None else bisect_right(self._ids, query.after) :]
-        found: list[Job] = []
-        for job in map(self._judged, ids):
-            if len(found) == limit:
+        matching: list[Job] = []
+        for job in map(self._read_or_unreadable, ids):
+            if len(matching) == limit:
                 break
             if isinstance(job, Unreadable):
                 if left_out is not None:
                     left_out.append(job)
             elif _matches(job, query):
-                found.append(job)
-        return found
+                matching.append(job)
+        return matching
 
     async def count(self, query: JobQuery) -> Mapping[Status, int]:
-        jobs = [job for job in map(self._judged, self._ids) if isinstance(job, Job)]
+        jobs = [job for job in map(self._read_or_unreadable, self._ids) if isinstance(job, Job)]
         return dict(Counter(job.status for job in jobs if _matches(job, query)))
 
     async def unreadable(self, *, after: str = "", limit: int = 500) -> tuple[Sequence[Unreadable], str]:
         begin = bisect_right(self._ids, after)
         ids = self._ids[begin : begin + limit]
-        found = [bad for bad in map(self._judged, ids) if isinstance(bad, Unreadable)]
-        return found, ids[-1] if len(ids) == limit else ""
+        unreadable = [bad for bad in map(self._read_or_unreadable, ids) if isinstance(bad, Unreadable)]
+        return unreadable, ids[-1] if len(ids) == limit else ""
 
     async def delete(self, job_id: str) -> None:
         self._history.pop(job_id, None)
@@ -103,13 +103,13 @@ class MemoryJobStore:
             self._idem = {idem: other for idem, other in self._idem.items() if other != job_id}
 
     async def append_history(self, job_id: str, tenant: str, events: Sequence[Event]) -> None:
-        kept = self._history.setdefault(job_id, {})
+        copied = self._history.setdefault(job_id, {})
         for event in events:
-            kept.setdefault(event.seq, event)
+            copied.setdefault(event.seq, event)
 
     async def history(self, job_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
-        kept = self._history.get(job_id, {})
-        return [kept[seq] for seq in sorted(kept) if seq > after_seq][:limit]
+        copied = self._history.get(job_id, {})
+        return [copied[seq] for seq in sorted(copied) if seq > after_seq][:limit]
 
     async def dispatcher(self) -> DispatcherDoc:
         return self._dispatcher
@@ -124,22 +124,22 @@ class MemoryJobStore:
 
     async def close(self) -> None: ...
 
-    def _judged(self, job_id: str) -> Job | Unreadable:
-        found = self._jobs[job_id]
-        if isinstance(found, Job):
-            return found
+    def _read_or_unreadable(self, job_id: str) -> Job | Unreadable:
+        stored = self._jobs[job_id]
+        if isinstance(stored, Job):
+            return stored
         try:
-            document = json.loads(found)
+            document = json.loads(stored)
         except (ValueError, RecursionError) as error:
             return Unreadable(id=job_id, why=f"the document of job {job_id} is not JSON: {error}")
-        return judged(job_id, document, None)
+        return job_or_unreadable(job_id, document, None)
 
 
-def _job(job_id: str, found: Job | str) -> Job:
-    if isinstance(found, Job):
-        return found
+def _read(job_id: str, stored: Job | str) -> Job:
+    if isinstance(stored, Job):
+        return stored
     try:
-        document = json.loads(found)
+        document = json.loads(stored)
     except (ValueError, RecursionError) as error:
         raise Quarantined(f"the document of job {job_id} is not JSON: {error}") from error
     return read_job(job_id, document)
@@ -154,7 +154,7 @@ def _matches(job: Job, query: JobQuery) -> bool:
         (query.name, job.spec.get("name")),
     ]
     return (
-        all(value is None or value == found for value, found in wanted)
+        all(expected is None or expected == actual for expected, actual in wanted)
         and (not query.statuses or job.status in query.statuses)
         and (query.tag is None or query.tag in job.spec.get("tags", ()))
         and (not query.untrimmed or bool(job.history_tail))

@@ -1,4 +1,4 @@
-"""RecordStore in memory. Records are kept as JSON text, so that nobody changes by accident what was stored."""
+"""RecordStore in memory. Records are stored as JSON text, so that a caller cannot change them by accident."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class MemoryRecordStore:
         check_record(record)
         if (record.kind, record.id) in self._records:
             raise Duplicate(f"there is a {record.kind} {record.id}")
-        return self._keep(record, 1)
+        return self._write(record, 1)
 
     async def get(self, kind: str, record_id: str) -> Record | None:
-        found = self._records.get((kind, record_id))
-        if found is None:
+        stored = self._records.get((kind, record_id))
+        if stored is None:
             return None
-        rev, body, index = found
+        rev, body, index = stored
         return Record(kind=kind, id=record_id, body=json.loads(body), index=dict(index), rev=rev)
 
     async def replace(self, record: Record) -> Record:
         check_record(record)
-        found = self._records.get((record.kind, record.id))
-        if found is None:
+        stored = self._records.get((record.kind, record.id))
+        if stored is None:
             raise NotFound(f"there is no {record.kind} {record.id}")
-        if found[0] != record.rev:
+        if stored[0] != record.rev:
             raise StaleRevision(f"{record.kind} {record.id} is no longer at revision {record.rev}")
-        return self._keep(record, record.rev + 1)
+        return self._write(record, record.rev + 1)
 
     async def find(
         self, kind: str, index: Mapping[str, str], *, after: str | None = None, limit: int = 1000
@@ -46,11 +46,11 @@ class MemoryRecordStore:
             for (of_kind, record_id), (_, _, fields) in self._records.items()
             if of_kind == kind and record_id > (after or "") and index.items() <= fields.items()
         )
-        found = [await self.get(kind, record_id) for record_id in ids[:limit]]
-        return [record for record in found if record is not None]
+        records = [await self.get(kind, record_id) for record_id in ids[:limit]]
+        return [record for record in records if record is not None]
 
     async def unreadable(self) -> Sequence[UnreadableRecord]:
-        return []  # what was kept is what was written
+        return []  # every record was written by this class
 
     async def kinds(self) -> Sequence[str]:
         return sorted({kind for kind, _ in self._records})
@@ -62,6 +62,6 @@ class MemoryRecordStore:
 
     async def close(self) -> None: ...
 
-    def _keep(self, record: Record, rev: int) -> Record:
+    def _write(self, record: Record, rev: int) -> Record:
         self._records[record.kind, record.id] = (rev, json.dumps(record.body), dict(record.index))
         return replace(record, rev=rev)

@@ -1,7 +1,7 @@
-"""StatusStore in memory, for tests of use cases: the same semantics, a clock from outside, and failures on demand.
+"""StatusStore in memory, with an injected clock and failures on demand. One object serves all processes of a test.
 
 ``go_away``/``come_back``: the store does not answer. ``pause``: the process that holds a lease is stopped.
-``forget``: the store has lost everything, as etcd may. One object serves all actors of a test.
+``forget``: the store loses all its data, as etcd may.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MemoryLease:
     ttl_s: float
     store: MemoryStatusStore
     ends: float | None = None
-    """None: it is being kept alive."""
+    """When it runs out, by the store's clock; None: it is kept alive."""
     keys: set[str] = field(default_factory=set)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -42,7 +42,7 @@ class MemoryStatusStore:
         """``clock``: seconds. Where it is moved by hand, call ``tick`` after moving it."""
         self.clock = clock
         self._entries: dict[str, Entry] = {}
-        self._held_by: dict[str, MemoryLease] = {}
+        self._lease_of: dict[str, MemoryLease] = {}
         self._leases: dict[int, MemoryLease] = {}
         self._lease_ids = itertools.count(1)
         self._revision = 1
@@ -52,25 +52,25 @@ class MemoryStatusStore:
     # --- the port --------------------------------------------------------------
 
     async def get(self, key: str) -> Entry | None:
-        self._answer()
+        self._check_reachable()
         return self._entries.get(check_key(key))
 
     async def list(self, prefix: str) -> Sequence[Entry]:
-        self._answer()
+        self._check_reachable()
         return self._below(prefix)
 
     async def put(self, key: str, value: str, *, lease: Lease | None = None) -> int:
-        self._answer()
+        self._check_reachable()
         return self._write(key, value, lease)
 
     async def put_if(self, key: str, value: str, *, mod_revision: int, lease: Lease | None = None) -> int | None:
-        self._answer()
+        self._check_reachable()
         return self._write(key, value, lease) if self._mod_revision(key) == mod_revision else None
 
     async def put_while(
         self, key: str, value: str, *, guard_key: str, guard_value: str, mod_revision: int
     ) -> int | None:
-        self._answer()
+        self._check_reachable()
         check_value(guard_value)
         guard = self._entries.get(check_key(guard_key))
         if guard is None or guard.value != guard_value or self._mod_revision(key) != mod_revision:
@@ -78,11 +78,11 @@ class MemoryStatusStore:
         return self._write(key, value, None)
 
     async def delete(self, key: str) -> None:
-        self._answer()
+        self._check_reachable()
         self._remove([check_key(key)])
 
     async def delete_prefix(self, prefix: str) -> int:
-        self._answer()
+        self._check_reachable()
         return self._remove([entry.key for entry in self._below(prefix)])
 
     async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
@@ -98,18 +98,18 @@ class MemoryStatusStore:
             self._watchers.pop(queue, None)
 
     async def lease(self, ttl_s: float) -> MemoryLease:
-        self._answer()
+        self._check_reachable()
         lease = MemoryLease(next(self._lease_ids), ttl_s, self)
         self._leases[lease.id] = lease
         return lease
 
     async def revoke_id(self, lease_id: int) -> None:
-        self._answer()
+        self._check_reachable()
         if lease_id in self._leases:
             self.end(self._leases[lease_id])
 
     async def ping(self) -> None:
-        self._answer()
+        self._check_reachable()
 
     async def close(self) -> None:
         for lease in list(self._leases.values()):
@@ -117,33 +117,33 @@ class MemoryStatusStore:
         for queue in self._watchers:
             queue.put_nowait(None)
 
-    # --- what may befall it ----------------------------------------------------
+    # --- failures --------------------------------------------------------------
 
     def go_away(self) -> None:
-        """Answers nobody, so that no lease is kept alive."""
+        """Makes all calls raise Unavailable. No lease is kept alive."""
         self._away = True
         for lease in list(self._leases.values()):
             self.pause(lease.id)
 
     def come_back(self) -> None:
-        """Answers again; leases that have not run out live on."""
+        """Answers again. Leases that have not run out are kept alive again."""
         self.tick()
         self._away = False
         for lease in self._leases.values():
             lease.ends = None
 
     def pause(self, lease_id: int) -> None:
-        """The holder keeps its lease alive no longer: it ends a TTL from now."""
+        """Stops the keep-alives of a lease: it runs out after its TTL."""
         lease = self._leases[lease_id]
         lease.ends = self.clock() + lease.ttl_s
         asyncio.get_running_loop().call_later(lease.ttl_s, self.tick)
 
     def forget(self) -> None:
-        """Everything is gone, leases too; watchers are told to forget as well."""
+        """Removes all keys and leases. Watchers get a reset."""
         for lease in self._leases.values():
             lease.gone.set()
         self._entries.clear()
-        self._held_by.clear()
+        self._lease_of.clear()
         self._leases.clear()
         self._revision = 1
         for queue in self._watchers:
@@ -157,22 +157,22 @@ class MemoryStatusStore:
         created = prior.create_revision if prior else self._revision
         entry = Entry(key, value, self._revision, created, malformed=malformed)
         self._entries[key] = entry
-        self._tell(Change("put", key, entry))
+        self._notify(Change("put", key, entry))
 
     def tick(self) -> None:
-        """Ends the leases whose time has come by the clock."""
-        for lease in [each for each in self._leases.values() if not each.alive]:
+        """Ends the leases that have run out by the clock."""
+        for lease in [lease for lease in self._leases.values() if not lease.alive]:
             self.end(lease)
 
     def end(self, lease: MemoryLease) -> None:
-        """The lease's keys go with it. Idempotent."""
+        """Ends a lease and removes its keys. May be repeated."""
         lease.gone.set()
         if self._leases.pop(lease.id, None) is not None:
             self._remove(sorted(lease.keys))
 
     # --- inside ----------------------------------------------------------------
 
-    def _answer(self) -> None:
+    def _check_reachable(self) -> None:
         if self._away:
             raise Unavailable("the status store does not answer")
         self.tick()
@@ -194,33 +194,33 @@ class MemoryStatusStore:
         holder = self._leases.get(lease.id) if lease is not None else None
         if lease is not None and holder is None:
             raise Conflict("the lease of this write is gone")
-        self._let_go(key)
+        self._detach_lease(key)
         if holder is not None:
             holder.keys.add(key)
-            self._held_by[key] = holder
+            self._lease_of[key] = holder
         self._revision += 1
         prior = self._entries.get(key)
         entry = Entry(key, value, self._revision, prior.create_revision if prior else self._revision)
         self._entries[key] = entry
-        self._tell(Change("put", key, entry))
+        self._notify(Change("put", key, entry))
         return self._revision
 
     def _remove(self, keys: Sequence[str]) -> int:
-        """All in one revision."""
+        """Removes the keys that exist, in one revision. Returns how many."""
         present = [key for key in keys if key in self._entries]
         if present:
             self._revision += 1
         for key in present:
-            self._let_go(key)
+            self._detach_lease(key)
             del self._entries[key]
-            self._tell(Change("delete", key))
+            self._notify(Change("delete", key))
         return len(present)
 
-    def _let_go(self, key: str) -> None:
-        if (holder := self._held_by.pop(key, None)) is not None:
+    def _detach_lease(self, key: str) -> None:
+        if (holder := self._lease_of.pop(key, None)) is not None:
             holder.keys.discard(key)
 
-    def _tell(self, change: Change) -> None:
+    def _notify(self, change: Change) -> None:
         for queue, prefix in self._watchers.items():
             if change.key.startswith(prefix):
                 queue.put_nowait(change)

@@ -1,4 +1,4 @@
-"""login, logout, whoami, profile: which platforms are known here, and who one is there."""
+"""login, logout, whoami, profile: the known platforms, and the user at each."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def logout_command(call: Call, name: str | None) -> None:
 
 @command("whoami")
 def whoami_command(call: Call) -> None:
-    """Show who the key stands for."""
-    from weft._cli.output import emit, facts
+    """Show the user of the key."""
+    from weft._cli.output import details, emit
 
     client = call.client
     me = {**client.whoami(), "url": client.url, "profile": client.profile.name}
 
     def people(wide: bool) -> str:
-        return facts([
+        return details([
             ("user", me.get("user")), ("tenant", me.get("tenant")), ("scope", me.get("scope")),
             ("platform", me["url"]), ("profile", me["profile"] or "(from the environment)"), ("key", me.get("key_id")),
             ("may", "\n".join(me.get("permissions") or ()) if wide else ""),
@@ -100,7 +100,8 @@ def profile_command(call: Call, name: str | None) -> None:
         config = config.using(name)
         write_config(config)
     documents = [
-        {"name": one.name, "url": one.url, "current": one.name == config.current} for one in config.profiles.values()
+        {"name": profile.name, "url": profile.url, "current": profile.name == config.current}
+        for profile in config.profiles.values()
     ]
 
     def people(_wide: bool) -> str:

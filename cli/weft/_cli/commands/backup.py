@@ -1,4 +1,4 @@
-"""backup, restore, master-key: for who runs a platform, on its machine. Found as `weft up` is (see ``platform``)."""
+"""backup, restore, master-key: for operators, on the platform's machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEY_HELP = "File of the key that opens the backup's secrets; by default the bac
 _ASK_HELP = "Ask for a passphrase instead of a key file; WEFT_BACKUP_PASSPHRASE."
 
 
-def _asked(wanted: bool, *, twice: bool) -> str | None:
+def _read_passphrase(wanted: bool, *, twice: bool) -> str | None:
     """The passphrase, from the environment or typed."""
     from weft._errors import InvalidRequest
 
@@ -60,25 +60,27 @@ def backup_command(call: Call, target: str, home: str | None, key: str | None, p
     """
     from weft._cli.local import platform, translated
     from weft._cli.notices import note, warn
-    from weft._cli.output import emit, facts
+    from weft._cli.output import details, emit
     from weft._cli.progress import transfer_bar
     from weft._cli.text import size
 
     if verify:
-        _verify(call, target, key, _asked(passphrase, twice=False))
+        _verify(call, target, key, _read_passphrase(passphrase, twice=False))
         return
-    typed = _asked(passphrase, twice=True)
-    with translated(), transfer_bar("backup", shown=call.for_people) as told:
-        answer: dict[str, Any] = platform().backup(target, home, key=key, passphrase=typed, report=warn, progress=told)
+    typed = _read_passphrase(passphrase, twice=True)
+    with translated(), transfer_bar("backup", shown=call.for_people) as on_bytes:
+        answer: dict[str, Any] = platform().backup(
+            target, home, key=key, passphrase=typed, report=warn, progress=on_bytes
+        )
     if answer["key_made"]:
         note(f"{answer['key']} opens the secrets in this backup, and nothing else does: keep it in another place")
     opens = answer["key"] or "the passphrase"
     emit(
         call,
         answer,
-        people=lambda _wide: facts([
+        people=lambda _wide: details([
             ("backup", answer["file"]), ("size", size(answer["bytes"])), ("holds", _contents(answer["counts"])),
-            ("plain", "all of it but the secrets, to who can read the file (mode 600)"), ("secrets", f"need {opens}"),
+            ("plain", "everything but the secrets (file mode 600)"), ("secrets", f"need {opens}"),
         ]),
         names=[answer["file"]],
     )  # fmt: skip
@@ -86,16 +88,16 @@ def backup_command(call: Call, target: str, home: str | None, key: str | None, p
 
 def _verify(call: Call, source: str, key: str | None, passphrase: str | None) -> None:
     from weft._cli.local import platform, translated
-    from weft._cli.output import emit, facts
+    from weft._cli.output import details, emit
     from weft._cli.progress import transfer_bar
 
-    with translated(), transfer_bar("verify", shown=call.for_people) as told:
-        answer: dict[str, Any] = platform().verify_backup(source, key=key, passphrase=passphrase, progress=told)
+    with translated(), transfer_bar("verify", shown=call.for_people) as on_bytes:
+        answer: dict[str, Any] = platform().verify_backup(source, key=key, passphrase=passphrase, progress=on_bytes)
     whole = "whole; as its key wrote it" if answer["authentic"] else "whole (its key is not here: secrets not opened)"
     emit(
         call,
         answer,
-        people=lambda _wide: facts([
+        people=lambda _wide: details([
             ("backup", answer["file"]), ("state", whole), ("made", _made(answer["head"])),
             ("holds", _contents(answer["counts"])),
         ]),
@@ -108,9 +110,9 @@ def _verify(call: Call, source: str, key: str | None, passphrase: str | None) ->
 @click.option("--home", metavar="DIR", help=_HOME_HELP)
 @click.option("--key", metavar="FILE", help=_KEY_HELP)
 @click.option("--passphrase", is_flag=True, help=_ASK_HELP)
-@click.option("--halted", is_flag=True, help="Halt what ran or waited: nothing trains until somebody resumes it.")
+@click.option("--halted", is_flag=True, help="Halt what ran or waited: nothing trains until it is resumed.")
 @click.option("--replace", is_flag=True, help="Remove what the platform has, every job and key, and restore over it.")
-@click.option("--dry-run", is_flag=True, help="Say what is in the backup, having read all of it; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Check the backup and show its content; change nothing.")
 def restore_command(
     call: Call, source: str, home: str | None, key: str | None, passphrase: bool, halted: bool, replace: bool,
     dry_run: bool,
@@ -122,26 +124,26 @@ def restore_command(
     """
     from weft._cli.local import platform, translated
     from weft._cli.notices import note
-    from weft._cli.output import emit, facts
+    from weft._cli.output import details, emit
     from weft._cli.progress import transfer_bar
 
-    typed = _asked(passphrase, twice=False)
+    typed = _read_passphrase(passphrase, twice=False)
     if dry_run:
         _verify(call, source, key, typed)
         return
-    with translated(), transfer_bar("restore", shown=call.for_people) as told:
+    with translated(), transfer_bar("restore", shown=call.for_people) as on_bytes:
         answer: dict[str, Any] = platform().restore(
-            source, home, key=key, passphrase=typed, halted=halted, replace=replace, progress=told
+            source, home, key=key, passphrase=typed, halted=halted, replace=replace, progress=on_bytes
         )
     if answer["again"]:
         many = len(answer["again"]) > 1
         note(f"{len(answer['again'])} job{'s wait' if many else ' waits'} and will run after `weft up`")
     if answer["halted"]:
-        note(f"{len(answer['halted'])} halted; `weft resume` lets them go on")
+        note(f"{len(answer['halted'])} halted; `weft resume` continues them")
     emit(
         call,
         answer,
-        people=lambda _wide: facts([
+        people=lambda _wide: details([
             ("folder", answer["home"]), ("from", _made(answer["head"])), ("holds", _contents(answer["counts"])),
             ("next", "weft up"),
         ]),
@@ -160,13 +162,13 @@ def master_key_command(call: Call, home: str | None, rotate: bool, retire: bool)
     """
     from weft._cli.local import platform, translated
     from weft._cli.notices import warn
-    from weft._cli.output import emit, facts
+    from weft._cli.output import details, emit
 
     with translated():
         answer: dict[str, Any] = platform().master_key(home, rotate=rotate, retire=retire)
     if answer["refused"]:
         warn(f"{answer['refused']} secrets cannot be read, and stay as they are; write them again")
-    told = [f"{one['id']} wraps {one['secrets']:,}" for one in answer["keys"]]
+    key_lines = [f"{key['id']} wraps {key['secrets']:,}" for key in answer["keys"]]
     done = [
         f"{answer['rewrapped']:,} secrets wrapped anew" if rotate else "",
         f"{', '.join(answer['retired']) or 'no key'} retired" if retire else "",
@@ -174,9 +176,9 @@ def master_key_command(call: Call, home: str | None, rotate: bool, retire: bool)
     emit(
         call,
         answer,
-        people=lambda _wide: facts([
-            ("file", answer["file"]), ("current", answer["current"]), ("keys", "; ".join(told)),
+        people=lambda _wide: details([
+            ("file", answer["file"]), ("current", answer["current"]), ("keys", "; ".join(key_lines)),
             ("done", "; ".join(filter(None, done))),
         ]),
-        names=[one["id"] for one in answer["keys"]],
+        names=[key["id"] for key in answer["keys"]],
     )  # fmt: skip

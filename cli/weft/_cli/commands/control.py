@@ -16,21 +16,21 @@ from weft._cli.call import Call, Stop, command
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def halt_command(call: Call, jobs: tuple[str, ...]) -> None:
     """Let jobs checkpoint and stop; they can be resumed."""
-    _each(call, jobs, lambda id_: call.client.jobs.halt(id_).document, "asked to halt; `weft resume` goes on")
+    _apply(call, jobs, lambda id_: call.client.jobs.halt(id_).document, "will halt; `weft resume` continues it")
 
 
 @command("resume")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def resume_command(call: Call, jobs: tuple[str, ...]) -> None:
     """Queue halted jobs again, from their checkpoints."""
-    _each(call, jobs, lambda id_: call.client.jobs.resume(id_).document, "queued again")
+    _apply(call, jobs, lambda id_: call.client.jobs.resume(id_).document, "queued again")
 
 
 @command("kill")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def kill_command(call: Call, jobs: tuple[str, ...]) -> None:
     """End jobs at once; nothing more is stored."""
-    _each(call, jobs, lambda id_: call.client.jobs.kill(id_).document, "asked to end")
+    _apply(call, jobs, lambda id_: call.client.jobs.kill(id_).document, "will end")
 
 
 @command("delete")
@@ -43,10 +43,10 @@ def delete_command(call: Call, jobs: tuple[str, ...], kill: bool) -> None:
         call.client.jobs.delete(id_, kill=kill)
         return {"id": id_, "deleted": True}
 
-    _each(call, jobs, delete, "deleted")
+    _apply(call, jobs, delete, "deleted")
 
 
-def _each(call: Call, jobs: tuple[str, ...], act: Callable[[str], dict[str, object]], done: str) -> None:
+def _apply(call: Call, jobs: tuple[str, ...], act: Callable[[str], dict[str, object]], done: str) -> None:
     from weft._cli.failure import weft_error
     from weft._cli.find import job_id
     from weft._cli.output import emit

@@ -41,9 +41,9 @@ def download_command(call: Call, job: str, folder: Path | None, kinds: tuple[str
     files: list[dict[str, object]] = []
     for kind in wanted:
         place = target / kind if len(wanted) > 1 else target
-        with transfer_bar(kind, shown=call.for_people) as told:
+        with transfer_bar(kind, shown=call.for_people) as on_bytes:
             fetched = call.client.jobs.download(
-                id_, place, what=kind, attempt=None if kind == "code" else attempt, on_bytes=told
+                id_, place, what=kind, attempt=None if kind == "code" else attempt, on_bytes=on_bytes
             )
         files.extend({"path": str(path), "size": path.stat().st_size, "kind": kind} for path in fetched)
 

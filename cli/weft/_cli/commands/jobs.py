@@ -31,11 +31,11 @@ def list_command(
     from weft._cli.notices import note
     from weft._cli.output import emit
 
-    wanted = [part.strip().upper() for one in status for part in one.split(",") if part.strip()]
-    found = call.client.jobs.list(
+    wanted = [part.strip().upper() for value in status for part in value.split(",") if part.strip()]
+    jobs = call.client.jobs.list(
         status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, limit=None if everything else limit + 1
     )
-    documents = [job.document for job in found]
+    documents = [job.document for job in jobs]
     more = not everything and len(documents) > limit
     documents = documents[: None if everything else limit]
     emit(call, {"jobs": documents}, people=lambda wide: _job_table(documents, wide), names=(d["id"] for d in documents))
@@ -92,11 +92,11 @@ def show_command(call: Call, job: str) -> None:
     from weft._cli.output import emit
 
     document = call.client.jobs.document(job_id(call.client, job))
-    emit(call, document, people=lambda wide: _facts(document, wide), names=[document["id"]])
+    emit(call, document, people=lambda wide: _details(document, wide), names=[document["id"]])
 
 
-def _facts(job: dict[str, Any], wide: bool) -> str:
-    from weft._cli.output import facts
+def _details(job: dict[str, Any], wide: bool) -> str:
+    from weft._cli.output import details
     from weft._cli.plan import amounts
     from weft._cli.text import ago
 
@@ -117,7 +117,7 @@ def _facts(job: dict[str, Any], wide: bool) -> str:
     pairs: list[tuple[str, object]] = [
         ("id", job["id"]),
         ("name", job.get("name")),
-        ("status", job.get("status", "") + _wish(job)),
+        ("status", job.get("status", "") + _pending_change(job)),
         ("why", why),
         ("waits", job.get("pending_message")),
         ("queue", f"position {job['queue_position']}" if job.get("queue_position") else ""),
@@ -142,13 +142,13 @@ def _facts(job: dict[str, Any], wide: bool) -> str:
             ("code", job.get("code_digest")),
             ("since", f"{_when(job.get('since'))} ({ago(_time(job.get('since')))})"),
         ]
-    return facts(pairs)
+    return details(pairs)
 
 
-def _wish(job: dict[str, Any]) -> str:
-    """What the owner asked for and is not yet so."""
-    asked = job.get("generation", 0) > job.get("observed_generation", 0) and job.get("desired") in {"halt", "kill"}
-    return f" ({job['desired']} asked for)" if asked and not job.get("at_rest") else ""
+def _pending_change(job: dict[str, Any]) -> str:
+    """The change of `desired` that is not carried out yet; empty if there is none."""
+    pending = job.get("generation", 0) > job.get("observed_generation", 0) and job.get("desired") in {"halt", "kill"}
+    return f" ({job['desired']} requested)" if pending and not job.get("at_rest") else ""
 
 
 def _nodes(placement: dict[str, str]) -> str:
@@ -177,7 +177,7 @@ def _took(job: dict[str, Any]) -> str:
 
 @command("events")
 @click.argument("job")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job is at rest; its end is the exit code.")
+@click.option("--follow", "-f", is_flag=True, help="Follow until the job ends or halts; its end is the exit code.")
 def events_command(call: Call, job: str, follow: bool) -> None:
     """Show how a job's state changed, and why."""
     from weft._cli.find import job_id
@@ -229,16 +229,20 @@ def _follow_events(call: Call, id_: str) -> None:
     with following(f"weft events -f {id_}"):
         for event in followed:
             if event.kind == "history":
-                seen = HistoryEvent.of(event.data)
-                why = ": ".join(text for text in (seen.reason, seen.message) if text)
-                emit_line(call, event.data, people=one_line(f"{local_time(seen.time)}  {seen.to:<12} {why}").rstrip())
+                event_read = HistoryEvent.of(event.data)
+                why = ": ".join(text for text in (event_read.reason, event_read.message) if text)
+                emit_line(
+                    call,
+                    event.data,
+                    people=one_line(f"{local_time(event_read.time)}  {event_read.to:<12} {why}").rstrip(),
+                )
     raise Stop(exit_code(followed.end.status if followed.end else ""))
 
 
 @command("explain")
 @click.argument("job")
 def explain_command(call: Call, job: str) -> None:
-    """Say in words why a job is where it is."""
+    """Explain why a job is in its state."""
     from weft._cli.find import job_id
     from weft._cli.output import emit, width
     from weft._cli.text import plain, wrapped

@@ -35,7 +35,7 @@ class When(click.ParamType[datetime]):
 
 @command("logs")
 @click.argument("job")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job is at rest; its end is the exit code.")
+@click.option("--follow", "-f", is_flag=True, help="Follow until the job ends or halts; its end is the exit code.")
 @click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
 @click.option("--since", type=When(), metavar="TIME", help="From this time on: 10m, 2h, 2026-11-21T13:20:00.")
 @click.option("--until", type=When(), metavar="TIME", help="Up to this time.")
@@ -53,7 +53,7 @@ def logs_command(
     Lines of jobs with several learners begin with the learner. A cut connection is taken up where it stopped: no line
     is lost or comes twice. With -o json, one JSON object per line.
     """
-    from weft._cli.ends import exit_code, said
+    from weft._cli.ends import end_message, exit_code
     from weft._cli.find import job_id
     from weft._cli.lines import LineWriter
     from weft._cli.notices import following, note, reconnecting
@@ -67,7 +67,7 @@ def logs_command(
             _print(call, line, writer)
         return
     if until is not None:
-        raise InvalidRequest("--follow goes on until the job is at rest; leave out --until")
+        raise InvalidRequest("--follow runs until the job ends or halts; leave out --until")
     followed = jobs.follow_logs(id_, tail=tail, on_cut=reconnecting, **which)
     with following(f"weft logs -f {id_}"):
         for line in _lines(followed):
@@ -76,7 +76,7 @@ def logs_command(
     if end is None:  # pragma: no cover - a Follow ends with an end or an error
         raise Stop(1)
     if call.for_people:
-        note(said(job if job != "@last" else id_, end.status, end.reason, end.message))
+        note(end_message(job if job != "@last" else id_, end.status, end.reason, end.message))
     raise Stop(exit_code(end.status))
 
 

@@ -33,9 +33,9 @@ def metrics_command(
     if follow:
         raise Stop(_follow(call, id_, names, rank))
     series = call.client.jobs.series(id_, name=names or None, rank=rank, attempt=attempt, max_points=max_points)
-    documents = [_document(one) for one in series]
+    documents = [_document(curve) for curve in series]
     emit(
-        call, {"series": documents}, names=dict.fromkeys(one.name for one in series),
+        call, {"series": documents}, names=dict.fromkeys(curve.name for curve in series),
         people=lambda wide: _people(series, wide=wide, large=bool(names)),
     )  # fmt: skip
     if call.for_people and not series and names:
@@ -72,19 +72,20 @@ def _people(series: list[Any], *, wide: bool, large: bool) -> str:
     ]  # fmt: skip
     rows: list[list[object]] = []
     charts: list[str] = []
-    for one in series:
-        finite = [value for value in one.values if math.isfinite(value)]
-        title = label((one.name, tuple(sorted(one.context.items()))))
+    for curve in series:
+        finite = [value for value in curve.values if math.isfinite(value)]
+        title = label((curve.name, tuple(sorted(curve.context.items()))))
         rows.append([
-            title, f"{one.role}-{one.rank}", "-" if one.steps[-1] is None else one.steps[-1], number(one.values[-1]),
-            number(min(finite)) if finite else "-", number(max(finite)) if finite else "-", sparkline(one.values),
-            len(one.values),
+            title, f"{curve.role}-{curve.rank}", "-" if curve.steps[-1] is None else curve.steps[-1],
+            number(curve.values[-1]),
+            number(min(finite)) if finite else "-", number(max(finite)) if finite else "-", sparkline(curve.values),
+            len(curve.values),
         ])  # fmt: skip
         if large:
-            curve = [
-                (float(place if step is None else step), one.values[place]) for place, step in enumerate(one.steps)
+            values = [
+                (float(place if step is None else step), curve.values[place]) for place, step in enumerate(curve.steps)
             ]
-            lines = chart(curve, width=min(width(), 80), title=f"{title}, {one.role}-{one.rank}")
+            lines = chart(values, width=min(width(), 80), title=f"{title}, {curve.role}-{curve.rank}")
             charts.append("\n".join(lines))
     return "\n\n".join([*filter(None, charts), table(columns, rows, wide=wide)])
 

@@ -10,7 +10,7 @@ def frameworks_command(call: Call) -> None:
     """List the environments that a job may name."""
     from weft._cli.output import Column, emit, table
 
-    found = call.client.frameworks()
+    frameworks = call.client.frameworks()
 
     def people(wide: bool) -> str:
         columns = [
@@ -18,13 +18,13 @@ def frameworks_command(call: Call) -> None:
             Column("PYTHON", wide_only=True), Column("ID", wide_only=True), Column("ALSO CALLED", wide_only=True),
         ]  # fmt: skip
         rows = [
-            [one["name"], one["version"], one.get("size_mb", ""), one.get("description", ""), one.get("python", ""),
-             one["id"], ", ".join(one.get("aliases") or ())]
-            for one in found
+            [framework["name"], framework["version"], framework.get("size_mb", ""), framework.get("description", ""),
+             framework.get("python", ""), framework["id"], ", ".join(framework.get("aliases") or ())]
+            for framework in frameworks
         ]  # fmt: skip
         return table(columns, rows, wide=wide)
 
-    emit(call, {"frameworks": found}, people=people, names=(one["id"] for one in found))
+    emit(call, {"frameworks": frameworks}, people=people, names=(framework["id"] for framework in frameworks))
 
 
 @command("sizes")
@@ -33,11 +33,11 @@ def sizes_command(call: Call) -> None:
     from weft._cli.output import Column, emit, table
     from weft._cli.text import amount, size
 
-    found = call.client.sizes()
+    sizes = call.client.sizes()
 
     def people(wide: bool) -> str:
         columns = [Column("SIZE"), Column("GPUS", right=True), Column("CPUS", right=True), Column("MEMORY", right=True)]
-        rows = [[one["name"], amount(one["gpus"]), amount(one["cpus"]), size(one["memory"])] for one in found]
+        rows = [[entry["name"], amount(entry["gpus"]), amount(entry["cpus"]), size(entry["memory"])] for entry in sizes]
         return table(columns, rows, wide=wide)
 
-    emit(call, {"sizes": found}, people=people, names=(one["name"] for one in found))
+    emit(call, {"sizes": sizes}, people=people, names=(entry["name"] for entry in sizes))

@@ -26,7 +26,7 @@ def up_command(call: Call, home: str | None, gpus: int | None, port: int | None)
     """
     from weft._cli.local import platform, translated
     from weft._cli.notices import note
-    from weft._cli.output import emit, facts
+    from weft._cli.output import details, emit
     from weft._profile import Profile, config_file, read_config, write_config
 
     with translated():
@@ -39,7 +39,7 @@ def up_command(call: Call, home: str | None, gpus: int | None, port: int | None)
         profile = f"'local' in {config_file()}" + (
             "" if current else f"; '{config.current}' stays current: `weft profile local`"
         )
-        return facts([
+        return details([
             ("address", answer["url"]), ("key", answer["key"]), ("folder", answer["home"]), ("profile", profile),
             ("next", "weft init, weft train, weft status, weft down"),
         ])  # fmt: skip
@@ -64,13 +64,15 @@ def down_command(call: Call, home: str | None, purge: bool) -> None:
         answer: dict[str, Any] = platform().down(home, purge=purge, report=note)
     if purge and "local" in (config := read_config()).profiles:
         write_config(config.without("local"))
-    said = "stopped" if answer.get("was_running", True) else "nothing was running"
+    outcome = "stopped" if answer.get("was_running", True) else "nothing was running"
     going_on = answer.get("unfinished") or 0
     if going_on and not purge:
         note(f"{going_on} unfinished job{'s go' if going_on > 1 else ' goes'} on after the next `weft up`")
     if purge:
-        said += "; its folder is removed"
-    emit(call, answer, people=lambda _wide: f"{said} ({answer.get('home', '')})", names=[str(answer.get("home", ""))])
+        outcome += "; its folder is removed"
+    emit(
+        call, answer, people=lambda _wide: f"{outcome} ({answer.get('home', '')})", names=[str(answer.get("home", ""))]
+    )
 
 
 def _isolation(answer: dict[str, Any]) -> str:
@@ -83,7 +85,7 @@ def _isolation(answer: dict[str, Any]) -> str:
 
 
 def _quarantine(answer: dict[str, Any], *, wide: bool) -> str:
-    """What the services cannot read and leave alone; nothing is said of nothing."""
+    """What the services cannot read and left alone; empty if there is none."""
     from weft._cli.output import Column, table
 
     held = (answer.get("quarantine") or {}).get("held") or []
@@ -92,7 +94,7 @@ def _quarantine(answer: dict[str, Any], *, wide: bool) -> str:
     columns = [
         Column("KIND"), Column("WHERE", flexible=True), Column("SINCE"), Column("WHY", flexible=True),
     ]  # fmt: skip
-    rows = [[one["kind"], one["place"], one["since"][:19], one["reason"]] for one in held]
+    rows = [[entry["kind"], entry["place"], entry["since"][:19], entry["reason"]] for entry in held]
     return f"\n\nin quarantine: {len(held)} (`weft doctor` says what to do)\n{table(columns, rows, wide=wide)}"
 
 
@@ -101,13 +103,13 @@ def _quarantine(answer: dict[str, Any], *, wide: bool) -> str:
 def status_command(call: Call, home: str | None) -> None:
     """Show what runs on this machine."""
     from weft._cli.local import platform, translated
-    from weft._cli.output import Column, emit, facts, table
+    from weft._cli.output import Column, details, emit, table
 
     with translated():
         answer: dict[str, Any] = platform().status(home)
 
     def people(wide: bool) -> str:
-        where = facts(
+        where = details(
             [
                 ("address", answer.get("url")),
                 ("gRPC", answer.get("grpc")),
@@ -135,7 +137,7 @@ def status_command(call: Call, home: str | None) -> None:
 @command("doctor")
 @click.option("--home", metavar="DIR", help=_HOME_HELP)
 def doctor_command(call: Call, home: str | None) -> None:
-    """Find what is missing or unsafe here, and how to mend it."""
+    """Find what is missing or unsafe here, and how to repair it."""
     from weft._cli.local import platform, translated
     from weft._cli.output import emit
     from weft._cli.text import plain

@@ -107,7 +107,7 @@ def train_command(
         if call.for_people:
             print(_plan_text(plan, archive), flush=True)
         for warning in plan.get("warnings") or ():
-            if not call.for_people or warning != plan.get("fits_message"):  # the plan has said that
+            if not call.for_people or warning != plan.get("fits_message"):  # the plan has shown it
                 warn(warning)
         job = _submitted(call, spec, archive, plan, idempotency_key or uuid.uuid4().hex)
     _after(call, job, plan, follow=follow, metric=metric, wait_placed=wait_placed)
@@ -140,10 +140,10 @@ def _submitted(call: Call, spec: SpecFile, archive: Archive | None, plan: dict[s
     from weft._errors import InvalidRequest
 
     stored = bool((plan.get("code") or {}).get("stored"))
-    with upload_bar(shown=archive is not None and not stored and call.for_people) as told:
+    with upload_bar(shown=archive is not None and not stored and call.for_people) as on_bytes:
         try:
             job = call.client.jobs.submit_document(
-                spec.document, archive=archive, idempotency_key=key, on_upload=told, stored=stored
+                spec.document, archive=archive, idempotency_key=key, on_upload=on_bytes, stored=stored
             )
         except InvalidRequest as refused:
             raise _located(refused, spec) from None
@@ -216,7 +216,7 @@ def _after(
 
 
 def _placed(job: Job, plan: dict[str, Any], seconds: float) -> int:
-    """0 once the job has left the queue; 6 where it cannot, or has not in time."""
+    """0 once the job has left the queue; 6 if it cannot, or did not in time."""
     import time
 
     from weft._cli.notices import note

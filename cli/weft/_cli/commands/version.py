@@ -11,7 +11,7 @@ from weft._version import sdk_version
 @command("version")
 def version_command(call: Call) -> None:
     """Show the versions of this command and of the platform."""
-    from weft._cli.output import emit, facts
+    from weft._cli.output import details, emit
     from weft._errors import WeftError
 
     document: dict[str, object] = {"client": sdk_version(), "platform": None, "url": None}
@@ -23,7 +23,7 @@ def version_command(call: Call) -> None:
         why = unknown.message
     emit(
         call, document, names=[sdk_version()],
-        people=lambda _wide: facts([
+        people=lambda _wide: details([
             ("weft", document["client"]), ("platform", document["platform"] or f"unknown: {why}"),
             ("address", document["url"]),
         ]),

@@ -19,7 +19,7 @@ def wait_command(call: Call, jobs: tuple[str, ...], timeout: float | None) -> No
     """
     import time
 
-    from weft._cli.ends import NOT_FINISHED, exit_code, said, worst
+    from weft._cli.ends import NOT_FINISHED, end_message, exit_code, worst
     from weft._cli.find import job_id
     from weft._cli.notices import note
     from weft._cli.output import emit
@@ -37,12 +37,14 @@ def wait_command(call: Call, jobs: tuple[str, ...], timeout: float | None) -> No
         except NotFinished:
             job = call.client.jobs.get(id_)
             codes.append(NOT_FINISHED)
-            note(f"{job.name} is still {job.status}; it goes on (`weft wait {id_}`)")
+            note(f"{job.name} is still {job.status}; it keeps running (`weft wait {id_}`)")
         documents.append(job.document)
 
     def people(_wide: bool) -> str:
         return "\n".join(
-            said(str(d.get("name")), str(d.get("status")), str(d.get("reason") or ""), str(d.get("message") or ""))
+            end_message(
+                str(d.get("name")), str(d.get("status")), str(d.get("reason") or ""), str(d.get("message") or "")
+            )
             for d in documents
         )
 

@@ -1,18 +1,21 @@
 """The Celery app of Weft: one queue, one task, nothing kept, nothing but JSON.
 
-No result backend, no remote control, no beat: whatever a hint leads to is in the job document.
+No result backend, no remote control, no beat: whatever a hint leads to is in the job document. The transports are
+kombu's own, set by options; a queue is bounded by RabbitMQ itself, elsewhere by its senders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import celery
 from kombu.entity import Exchange, Queue
+from kombu.transport import virtual
 
-from services.core.adapters.celery import filesystem, redis
 from services.core.adapters.celery.broker import QUEUE_AT_MOST, RABBITMQ, REDIS, Broker
+from services.core.domain.errors import ResourceExhausted
 
 TASK: Final = "weft.hint"
 QUEUE: Final = "weft.hints"
@@ -54,36 +57,42 @@ def make_app(broker: Broker, *, works: bool = False) -> Any:
 
 def _queue() -> Queue:
     # Through the nameless exchange: nothing is bound, so there is no table of bindings to be lost or garbled. RabbitMQ
-    # keeps the bounds itself; the other transports are made to (filesystem.py, redis.py).
+    # keeps the bounds itself, and drops the oldest; of the others, see `send`.
     return Queue(QUEUE, Exchange(""), routing_key=QUEUE, message_ttl=EXPIRES_S, max_length=QUEUE_AT_MOST)  # type: ignore[no-untyped-call]
 
 
 def _of_transport(broker: Broker, *, works: bool) -> dict[str, Any]:
-    patience_s = _WORKER_S if works else _SENDER_S
+    timeout_s = _WORKER_S if works else _SENDER_S
     if broker.kind == RABBITMQ:
         return {
             # A sender's connection lies idle for hours, and nobody would answer heartbeats on it.
             "broker_heartbeat": _HEARTBEAT_S if works else 0,
-            "broker_transport_options": {"read_timeout": patience_s, "write_timeout": patience_s},
+            "broker_transport_options": {"read_timeout": timeout_s, "write_timeout": timeout_s},
         }
     if broker.kind == REDIS:
         return {
-            "broker_transport": f"{redis.__name__}:Transport",
-            # What a killed worker had taken is given out again after 10 s. (By default after some 100.)
+            # What a killed worker had taken is given out again after 10 s. (By default after an hour.)
             "broker_transport_options": {
                 "visibility_timeout": 10,
-                "unacked_restore_interval": 2,
-                "unacked_restore_throttle": 1,
+                # Looked for at every second wait for a message, of half a second each.
+                "unacked_restore_throttle": 2,
                 "socket_connect_timeout": _CONNECT_S,
-                "socket_timeout": patience_s,
+                "socket_timeout": timeout_s,
                 "health_check_interval": 5,
             },
         }
+    # With a host, or kombu warns that there is none.
+    return {"broker_url": "filesystem://localhost", "broker_transport_options": _of_folder(broker.folder)}
+
+
+def _of_folder(folder: Path) -> dict[str, Any]:
+    """Makes the folders, readable by nobody else."""
+    for part in ("queue", "control"):
+        (folder / part).mkdir(mode=0o700, parents=True, exist_ok=True)
     return {
-        "broker_url": "filesystem://localhost",
-        # Not in the URL: kombu refuses to import what a URL names.
-        "broker_transport": f"{filesystem.__name__}:Transport",
-        "broker_transport_options": filesystem.options(broker.folder),
+        "data_folder_in": str(folder / "queue"),
+        "data_folder_out": str(folder / "queue"),
+        "control_folder": str(folder / "control"),
     }
 
 
@@ -96,13 +105,16 @@ def on_hint(app: Any, act: Callable[[str, str, str], None]) -> None:
 
 
 def send(app: Any, topic: str, job_id: str, traceparent: str) -> None:
-    """Blocks; raises whatever the broker's library raises."""
-    app.send_task(
-        TASK,
-        args=(topic, job_id, traceparent),
-        expires=EXPIRES_S,
-        delivery_mode="transient",
+    """Blocks. Raises ResourceExhausted where the queue is full, and whatever the broker's library raises."""
+    with app.producer_or_acquire() as producer:
         # Once more, at once: a broker that was restarted has left a dead connection in the pool.
-        retry=True,
-        retry_policy={"max_retries": 1, "interval_start": 0, "interval_max": 0},
-    )
+        publish = producer.connection.ensure(producer, _publish, max_retries=1, interval_start=0, interval_max=0)
+        publish(app, producer, (topic, job_id, traceparent))
+
+
+def _publish(app: Any, producer: Any, arguments: tuple[str, str, str]) -> None:
+    # A folder and a list in Redis have no end: without a worker they would grow until nothing else had room.
+    unbounded = isinstance(producer.channel, virtual.Channel)
+    if unbounded and producer.channel.queue_declare(QUEUE).message_count >= QUEUE_AT_MOST:
+        raise ResourceExhausted(f"{QUEUE_AT_MOST} hints wait, and no worker takes them")
+    app.send_task(TASK, args=arguments, expires=EXPIRES_S, delivery_mode="transient", producer=producer, retry=False)

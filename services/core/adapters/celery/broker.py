@@ -13,7 +13,7 @@ FOLDER, RABBITMQ, REDIS = "folder", "RabbitMQ", "Redis"
 _KINDS: Final = {"filesystem": FOLDER, "amqp": RABBITMQ, "redis": REDIS}
 """Scheme of the URL -> what answers there."""
 QUEUE_AT_MOST: Final = 1000
-"""Hints that wait for a worker; of more, the oldest are dropped. The sweeps do what they asked for."""
+"""Hints that wait for a worker; those beyond are dropped. The sweeps find what they were about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Broker:
     @classmethod
     def of(cls, settings: Settings) -> Broker:
         """InvalidRequest for a URL of another kind."""
-        broker = cls(settings.broker_url, settings.place / "broker")
+        broker = cls(settings.broker_url, settings.installation / "broker")
         _ = broker.kind
         return broker
 

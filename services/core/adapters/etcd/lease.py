@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import grpc.aio
 
-from services.core.adapters.etcd._stubs import messages, stubs
 from services.core.adapters.etcd.connection import Connection
 from services.core.domain.errors import WeftError
+from services.core.gen.weft.etcd import rpc_pb2, rpc_pb2_grpc
 from services.core.runtime.retry import Backoff
 
 _FIRST_PAUSE_S: Final = 0.1
@@ -63,7 +63,7 @@ class EtcdLease:
     async def revoke(self) -> None:
         await self.stop()
         with suppress(WeftError):
-            await self._connection.call(self._connection.lease.LeaseRevoke, messages.LeaseRevokeRequest(ID=self._id))
+            await self._connection.call(self._connection.lease.LeaseRevoke, rpc_pb2.LeaseRevokeRequest(ID=self._id))
 
     async def stop(self) -> None:
         """Ends the keep-alives without revoking: here the lease is lost at once, in etcd it runs out."""
@@ -99,9 +99,9 @@ class EtcdLease:
                 # The first keep-alive follows the grant at once, and opens the stream while there is time.
                 async with asyncio.timeout(self._call_timeout_s):
                     if call is None:
-                        call = stubs.LeaseStub(channel).LeaseKeepAlive(metadata=metadata)
+                        call = rpc_pb2_grpc.LeaseStub(channel).LeaseKeepAlive(metadata=metadata)
                     sent = self._boottime()
-                    await call.write(messages.LeaseKeepAliveRequest(ID=self._id))
+                    await call.write(rpc_pb2.LeaseKeepAliveRequest(ID=self._id))
                     reply = await call.read()
                 if reply is grpc.aio.EOF:
                     return

@@ -26,15 +26,18 @@ from typing import Any, Final
 import grpc.aio
 import structlog
 
-from services.core.adapters.etcd._stubs import PROGRESS_REQUEST, messages, stubs
 from services.core.adapters.etcd.connection import Connection
 from services.core.domain.errors import Unavailable, WeftError
+from services.core.gen.weft.etcd import kv_pb2, rpc_pb2, rpc_pb2_grpc
 from services.core.ports.status_store import Change, Entry, check_key, decode_key, decode_value
 from services.core.runtime.retry import Backoff
 
 _PAGE: Final = 1000
 _SMALLER: Final = 4
 """A page that is too large is read again with this fraction of entries."""
+_PROGRESS_REQUEST: Final = b"\x1a\x00"
+"""A serialized WatchRequest whose ``progress_request`` (field 3, etcd 3.4) is set: etcd3's messages are older than that
+field, but keep and send fields that they do not know."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _COMPACTED: Final = "required revision has been compacted"
@@ -62,7 +65,7 @@ class Keyspace:
     def key(self, full: bytes) -> str:
         return decode_key(full)[0].removeprefix(self.prefix)
 
-    def entry(self, pair: Any) -> Entry:
+    def entry(self, pair: kv_pb2.KeyValue) -> Entry:
         """Never raises: bytes that are no key or no value of ours make the entry malformed."""
         _, key_error = decode_key(pair.key)
         value, value_error = decode_value(pair.value)
@@ -78,9 +81,9 @@ class Position:
     raft_term: int
     revision: int
 
-    def fits(self, header: Any) -> bool:
+    def fits(self, header: rpc_pb2.ResponseHeader) -> bool:
         """False if the sender of this header cannot have the history that the watcher saw."""
-        return bool(
+        return (
             header.cluster_id == self.cluster_id
             and header.raft_term >= self.raft_term
             and header.revision >= self.revision
@@ -115,7 +118,7 @@ async def _read_pages(connection: Connection, keys: Keyspace, prefix: str) -> Li
     position: Position | None = None
     limit = _PAGE
     while True:
-        request = messages.RangeRequest(
+        request = rpc_pb2.RangeRequest(
             key=first, range_end=end, limit=limit, revision=position.revision if position else 0
         )
         try:
@@ -179,8 +182,8 @@ def _why(error: Exception) -> str:
     return error.code().name.lower() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timeout"
 
 
-def _change(keys: Keyspace, event: Any) -> Change:
-    if event.type == messages.Event.DELETE:
+def _change(keys: Keyspace, event: kv_pb2.Event) -> Change:
+    if event.type == kv_pb2.Event.DELETE:
         return Change("delete", keys.key(event.kv.key))
     entry = keys.entry(event.kv)
     return Change("put", entry.key, entry)
@@ -202,20 +205,20 @@ class _Stream:
     async def open(self, position: Position) -> Position:
         """Starts after the position; returns it with the present raft term. Raises _HistoryGone for another history."""
         self._metadata = await self._connection.metadata()
-        self._call = stubs.WatchStub(self._channel).Watch(metadata=self._metadata)
+        self._call = rpc_pb2_grpc.WatchStub(self._channel).Watch(metadata=self._metadata)
         first, end = self._keys.range(self._prefix)
-        create = messages.WatchCreateRequest(key=first, range_end=end, start_revision=position.revision + 1)
-        await self._write(messages.WatchRequest(create_request=create))
+        create = rpc_pb2.WatchCreateRequest(key=first, range_end=end, start_revision=position.revision + 1)
+        await self._write(rpc_pb2.WatchRequest(create_request=create))
         header = (await self._next()).header
         if not position.fits(header):
             # An etcd member may lag behind the position; a linearizable read does not.
-            request = messages.RangeRequest(key=first, count_only=True)
+            request = rpc_pb2.RangeRequest(key=first, count_only=True)
             header = (await self._connection.call(self._connection.kv.Range, request)).header
             if not position.fits(header):
                 raise _HistoryGone
         return replace(position, raft_term=header.raft_term)
 
-    async def events(self) -> list[Any]:
+    async def events(self) -> list[kv_pb2.Event]:
         """The changes in the next message; may be empty."""
         return list((await self._next()).events)
 
@@ -229,10 +232,11 @@ class _Stream:
         self._tasks, self._call = set(), None
         await self._connection.drop(self._channel)
 
-    async def _next(self) -> Any:
-        response = await self._read()
-        if response is grpc.aio.EOF:
+    async def _next(self) -> rpc_pb2.WatchResponse:
+        message = await self._read()
+        if message is grpc.aio.EOF:
             raise Unavailable("etcd ended the watch")
+        response: rpc_pb2.WatchResponse = message
         if response.canceled:
             if response.compact_revision or _COMPACTED in response.cancel_reason:
                 raise _HistoryGone
@@ -246,14 +250,14 @@ class _Stream:
         read = self._start(self._call.read())
         try:
             if not await self._done(read):
-                await self._write(messages.WatchRequest.FromString(PROGRESS_REQUEST))
+                await self._write(rpc_pb2.WatchRequest.FromString(_PROGRESS_REQUEST))
                 if not await self._done(read):
                     raise Unavailable("etcd is silent")
             return read.result()
         finally:
             del read  # see close(): a task whose error refers to this frame would keep the frame alive
 
-    async def _write(self, request: Any) -> None:
+    async def _write(self, request: rpc_pb2.WatchRequest) -> None:
         write = self._start(self._call.write(request))
         try:
             if not await self._done(write):

@@ -1,1 +1,1 @@
-"""The ``local`` cluster: this machine, by its node agent."""
+"""The ``local`` cluster: this machine, through its node agent."""

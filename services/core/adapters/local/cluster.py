@@ -1,10 +1,8 @@
-"""The Cluster port over the node agent of this machine. The agent does the work; this carries it there."""
+"""The Cluster port of this machine: each call is one gRPC call of the node agent, which does the work."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
@@ -14,17 +12,18 @@ from services.core.domain.errors import Unavailable
 from services.core.domain.plan import AttemptPlan
 from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
 from services.core.ports.cluster import LearnerProcess, Node, Observation
+from services.core.runtime.retry import Backoff
 
 STEPS: Final = ("reserve", "learners", "activate")
 _READ_S: Final = 5.0
 _CHANGE_S: Final = 60.0
+_RECONNECT_S: Final = 0.5
 _REMOVE_S: Final = 600.0
-"""A teardown removes what the learners have left on the disk, which may be a lot."""
-_AGAIN_S: Final = (0.1, 0.5)
+"""A teardown removes the learners' files, which may be many."""
 
 
 class LocalCluster:
-    """``address`` is the node agent's, ``secret`` the services'."""
+    """``address`` is the node agent's; ``secret`` authenticates calls between services."""
 
     def __init__(self, address: str, *, secret: bytes) -> None:
         self._channel = connect(address, secret=secret)
@@ -35,10 +34,10 @@ class LocalCluster:
             reply = await self._stub.Capacity(node_pb2.CapacityRequest(), timeout=_READ_S)
         return [
             Node(
-                name=one.name, cpus=one.cpus, memory=one.memory, gpus=one.gpus, gpu_type=one.gpu_type, ready=one.ready,
-                labels={"weft.dev/isolation": reply.isolation},
+                name=node.name, cpus=node.cpus, memory=node.memory, gpus=node.gpus, gpu_type=node.gpu_type,
+                ready=node.ready, labels={"weft.dev/isolation": reply.isolation},
             )
-            for one in reply.nodes
+            for node in reply.nodes
         ]  # fmt: skip
 
     def steps(self) -> Sequence[str]:
@@ -52,7 +51,7 @@ class LocalCluster:
     async def observe(self, job_id: str) -> Observation:
         with translating():
             reply = await self._stub.Observe(node_pb2.ObserveRequest(job_id=job_id), timeout=_READ_S)
-        learners = [load(LearnerProcess, json.loads(one)) for one in reply.learners]
+        learners = [load(LearnerProcess, json.loads(learner)) for learner in reply.learners]
         return Observation(learners=learners, attempts=list(reply.attempts))
 
     async def stop(self, job_id: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
@@ -72,13 +71,14 @@ class LocalCluster:
             return list((await self._stub.Jobs(node_pb2.JobsRequest(), timeout=_READ_S)).job_ids)
 
     async def watch(self) -> AsyncIterator[str]:
+        backoff = Backoff(first_s=_RECONNECT_S, most_s=_RECONNECT_S)
         while True:
             try:
                 async for event in streaming(self._stub.Watch(node_pb2.WatchRequest())):
-                    yield event.job_id  # the first of each connection is empty: what came before is unknown
+                    yield event.job_id  # the first of each connection is "": changes before it are unknown
             except Unavailable:
-                pass  # the agent is being started again
-            await asyncio.sleep(random.uniform(*_AGAIN_S))
+                pass  # the agent is being restarted
+            await backoff.wait()
 
     async def ping(self) -> None:
         await self.capacity()

@@ -33,7 +33,7 @@ from services.core.domain.errors import (
 )
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
 from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, at_rev, judged
+from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, job_or_unreadable, with_stored_rev
 from services.core.ports.record_store import too_deep
 
 _DEPTH_MAX: Final = 90
@@ -94,7 +94,9 @@ class MongoJobStore:
 
     async def _find_one(self, key: Mapping[str, str]) -> Job | None:
         stored = await self._jobs.get(key)
-        return None if stored is None else at_rev(read_job(str(stored["_id"]), stored.get("job")), stored.get("rev"))
+        if stored is None:
+            return None
+        return with_stored_rev(read_job(str(stored["_id"]), stored.get("job")), stored.get("rev"))
 
     async def replace(self, prior: Job, new: Job) -> Job:
         check_replace(prior, new)
@@ -130,7 +132,9 @@ class MongoJobStore:
         with translated():
             cursor = self._jobs.collection.find({"$and": where} if where else {}).sort("_id", order).limit(limit)
             documents = await cursor.to_list()
-        return [judged(str(document["_id"]), document.get("job"), document.get("rev")) for document in documents]
+        return [
+            job_or_unreadable(str(document["_id"]), document.get("job"), document.get("rev")) for document in documents
+        ]
 
     async def count(self, query: JobQuery) -> Mapping[Status, int]:
         known = [status.value for status in Status]

@@ -1,4 +1,4 @@
-"""Hints straight to the service they are for: where a call needs no broker in between.
+"""Hints straight to the service they are for: where its address is known, no broker is needed in between.
 
 ``Nudges`` is one short call, and raises what goes wrong with it; Celery's worker makes it for others. ``RpcHints`` is
 the Hints port on top: it never waits for the call and never fails with it.
@@ -15,8 +15,9 @@ import structlog
 
 from services.core.adapters.hint_instrumentation import DROPPED, SENT
 from services.core.adapters.rpc.client import connect, translating
-from services.core.domain.errors import InvalidRequest
+from services.core.domain.errors import InvalidRequest, Unavailable
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
+from services.core.ports.hints import Hints
 
 SERVICES: Final = {"submitted": "lcm", "released": "lcm", "desired": "guardian", "admitted": "guardian"}
 """Topic -> who wants to hear of it."""
@@ -59,8 +60,10 @@ class Nudges:
 class RpcHints:
     """See ``services.core.ports.hints.Hints``."""
 
-    def __init__(self, address: Callable[[str], str], secret: bytes) -> None:
+    def __init__(self, address: Callable[[str], str], secret: bytes, *, otherwise: Hints | None = None) -> None:
+        """``otherwise``: sends the hints whose service did not answer; closed with this. None: they are dropped."""
         self._nudges = Nudges(address, secret)
+        self._otherwise = otherwise
         self._pending: set[asyncio.Task[None]] = set()
         self._sent = 0
         self._dropped = 0
@@ -69,11 +72,11 @@ class RpcHints:
 
     @property
     def sent(self) -> int:
-        return self._sent
+        return self._sent + (self._otherwise.sent if self._otherwise else 0)
 
     @property
     def dropped(self) -> int:
-        return self._dropped
+        return self._dropped + (self._otherwise.dropped if self._otherwise else 0)
 
     async def send(self, topic: str, job_id: str) -> None:
         traceparent = str(structlog.contextvars.get_contextvars().get("traceparent", ""))
@@ -91,11 +94,17 @@ class RpcHints:
             await asyncio.wait(self._pending, timeout=_GOODBYE_S)
         await self._nudges.close()
         await asyncio.gather(*self._pending)
+        if self._otherwise is not None:
+            await self._otherwise.close()
 
     async def _send(self, topic: str, job_id: str, traceparent: str) -> None:
         try:
             await self._nudges.nudge(topic, job_id, traceparent)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a hint never harms its sender
+            if isinstance(error, Unavailable) and self._otherwise is not None and not self._closed:
+                # Not urgent any more: a service that comes back looks at everything by itself.
+                await self._otherwise.send(topic, job_id)
+                return
             self._drop()
             if not self._failing:
                 log.warning("hints.dropped", topic=topic, why=str(error) or type(error).__name__)

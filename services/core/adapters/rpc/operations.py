@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 
 from services.core.gen.weft.v1 import operations_pb2, operations_pb2_grpc
-from services.core.runtime.quarantine import Held, Quarantine
+from services.core.runtime.quarantine import Quarantine, QuarantineEntry
 
 _MOST = 1_000
 """Entries in one reply; the others follow once these are mended."""
@@ -29,7 +29,7 @@ class _Operations(operations_pb2_grpc.OperationsServicer):
                     kind=entry.kind, place=entry.place, reason=entry.reason, since_ms=entry.since, job_id=entry.job,
                     advice=entry.advice,
                 )
-                for entry in self._quarantine.listed()[:_MOST]
+                for entry in self._quarantine.entries()[:_MOST]
             ]
         )  # fmt: skip
 
@@ -39,12 +39,12 @@ def add_operations(server: grpc.aio.Server, quarantine: Quarantine) -> None:
     operations_pb2_grpc.add_OperationsServicer_to_server(_Operations(quarantine), server)
 
 
-async def ask_quarantine(channel: grpc.aio.Channel, *, timeout_s: float) -> Sequence[Held]:
+async def ask_quarantine(channel: grpc.aio.Channel, *, timeout_s: float) -> Sequence[QuarantineEntry]:
     """The quarantine of the service at the other end. Raises gRPC's errors; see ``translating``."""
     stub = operations_pb2_grpc.OperationsStub(channel)
     reply = await stub.Quarantine(operations_pb2.QuarantineRequest(), timeout=timeout_s)
     return [
-        Held(
+        QuarantineEntry(
             kind=entry.kind,
             place=entry.place,
             reason=entry.reason,

@@ -22,7 +22,7 @@ from services.core.domain.document import read_job
 from services.core.domain.errors import InvalidRequest, NotFound, Quarantined, StaleRevision, WeftError
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
 from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, at_rev, judged
+from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, job_or_unreadable, with_stored_rev
 
 _PAGE: Final = 500
 """Documents read at once, so that a long list delays other readers only shortly."""
@@ -92,7 +92,7 @@ class SqliteJobStore:
     async def _find_one(self, column: str, value: str) -> Job | None:
         def read(connection: apsw.Connection) -> Job | None:
             row = connection.execute(f"SELECT id, doc, rev FROM jobs WHERE {column} = ?", (value,)).fetchone()  # noqa: S608
-            return None if row is None else at_rev(_job(str(row[0]), str(row[1])), row[2])
+            return None if row is None else with_stored_rev(_job(str(row[0]), str(row[1])), row[2])
 
         return await self._database.read(read)
 
@@ -230,7 +230,7 @@ def _readable(job_id: str, text: str, rev: object) -> Job | Unreadable:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         return Unreadable(id=job_id, why=f"the document of job {job_id} is not JSON: {error}")
-    return judged(job_id, document, rev)
+    return job_or_unreadable(job_id, document, rev)
 
 
 def _event(text: str) -> Event | None:

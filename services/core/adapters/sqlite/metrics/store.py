@@ -235,7 +235,7 @@ class SqliteMetricStore:
     def damaged(self) -> Mapping[str, str]:
         return dict(self._damaged)
 
-    async def look_again(self, job_id: str) -> None:
+    async def recheck(self, job_id: str) -> None:
         def check() -> None:
             self._use_anyway(job_id, JobFile.check, create=False, otherwise=None)
             self._damaged.pop(job_id, None)
@@ -308,7 +308,7 @@ class SqliteMetricStore:
             raise self._failed(job_id, error) from error
 
     def _failed(self, job_id: str, error: Exception) -> Exception:
-        """The error for the caller. A damaged job stays in quarantine until ``look_again`` finds it repaired."""
+        """The error for the caller. A damaged job stays in quarantine until ``recheck`` finds it repaired."""
         if not isinstance(error, (Damaged, apsw.CorruptError, apsw.NotADBError, apsw.SQLError)):
             log.warning("metrics.store_failed", job=job_id, why=str(error))
             return translated(error)

@@ -25,8 +25,9 @@ class NudgeRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    """submitted | desired | released | admitted"""
+    """submitted, desired, released or admitted."""
     job_id: _builtins.str
+    """Id of the job."""
     def __init__(
         self,
         *,
@@ -63,7 +64,7 @@ class ExplainRequest(_message.Message):
     JOB_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """empty: every waiting job, in order"""
+        """Jobs to explain; empty: every waiting job, in order."""
 
     def __init__(
         self,
@@ -84,7 +85,9 @@ class ExplainReply(_message.Message):
 
     WAITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___Waiting]: ...
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___Waiting]:
+        """Those of the jobs that wait, in the order of the queue."""
+
     def __init__(
         self,
         *,
@@ -107,11 +110,13 @@ class Waiting(_message.Message):
     PENDING_REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     position: _builtins.int
-    """from 1"""
+    """Place in the queue, from 1."""
     pending_reason: _builtins.str
-    """WaitingForCapacity, NoMatchingFlavor, BackOff, Releasing, ..."""
+    """WaitingForQuota, WaitingForCapacity, NoMatchingFlavor, BackOff, Releasing, ..."""
     message: _builtins.str
+    """Why it waits, in words."""
     def __init__(
         self,
         *,

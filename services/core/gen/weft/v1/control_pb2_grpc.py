@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ControlStub:
-    """Wakes a service up. A hint: losing one costs time, never correctness.
+    """Hints between services. A lost hint costs time, never correctness.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,12 @@ class ControlStub:
 
 
 class ControlServicer:
-    """Wakes a service up. A hint: losing one costs time, never correctness.
+    """Hints between services. A lost hint costs time, never correctness.
     """
 
     def Nudge(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Makes the service look at a job now.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,7 +70,7 @@ def add_ControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Control:
-    """Wakes a service up. A hint: losing one costs time, never correctness.
+    """Hints between services. A lost hint costs time, never correctness.
     """
 
     @staticmethod
@@ -122,7 +123,8 @@ class QueueServicer:
     """
 
     def Explain(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Why jobs wait, and their places in the queue.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -27,30 +27,33 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ControlStub:
-    """Wakes a service up. A hint: losing one costs time, never correctness."""
+    """Hints between services. A lost hint costs time, never correctness."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
     Nudge: _grpc.UnaryUnaryMultiCallable[_control_pb2.NudgeRequest, _control_pb2.NudgeReply]
+    """Makes the service look at a job now."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
-    """Wakes a service up. A hint: losing one costs time, never correctness."""
+    """Hints between services. A lost hint costs time, never correctness."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Nudge: _aio.UnaryUnaryMultiCallable[_control_pb2.NudgeRequest, _control_pb2.NudgeReply]  # type: ignore[assignment]
+    """Makes the service look at a job now."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
-    """Wakes a service up. A hint: losing one costs time, never correctness."""
+    """Hints between services. A lost hint costs time, never correctness."""
 
     @_abc_1.abstractmethod
     def Nudge(
         self,
         request: _control_pb2.NudgeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_control_pb2.NudgeReply, _abc.Awaitable[_control_pb2.NudgeReply]]: ...
+    ) -> _typing.Union[_control_pb2.NudgeReply, _abc.Awaitable[_control_pb2.NudgeReply]]:
+        """Makes the service look at a job now."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -62,6 +65,7 @@ class QueueStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QueueAsyncStub: ...
     Explain: _grpc.UnaryUnaryMultiCallable[_control_pb2.ExplainRequest, _control_pb2.ExplainReply]
+    """Why jobs wait, and their places in the queue."""
 
 @_typing.type_check_only
 class QueueAsyncStub(QueueStub):
@@ -69,6 +73,7 @@ class QueueAsyncStub(QueueStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Explain: _aio.UnaryUnaryMultiCallable[_control_pb2.ExplainRequest, _control_pb2.ExplainReply]  # type: ignore[assignment]
+    """Why jobs wait, and their places in the queue."""
 
 class QueueServicer(metaclass=_abc_1.ABCMeta):
     """What the dispatcher knows about waiting jobs."""
@@ -78,6 +83,7 @@ class QueueServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _control_pb2.ExplainRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_control_pb2.ExplainReply, _abc.Awaitable[_control_pb2.ExplainReply]]: ...
+    ) -> _typing.Union[_control_pb2.ExplainReply, _abc.Awaitable[_control_pb2.ExplainReply]]:
+        """Why jobs wait, and their places in the queue."""
 
 def add_QueueServicer_to_server(servicer: QueueServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -29,11 +29,13 @@ class Submission(_message.Message):
     CODE_DIGEST_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     yaml: _builtins.str
+    """The spec as YAML."""
     json: _builtins.str
+    """The spec as JSON."""
     code_digest: _builtins.str
-    """"sha256:<hex>" of code that this tenant has sent before"""
+    """sha256:<hex> of code that the tenant uploaded before, in place of the code."""
     tenant: _builtins.str
-    """an admin's: whose job it becomes"""
+    """Tenant that the job will belong to; default: the caller's. Admins: any."""
     def __init__(
         self,
         *,
@@ -68,8 +70,11 @@ class SubmitJobRequest(_message.Message):
     HEAD_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     code: _builtins.bytes
+    """Every later message: a piece of the code, a zip archive; at most 1 MiB."""
     @_builtins.property
-    def head(self) -> Global___Submission: ...
+    def head(self) -> Global___Submission:
+        """The first message."""
+
     def __init__(
         self,
         *,
@@ -94,9 +99,11 @@ class ResourceSize(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     cpus: _builtins.float
+    """CPU cores."""
     memory: _builtins.int
-    """bytes"""
+    """Bytes of memory."""
     gpus: _builtins.float
+    """GPUs."""
     def __init__(
         self,
         *,
@@ -121,9 +128,13 @@ class RoleNeeds(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     count: _builtins.int
+    """Number of its learners."""
     cpus: _builtins.float
+    """CPU cores of each learner."""
     memory: _builtins.int
+    """Bytes of memory of each learner."""
     gpus: _builtins.float
+    """GPUs of each learner."""
     def __init__(
         self,
         *,
@@ -168,9 +179,13 @@ class JobNeeds(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def total(self) -> Global___ResourceSize: ...
+    def total(self) -> Global___ResourceSize:
+        """Hardware of all learners together."""
+
     @_builtins.property
-    def roles(self) -> _containers.MessageMap[_builtins.str, Global___RoleNeeds]: ...
+    def roles(self) -> _containers.MessageMap[_builtins.str, Global___RoleNeeds]:
+        """Needs of each role, by its name."""
+
     def __init__(
         self,
         *,
@@ -197,13 +212,21 @@ class FrameworkEntry(_message.Message):
     SIZE_MB_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    """Name and version, e.g. jax-0.10.2."""
     name: _builtins.str
+    """Name of the framework, in lower case."""
     version: _builtins.str
+    """Full version."""
     python: _builtins.str
+    """Python versions that it runs on, as a version specifier."""
     size_mb: _builtins.int
+    """Installed size in MB, roughly."""
     description: _builtins.str
+    """One line about it."""
     @_builtins.property
-    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Other names of the framework."""
+
     def __init__(
         self,
         *,
@@ -230,7 +253,9 @@ class PlannedCode(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
+    """sha256:<hex>."""
     stored: _builtins.bool
+    """The tenant has uploaded it before: a submit may name it by its digest."""
     def __init__(
         self,
         *,
@@ -252,7 +277,9 @@ class SubmitLimits(_message.Message):
     MAX_CODE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_SPEC_BYTES_FIELD_NUMBER: _builtins.int
     max_code_bytes: _builtins.int
+    """Largest code archive, in bytes."""
     max_spec_bytes: _builtins.int
+    """Longest text of a spec, in bytes."""
     def __init__(
         self,
         *,
@@ -282,22 +309,37 @@ class JobPlan(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     dry_run: _builtins.bool
+    """Always true."""
     learners: _builtins.int
+    """Number of learners."""
     fits: _builtins.str
-    """now | later | never | unknown"""
+    """Whether the cluster can run it: now, later, never or unknown."""
     fits_message: _builtins.str
+    """Why, in words; may be empty."""
     @_builtins.property
-    def spec(self) -> _struct_pb2.Struct: ...
+    def spec(self) -> _struct_pb2.Struct:
+        """The spec in normal form; defaults are left out."""
+
     @_builtins.property
-    def resources(self) -> Global___JobNeeds: ...
+    def resources(self) -> Global___JobNeeds:
+        """Hardware that it needs."""
+
     @_builtins.property
-    def framework(self) -> Global___FrameworkEntry: ...
+    def framework(self) -> Global___FrameworkEntry:
+        """Environment that it runs in; absent without one."""
+
     @_builtins.property
-    def code(self) -> Global___PlannedCode: ...
+    def code(self) -> Global___PlannedCode:
+        """Its code; absent without one."""
+
     @_builtins.property
-    def limits(self) -> Global___SubmitLimits: ...
+    def limits(self) -> Global___SubmitLimits:
+        """What a submit may send at most."""
+
     @_builtins.property
-    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its owner should know."""
+
     def __init__(
         self,
         *,
@@ -350,13 +392,21 @@ class JobAttempt(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
+    """Counts from 1; 0 before the first admission."""
     committed: _builtins.bool
+    """All of its learners are provisioned; before that a failure rolls all back."""
     @_builtins.property
-    def admitted(self) -> _timestamp_pb2.Timestamp: ...
+    def admitted(self) -> _timestamp_pb2.Timestamp:
+        """When the dispatcher admitted it; absent before."""
+
     @_builtins.property
-    def started(self) -> _timestamp_pb2.Timestamp: ...
+    def started(self) -> _timestamp_pb2.Timestamp:
+        """When its first learner ran; absent before."""
+
     @_builtins.property
-    def placement(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def placement(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Name of the node of each learner, by learner."""
+
     def __init__(
         self,
         *,
@@ -382,8 +432,11 @@ class JobCounters(_message.Message):
     RESTARTS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     retries: _builtins.int
+    """Attempts that ended by a failure of the job itself; `retries.max` limits them."""
     restarts: _builtins.int
+    """Attempts that ended by a failure of the platform; nothing limits them."""
     preemptions: _builtins.int
+    """Attempts that were ended in favour of other jobs."""
     def __init__(
         self,
         *,
@@ -411,13 +464,21 @@ class JobVerdict(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     SIGNAL_FIELD_NUMBER: _builtins.int
     to: _builtins.str
+    """The status that was decided."""
     reason: _builtins.str
+    """Stable code of the reason, e.g. ExitCode."""
     message: _builtins.str
+    """The reason in words."""
     learner: _builtins.str
+    """The learner that decided it, e.g. worker-0; empty if no single one did."""
     exit_code: _builtins.int
+    """Exit code of that learner; absent if it did not exit by itself."""
     signal: _builtins.int
+    """Number of the signal that ended that learner; absent if none did."""
     @_builtins.property
-    def time(self) -> _timestamp_pb2.Timestamp: ...
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was decided."""
+
     def __init__(
         self,
         *,
@@ -480,50 +541,95 @@ class Job(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    """Id of the job: j and 22 characters."""
     name: _builtins.str
+    """Name from the spec."""
     tenant: _builtins.str
+    """Tenant that the job belongs to."""
     user: _builtins.str
+    """User who submitted it."""
     status: _builtins.str
+    """QUEUED, PENDING, DOWNLOADING, PROCESSING, STORING, HALTING, HALTED, COMPLETED, FAILED or KILLED."""
     reason: _builtins.str
+    """Stable code of why it has this status; may be empty."""
     message: _builtins.str
+    """The reason in words; may be empty."""
     pending_reason: _builtins.str
+    """Why it waits: WaitingForQuota, WaitingForCapacity, NoMatchingFlavor, BackOff, Releasing; else empty."""
     pending_message: _builtins.str
+    """Why it waits, in words. Only while it waits and the dispatcher answers."""
     queue_position: _builtins.int
+    """Place in the queue, from 1. Only while it waits and the dispatcher answers."""
     at_rest: _builtins.bool
+    """It has ended or is HALTED, and has released all of its hardware."""
     desired: _builtins.str
+    """What its owner wants: run, halt or kill."""
     generation: _builtins.int
+    """Rises by one with every change of what its owner wants."""
     observed_generation: _builtins.int
+    """The generation that the platform has acted on."""
     learners: _builtins.int
+    """Number of learners; 0 if the spec cannot be read."""
     framework: _builtins.str
+    """Framework and version, e.g. jax:0.10; empty without one."""
     code_digest: _builtins.str
+    """Digest of its code, sha256:<hex>; empty without code."""
     @_builtins.property
-    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tags from the spec."""
+
     @_builtins.property
-    def since(self) -> _timestamp_pb2.Timestamp: ...
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """When it got this status."""
+
     @_builtins.property
-    def resources(self) -> Global___ResourceSize: ...
+    def resources(self) -> Global___ResourceSize:
+        """Hardware of all learners together."""
+
     @_builtins.property
-    def attempt(self) -> Global___JobAttempt: ...
+    def attempt(self) -> Global___JobAttempt:
+        """The current or last attempt."""
+
     @_builtins.property
-    def counters(self) -> Global___JobCounters: ...
+    def counters(self) -> Global___JobCounters:
+        """Retries, restarts and preemptions up to now."""
+
     @_builtins.property
-    def verdict(self) -> Global___JobVerdict: ...
+    def verdict(self) -> Global___JobVerdict:
+        """The decision that ended the last attempt; absent before."""
+
     @_builtins.property
-    def created(self) -> _timestamp_pb2.Timestamp: ...
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When it was submitted."""
+
     @_builtins.property
-    def updated(self) -> _timestamp_pb2.Timestamp: ...
+    def updated(self) -> _timestamp_pb2.Timestamp:
+        """When its document last changed."""
+
     @_builtins.property
-    def finished(self) -> _timestamp_pb2.Timestamp: ...
+    def finished(self) -> _timestamp_pb2.Timestamp:
+        """When it reached a final status; absent before."""
+
     @_builtins.property
-    def released(self) -> _timestamp_pb2.Timestamp: ...
+    def released(self) -> _timestamp_pb2.Timestamp:
+        """When its hardware was released; absent before."""
+
     @_builtins.property
-    def deleted(self) -> _timestamp_pb2.Timestamp: ...
+    def deleted(self) -> _timestamp_pb2.Timestamp:
+        """When it was deleted. Only in replayed answers."""
+
     @_builtins.property
-    def summary(self) -> _struct_pb2.Struct: ...
+    def summary(self) -> _struct_pb2.Struct:
+        """Metrics and progress as they were when it ended; empty before."""
+
     @_builtins.property
-    def spec(self) -> _struct_pb2.Struct: ...
+    def spec(self) -> _struct_pb2.Struct:
+        """The spec in normal form. Not in events of live streams."""
+
     @_builtins.property
-    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Warnings to its owner. Only in the answer to a submit."""
+
     def __init__(
         self,
         *,
@@ -580,6 +686,7 @@ class GetJobRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     def __init__(
         self,
         *,
@@ -606,18 +713,23 @@ class ListJobsRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """an admin's; "*": all"""
+    """Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."""
     name: _builtins.str
+    """Only jobs of this name."""
     tag: _builtins.str
+    """Only jobs with this tag."""
     user: _builtins.str
+    """Only jobs of this user."""
     after: _builtins.str
-    """`next` of the page before"""
+    """`next` of the previous page."""
     limit: _builtins.int
-    """1..500, default 50"""
+    """Most jobs in the answer: 1 to 500, default 50."""
     fields: _builtins.str
-    """names of Job's fields, comma-separated; default: all"""
+    """Names of Job's fields, separated by commas; the others stay empty. Default: all."""
     @_builtins.property
-    def status(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def status(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Statuses to list, in any case. Default: all."""
+
     def __init__(
         self,
         *,
@@ -672,8 +784,11 @@ class ListJobsReply(_message.Message):
     JOBS_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     next: _builtins.str
+    """Send it as `after` to get the next page; absent on the last page."""
     @_builtins.property
-    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Job]: ...
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Job]:
+        """Jobs of this page, newest first."""
+
     def __init__(
         self,
         *,
@@ -697,8 +812,9 @@ class ChangeJobRequest(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     generation: _builtins.int
-    """only while the job is at this one"""
+    """Change the job only while it has this generation."""
     def __init__(
         self,
         *,
@@ -722,8 +838,9 @@ class DeleteJobRequest(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     KILL_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     kill: _builtins.bool
-    """first, where it is live"""
+    """Kill the job first if it is live."""
     def __init__(
         self,
         *,
@@ -745,7 +862,9 @@ class GetHistoryRequest(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     after: _builtins.int
+    """Only events with a higher `seq`."""
     def __init__(
         self,
         *,
@@ -776,15 +895,25 @@ class JobEvent(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
+    """Counts the events of the job from 1."""
     actor: _builtins.str
+    """Origin of the change: user:<name>, lcm or guardian."""
     generation: _builtins.int
+    """Generation of the job at that time."""
     from_status: _builtins.str
+    """Status before; absent for the first event."""
     to: _builtins.str
+    """Status after; RESUMED marks a resume and is followed by QUEUED."""
     attempt: _builtins.int
+    """Number of the attempt; 0 before the first one."""
     reason: _builtins.str
+    """Stable code of the reason; may be empty."""
     message: _builtins.str
+    """The reason in words; may be empty."""
     @_builtins.property
-    def time(self) -> _timestamp_pb2.Timestamp: ...
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it happened."""
+
     def __init__(
         self,
         *,
@@ -814,7 +943,9 @@ class GetHistoryReply(_message.Message):
 
     EVENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobEvent]: ...
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobEvent]:
+        """Events, oldest first."""
+
     def __init__(
         self,
         *,
@@ -841,14 +972,23 @@ class JobExplanation(_message.Message):
     QUEUE_POSITION_FIELD_NUMBER: _builtins.int
     HINTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    """Id of the job."""
     status: _builtins.str
+    """Its status."""
     summary: _builtins.str
+    """Its state in one sentence, whose subject is the job."""
     reason: _builtins.str
+    """Stable code of why it has this status; may be empty."""
     message: _builtins.str
+    """The reason in words; may be empty."""
     pending_reason: _builtins.str
+    """Stable code of why it waits; else empty."""
     queue_position: _builtins.int
+    """Place in the queue, from 1. Only while it waits and the dispatcher answers."""
     @_builtins.property
-    def hints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def hints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its owner can do, with commands that can be typed as they stand."""
+
     def __init__(
         self,
         *,
@@ -903,13 +1043,19 @@ class JobProgress(_message.Message):
     POINTS_FIELD_NUMBER: _builtins.int
     LATEST_FIELD_NUMBER: _builtins.int
     status: _builtins.str
+    """Status of the job."""
     progress: _builtins.float
-    """0..1"""
+    """Share of the training that is done, 0 to 1; absent if unknown."""
     eta_ms: _builtins.int
+    """Milliseconds until the training ends, as estimated; absent if unknown."""
     lines: _builtins.int
+    """Log lines that are stored."""
     points: _builtins.int
+    """Metric points that are stored."""
     @_builtins.property
-    def latest(self) -> _containers.MessageMap[_builtins.str, Global___JobPoint]: ...
+    def latest(self) -> _containers.MessageMap[_builtins.str, Global___JobPoint]:
+        """The last point of each metric, by its name."""
+
     def __init__(
         self,
         *,
@@ -951,20 +1097,31 @@ class GetLogsRequest(_message.Message):
     SEARCH_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     after: _builtins.int
+    """Only lines with a higher `seq`."""
     limit: _builtins.int
-    """1..10000, default 1000"""
+    """Most lines in the answer: 1 to 10000, default 1000."""
     rank: _builtins.int
+    """Only lines of the learner with this rank in its role."""
     role: _builtins.str
+    """Only lines of learners with this role."""
     attempt: _builtins.int
+    """Only lines of this attempt."""
     stream: _builtins.str
+    """Only lines of this stream, e.g. stdout or stderr."""
     search: _builtins.str
-    """a regular expression"""
+    """Only lines in which this regular expression (RE2) matches."""
     tail: _builtins.int
+    """Only the last lines, this many of those that match: 0 to 10000."""
     @_builtins.property
-    def since(self) -> _timestamp_pb2.Timestamp: ...
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Only lines from this time on."""
+
     @_builtins.property
-    def until(self) -> _timestamp_pb2.Timestamp: ...
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """Only lines up to this time."""
+
     def __init__(
         self,
         *,
@@ -1041,15 +1198,25 @@ class JobLine(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
+    """Counts the lines of the job from 1."""
     attempt: _builtins.int
+    """Number of the attempt that wrote it."""
     role: _builtins.str
+    """Role of the learner that wrote it."""
     rank: _builtins.int
+    """Rank of the learner in its role."""
     run: _builtins.int
+    """Counts the starts of the learner's process within the attempt, from 1."""
     stream: _builtins.str
+    """stdout, stderr or the name of a log file."""
     text: _builtins.str
+    """The line without its newline."""
     partial: _builtins.bool
+    """The line continues in the next one: it was too long."""
     @_builtins.property
-    def time(self) -> _timestamp_pb2.Timestamp: ...
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When the helper read it."""
+
     def __init__(
         self,
         *,
@@ -1079,9 +1246,13 @@ class GetLogsReply(_message.Message):
     NEXT_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     next: _builtins.int
+    """Send it as `after` to get the next page."""
     more: _builtins.bool
+    """There are more lines beyond this page."""
     @_builtins.property
-    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobLine]: ...
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobLine]:
+        """Lines of this page, oldest first."""
+
     def __init__(
         self,
         *,
@@ -1103,7 +1274,9 @@ class JobLines(_message.Message):
 
     LINES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobLine]: ...
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobLine]:
+        """Lines in the order in which they were stored."""
+
     def __init__(
         self,
         *,
@@ -1129,12 +1302,19 @@ class JobEnd(_message.Message):
     AT_REST_FIELD_NUMBER: _builtins.int
     DELETED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    """Id of the job."""
     status: _builtins.str
+    """Its status; empty if the job no longer exists."""
     reason: _builtins.str
+    """Stable code of why it has this status; may be empty."""
     message: _builtins.str
+    """The reason in words; may be empty."""
     exit_code: _builtins.int
+    """Exit code of the learner that decided the end; absent if there is none."""
     at_rest: _builtins.bool
+    """It has released all of its hardware."""
     deleted: _builtins.bool
+    """It was deleted."""
     def __init__(
         self,
         *,
@@ -1163,9 +1343,13 @@ class FollowLogsReply(_message.Message):
     LINES_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def lines(self) -> Global___JobLines: ...
+    def lines(self) -> Global___JobLines:
+        """The next lines."""
+
     @_builtins.property
-    def end(self) -> Global___JobEnd: ...
+    def end(self) -> Global___JobEnd:
+        """The last message."""
+
     def __init__(
         self,
         *,
@@ -1194,14 +1378,21 @@ class GetMetricsRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MAX_POINTS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     after: _builtins.int
+    """Only points with a higher `seq`."""
     limit: _builtins.int
-    """1..50000, default 10000"""
+    """Most points in the answer: 1 to 50000, default 10000."""
     rank: _builtins.int
+    """Only points of the learner with this rank in its role."""
     attempt: _builtins.int
+    """Only points of this attempt."""
     max_points: _builtins.int
+    """Roughly the most points of each curve, 2 to 100000; minima and maxima are kept. Only for curves; default 1000."""
     @_builtins.property
-    def name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only metrics of these names."""
+
     def __init__(
         self,
         *,
@@ -1276,18 +1467,31 @@ class JobPoint(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
+    """Counts the points of the job from 1."""
     attempt: _builtins.int
+    """Number of the attempt that wrote it."""
     role: _builtins.str
+    """Role of the learner that wrote it."""
     rank: _builtins.int
+    """Rank of the learner in its role."""
     run: _builtins.int
+    """Counts the starts of the learner's process within the attempt, from 1."""
     source: _builtins.str
+    """Name of the file that it was read from."""
     name: _builtins.str
+    """Name of the metric."""
     step: _builtins.int
+    """Training step; absent if none was given."""
     value: _builtins.float
+    """The value; it may be NaN or infinite."""
     @_builtins.property
-    def time(self) -> _timestamp_pb2.Timestamp: ...
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was measured."""
+
     @_builtins.property
-    def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels that the training gave it."""
+
     def __init__(
         self,
         *,
@@ -1321,9 +1525,13 @@ class GetMetricsReply(_message.Message):
     NEXT_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     next: _builtins.int
+    """Send it as `after` to get the next page."""
     more: _builtins.bool
+    """There are more points beyond this page."""
     @_builtins.property
-    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPoint]: ...
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPoint]:
+        """Points of this page, in the order in which they were stored."""
+
     def __init__(
         self,
         *,
@@ -1348,10 +1556,15 @@ class SeriesStep(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     step: _builtins.int
+    """Training step; absent if none was given."""
     value: _builtins.float
+    """The value; it may be NaN or infinite."""
     attempt: _builtins.int
+    """Number of the attempt that wrote it."""
     @_builtins.property
-    def time(self) -> _timestamp_pb2.Timestamp: ...
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was measured."""
+
     def __init__(
         self,
         *,
@@ -1400,12 +1613,19 @@ class JobSeries(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     POINTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Name of the metric."""
     role: _builtins.str
+    """Role of the learner that wrote it."""
     rank: _builtins.int
+    """Rank of the learner in its role."""
     @_builtins.property
-    def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels that the training gave it."""
+
     @_builtins.property
-    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeriesStep]: ...
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeriesStep]:
+        """The points of the curve, in order."""
+
     def __init__(
         self,
         *,
@@ -1429,7 +1649,9 @@ class GetSeriesReply(_message.Message):
 
     SERIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobSeries]: ...
+    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobSeries]:
+        """Curves in the order of their first points."""
+
     def __init__(
         self,
         *,
@@ -1449,7 +1671,9 @@ class JobPoints(_message.Message):
 
     POINTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPoint]: ...
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPoint]:
+        """Points in the order in which they were stored."""
+
     def __init__(
         self,
         *,
@@ -1470,9 +1694,13 @@ class FollowMetricsReply(_message.Message):
     POINTS_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def points(self) -> Global___JobPoints: ...
+    def points(self) -> Global___JobPoints:
+        """The next points."""
+
     @_builtins.property
-    def end(self) -> Global___JobEnd: ...
+    def end(self) -> Global___JobEnd:
+        """The last message."""
+
     def __init__(
         self,
         *,
@@ -1496,7 +1724,9 @@ class FollowEventsRequest(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     after: _builtins.int
+    """Only events with a higher `seq`."""
     def __init__(
         self,
         *,
@@ -1521,11 +1751,17 @@ class FollowEventsReply(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def event(self) -> Global___JobEvent: ...
+    def event(self) -> Global___JobEvent:
+        """The next entry of its history."""
+
     @_builtins.property
-    def status(self) -> Global___Job: ...
+    def status(self) -> Global___Job:
+        """The job without its spec, after a change."""
+
     @_builtins.property
-    def end(self) -> Global___JobEnd: ...
+    def end(self) -> Global___JobEnd:
+        """The last message."""
+
     def __init__(
         self,
         *,
@@ -1553,11 +1789,15 @@ class ListArtifactsRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     attempt: _builtins.int
+    """Only files of this attempt."""
     prefix: _builtins.str
+    """Only files whose path begins so; it begins with attempts/ and ends with /."""
     after: _builtins.str
+    """`next` of the previous page."""
     limit: _builtins.int
-    """1..1000, default 1000"""
+    """Most files in the answer: 1 to 1000, default 1000."""
     def __init__(
         self,
         *,
@@ -1599,10 +1839,15 @@ class JobArtifact(_message.Message):
     MODIFIED_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     path: _builtins.str
+    """Path within the job, e.g. attempts/1/results/worker-0/model.npz, or code.zip."""
     size: _builtins.int
+    """Bytes."""
     etag: _builtins.str
+    """Changes with the content."""
     @_builtins.property
-    def modified(self) -> _timestamp_pb2.Timestamp: ...
+    def modified(self) -> _timestamp_pb2.Timestamp:
+        """When it was stored."""
+
     def __init__(
         self,
         *,
@@ -1626,8 +1871,11 @@ class ListArtifactsReply(_message.Message):
     ARTIFACTS_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     next: _builtins.str
+    """Send it as `after` to get the next page; absent on the last page."""
     @_builtins.property
-    def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobArtifact]: ...
+    def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobArtifact]:
+        """Files of this page, by path."""
+
     def __init__(
         self,
         *,
@@ -1654,12 +1902,15 @@ class GetArtifactRequest(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     path: _builtins.str
+    """Path of the file within the job."""
     start: _builtins.int
-    """its bytes [start, end); default: all"""
+    """First byte to send; default: 0."""
     end: _builtins.int
+    """First byte not to send; default: the size."""
     etag: _builtins.str
-    """only while it is this version: to go on with a download that was cut"""
+    """Send the file only while it has this etag, to continue an interrupted download."""
     def __init__(
         self,
         *,
@@ -1695,8 +1946,11 @@ class GetArtifactReply(_message.Message):
     ARTIFACT_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
+    """The next bytes; in all other messages."""
     @_builtins.property
-    def artifact(self) -> Global___JobArtifact: ...
+    def artifact(self) -> Global___JobArtifact:
+        """The file; only in the first message."""
+
     def __init__(
         self,
         *,

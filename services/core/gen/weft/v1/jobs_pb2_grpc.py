@@ -27,11 +27,11 @@ if _version_not_supported:
 
 
 class JobsStub:
-    """What users and programs do with jobs: the same as REST's /v1/jobs (docs/api.md), field for field.
+    """What users and programs can do with jobs: the same as REST's /v1/jobs (docs/api.md), field for field.
 
     Metadata of every call: `authorization: Bearer weft_...`; `idempotency-key: <1..255 visible ASCII characters>` on
     SubmitJob, HaltJob, ResumeJob, KillJob and Keys.CreateKey (the same request under the same key acts once, and is
-    answered with `idempotency-replayed: true`); `traceparent` (W3C), if there is one.
+    answered with `idempotency-replayed: true`); `traceparent` (W3C Trace Context) to continue a trace.
 
     Errors carry google.rpc details: ErrorInfo (reason: the stable code of docs/api.md, domain: "weft", metadata:
     trace_id), BadRequest (field: a JSON pointer) and RetryInfo. Fields that JSON shows as null are absent here.
@@ -141,11 +141,11 @@ class JobsStub:
 
 
 class JobsServicer:
-    """What users and programs do with jobs: the same as REST's /v1/jobs (docs/api.md), field for field.
+    """What users and programs can do with jobs: the same as REST's /v1/jobs (docs/api.md), field for field.
 
     Metadata of every call: `authorization: Bearer weft_...`; `idempotency-key: <1..255 visible ASCII characters>` on
     SubmitJob, HaltJob, ResumeJob, KillJob and Keys.CreateKey (the same request under the same key acts once, and is
-    answered with `idempotency-replayed: true`); `traceparent` (W3C), if there is one.
+    answered with `idempotency-replayed: true`); `traceparent` (W3C Trace Context) to continue a trace.
 
     Errors carry google.rpc details: ErrorInfo (reason: the stable code of docs/api.md, domain: "weft", metadata:
     trace_id), BadRequest (field: a JSON pointer) and RetryInfo. Fields that JSON shows as null are absent here.
@@ -159,88 +159,100 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PlanJob(self, request_iterator, context):
-        """What would become of it; nothing is made.
+        """What a submit would do. No job is made.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A page of jobs, newest first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The job.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def HaltJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Stops the job; its results and checkpoints are kept.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Queues a halted job again; it continues from its checkpoints.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def KillJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Stops the job at once; nothing is stored.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Hides the job. FAILED_PRECONDITION while it is live, unless `kill`.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHistory(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What happened to the job, oldest first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Why the job is in its state, and what its owner can do.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetProgress(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """How far the job is.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLogs(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A page of log lines, oldest first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FollowLogs(self, request, context):
         """Lines as they are stored; the last message is the end. A stream that stops without it was cut: call again with
-        `after` = the seq of the last line that came.
+        `after` = the seq of the last line that was received.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetMetrics(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A page of metric points.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSeries(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Metric points as curves.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -253,20 +265,21 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FollowEvents(self, request, context):
-        """Changes of status (after: the seq of the last one that came), the job without its spec at each change, the end.
+        """The history as it is written, the job without its spec after each change, then the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListArtifacts(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A page of files, by path.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetArtifact(self, request, context):
-        """The first message says which file it is, the others hold its bytes in order.
+        """The first message has the file's description, the others its bytes in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -379,11 +392,11 @@ def add_JobsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Jobs:
-    """What users and programs do with jobs: the same as REST's /v1/jobs (docs/api.md), field for field.
+    """What users and programs can do with jobs: the same as REST's /v1/jobs (docs/api.md), field for field.
 
     Metadata of every call: `authorization: Bearer weft_...`; `idempotency-key: <1..255 visible ASCII characters>` on
     SubmitJob, HaltJob, ResumeJob, KillJob and Keys.CreateKey (the same request under the same key acts once, and is
-    answered with `idempotency-replayed: true`); `traceparent` (W3C), if there is one.
+    answered with `idempotency-replayed: true`); `traceparent` (W3C Trace Context) to continue a trace.
 
     Errors carry google.rpc details: ErrorInfo (reason: the stable code of docs/api.md, domain: "weft", metadata:
     trace_id), BadRequest (field: a JSON pointer) and RetryInfo. Fields that JSON shows as null are absent here.

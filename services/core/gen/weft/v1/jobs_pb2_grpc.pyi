@@ -28,11 +28,11 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class JobsStub:
-    """What users and programs do with jobs: the same as REST's /v1/jobs (docs/api.md), field for field.
+    """What users and programs can do with jobs: the same as REST's /v1/jobs (docs/api.md), field for field.
 
     Metadata of every call: `authorization: Bearer weft_...`; `idempotency-key: <1..255 visible ASCII characters>` on
     SubmitJob, HaltJob, ResumeJob, KillJob and Keys.CreateKey (the same request under the same key acts once, and is
-    answered with `idempotency-replayed: true`); `traceparent` (W3C), if there is one.
+    answered with `idempotency-replayed: true`); `traceparent` (W3C Trace Context) to continue a trace.
 
     Errors carry google.rpc details: ErrorInfo (reason: the stable code of docs/api.md, domain: "weft", metadata:
     trace_id), BadRequest (field: a JSON pointer) and RetryInfo. Fields that JSON shows as null are absent here.
@@ -45,38 +45,51 @@ class JobsStub:
     SubmitJob: _grpc.StreamUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _jobs_pb2.Job]
     """First the head, then the code (a zip) in pieces of at most 1 MiB each. Without code, end after the head."""
     PlanJob: _grpc.StreamUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _jobs_pb2.JobPlan]
-    """What would become of it; nothing is made."""
+    """What a submit would do. No job is made."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsReply]
+    """A page of jobs, newest first."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.Job]
+    """The job."""
     HaltJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ChangeJobRequest, _jobs_pb2.Job]
+    """Stops the job; its results and checkpoints are kept."""
     ResumeJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ChangeJobRequest, _jobs_pb2.Job]
+    """Queues a halted job again; it continues from its checkpoints."""
     KillJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ChangeJobRequest, _jobs_pb2.Job]
+    """Stops the job at once; nothing is stored."""
     DeleteJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.DeleteJobRequest, _empty_pb2.Empty]
+    """Hides the job. FAILED_PRECONDITION while it is live, unless `kill`."""
     GetHistory: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetHistoryRequest, _jobs_pb2.GetHistoryReply]
+    """What happened to the job, oldest first."""
     ExplainJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.JobExplanation]
+    """Why the job is in its state, and what its owner can do."""
     GetProgress: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.JobProgress]
+    """How far the job is."""
     GetLogs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetLogsRequest, _jobs_pb2.GetLogsReply]
+    """A page of log lines, oldest first."""
     FollowLogs: _grpc.UnaryStreamMultiCallable[_jobs_pb2.GetLogsRequest, _jobs_pb2.FollowLogsReply]
     """Lines as they are stored; the last message is the end. A stream that stops without it was cut: call again with
-    `after` = the seq of the last line that came.
+    `after` = the seq of the last line that was received.
     """
     GetMetrics: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetMetricsRequest, _jobs_pb2.GetMetricsReply]
+    """A page of metric points."""
     GetSeries: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetMetricsRequest, _jobs_pb2.GetSeriesReply]
+    """Metric points as curves."""
     FollowMetrics: _grpc.UnaryStreamMultiCallable[_jobs_pb2.GetMetricsRequest, _jobs_pb2.FollowMetricsReply]
     """As FollowLogs, with points."""
     FollowEvents: _grpc.UnaryStreamMultiCallable[_jobs_pb2.FollowEventsRequest, _jobs_pb2.FollowEventsReply]
-    """Changes of status (after: the seq of the last one that came), the job without its spec at each change, the end."""
+    """The history as it is written, the job without its spec after each change, then the end."""
     ListArtifacts: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListArtifactsRequest, _jobs_pb2.ListArtifactsReply]
+    """A page of files, by path."""
     GetArtifact: _grpc.UnaryStreamMultiCallable[_jobs_pb2.GetArtifactRequest, _jobs_pb2.GetArtifactReply]
-    """The first message says which file it is, the others hold its bytes in order."""
+    """The first message has the file's description, the others its bytes in order."""
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
-    """What users and programs do with jobs: the same as REST's /v1/jobs (docs/api.md), field for field.
+    """What users and programs can do with jobs: the same as REST's /v1/jobs (docs/api.md), field for field.
 
     Metadata of every call: `authorization: Bearer weft_...`; `idempotency-key: <1..255 visible ASCII characters>` on
     SubmitJob, HaltJob, ResumeJob, KillJob and Keys.CreateKey (the same request under the same key acts once, and is
-    answered with `idempotency-replayed: true`); `traceparent` (W3C), if there is one.
+    answered with `idempotency-replayed: true`); `traceparent` (W3C Trace Context) to continue a trace.
 
     Errors carry google.rpc details: ErrorInfo (reason: the stable code of docs/api.md, domain: "weft", metadata:
     trace_id), BadRequest (field: a JSON pointer) and RetryInfo. Fields that JSON shows as null are absent here.
@@ -86,37 +99,50 @@ class JobsAsyncStub(JobsStub):
     SubmitJob: _aio.StreamUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     """First the head, then the code (a zip) in pieces of at most 1 MiB each. Without code, end after the head."""
     PlanJob: _aio.StreamUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _jobs_pb2.JobPlan]  # type: ignore[assignment]
-    """What would become of it; nothing is made."""
+    """What a submit would do. No job is made."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsReply]  # type: ignore[assignment]
+    """A page of jobs, newest first."""
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
+    """The job."""
     HaltJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ChangeJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
+    """Stops the job; its results and checkpoints are kept."""
     ResumeJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ChangeJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
+    """Queues a halted job again; it continues from its checkpoints."""
     KillJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ChangeJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
+    """Stops the job at once; nothing is stored."""
     DeleteJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.DeleteJobRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Hides the job. FAILED_PRECONDITION while it is live, unless `kill`."""
     GetHistory: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetHistoryRequest, _jobs_pb2.GetHistoryReply]  # type: ignore[assignment]
+    """What happened to the job, oldest first."""
     ExplainJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.JobExplanation]  # type: ignore[assignment]
+    """Why the job is in its state, and what its owner can do."""
     GetProgress: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.JobProgress]  # type: ignore[assignment]
+    """How far the job is."""
     GetLogs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetLogsRequest, _jobs_pb2.GetLogsReply]  # type: ignore[assignment]
+    """A page of log lines, oldest first."""
     FollowLogs: _aio.UnaryStreamMultiCallable[_jobs_pb2.GetLogsRequest, _jobs_pb2.FollowLogsReply]  # type: ignore[assignment]
     """Lines as they are stored; the last message is the end. A stream that stops without it was cut: call again with
-    `after` = the seq of the last line that came.
+    `after` = the seq of the last line that was received.
     """
     GetMetrics: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetMetricsRequest, _jobs_pb2.GetMetricsReply]  # type: ignore[assignment]
+    """A page of metric points."""
     GetSeries: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetMetricsRequest, _jobs_pb2.GetSeriesReply]  # type: ignore[assignment]
+    """Metric points as curves."""
     FollowMetrics: _aio.UnaryStreamMultiCallable[_jobs_pb2.GetMetricsRequest, _jobs_pb2.FollowMetricsReply]  # type: ignore[assignment]
     """As FollowLogs, with points."""
     FollowEvents: _aio.UnaryStreamMultiCallable[_jobs_pb2.FollowEventsRequest, _jobs_pb2.FollowEventsReply]  # type: ignore[assignment]
-    """Changes of status (after: the seq of the last one that came), the job without its spec at each change, the end."""
+    """The history as it is written, the job without its spec after each change, then the end."""
     ListArtifacts: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListArtifactsRequest, _jobs_pb2.ListArtifactsReply]  # type: ignore[assignment]
+    """A page of files, by path."""
     GetArtifact: _aio.UnaryStreamMultiCallable[_jobs_pb2.GetArtifactRequest, _jobs_pb2.GetArtifactReply]  # type: ignore[assignment]
-    """The first message says which file it is, the others hold its bytes in order."""
+    """The first message has the file's description, the others its bytes in order."""
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
-    """What users and programs do with jobs: the same as REST's /v1/jobs (docs/api.md), field for field.
+    """What users and programs can do with jobs: the same as REST's /v1/jobs (docs/api.md), field for field.
 
     Metadata of every call: `authorization: Bearer weft_...`; `idempotency-key: <1..255 visible ASCII characters>` on
     SubmitJob, HaltJob, ResumeJob, KillJob and Keys.CreateKey (the same request under the same key acts once, and is
-    answered with `idempotency-replayed: true`); `traceparent` (W3C), if there is one.
+    answered with `idempotency-replayed: true`); `traceparent` (W3C Trace Context) to continue a trace.
 
     Errors carry google.rpc details: ErrorInfo (reason: the stable code of docs/api.md, domain: "weft", metadata:
     trace_id), BadRequest (field: a JSON pointer) and RetryInfo. Fields that JSON shows as null are absent here.
@@ -136,77 +162,87 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_jobs_pb2.SubmitJobRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.JobPlan, _abc.Awaitable[_jobs_pb2.JobPlan]]:
-        """What would become of it; nothing is made."""
+        """What a submit would do. No job is made."""
 
     @_abc_1.abstractmethod
     def ListJobs(
         self,
         request: _jobs_pb2.ListJobsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.ListJobsReply, _abc.Awaitable[_jobs_pb2.ListJobsReply]]: ...
+    ) -> _typing.Union[_jobs_pb2.ListJobsReply, _abc.Awaitable[_jobs_pb2.ListJobsReply]]:
+        """A page of jobs, newest first."""
 
     @_abc_1.abstractmethod
     def GetJob(
         self,
         request: _jobs_pb2.GetJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]: ...
+    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
+        """The job."""
 
     @_abc_1.abstractmethod
     def HaltJob(
         self,
         request: _jobs_pb2.ChangeJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]: ...
+    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
+        """Stops the job; its results and checkpoints are kept."""
 
     @_abc_1.abstractmethod
     def ResumeJob(
         self,
         request: _jobs_pb2.ChangeJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]: ...
+    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
+        """Queues a halted job again; it continues from its checkpoints."""
 
     @_abc_1.abstractmethod
     def KillJob(
         self,
         request: _jobs_pb2.ChangeJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]: ...
+    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
+        """Stops the job at once; nothing is stored."""
 
     @_abc_1.abstractmethod
     def DeleteJob(
         self,
         request: _jobs_pb2.DeleteJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Hides the job. FAILED_PRECONDITION while it is live, unless `kill`."""
 
     @_abc_1.abstractmethod
     def GetHistory(
         self,
         request: _jobs_pb2.GetHistoryRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.GetHistoryReply, _abc.Awaitable[_jobs_pb2.GetHistoryReply]]: ...
+    ) -> _typing.Union[_jobs_pb2.GetHistoryReply, _abc.Awaitable[_jobs_pb2.GetHistoryReply]]:
+        """What happened to the job, oldest first."""
 
     @_abc_1.abstractmethod
     def ExplainJob(
         self,
         request: _jobs_pb2.GetJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.JobExplanation, _abc.Awaitable[_jobs_pb2.JobExplanation]]: ...
+    ) -> _typing.Union[_jobs_pb2.JobExplanation, _abc.Awaitable[_jobs_pb2.JobExplanation]]:
+        """Why the job is in its state, and what its owner can do."""
 
     @_abc_1.abstractmethod
     def GetProgress(
         self,
         request: _jobs_pb2.GetJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.JobProgress, _abc.Awaitable[_jobs_pb2.JobProgress]]: ...
+    ) -> _typing.Union[_jobs_pb2.JobProgress, _abc.Awaitable[_jobs_pb2.JobProgress]]:
+        """How far the job is."""
 
     @_abc_1.abstractmethod
     def GetLogs(
         self,
         request: _jobs_pb2.GetLogsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.GetLogsReply, _abc.Awaitable[_jobs_pb2.GetLogsReply]]: ...
+    ) -> _typing.Union[_jobs_pb2.GetLogsReply, _abc.Awaitable[_jobs_pb2.GetLogsReply]]:
+        """A page of log lines, oldest first."""
 
     @_abc_1.abstractmethod
     def FollowLogs(
@@ -215,7 +251,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.FollowLogsReply], _abc.AsyncIterator[_jobs_pb2.FollowLogsReply]]:
         """Lines as they are stored; the last message is the end. A stream that stops without it was cut: call again with
-        `after` = the seq of the last line that came.
+        `after` = the seq of the last line that was received.
         """
 
     @_abc_1.abstractmethod
@@ -223,14 +259,16 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _jobs_pb2.GetMetricsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.GetMetricsReply, _abc.Awaitable[_jobs_pb2.GetMetricsReply]]: ...
+    ) -> _typing.Union[_jobs_pb2.GetMetricsReply, _abc.Awaitable[_jobs_pb2.GetMetricsReply]]:
+        """A page of metric points."""
 
     @_abc_1.abstractmethod
     def GetSeries(
         self,
         request: _jobs_pb2.GetMetricsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.GetSeriesReply, _abc.Awaitable[_jobs_pb2.GetSeriesReply]]: ...
+    ) -> _typing.Union[_jobs_pb2.GetSeriesReply, _abc.Awaitable[_jobs_pb2.GetSeriesReply]]:
+        """Metric points as curves."""
 
     @_abc_1.abstractmethod
     def FollowMetrics(
@@ -246,14 +284,15 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.FollowEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.FollowEventsReply], _abc.AsyncIterator[_jobs_pb2.FollowEventsReply]]:
-        """Changes of status (after: the seq of the last one that came), the job without its spec at each change, the end."""
+        """The history as it is written, the job without its spec after each change, then the end."""
 
     @_abc_1.abstractmethod
     def ListArtifacts(
         self,
         request: _jobs_pb2.ListArtifactsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.ListArtifactsReply, _abc.Awaitable[_jobs_pb2.ListArtifactsReply]]: ...
+    ) -> _typing.Union[_jobs_pb2.ListArtifactsReply, _abc.Awaitable[_jobs_pb2.ListArtifactsReply]]:
+        """A page of files, by path."""
 
     @_abc_1.abstractmethod
     def GetArtifact(
@@ -261,6 +300,6 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.GetArtifactRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.GetArtifactReply], _abc.AsyncIterator[_jobs_pb2.GetArtifactReply]]:
-        """The first message says which file it is, the others hold its bytes in order."""
+        """The first message has the file's description, the others its bytes in order."""
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -24,6 +24,7 @@ class HelloRequest(_message.Message):
 
     PROTOCOL_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
+    """Version of the protocol that the helper speaks."""
     def __init__(
         self,
         *,
@@ -45,10 +46,13 @@ class HelloReply(_message.Message):
     CURRENT_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
+    """Version of the protocol that the service speaks."""
     current: _builtins.bool
-    """false only where a newer attempt is known; Beat is the question that decides"""
+    """False only if a newer attempt is known; Beat decides."""
     @_builtins.property
-    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceOffset]: ...
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceOffset]:
+        """Offsets that are committed, of each source that is known."""
+
     def __init__(
         self,
         *,
@@ -75,11 +79,17 @@ class Source(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
+    """Number of the attempt."""
     role: _builtins.str
+    """Role of the learner."""
     rank: _builtins.int
+    """Rank of the learner in its role."""
     run: _builtins.int
+    """Counts the starts of the learner's process within the attempt, from 1."""
     source: _builtins.str
+    """stdout, stderr, metrics.jsonl or the name of a log file."""
     generation: _builtins.int
+    """Rises when the file was replaced or truncated."""
     def __init__(
         self,
         *,
@@ -106,9 +116,13 @@ class SourceOffset(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
     committed: _builtins.int
+    """Bytes of it that are stored."""
     final: _builtins.bool
+    """It has ended: nothing follows."""
     @_builtins.property
-    def source(self) -> Global___Source: ...
+    def source(self) -> Global___Source:
+        """The source."""
+
     def __init__(
         self,
         *,
@@ -133,9 +147,13 @@ class LogLine(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
+    """Offset of its first byte in its source."""
     time_ms: _builtins.int
+    """Unix milliseconds: when the helper read it."""
     text: _builtins.str
+    """The line without its newline."""
     partial: _builtins.bool
+    """The line continues in the next one: it was too long."""
     def __init__(
         self,
         *,
@@ -183,12 +201,19 @@ class MetricPoint(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
+    """Offset of its first byte in its source."""
     time_ms: _builtins.int
+    """Unix milliseconds: when it was measured."""
     name: _builtins.str
+    """Name of the metric."""
     step: _builtins.int
+    """Training step; absent if none was given."""
     value: _builtins.float
+    """The value; it may be NaN or infinite."""
     @_builtins.property
-    def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels that the training gave it."""
+
     def __init__(
         self,
         *,
@@ -220,14 +245,23 @@ class SourceBatch(_message.Message):
     POINTS_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
     start: _builtins.int
+    """Offset of the first byte of the batch."""
     end: _builtins.int
+    """Offset after its last byte."""
     final: _builtins.bool
+    """The source ends here."""
     @_builtins.property
-    def source(self) -> Global___Source: ...
+    def source(self) -> Global___Source:
+        """The source."""
+
     @_builtins.property
-    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogLine]: ...
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogLine]:
+        """Log lines in these bytes."""
+
     @_builtins.property
-    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricPoint]: ...
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricPoint]:
+        """Metric points in these bytes."""
+
     def __init__(
         self,
         *,
@@ -252,7 +286,9 @@ class AppendRequest(_message.Message):
 
     BATCHES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceBatch]: ...
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceBatch]:
+        """Batches of any number of sources."""
+
     def __init__(
         self,
         *,
@@ -273,10 +309,10 @@ class AppendReply(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     GATHER_MS_FIELD_NUMBER: _builtins.int
     gather_ms: _builtins.int
-    """what comes in so long may go into one Append: nobody follows the job"""
+    """Milliseconds for which the helper may gather bytes before the next Append: no stream follows the job."""
     @_builtins.property
     def committed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """per batch, its source's committed offset afterwards"""
+        """Committed offset of the source of each batch, in their order."""
 
     def __init__(
         self,
@@ -298,7 +334,7 @@ class ReportRequest(_message.Message):
 
     STATUS_FIELD_NUMBER: _builtins.int
     status: _builtins.bytes
-    """JSON of domain.learner.LearnerStatus"""
+    """JSON of domain.learner.LearnerStatus."""
     def __init__(
         self,
         *,
@@ -318,8 +354,8 @@ class ReportReply(_message.Message):
 
     CURRENT_FIELD_NUMBER: _builtins.int
     current: _builtins.bool
-    """False: a newer attempt has taken this one's place. Where it is not known which attempt is
-    current (etcd away, or wiped and not told again yet) Report and Beat answer UNAVAILABLE.
+    """False: a newer attempt has replaced this one. If the current attempt is unknown (etcd is away, or was emptied),
+    Report and Beat answer UNAVAILABLE.
     """
     def __init__(
         self,
@@ -341,9 +377,9 @@ class BeatRequest(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     ETA_MS_FIELD_NUMBER: _builtins.int
     progress: _builtins.float
-    """0..1, negative: unknown"""
+    """Share of the training that is done, 0 to 1; negative: unknown."""
     eta_ms: _builtins.int
-    """negative: unknown"""
+    """Milliseconds until the training ends; negative: unknown."""
     def __init__(
         self,
         *,
@@ -365,8 +401,9 @@ class BeatReply(_message.Message):
     CURRENT_FIELD_NUMBER: _builtins.int
     GO_FIELD_NUMBER: _builtins.int
     current: _builtins.bool
+    """False: a newer attempt has replaced this one."""
     go: _builtins.bool
-    """Every learner of the attempt is READY (or further): the process may start."""
+    """Every learner of the attempt is READY or further: the process may start."""
     def __init__(
         self,
         *,
@@ -390,12 +427,13 @@ class ObjectRequest(_message.Message):
     UPLOAD_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
     verb: _builtins.str
-    """get | head | put | begin | part | complete | abort"""
+    """get, head, put, begin, part, complete or abort."""
     key: _builtins.str
+    """Key of the object."""
     upload: _builtins.str
-    """of part, complete and abort: what begin has answered"""
+    """For part, complete and abort: the id that begin has returned."""
     part: _builtins.int
-    """1..10000"""
+    """Number of the part, 1 to 10000."""
     def __init__(
         self,
         *,
@@ -419,7 +457,7 @@ class SignRequest(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectRequest]:
-        """100 at most"""
+        """At most 100."""
 
     def __init__(
         self,
@@ -441,7 +479,7 @@ class SignReply(_message.Message):
     URLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def urls(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """of each request, in their order"""
+        """The URL of each request, in their order."""
 
     def __init__(
         self,
@@ -464,10 +502,15 @@ class StoredLine(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     LINE_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
+    """Counts the lines of the job from 1."""
     @_builtins.property
-    def source(self) -> Global___Source: ...
+    def source(self) -> Global___Source:
+        """Where it was read."""
+
     @_builtins.property
-    def line(self) -> Global___LogLine: ...
+    def line(self) -> Global___LogLine:
+        """The line."""
+
     def __init__(
         self,
         *,
@@ -500,17 +543,29 @@ class LinesRequest(_message.Message):
     TAIL_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     after_seq: _builtins.int
+    """Only lines with a higher seq."""
     before_seq: _builtins.int
+    """Only lines with a lower seq."""
     rank: _builtins.int
+    """Only lines of this rank."""
     role: _builtins.str
+    """Only lines of this role."""
     attempt: _builtins.int
+    """Only lines of this attempt."""
     stream: _builtins.str
+    """Only lines of this source."""
     since_ms: _builtins.int
+    """Only lines from this time on, Unix milliseconds."""
     until_ms: _builtins.int
+    """Only lines up to this time, Unix milliseconds."""
     search: _builtins.str
+    """Only lines in which this regular expression (RE2) matches."""
     tail: _builtins.int
+    """Only the last lines, this many of those that match."""
     limit: _builtins.int
+    """Most lines in a reply."""
     def __init__(
         self,
         *,
@@ -577,11 +632,13 @@ class LinesReply(_message.Message):
     LINES_FIELD_NUMBER: _builtins.int
     THROUGH_SEQ_FIELD_NUMBER: _builtins.int
     through_seq: _builtins.int
-    """The seq up to which everything that matches has been given: where to go on. A page may be
-    shorter than the limit (4 MiB are enough for one); without lines there is no more.
+    """All that matches up to this seq was sent: continue after it. A page may be shorter than the limit, because it has
+    at most 4 MiB; an empty page is the last.
     """
     @_builtins.property
-    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredLine]: ...
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredLine]:
+        """Lines, oldest first."""
+
     def __init__(
         self,
         *,
@@ -604,10 +661,15 @@ class StoredPoint(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     POINT_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
+    """Counts the points of the job from 1."""
     @_builtins.property
-    def source(self) -> Global___Source: ...
+    def source(self) -> Global___Source:
+        """Where it was read."""
+
     @_builtins.property
-    def point(self) -> Global___MetricPoint: ...
+    def point(self) -> Global___MetricPoint:
+        """The point."""
+
     def __init__(
         self,
         *,
@@ -635,13 +697,21 @@ class PointsRequest(_message.Message):
     MAX_POINTS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     after_seq: _builtins.int
+    """Only points with a higher seq."""
     rank: _builtins.int
+    """Only points of this rank."""
     attempt: _builtins.int
+    """Only points of this attempt."""
     max_points: _builtins.int
+    """For Series: roughly the most points of each curve."""
     limit: _builtins.int
+    """Most points in a reply."""
     @_builtins.property
-    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only metrics of these names; empty: all."""
+
     def __init__(
         self,
         *,
@@ -679,8 +749,11 @@ class PointsReply(_message.Message):
     POINTS_FIELD_NUMBER: _builtins.int
     THROUGH_SEQ_FIELD_NUMBER: _builtins.int
     through_seq: _builtins.int
+    """All that matches up to this seq was sent: continue after it."""
     @_builtins.property
-    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredPoint]: ...
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredPoint]:
+        """Points in the order in which they were stored."""
+
     def __init__(
         self,
         *,
@@ -701,6 +774,7 @@ class SummaryRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     def __init__(
         self,
         *,
@@ -724,16 +798,16 @@ class SummaryReply(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     ETA_MS_FIELD_NUMBER: _builtins.int
     lines: _builtins.int
-    """also the highest seq"""
+    """Number of stored lines, and the highest seq."""
     points: _builtins.int
-    """also the highest seq"""
+    """Number of stored points, and the highest seq."""
     progress: _builtins.float
-    """0..1, negative: unknown"""
+    """Share of the training that is done, 0 to 1; negative: unknown."""
     eta_ms: _builtins.int
-    """negative: unknown"""
+    """Milliseconds until the training ends; negative: unknown."""
     @_builtins.property
     def latest(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredPoint]:
-        """of each name, by name"""
+        """The last point of each metric, by name."""
 
     def __init__(
         self,
@@ -753,75 +827,12 @@ class SummaryReply(_message.Message):
 Global___SummaryReply: _TypeAlias = SummaryReply  # noqa: Y015
 
 @_typing.final
-class LastSeenRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    JOB_ID_FIELD_NUMBER: _builtins.int
-    job_id: _builtins.str
-    def __init__(
-        self,
-        *,
-        job_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LastSeenRequest: _TypeAlias = LastSeenRequest  # noqa: Y015
-
-@_typing.final
-class LastSeenReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class SeenMsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    LISTENING_SINCE_MS_FIELD_NUMBER: _builtins.int
-    SEEN_MS_FIELD_NUMBER: _builtins.int
-    listening_since_ms: _builtins.int
-    @_builtins.property
-    def seen_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """learner name -> Unix ms"""
-
-    def __init__(
-        self,
-        *,
-        listening_since_ms: _builtins.int = ...,
-        seen_ms: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["listening_since_ms", b"listening_since_ms", "seen_ms", b"seen_ms"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LastSeenReply: _TypeAlias = LastSeenReply  # noqa: Y015
-
-@_typing.final
 class ForgetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Id of the job."""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class IntakeStub:
-    """What a learner's helper says and asks. Authenticated by the learner's token
+    """For the helper of a learner. Authenticated by the learner's token
     (metadata `authorization: Learner <token>`), which names job, attempt and rank.
     """
 
@@ -64,41 +64,41 @@ class IntakeStub:
 
 
 class IntakeServicer:
-    """What a learner's helper says and asks. Authenticated by the learner's token
+    """For the helper of a learner. Authenticated by the learner's token
     (metadata `authorization: Learner <token>`), which names job, attempt and rank.
     """
 
     def Hello(self, request, context):
-        """Opens a helper's conversation: which offsets are committed, which protocol is spoken.
+        """First call of a helper: the committed offsets, and the protocol.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Append(self, request, context):
-        """Source bytes in order; each batch is stored whole or not at all.
+        """Bytes of sources in order; each batch is stored whole or not at all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """The learner's full state; the newest (attempt, seq) wins.
+        """The learner's full status; the newest (attempt, seq) wins.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Beat(self, request, context):
-        """Liveness, and the question whether the learner may go on: a linearizable read.
+        """Heartbeat; answers by a linearizable read whether the attempt is still current.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Sign(self, request, context):
-        """URLs to move the attempt's objects by, where the object store is not a folder: each for one thing
-        to do to one object, for some minutes. None for an attempt that is not the current one.
+        """Signed URLs for the attempt's objects, if the object store is not a folder. Each allows one
+        operation on one object for some minutes. Refused for an attempt that is not current.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +141,7 @@ def add_IntakeServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Intake:
-    """What a learner's helper says and asks. Authenticated by the learner's token
+    """For the helper of a learner. Authenticated by the learner's token
     (metadata `authorization: Learner <token>`), which names job, attempt and rank.
     """
 
@@ -282,7 +282,7 @@ class Intake:
 
 
 class TelemetryStub:
-    """What the other services and, through the api, the users read.
+    """For the other services and, through the api, for users.
     """
 
     def __init__(self, channel):
@@ -321,11 +321,6 @@ class TelemetryStub:
                 request_serializer=weft_dot_v1_dot_metrics__pb2.SummaryRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_metrics__pb2.SummaryReply.FromString,
                 _registered_method=True)
-        self.LastSeen = channel.unary_unary(
-                '/weft.v1.Telemetry/LastSeen',
-                request_serializer=weft_dot_v1_dot_metrics__pb2.LastSeenRequest.SerializeToString,
-                response_deserializer=weft_dot_v1_dot_metrics__pb2.LastSeenReply.FromString,
-                _registered_method=True)
         self.Forget = channel.unary_unary(
                 '/weft.v1.Telemetry/Forget',
                 request_serializer=weft_dot_v1_dot_metrics__pb2.ForgetRequest.SerializeToString,
@@ -334,57 +329,56 @@ class TelemetryStub:
 
 
 class TelemetryServicer:
-    """What the other services and, through the api, the users read.
+    """For the other services and, through the api, for users.
     """
 
     def Lines(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A page of log lines.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FollowLines(self, request, context):
-        """Lines beyond after_seq as they are stored, without end: who follows knows when the job is over
-        and leaves. A reply without lines is a sign of life, each 10 s. Answers UNAVAILABLE when the
-        service stops: follow again from through_seq.
+        """Lines after after_seq as they are stored. The stream has no end: the client leaves when the job
+        is at rest. A reply without lines is a keep-alive, every 10 s. UNAVAILABLE when the service
+        stops: follow again from through_seq.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Points(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A page of metric points.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FollowPoints(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """As FollowLines, with points.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Series(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Points thinned out to curves.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Summary(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def LastSeen(self, request, context):
-        """When each learner was last heard of, and for how long this service has been listening without a break.
+        """Numbers of lines and points, latest values, progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Forget(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Deletes all that is stored of a job.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -422,11 +416,6 @@ def add_TelemetryServicer_to_server(servicer, server):
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.SummaryRequest.FromString,
                     response_serializer=weft_dot_v1_dot_metrics__pb2.SummaryReply.SerializeToString,
             ),
-            'LastSeen': grpc.unary_unary_rpc_method_handler(
-                    servicer.LastSeen,
-                    request_deserializer=weft_dot_v1_dot_metrics__pb2.LastSeenRequest.FromString,
-                    response_serializer=weft_dot_v1_dot_metrics__pb2.LastSeenReply.SerializeToString,
-            ),
             'Forget': grpc.unary_unary_rpc_method_handler(
                     servicer.Forget,
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.ForgetRequest.FromString,
@@ -441,7 +430,7 @@ def add_TelemetryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Telemetry:
-    """What the other services and, through the api, the users read.
+    """For the other services and, through the api, for users.
     """
 
     @staticmethod
@@ -596,33 +585,6 @@ class Telemetry:
             '/weft.v1.Telemetry/Summary',
             weft_dot_v1_dot_metrics__pb2.SummaryRequest.SerializeToString,
             weft_dot_v1_dot_metrics__pb2.SummaryReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LastSeen(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.v1.Telemetry/LastSeen',
-            weft_dot_v1_dot_metrics__pb2.LastSeenRequest.SerializeToString,
-            weft_dot_v1_dot_metrics__pb2.LastSeenReply.FromString,
             options,
             channel_credentials,
             insecure,

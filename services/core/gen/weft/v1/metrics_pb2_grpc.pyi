@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class IntakeStub:
-    """What a learner's helper says and asks. Authenticated by the learner's token
+    """For the helper of a learner. Authenticated by the learner's token
     (metadata `authorization: Learner <token>`), which names job, attempt and rank.
     """
 
@@ -36,40 +36,40 @@ class IntakeStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> IntakeAsyncStub: ...
     Hello: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.HelloRequest, _metrics_pb2.HelloReply]
-    """Opens a helper's conversation: which offsets are committed, which protocol is spoken."""
+    """First call of a helper: the committed offsets, and the protocol."""
     Append: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.AppendRequest, _metrics_pb2.AppendReply]
-    """Source bytes in order; each batch is stored whole or not at all."""
+    """Bytes of sources in order; each batch is stored whole or not at all."""
     Report: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ReportRequest, _metrics_pb2.ReportReply]
-    """The learner's full state; the newest (attempt, seq) wins."""
+    """The learner's full status; the newest (attempt, seq) wins."""
     Beat: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.BeatRequest, _metrics_pb2.BeatReply]
-    """Liveness, and the question whether the learner may go on: a linearizable read."""
+    """Heartbeat; answers by a linearizable read whether the attempt is still current."""
     Sign: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.SignRequest, _metrics_pb2.SignReply]
-    """URLs to move the attempt's objects by, where the object store is not a folder: each for one thing
-    to do to one object, for some minutes. None for an attempt that is not the current one.
+    """Signed URLs for the attempt's objects, if the object store is not a folder. Each allows one
+    operation on one object for some minutes. Refused for an attempt that is not current.
     """
 
 @_typing.type_check_only
 class IntakeAsyncStub(IntakeStub):
-    """What a learner's helper says and asks. Authenticated by the learner's token
+    """For the helper of a learner. Authenticated by the learner's token
     (metadata `authorization: Learner <token>`), which names job, attempt and rank.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Hello: _aio.UnaryUnaryMultiCallable[_metrics_pb2.HelloRequest, _metrics_pb2.HelloReply]  # type: ignore[assignment]
-    """Opens a helper's conversation: which offsets are committed, which protocol is spoken."""
+    """First call of a helper: the committed offsets, and the protocol."""
     Append: _aio.UnaryUnaryMultiCallable[_metrics_pb2.AppendRequest, _metrics_pb2.AppendReply]  # type: ignore[assignment]
-    """Source bytes in order; each batch is stored whole or not at all."""
+    """Bytes of sources in order; each batch is stored whole or not at all."""
     Report: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ReportRequest, _metrics_pb2.ReportReply]  # type: ignore[assignment]
-    """The learner's full state; the newest (attempt, seq) wins."""
+    """The learner's full status; the newest (attempt, seq) wins."""
     Beat: _aio.UnaryUnaryMultiCallable[_metrics_pb2.BeatRequest, _metrics_pb2.BeatReply]  # type: ignore[assignment]
-    """Liveness, and the question whether the learner may go on: a linearizable read."""
+    """Heartbeat; answers by a linearizable read whether the attempt is still current."""
     Sign: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SignRequest, _metrics_pb2.SignReply]  # type: ignore[assignment]
-    """URLs to move the attempt's objects by, where the object store is not a folder: each for one thing
-    to do to one object, for some minutes. None for an attempt that is not the current one.
+    """Signed URLs for the attempt's objects, if the object store is not a folder. Each allows one
+    operation on one object for some minutes. Refused for an attempt that is not current.
     """
 
 class IntakeServicer(metaclass=_abc_1.ABCMeta):
-    """What a learner's helper says and asks. Authenticated by the learner's token
+    """For the helper of a learner. Authenticated by the learner's token
     (metadata `authorization: Learner <token>`), which names job, attempt and rank.
     """
 
@@ -79,7 +79,7 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.HelloRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.HelloReply, _abc.Awaitable[_metrics_pb2.HelloReply]]:
-        """Opens a helper's conversation: which offsets are committed, which protocol is spoken."""
+        """First call of a helper: the committed offsets, and the protocol."""
 
     @_abc_1.abstractmethod
     def Append(
@@ -87,7 +87,7 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.AppendRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.AppendReply, _abc.Awaitable[_metrics_pb2.AppendReply]]:
-        """Source bytes in order; each batch is stored whole or not at all."""
+        """Bytes of sources in order; each batch is stored whole or not at all."""
 
     @_abc_1.abstractmethod
     def Report(
@@ -95,7 +95,7 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.ReportReply, _abc.Awaitable[_metrics_pb2.ReportReply]]:
-        """The learner's full state; the newest (attempt, seq) wins."""
+        """The learner's full status; the newest (attempt, seq) wins."""
 
     @_abc_1.abstractmethod
     def Beat(
@@ -103,7 +103,7 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.BeatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.BeatReply, _abc.Awaitable[_metrics_pb2.BeatReply]]:
-        """Liveness, and the question whether the learner may go on: a linearizable read."""
+        """Heartbeat; answers by a linearizable read whether the attempt is still current."""
 
     @_abc_1.abstractmethod
     def Sign(
@@ -111,61 +111,70 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.SignRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.SignReply, _abc.Awaitable[_metrics_pb2.SignReply]]:
-        """URLs to move the attempt's objects by, where the object store is not a folder: each for one thing
-        to do to one object, for some minutes. None for an attempt that is not the current one.
+        """Signed URLs for the attempt's objects, if the object store is not a folder. Each allows one
+        operation on one object for some minutes. Refused for an attempt that is not current.
         """
 
 def add_IntakeServicer_to_server(servicer: IntakeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class TelemetryStub:
-    """What the other services and, through the api, the users read."""
+    """For the other services and, through the api, for users."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TelemetryAsyncStub: ...
     Lines: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.LinesRequest, _metrics_pb2.LinesReply]
+    """A page of log lines."""
     FollowLines: _grpc.UnaryStreamMultiCallable[_metrics_pb2.LinesRequest, _metrics_pb2.LinesReply]
-    """Lines beyond after_seq as they are stored, without end: who follows knows when the job is over
-    and leaves. A reply without lines is a sign of life, each 10 s. Answers UNAVAILABLE when the
-    service stops: follow again from through_seq.
+    """Lines after after_seq as they are stored. The stream has no end: the client leaves when the job
+    is at rest. A reply without lines is a keep-alive, every 10 s. UNAVAILABLE when the service
+    stops: follow again from through_seq.
     """
     Points: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]
+    """A page of metric points."""
     FollowPoints: _grpc.UnaryStreamMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]
+    """As FollowLines, with points."""
     Series: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]
+    """Points thinned out to curves."""
     Summary: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.SummaryRequest, _metrics_pb2.SummaryReply]
-    LastSeen: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.LastSeenRequest, _metrics_pb2.LastSeenReply]
-    """When each learner was last heard of, and for how long this service has been listening without a break."""
+    """Numbers of lines and points, latest values, progress."""
     Forget: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]
+    """Deletes all that is stored of a job."""
 
 @_typing.type_check_only
 class TelemetryAsyncStub(TelemetryStub):
-    """What the other services and, through the api, the users read."""
+    """For the other services and, through the api, for users."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Lines: _aio.UnaryUnaryMultiCallable[_metrics_pb2.LinesRequest, _metrics_pb2.LinesReply]  # type: ignore[assignment]
+    """A page of log lines."""
     FollowLines: _aio.UnaryStreamMultiCallable[_metrics_pb2.LinesRequest, _metrics_pb2.LinesReply]  # type: ignore[assignment]
-    """Lines beyond after_seq as they are stored, without end: who follows knows when the job is over
-    and leaves. A reply without lines is a sign of life, each 10 s. Answers UNAVAILABLE when the
-    service stops: follow again from through_seq.
+    """Lines after after_seq as they are stored. The stream has no end: the client leaves when the job
+    is at rest. A reply without lines is a keep-alive, every 10 s. UNAVAILABLE when the service
+    stops: follow again from through_seq.
     """
     Points: _aio.UnaryUnaryMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]  # type: ignore[assignment]
+    """A page of metric points."""
     FollowPoints: _aio.UnaryStreamMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]  # type: ignore[assignment]
+    """As FollowLines, with points."""
     Series: _aio.UnaryUnaryMultiCallable[_metrics_pb2.PointsRequest, _metrics_pb2.PointsReply]  # type: ignore[assignment]
+    """Points thinned out to curves."""
     Summary: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SummaryRequest, _metrics_pb2.SummaryReply]  # type: ignore[assignment]
-    LastSeen: _aio.UnaryUnaryMultiCallable[_metrics_pb2.LastSeenRequest, _metrics_pb2.LastSeenReply]  # type: ignore[assignment]
-    """When each learner was last heard of, and for how long this service has been listening without a break."""
+    """Numbers of lines and points, latest values, progress."""
     Forget: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]  # type: ignore[assignment]
+    """Deletes all that is stored of a job."""
 
 class TelemetryServicer(metaclass=_abc_1.ABCMeta):
-    """What the other services and, through the api, the users read."""
+    """For the other services and, through the api, for users."""
 
     @_abc_1.abstractmethod
     def Lines(
         self,
         request: _metrics_pb2.LinesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_metrics_pb2.LinesReply, _abc.Awaitable[_metrics_pb2.LinesReply]]: ...
+    ) -> _typing.Union[_metrics_pb2.LinesReply, _abc.Awaitable[_metrics_pb2.LinesReply]]:
+        """A page of log lines."""
 
     @_abc_1.abstractmethod
     def FollowLines(
@@ -173,9 +182,9 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.LinesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_metrics_pb2.LinesReply], _abc.AsyncIterator[_metrics_pb2.LinesReply]]:
-        """Lines beyond after_seq as they are stored, without end: who follows knows when the job is over
-        and leaves. A reply without lines is a sign of life, each 10 s. Answers UNAVAILABLE when the
-        service stops: follow again from through_seq.
+        """Lines after after_seq as they are stored. The stream has no end: the client leaves when the job
+        is at rest. A reply without lines is a keep-alive, every 10 s. UNAVAILABLE when the service
+        stops: follow again from through_seq.
         """
 
     @_abc_1.abstractmethod
@@ -183,42 +192,39 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _metrics_pb2.PointsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_metrics_pb2.PointsReply, _abc.Awaitable[_metrics_pb2.PointsReply]]: ...
+    ) -> _typing.Union[_metrics_pb2.PointsReply, _abc.Awaitable[_metrics_pb2.PointsReply]]:
+        """A page of metric points."""
 
     @_abc_1.abstractmethod
     def FollowPoints(
         self,
         request: _metrics_pb2.PointsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_metrics_pb2.PointsReply], _abc.AsyncIterator[_metrics_pb2.PointsReply]]: ...
+    ) -> _typing.Union[_abc.Iterator[_metrics_pb2.PointsReply], _abc.AsyncIterator[_metrics_pb2.PointsReply]]:
+        """As FollowLines, with points."""
 
     @_abc_1.abstractmethod
     def Series(
         self,
         request: _metrics_pb2.PointsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_metrics_pb2.PointsReply, _abc.Awaitable[_metrics_pb2.PointsReply]]: ...
+    ) -> _typing.Union[_metrics_pb2.PointsReply, _abc.Awaitable[_metrics_pb2.PointsReply]]:
+        """Points thinned out to curves."""
 
     @_abc_1.abstractmethod
     def Summary(
         self,
         request: _metrics_pb2.SummaryRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_metrics_pb2.SummaryReply, _abc.Awaitable[_metrics_pb2.SummaryReply]]: ...
-
-    @_abc_1.abstractmethod
-    def LastSeen(
-        self,
-        request: _metrics_pb2.LastSeenRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_metrics_pb2.LastSeenReply, _abc.Awaitable[_metrics_pb2.LastSeenReply]]:
-        """When each learner was last heard of, and for how long this service has been listening without a break."""
+    ) -> _typing.Union[_metrics_pb2.SummaryReply, _abc.Awaitable[_metrics_pb2.SummaryReply]]:
+        """Numbers of lines and points, latest values, progress."""
 
     @_abc_1.abstractmethod
     def Forget(
         self,
         request: _metrics_pb2.ForgetRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_metrics_pb2.ForgetReply, _abc.Awaitable[_metrics_pb2.ForgetReply]]: ...
+    ) -> _typing.Union[_metrics_pb2.ForgetReply, _abc.Awaitable[_metrics_pb2.ForgetReply]]:
+        """Deletes all that is stored of a job."""
 
 def add_TelemetryServicer_to_server(servicer: TelemetryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

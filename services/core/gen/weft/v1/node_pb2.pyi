@@ -40,9 +40,11 @@ class CapacityReply(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     ISOLATION_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
-    """process | sandbox"""
+    """of new learners: process | sandbox"""
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCapacity]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCapacity]:
+        """this machine, the only node"""
+
     def __init__(
         self,
         *,
@@ -68,12 +70,17 @@ class NodeCapacity(_message.Message):
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """of the node, as in placements"""
     cpus: _builtins.float
+    """cores"""
     memory: _builtins.int
     """bytes"""
     gpus: _builtins.int
+    """slots"""
     gpu_type: _builtins.str
+    """the first GPU's name; empty without a driver"""
     ready: _builtins.bool
+    """false: nothing new is placed here"""
     def __init__(
         self,
         *,
@@ -99,6 +106,7 @@ class DoRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     step: _builtins.str
+    """reserve | learners | activate, in this order"""
     plan: _builtins.bytes
     """JSON of domain.plan.AttemptPlan"""
     def __init__(
@@ -136,6 +144,7 @@ class ObserveRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """id of the job"""
     def __init__(
         self,
         *,
@@ -160,7 +169,9 @@ class ObserveReply(_message.Message):
         """JSON of ports.cluster.LearnerProcess"""
 
     @_builtins.property
-    def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of attempts of which anything exists"""
+
     def __init__(
         self,
         *,
@@ -186,12 +197,17 @@ class StopRequest(_message.Message):
     CAUSE_FIELD_NUMBER: _builtins.int
     GRACE_MS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """id of the job"""
     attempt: _builtins.int
+    """number of the attempt"""
     term: _builtins.int
+    """the Guardian's"""
     generation: _builtins.int
+    """of the job document that wants the stop"""
     cause: _builtins.str
     """halt | kill | peer | deadline"""
     grace_ms: _builtins.int
+    """between SIGTERM and SIGKILL; 0: SIGKILL at once"""
     def __init__(
         self,
         *,
@@ -233,8 +249,11 @@ class TeardownRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """id of the job"""
     attempt: _builtins.int
+    """number of the attempt"""
     term: _builtins.int
+    """the Guardian's"""
     def __init__(
         self,
         *,
@@ -286,7 +305,9 @@ class JobsReply(_message.Message):
 
     JOB_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of the jobs"""
+
     def __init__(
         self,
         *,
@@ -321,6 +342,7 @@ class WatchEvent(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """id of the job; empty: observe all jobs again, changes may have been missed"""
     def __init__(
         self,
         *,

@@ -26,8 +26,10 @@ if _version_not_supported:
 
 
 class NodeStub:
-    """The node agent of one machine: the `local` cluster. Plans and observations travel as the
-    JSON documents of services.core.domain (each with its schema number).
+    """The node agent of one machine: the `local` cluster. Plans and observations are sent as the
+    JSON documents of services.core.domain (each with its schema number). Calls that change
+    something may be repeated, and are refused with ABORTED if a call with a higher
+    (attempt, term) of the job has come before.
     """
 
     def __init__(self, channel):
@@ -74,51 +76,57 @@ class NodeStub:
 
 
 class NodeServicer:
-    """The node agent of one machine: the `local` cluster. Plans and observations travel as the
-    JSON documents of services.core.domain (each with its schema number).
+    """The node agent of one machine: the `local` cluster. Plans and observations are sent as the
+    JSON documents of services.core.domain (each with its schema number). Calls that change
+    something may be repeated, and are refused with ABORTED if a call with a higher
+    (attempt, term) of the job has come before.
     """
 
     def Capacity(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What the machine has for learners, whether it is free or not.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Do(self, request, context):
-        """One step of an attempt's plan; done already is done.
+        """Carries out one step of an attempt's plan. Does nothing if it is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Observe(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """All that exists of a job, of any attempt.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Marks all learners of the attempt to be stopped. Returns before they have ended.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Teardown(self, request, context):
-        """Answers once everything is gone.
+        """Ends and removes everything of the attempt and of earlier ones. Returns when it is gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Jobs(self, request, context):
-        """Every job of which anything exists here.
+        """All jobs of which anything exists on this machine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Ids of jobs whose learners have changed, as it happens.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -170,8 +178,10 @@ def add_NodeServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Node:
-    """The node agent of one machine: the `local` cluster. Plans and observations travel as the
-    JSON documents of services.core.domain (each with its schema number).
+    """The node agent of one machine: the `local` cluster. Plans and observations are sent as the
+    JSON documents of services.core.domain (each with its schema number). Calls that change
+    something may be repeated, and are refused with ABORTED if a call with a higher
+    (attempt, term) of the job has come before.
     """
 
     @staticmethod

@@ -27,8 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NodeStub:
-    """The node agent of one machine: the `local` cluster. Plans and observations travel as the
-    JSON documents of services.core.domain (each with its schema number).
+    """The node agent of one machine: the `local` cluster. Plans and observations are sent as the
+    JSON documents of services.core.domain (each with its schema number). Calls that change
+    something may be repeated, and are refused with ABORTED if a call with a higher
+    (attempt, term) of the job has come before.
     """
 
     @_typing.overload
@@ -36,37 +38,49 @@ class NodeStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NodeAsyncStub: ...
     Capacity: _grpc.UnaryUnaryMultiCallable[_node_pb2.CapacityRequest, _node_pb2.CapacityReply]
+    """What the machine has for learners, whether it is free or not."""
     Do: _grpc.UnaryUnaryMultiCallable[_node_pb2.DoRequest, _node_pb2.DoReply]
-    """One step of an attempt's plan; done already is done."""
+    """Carries out one step of an attempt's plan. Does nothing if it is done."""
     Observe: _grpc.UnaryUnaryMultiCallable[_node_pb2.ObserveRequest, _node_pb2.ObserveReply]
+    """All that exists of a job, of any attempt."""
     Stop: _grpc.UnaryUnaryMultiCallable[_node_pb2.StopRequest, _node_pb2.StopReply]
+    """Marks all learners of the attempt to be stopped. Returns before they have ended."""
     Teardown: _grpc.UnaryUnaryMultiCallable[_node_pb2.TeardownRequest, _node_pb2.TeardownReply]
-    """Answers once everything is gone."""
+    """Ends and removes everything of the attempt and of earlier ones. Returns when it is gone."""
     Jobs: _grpc.UnaryUnaryMultiCallable[_node_pb2.JobsRequest, _node_pb2.JobsReply]
-    """Every job of which anything exists here."""
+    """All jobs of which anything exists on this machine."""
     Watch: _grpc.UnaryStreamMultiCallable[_node_pb2.WatchRequest, _node_pb2.WatchEvent]
+    """Ids of jobs whose learners have changed, as it happens."""
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
-    """The node agent of one machine: the `local` cluster. Plans and observations travel as the
-    JSON documents of services.core.domain (each with its schema number).
+    """The node agent of one machine: the `local` cluster. Plans and observations are sent as the
+    JSON documents of services.core.domain (each with its schema number). Calls that change
+    something may be repeated, and are refused with ABORTED if a call with a higher
+    (attempt, term) of the job has come before.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Capacity: _aio.UnaryUnaryMultiCallable[_node_pb2.CapacityRequest, _node_pb2.CapacityReply]  # type: ignore[assignment]
+    """What the machine has for learners, whether it is free or not."""
     Do: _aio.UnaryUnaryMultiCallable[_node_pb2.DoRequest, _node_pb2.DoReply]  # type: ignore[assignment]
-    """One step of an attempt's plan; done already is done."""
+    """Carries out one step of an attempt's plan. Does nothing if it is done."""
     Observe: _aio.UnaryUnaryMultiCallable[_node_pb2.ObserveRequest, _node_pb2.ObserveReply]  # type: ignore[assignment]
+    """All that exists of a job, of any attempt."""
     Stop: _aio.UnaryUnaryMultiCallable[_node_pb2.StopRequest, _node_pb2.StopReply]  # type: ignore[assignment]
+    """Marks all learners of the attempt to be stopped. Returns before they have ended."""
     Teardown: _aio.UnaryUnaryMultiCallable[_node_pb2.TeardownRequest, _node_pb2.TeardownReply]  # type: ignore[assignment]
-    """Answers once everything is gone."""
+    """Ends and removes everything of the attempt and of earlier ones. Returns when it is gone."""
     Jobs: _aio.UnaryUnaryMultiCallable[_node_pb2.JobsRequest, _node_pb2.JobsReply]  # type: ignore[assignment]
-    """Every job of which anything exists here."""
+    """All jobs of which anything exists on this machine."""
     Watch: _aio.UnaryStreamMultiCallable[_node_pb2.WatchRequest, _node_pb2.WatchEvent]  # type: ignore[assignment]
+    """Ids of jobs whose learners have changed, as it happens."""
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
-    """The node agent of one machine: the `local` cluster. Plans and observations travel as the
-    JSON documents of services.core.domain (each with its schema number).
+    """The node agent of one machine: the `local` cluster. Plans and observations are sent as the
+    JSON documents of services.core.domain (each with its schema number). Calls that change
+    something may be repeated, and are refused with ABORTED if a call with a higher
+    (attempt, term) of the job has come before.
     """
 
     @_abc_1.abstractmethod
@@ -74,7 +88,8 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _node_pb2.CapacityRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_node_pb2.CapacityReply, _abc.Awaitable[_node_pb2.CapacityReply]]: ...
+    ) -> _typing.Union[_node_pb2.CapacityReply, _abc.Awaitable[_node_pb2.CapacityReply]]:
+        """What the machine has for learners, whether it is free or not."""
 
     @_abc_1.abstractmethod
     def Do(
@@ -82,21 +97,23 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.DoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.DoReply, _abc.Awaitable[_node_pb2.DoReply]]:
-        """One step of an attempt's plan; done already is done."""
+        """Carries out one step of an attempt's plan. Does nothing if it is done."""
 
     @_abc_1.abstractmethod
     def Observe(
         self,
         request: _node_pb2.ObserveRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_node_pb2.ObserveReply, _abc.Awaitable[_node_pb2.ObserveReply]]: ...
+    ) -> _typing.Union[_node_pb2.ObserveReply, _abc.Awaitable[_node_pb2.ObserveReply]]:
+        """All that exists of a job, of any attempt."""
 
     @_abc_1.abstractmethod
     def Stop(
         self,
         request: _node_pb2.StopRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_node_pb2.StopReply, _abc.Awaitable[_node_pb2.StopReply]]: ...
+    ) -> _typing.Union[_node_pb2.StopReply, _abc.Awaitable[_node_pb2.StopReply]]:
+        """Marks all learners of the attempt to be stopped. Returns before they have ended."""
 
     @_abc_1.abstractmethod
     def Teardown(
@@ -104,7 +121,7 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.TeardownRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.TeardownReply, _abc.Awaitable[_node_pb2.TeardownReply]]:
-        """Answers once everything is gone."""
+        """Ends and removes everything of the attempt and of earlier ones. Returns when it is gone."""
 
     @_abc_1.abstractmethod
     def Jobs(
@@ -112,13 +129,14 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.JobsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.JobsReply, _abc.Awaitable[_node_pb2.JobsReply]]:
-        """Every job of which anything exists here."""
+        """All jobs of which anything exists on this machine."""
 
     @_abc_1.abstractmethod
     def Watch(
         self,
         request: _node_pb2.WatchRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_node_pb2.WatchEvent], _abc.AsyncIterator[_node_pb2.WatchEvent]]: ...
+    ) -> _typing.Union[_abc.Iterator[_node_pb2.WatchEvent], _abc.AsyncIterator[_node_pb2.WatchEvent]]:
+        """Ids of jobs whose learners have changed, as it happens."""
 
 def add_NodeServicer_to_server(servicer: NodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -39,7 +39,9 @@ class QuarantineReply(_message.Message):
 
     HELD_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___Held]: ...
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___Held]:
+        """Stored data that the service cannot read."""
+
     def __init__(
         self,
         *,
@@ -64,14 +66,17 @@ class Held(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """job | status | learner | metrics | record | spool"""
+    """job, status, learner, metrics, record or spool."""
     place: _builtins.str
-    """a job's id, a key in etcd, a path"""
+    """Where it is stored: a job's id, a key of the status store, a path."""
     reason: _builtins.str
+    """What is wrong with it."""
     since_ms: _builtins.int
+    """Unix milliseconds: when the service first found it damaged."""
     job_id: _builtins.str
-    """the job that is harmed; empty: none, or nobody knows"""
+    """The job that is affected; empty if none is, or none is known."""
     advice: _builtins.str
+    """What an operator can do; may be empty."""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OperationsStub:
-    """What every service tells an operator about itself.
+    """What every service reports to operators.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class OperationsStub:
 
 
 class OperationsServicer:
-    """What every service tells an operator about itself.
+    """What every service reports to operators.
     """
 
     def Quarantine(self, request, context):
-        """What it cannot read and therefore leaves alone.
+        """Stored data that the service cannot read, and leaves alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_OperationsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Operations:
-    """What every service tells an operator about itself.
+    """What every service reports to operators.
     """
 
     @staticmethod

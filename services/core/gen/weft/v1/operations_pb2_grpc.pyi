@@ -27,25 +27,25 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperationsStub:
-    """What every service tells an operator about itself."""
+    """What every service reports to operators."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OperationsAsyncStub: ...
     Quarantine: _grpc.UnaryUnaryMultiCallable[_operations_pb2.QuarantineRequest, _operations_pb2.QuarantineReply]
-    """What it cannot read and therefore leaves alone."""
+    """Stored data that the service cannot read, and leaves alone."""
 
 @_typing.type_check_only
 class OperationsAsyncStub(OperationsStub):
-    """What every service tells an operator about itself."""
+    """What every service reports to operators."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Quarantine: _aio.UnaryUnaryMultiCallable[_operations_pb2.QuarantineRequest, _operations_pb2.QuarantineReply]  # type: ignore[assignment]
-    """What it cannot read and therefore leaves alone."""
+    """Stored data that the service cannot read, and leaves alone."""
 
 class OperationsServicer(metaclass=_abc_1.ABCMeta):
-    """What every service tells an operator about itself."""
+    """What every service reports to operators."""
 
     @_abc_1.abstractmethod
     def Quarantine(
@@ -53,6 +53,6 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         request: _operations_pb2.QuarantineRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operations_pb2.QuarantineReply, _abc.Awaitable[_operations_pb2.QuarantineReply]]:
-        """What it cannot read and therefore leaves alone."""
+        """Stored data that the service cannot read, and leaves alone."""
 
 def add_OperationsServicer_to_server(servicer: OperationsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -28,9 +28,13 @@ class PlatformVersion(_message.Message):
     API_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
+    """Version of Weft."""
     api: _builtins.str
+    """Version of the API: v1."""
     @_builtins.property
-    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Optional features of this server."""
+
     def __init__(
         self,
         *,
@@ -52,6 +56,7 @@ class OfTenantRequest(_message.Message):
 
     TENANT_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
+    """Tenant whose jobs count; default: the caller's. Admins: any, or * for all."""
     def __init__(
         self,
         *,
@@ -80,14 +85,23 @@ class WaitingJob(_message.Message):
     PENDING_REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    """Id of the job."""
     name: _builtins.str
+    """Name from its spec."""
     tenant: _builtins.str
+    """Tenant that it belongs to."""
     user: _builtins.str
+    """User who submitted it."""
     position: _builtins.int
+    """Place in the queue, from 1. Only while the dispatcher answers."""
     pending_reason: _builtins.str
+    """Stable code of why it waits; may be empty."""
     message: _builtins.str
+    """Why it waits, in words; may be empty."""
     @_builtins.property
-    def created(self) -> _timestamp_pb2.Timestamp: ...
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When it was submitted."""
+
     def __init__(
         self,
         *,
@@ -116,7 +130,9 @@ class GetQueueReply(_message.Message):
 
     WAITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingJob]: ...
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingJob]:
+        """Jobs that wait, in the order of the queue; at most 1000."""
+
     def __init__(
         self,
         *,
@@ -141,11 +157,17 @@ class ClusterNode(_message.Message):
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Name of the node."""
     cpus: _builtins.float
+    """CPU cores for learners."""
     memory: _builtins.int
+    """Bytes of memory for learners."""
     gpus: _builtins.float
+    """GPUs for learners."""
     gpu_type: _builtins.str
+    """Model of its GPUs; empty without any."""
     ready: _builtins.bool
+    """It can run learners now."""
     def __init__(
         self,
         *,
@@ -194,14 +216,23 @@ class ClusterState(_message.Message):
     USED_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
+    """How learners are isolated: process or sandbox. Only while the cluster answers."""
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterNode]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterNode]:
+        """All nodes. Only while the cluster answers."""
+
     @_builtins.property
-    def total(self) -> _jobs_pb2.ResourceSize: ...
+    def total(self) -> _jobs_pb2.ResourceSize:
+        """Hardware of all ready nodes. Only with `nodes`."""
+
     @_builtins.property
-    def used(self) -> _jobs_pb2.ResourceSize: ...
+    def used(self) -> _jobs_pb2.ResourceSize:
+        """Hardware that jobs hold."""
+
     @_builtins.property
-    def jobs(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def jobs(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Number of jobs by status."""
+
     def __init__(
         self,
         *,
@@ -227,7 +258,9 @@ class GetFrameworksReply(_message.Message):
 
     FRAMEWORKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def frameworks(self) -> _containers.RepeatedCompositeFieldContainer[_jobs_pb2.FrameworkEntry]: ...
+    def frameworks(self) -> _containers.RepeatedCompositeFieldContainer[_jobs_pb2.FrameworkEntry]:
+        """What `framework` in a spec may name."""
+
     def __init__(
         self,
         *,
@@ -250,9 +283,13 @@ class NamedSize(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Name of the size."""
     cpus: _builtins.float
+    """CPU cores of each learner."""
     memory: _builtins.int
+    """Bytes of memory of each learner."""
     gpus: _builtins.float
+    """GPUs of each learner."""
     def __init__(
         self,
         *,
@@ -275,7 +312,9 @@ class GetSizesReply(_message.Message):
 
     SIZES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def sizes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedSize]: ...
+    def sizes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedSize]:
+        """What `resources.size` in a spec may name."""
+
     def __init__(
         self,
         *,
@@ -301,13 +340,21 @@ class HeldObject(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
     service: _builtins.str
+    """Service that found it."""
     kind: _builtins.str
+    """job, status, learner, metrics, record or spool."""
     place: _builtins.str
+    """Where it is stored: a job's id, a key of the status store, a path."""
     reason: _builtins.str
+    """What is wrong with it."""
     job: _builtins.str
+    """Id of the job that is affected; empty if none is, or none is known."""
     advice: _builtins.str
+    """What an operator can do; may be empty."""
     @_builtins.property
-    def since(self) -> _timestamp_pb2.Timestamp: ...
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """When the service first found it damaged."""
+
     def __init__(
         self,
         *,
@@ -334,10 +381,12 @@ class GetQuarantineReply(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     SILENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldObject]: ...
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldObject]:
+        """Stored data that cannot be read."""
+
     @_builtins.property
     def silent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """services that did not answer"""
+        """Services that did not answer; their findings are missing here."""
 
     def __init__(
         self,
@@ -363,11 +412,17 @@ class KeyHolder(_message.Message):
     KEY_ID_FIELD_NUMBER: _builtins.int
     PERMISSIONS_FIELD_NUMBER: _builtins.int
     user: _builtins.str
+    """User of the key."""
     tenant: _builtins.str
+    """Tenant of the key."""
     scope: _builtins.str
+    """user or admin."""
     key_id: _builtins.str
+    """Id of the key."""
     @_builtins.property
-    def permissions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def permissions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the key allows."""
+
     def __init__(
         self,
         *,
@@ -398,15 +453,25 @@ class ApiKey(_message.Message):
     REVOKED_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    """Id of the key: k and 22 characters."""
     name: _builtins.str
+    """Where the key is used; for people."""
     user: _builtins.str
+    """User of the key."""
     tenant: _builtins.str
+    """Tenant of the key."""
     scope: _builtins.str
+    """user or admin."""
     key: _builtins.str
+    """The whole key. Only in the answer that makes it, and in replays of that answer."""
     @_builtins.property
-    def created(self) -> _timestamp_pb2.Timestamp: ...
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When it was made."""
+
     @_builtins.property
-    def revoked(self) -> _timestamp_pb2.Timestamp: ...
+    def revoked(self) -> _timestamp_pb2.Timestamp:
+        """When it was revoked; absent while it works."""
+
     def __init__(
         self,
         *,
@@ -435,7 +500,9 @@ class ListKeysReply(_message.Message):
 
     KEYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___ApiKey]: ...
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___ApiKey]:
+        """The caller's keys, revoked ones included; for admins the keys of all users."""
+
     def __init__(
         self,
         *,
@@ -458,9 +525,13 @@ class CreateKeyRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     SCOPE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Where the key is used; for people. At most 100 characters."""
     user: _builtins.str
+    """User of the key; default: the caller. Admins: any."""
     tenant: _builtins.str
+    """Tenant of the key; default: the caller's. Admins: any."""
     scope: _builtins.str
+    """user or admin; default: user. Only admins make admin keys."""
     def __init__(
         self,
         *,
@@ -498,6 +569,7 @@ class RevokeKeyRequest(_message.Message):
 
     KEY_ID_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
+    """Id of the key."""
     def __init__(
         self,
         *,

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class PlatformStub:
-    """What the platform is, has and offers. See Jobs for metadata and errors.
+    """The platform: version, queue, cluster, frameworks, sizes, quarantine. See Jobs for metadata and errors.
     """
 
     def __init__(self, channel):
@@ -69,42 +69,46 @@ class PlatformStub:
 
 
 class PlatformServicer:
-    """What the platform is, has and offers. See Jobs for metadata and errors.
+    """The platform: version, queue, cluster, frameworks, sizes, quarantine. See Jobs for metadata and errors.
     """
 
     def GetVersion(self, request, context):
-        """The one call that needs no key.
+        """What this service is and can do. The only call that needs no key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetQueue(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Jobs that wait, in the order of the queue.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetCluster(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Nodes, and the hardware in use.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetFrameworks(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What `framework` in a spec may name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSizes(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What `resources.size` in a spec may name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetQuarantine(self, request, context):
-        """What cannot be read and is left alone, of all services. For administrators.
+        """Stored data that cannot be read, of all services. For administrators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,7 +156,7 @@ def add_PlatformServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Platform:
-    """What the platform is, has and offers. See Jobs for metadata and errors.
+    """The platform: version, queue, cluster, frameworks, sizes, quarantine. See Jobs for metadata and errors.
     """
 
     @staticmethod
@@ -319,7 +323,7 @@ class Platform:
 
 
 class KeysStub:
-    """API keys.
+    """API keys. See Jobs for metadata and errors.
     """
 
     def __init__(self, channel):
@@ -351,30 +355,33 @@ class KeysStub:
 
 
 class KeysServicer:
-    """API keys.
+    """API keys. See Jobs for metadata and errors.
     """
 
     def WhoAmI(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The caller, as the API key tells.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListKeys(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The caller's keys; for admins the keys of all users.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateKey(self, request, context):
-        """The key's text is shown this once, and to retries under the same idempotency key.
+        """A new key. Only this answer, and its replays under the same idempotency key, have the key's text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Ends the key, within seconds.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -411,7 +418,7 @@ def add_KeysServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Keys:
-    """API keys.
+    """API keys. See Jobs for metadata and errors.
     """
 
     @staticmethod

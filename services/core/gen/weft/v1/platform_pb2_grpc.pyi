@@ -28,37 +28,45 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PlatformStub:
-    """What the platform is, has and offers. See Jobs for metadata and errors."""
+    """The platform: version, queue, cluster, frameworks, sizes, quarantine. See Jobs for metadata and errors."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PlatformAsyncStub: ...
     GetVersion: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.PlatformVersion]
-    """The one call that needs no key."""
+    """What this service is and can do. The only call that needs no key."""
     GetQueue: _grpc.UnaryUnaryMultiCallable[_platform_pb2.OfTenantRequest, _platform_pb2.GetQueueReply]
+    """Jobs that wait, in the order of the queue."""
     GetCluster: _grpc.UnaryUnaryMultiCallable[_platform_pb2.OfTenantRequest, _platform_pb2.ClusterState]
+    """Nodes, and the hardware in use."""
     GetFrameworks: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.GetFrameworksReply]
+    """What `framework` in a spec may name."""
     GetSizes: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.GetSizesReply]
+    """What `resources.size` in a spec may name."""
     GetQuarantine: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.GetQuarantineReply]
-    """What cannot be read and is left alone, of all services. For administrators."""
+    """Stored data that cannot be read, of all services. For administrators."""
 
 @_typing.type_check_only
 class PlatformAsyncStub(PlatformStub):
-    """What the platform is, has and offers. See Jobs for metadata and errors."""
+    """The platform: version, queue, cluster, frameworks, sizes, quarantine. See Jobs for metadata and errors."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetVersion: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.PlatformVersion]  # type: ignore[assignment]
-    """The one call that needs no key."""
+    """What this service is and can do. The only call that needs no key."""
     GetQueue: _aio.UnaryUnaryMultiCallable[_platform_pb2.OfTenantRequest, _platform_pb2.GetQueueReply]  # type: ignore[assignment]
+    """Jobs that wait, in the order of the queue."""
     GetCluster: _aio.UnaryUnaryMultiCallable[_platform_pb2.OfTenantRequest, _platform_pb2.ClusterState]  # type: ignore[assignment]
+    """Nodes, and the hardware in use."""
     GetFrameworks: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.GetFrameworksReply]  # type: ignore[assignment]
+    """What `framework` in a spec may name."""
     GetSizes: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.GetSizesReply]  # type: ignore[assignment]
+    """What `resources.size` in a spec may name."""
     GetQuarantine: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.GetQuarantineReply]  # type: ignore[assignment]
-    """What cannot be read and is left alone, of all services. For administrators."""
+    """Stored data that cannot be read, of all services. For administrators."""
 
 class PlatformServicer(metaclass=_abc_1.ABCMeta):
-    """What the platform is, has and offers. See Jobs for metadata and errors."""
+    """The platform: version, queue, cluster, frameworks, sizes, quarantine. See Jobs for metadata and errors."""
 
     @_abc_1.abstractmethod
     def GetVersion(
@@ -66,35 +74,39 @@ class PlatformServicer(metaclass=_abc_1.ABCMeta):
         request: _empty_pb2.Empty,
         context: _ServicerContext,
     ) -> _typing.Union[_platform_pb2.PlatformVersion, _abc.Awaitable[_platform_pb2.PlatformVersion]]:
-        """The one call that needs no key."""
+        """What this service is and can do. The only call that needs no key."""
 
     @_abc_1.abstractmethod
     def GetQueue(
         self,
         request: _platform_pb2.OfTenantRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_platform_pb2.GetQueueReply, _abc.Awaitable[_platform_pb2.GetQueueReply]]: ...
+    ) -> _typing.Union[_platform_pb2.GetQueueReply, _abc.Awaitable[_platform_pb2.GetQueueReply]]:
+        """Jobs that wait, in the order of the queue."""
 
     @_abc_1.abstractmethod
     def GetCluster(
         self,
         request: _platform_pb2.OfTenantRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_platform_pb2.ClusterState, _abc.Awaitable[_platform_pb2.ClusterState]]: ...
+    ) -> _typing.Union[_platform_pb2.ClusterState, _abc.Awaitable[_platform_pb2.ClusterState]]:
+        """Nodes, and the hardware in use."""
 
     @_abc_1.abstractmethod
     def GetFrameworks(
         self,
         request: _empty_pb2.Empty,
         context: _ServicerContext,
-    ) -> _typing.Union[_platform_pb2.GetFrameworksReply, _abc.Awaitable[_platform_pb2.GetFrameworksReply]]: ...
+    ) -> _typing.Union[_platform_pb2.GetFrameworksReply, _abc.Awaitable[_platform_pb2.GetFrameworksReply]]:
+        """What `framework` in a spec may name."""
 
     @_abc_1.abstractmethod
     def GetSizes(
         self,
         request: _empty_pb2.Empty,
         context: _ServicerContext,
-    ) -> _typing.Union[_platform_pb2.GetSizesReply, _abc.Awaitable[_platform_pb2.GetSizesReply]]: ...
+    ) -> _typing.Union[_platform_pb2.GetSizesReply, _abc.Awaitable[_platform_pb2.GetSizesReply]]:
+        """What `resources.size` in a spec may name."""
 
     @_abc_1.abstractmethod
     def GetQuarantine(
@@ -102,50 +114,58 @@ class PlatformServicer(metaclass=_abc_1.ABCMeta):
         request: _empty_pb2.Empty,
         context: _ServicerContext,
     ) -> _typing.Union[_platform_pb2.GetQuarantineReply, _abc.Awaitable[_platform_pb2.GetQuarantineReply]]:
-        """What cannot be read and is left alone, of all services. For administrators."""
+        """Stored data that cannot be read, of all services. For administrators."""
 
 def add_PlatformServicer_to_server(servicer: PlatformServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class KeysStub:
-    """API keys."""
+    """API keys. See Jobs for metadata and errors."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KeysAsyncStub: ...
     WhoAmI: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.KeyHolder]
+    """The caller, as the API key tells."""
     ListKeys: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.ListKeysReply]
+    """The caller's keys; for admins the keys of all users."""
     CreateKey: _grpc.UnaryUnaryMultiCallable[_platform_pb2.CreateKeyRequest, _platform_pb2.ApiKey]
-    """The key's text is shown this once, and to retries under the same idempotency key."""
+    """A new key. Only this answer, and its replays under the same idempotency key, have the key's text."""
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_platform_pb2.RevokeKeyRequest, _empty_pb2.Empty]
+    """Ends the key, within seconds."""
 
 @_typing.type_check_only
 class KeysAsyncStub(KeysStub):
-    """API keys."""
+    """API keys. See Jobs for metadata and errors."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     WhoAmI: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.KeyHolder]  # type: ignore[assignment]
+    """The caller, as the API key tells."""
     ListKeys: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.ListKeysReply]  # type: ignore[assignment]
+    """The caller's keys; for admins the keys of all users."""
     CreateKey: _aio.UnaryUnaryMultiCallable[_platform_pb2.CreateKeyRequest, _platform_pb2.ApiKey]  # type: ignore[assignment]
-    """The key's text is shown this once, and to retries under the same idempotency key."""
+    """A new key. Only this answer, and its replays under the same idempotency key, have the key's text."""
     RevokeKey: _aio.UnaryUnaryMultiCallable[_platform_pb2.RevokeKeyRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Ends the key, within seconds."""
 
 class KeysServicer(metaclass=_abc_1.ABCMeta):
-    """API keys."""
+    """API keys. See Jobs for metadata and errors."""
 
     @_abc_1.abstractmethod
     def WhoAmI(
         self,
         request: _empty_pb2.Empty,
         context: _ServicerContext,
-    ) -> _typing.Union[_platform_pb2.KeyHolder, _abc.Awaitable[_platform_pb2.KeyHolder]]: ...
+    ) -> _typing.Union[_platform_pb2.KeyHolder, _abc.Awaitable[_platform_pb2.KeyHolder]]:
+        """The caller, as the API key tells."""
 
     @_abc_1.abstractmethod
     def ListKeys(
         self,
         request: _empty_pb2.Empty,
         context: _ServicerContext,
-    ) -> _typing.Union[_platform_pb2.ListKeysReply, _abc.Awaitable[_platform_pb2.ListKeysReply]]: ...
+    ) -> _typing.Union[_platform_pb2.ListKeysReply, _abc.Awaitable[_platform_pb2.ListKeysReply]]:
+        """The caller's keys; for admins the keys of all users."""
 
     @_abc_1.abstractmethod
     def CreateKey(
@@ -153,13 +173,14 @@ class KeysServicer(metaclass=_abc_1.ABCMeta):
         request: _platform_pb2.CreateKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_platform_pb2.ApiKey, _abc.Awaitable[_platform_pb2.ApiKey]]:
-        """The key's text is shown this once, and to retries under the same idempotency key."""
+        """A new key. Only this answer, and its replays under the same idempotency key, have the key's text."""
 
     @_abc_1.abstractmethod
     def RevokeKey(
         self,
         request: _platform_pb2.RevokeKeyRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Ends the key, within seconds."""
 
 def add_KeysServicer_to_server(servicer: KeysServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

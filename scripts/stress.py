@@ -1,0 +1,86 @@
+"""Runs the tests again and again on a machine that has something else to do.
+
+    scripts/stress.py [--runs N] [pytest's arguments]
+
+As many programs as there are processors compute all the while; they are started here and end with this program. Prints
+the result of each run, and at the end each test that failed with how often it did. Exit status 1 if any test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree as ET
+
+ROOT: Final = Path(__file__).parents[1]
+COMPUTES: Final = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(1_000_000):
+        pass
+"""
+"""Ends by itself where this program was killed."""
+
+
+@contextmanager
+def busy(processors: int) -> Generator[None]:
+    """So many programs compute meanwhile."""
+    programs = [subprocess.Popen([sys.executable, "-c", COMPUTES]) for _ in range(processors)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+def run(arguments: Sequence[str], report: Path) -> tuple[int, set[str], bool]:
+    """How many tests ran, the names of those that failed, and whether pytest came to its end in order."""
+    command = [str(ROOT / "scripts" / "test.sh"), *arguments, f"--junitxml={report}", "-o", "junit_family=xunit1"]
+    status = subprocess.run(command, check=False).returncode
+    if not report.exists():
+        return 0, set(), False
+    cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314 - pytest has written it just now
+    failed = {
+        f"{case.get('file')}::{case.get('name')}"
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    }
+    return len(cases), failed, status == (1 if failed else 0)
+
+
+def main() -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=5)
+    options, arguments = parser.parse_known_args()
+    processors = len(os.sched_getaffinity(0))
+    total, broken, failures = 0, 0, Counter[str]()
+    with busy(processors), tempfile.TemporaryDirectory() as folder:
+        print(f"stress: {options.runs} runs beside {processors} programs that compute", flush=True)
+        for number in range(1, options.runs + 1):
+            began = time.monotonic()
+            count, failed, in_order = run(arguments, Path(folder) / f"{number}.xml")
+            took = round(time.monotonic() - began)
+            total, broken = total + count, broken + (not in_order)
+            failures.update(failed)
+            verdict = f"{len(failed)} of {count:,} tests failed" if in_order else "pytest did not end in order"
+            print(f"stress: run {number} of {options.runs}: {verdict}, {took // 60}:{took % 60:02}", flush=True)
+    for name, times in failures.most_common():
+        print(f"stress: failed in {times} of {options.runs} runs: {name}")
+    print(f"stress: {failures.total()} of {total:,} tests failed in {options.runs} runs")
+    return 1 if failures or broken or not total else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

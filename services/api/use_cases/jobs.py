@@ -1,0 +1,183 @@
+"""Jobs: list, get, halt, resume, kill, delete, history, explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+from pydantic import Field
+
+from services.api.access import Principal
+from services.api.answers import Answer, Done, doc
+from services.api.explain import explain_json
+from services.api.job_answer import Job, JobEvent, event_answer, job_answer
+from services.api.params import Params, wrong_parameter
+from services.api.services import ApiServices
+from services.core.domain.ids import is_id
+from services.core.domain.spec import nearest
+from services.core.domain.status import Desired, Status
+from services.core.ports.job_store import JobQuery
+
+_FIELDS: Final = Job.__struct_fields__
+
+
+class JobsParams(Params):
+    """Which jobs to list."""
+
+    tenant: str | None = Field(
+        default=None, description="Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."
+    )
+    status: list[str] | None = Field(
+        default=None, description="Statuses to list, in any case; repeated or separated by commas. Default: all."
+    )
+    name: str | None = Field(default=None, description="Only jobs of this name.")
+    tag: str | None = Field(default=None, description="Only jobs with this tag.")
+    user: str | None = Field(default=None, description="Only jobs of this user.")
+    after: str | None = Field(default=None, description="`next` of the previous page.")
+    limit: int = Field(default=50, ge=1, le=500, description="Most jobs in the answer.")
+    fields: str | None = Field(
+        default=None,
+        description="Names of top-level fields of a job, separated by commas. Default: all. `id` is always included.",
+    )
+
+
+class HistoryParams(Params):
+    """Which events of a job's history to get."""
+
+    after: int = Field(default=0, ge=0, lt=2**53, description="Only events with a higher `seq`.")
+
+
+class ListJobsReply(Answer):
+    """A page of jobs, newest first."""
+
+    jobs: Annotated[list[Job], doc("Jobs of this page; with `fields` only these fields of each.")]
+    next: Annotated[str | None, doc("Send it as `after` to get the next page; null on the last page.")]
+
+
+class GetHistoryReply(Answer):
+    """The history of a job."""
+
+    events: Annotated[list[JobEvent], doc("Events, oldest first.")]
+
+
+class JobExplanation(Answer):
+    """Why a job is in its state."""
+
+    id: Annotated[str, doc("Id of the job.")]
+    status: Annotated[str, doc("Its status.")]
+    summary: Annotated[str, doc("Its state in one sentence, whose subject is the job.")]
+    reason: Annotated[str, doc("Stable code of why it has this status; may be empty.")]
+    message: Annotated[str, doc("The reason in words; may be empty.")]
+    pending_reason: Annotated[str, doc("Stable code of why it waits; else empty.")]
+    hints: Annotated[list[str], doc("What its owner can do, with commands that can be typed as they stand.")]
+    queue_position: Annotated[
+        int | UnsetType, doc("Place in the queue, from 1. Only while it waits and the dispatcher answers.")
+    ] = UNSET
+
+
+async def list_jobs(services: ApiServices, principal: Principal, params: JobsParams) -> ListJobsReply:
+    """A page of jobs, newest first. Raises InvalidRequest, PermissionDenied."""
+    if params.after is not None and not is_id(params.after, "j"):
+        raise wrong_parameter("after", "after is the `next` of the page before")
+    query = JobQuery(
+        tenant=principal.listed_tenant(params.tenant),
+        user=params.user,
+        name=params.name,
+        tag=params.tag,
+        after=params.after,
+        statuses=_statuses(params.status or []),
+    )
+    fields = _fields(params.fields)
+    documents, following = await services.jobs.page(query, limit=params.limit)
+    queued = [document.id for document in documents if document.status is Status.QUEUED]
+    waiting = await services.platform.waiting(queued) if queued else {}
+    jobs = [job_answer(document, waiting.get(document.id)) for document in documents]
+    return ListJobsReply(jobs=[_cut(job, fields) for job in jobs] if fields else jobs, next=following)
+
+
+async def get_job(services: ApiServices, principal: Principal, job_id: str) -> Job:
+    """The job, with its place in the queue while it waits. Raises NotFound, Quarantined."""
+    document = await services.jobs.get_maybe_stale(principal, job_id)
+    waiting = await services.platform.waiting([job_id]) if document.status is Status.QUEUED else {}
+    return job_answer(document, waiting.get(job_id))
+
+
+async def halt_job(
+    services: ApiServices, principal: Principal, job_id: str, *, generation: int | None, key: str | None
+) -> Done[Job]:
+    """Stops the job; its results and checkpoints are kept. Errors as of ``Jobs.set_desired``."""
+    return await _set_desired(services, principal, job_id, Desired.HALT, generation=generation, key=key)
+
+
+async def resume_job(
+    services: ApiServices, principal: Principal, job_id: str, *, generation: int | None, key: str | None
+) -> Done[Job]:
+    """Queues a halted job again; it continues from its checkpoints. Errors as of ``Jobs.set_desired``."""
+    return await _set_desired(services, principal, job_id, Desired.RUN, generation=generation, key=key)
+
+
+async def kill_job(
+    services: ApiServices, principal: Principal, job_id: str, *, generation: int | None, key: str | None
+) -> Done[Job]:
+    """Stops the job at once; nothing is stored. Errors as of ``Jobs.set_desired``."""
+    return await _set_desired(services, principal, job_id, Desired.KILL, generation=generation, key=key)
+
+
+async def delete_job(services: ApiServices, principal: Principal, job_id: str, *, kill: bool) -> None:
+    """Hides the job; its document stays. Raises Conflict while it is live, unless ``kill``."""
+    await services.jobs.delete(principal, job_id, kill=kill)
+
+
+async def get_history(
+    services: ApiServices, principal: Principal, job_id: str, params: HistoryParams
+) -> GetHistoryReply:
+    """What happened to the job, oldest first."""
+    events = await services.jobs.history(principal, job_id, after_seq=params.after)
+    return GetHistoryReply(events=[event_answer(event) for event in events])
+
+
+async def explain_job(services: ApiServices, principal: Principal, job_id: str) -> JobExplanation:
+    """Why the job is in its state, and what its owner can do."""
+    document = await services.jobs.get(principal, job_id)
+    waiting = await services.platform.waiting([job_id]) if document.status is Status.QUEUED else {}
+    return JobExplanation(**explain_json(document, waiting.get(job_id), now=services.jobs.now()))
+
+
+async def _set_desired(
+    services: ApiServices,
+    principal: Principal,
+    job_id: str,
+    desired: Desired,
+    *,
+    generation: int | None,
+    key: str | None,
+) -> Done[Job]:
+    change = await services.jobs.set_desired(principal, job_id, desired, generation=generation, key=key)
+    return Done(job_answer(change.job), change.replayed)
+
+
+def _statuses(texts: Sequence[str]) -> tuple[Status, ...]:
+    statuses: list[Status] = []
+    for word in (word.strip().upper() for text in texts for word in text.split(",")):
+        if word not in Status.__members__:
+            raise wrong_parameter(
+                "status", f"there is no status of this name; {nearest(word[:40], list(Status.__members__))}"
+            )
+        statuses.append(Status(word))
+    return tuple(statuses)
+
+
+def _fields(text: str | None) -> frozenset[str]:
+    """The names that ``text`` lists, and ``id``; empty if it lists none."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    for name in names:
+        if name not in _FIELDS:
+            raise wrong_parameter("fields", f"a job has no field of this name; {nearest(name[:40], list(_FIELDS))}")
+    return frozenset((*names, "id")) if names else frozenset()
+
+
+def _cut(job: Job, fields: frozenset[str]) -> Job:
+    """The job with these fields only: the others are UNSET, which no entry point writes."""
+    return replace(job, **dict.fromkeys(set(_FIELDS) - fields, UNSET))

@@ -1,0 +1,127 @@
+"""Submitting a job, and planning one without making it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec.structs import replace
+
+from services.api.access import Principal
+from services.api.answers import Answer, Done, doc
+from services.api.framework_answer import FrameworkEntry, framework_answer
+from services.api.job_answer import Job, ResourceSize, job_answer, size_answer, total
+from services.api.services import ApiServices
+from services.api.submit import Plan
+from services.api.uploads import Upload, code_key
+from services.core.domain.spec import JobSpec, dump_spec
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A received submission: its spec is valid, its code, if any, is in the spool or named by its digest."""
+
+    spec: JobSpec
+    code_digest: str = ""
+    upload: Upload | None = None
+
+
+class RoleNeeds(Answer):
+    """What one role of a job needs."""
+
+    count: Annotated[int, doc("Number of its learners.")]
+    cpus: Annotated[float, doc("CPU cores of each learner.")]
+    memory: Annotated[int, doc("Bytes of memory of each learner.")]
+    gpus: Annotated[float, doc("GPUs of each learner.")]
+
+
+class JobNeeds(Answer):
+    """What a job needs."""
+
+    total: Annotated[ResourceSize, doc("Hardware of all learners together.")]
+    roles: Annotated[dict[str, RoleNeeds], doc("Needs of each role, by its name.")]
+
+
+class PlannedCode(Answer):
+    """The code of a planned job."""
+
+    digest: Annotated[str, doc("sha256:<hex>.")]
+    stored: Annotated[bool, doc("The tenant has uploaded it before: a submit may name it by its digest.")]
+
+
+class SubmitLimits(Answer):
+    """What a submit may send at most."""
+
+    max_code_bytes: Annotated[int, doc("Largest code archive, in bytes.")]
+    max_spec_bytes: Annotated[int, doc("Longest text of a spec, in bytes.")]
+
+
+class JobPlan(Answer):
+    """What a submit would do."""
+
+    dry_run: Annotated[bool, doc("Always true.")]
+    spec: Annotated[dict[str, Any], doc("The spec in normal form; defaults are left out.")]
+    learners: Annotated[int, doc("Number of learners.")]
+    resources: Annotated[JobNeeds, doc("Hardware that it needs.")]
+    framework: Annotated[FrameworkEntry | None, doc("Environment that it runs in; null without one.")]
+    fits: Annotated[str, doc("Whether the cluster can run it: now, later, never or unknown.")]
+    fits_message: Annotated[str, doc("Why, in words; may be empty.")]
+    code: Annotated[PlannedCode | None, doc("Its code; null without one.")]
+    limits: Annotated[SubmitLimits, doc("What a submit may send at most.")]
+    warnings: Annotated[list[str], doc("What its owner should know.")]
+
+
+async def submit_job(
+    services: ApiServices, principal: Principal, tenant: str, incoming: Incoming, *, key: str | None, trace: str
+) -> Done[Job]:
+    """Makes the job. It and its code are durable when this returns.
+
+    ``key``: the idempotency key. ``trace``: a W3C traceparent. Raises InvalidArchive, InvalidRequest, InvalidSpec,
+    IdempotencyMismatch, NoSpace, TooLarge, Unavailable.
+    """
+    await _take_code(services, tenant, incoming, keep=True)
+    submitted = await services.submissions.submit(
+        principal, tenant, incoming.spec, code_digest=incoming.code_digest, key=key, trace=trace
+    )
+    return Done(replace(job_answer(submitted.job), warnings=list(submitted.warnings)), submitted.replayed)
+
+
+async def plan_job(services: ApiServices, tenant: str, incoming: Incoming) -> JobPlan:
+    """What a submit would do; changes nothing."""
+    await _take_code(services, tenant, incoming, keep=False)
+    plan = await services.submissions.plan(tenant, incoming.spec, incoming.code_digest)
+    settings = services.settings
+    limits = SubmitLimits(max_code_bytes=settings.max_code_bytes, max_spec_bytes=settings.max_spec_bytes)
+    return _plan_answer(plan, limits)
+
+
+async def _take_code(services: ApiServices, tenant: str, incoming: Incoming, *, keep: bool) -> None:
+    """Checks the code and sets its digest. ``keep``: stores it, or checks that it is stored."""
+    with services.instrumentation.counting_refused_code():
+        if incoming.upload is not None:
+            incoming.code_digest = (await incoming.upload.finish()).digest
+            if keep:
+                await services.submissions.keep_code(incoming.upload, code_key(tenant, incoming.code_digest))
+        elif incoming.code_digest and keep:
+            await services.submissions.check_code_is_stored(tenant, incoming.code_digest)
+
+
+def _plan_answer(plan: Plan, limits: SubmitLimits) -> JobPlan:
+    roles = {
+        name: RoleNeeds(count=role.count, cpus=role.size.cpus, memory=role.size.memory, gpus=role.size.gpus)
+        for name, role in plan.roles.items()
+    }
+    return JobPlan(
+        dry_run=True,
+        spec=dump_spec(plan.spec),
+        learners=plan.spec.learners,
+        resources=JobNeeds(
+            total=total(*(size_answer(role.size, role.count) for role in plan.roles.values())), roles=roles
+        ),
+        framework=framework_answer(plan.framework) if plan.framework else None,
+        fits=plan.fit.verdict,
+        fits_message=plan.fit.message,
+        code=PlannedCode(digest=plan.code_digest, stored=plan.code_stored) if plan.code_digest else None,
+        limits=limits,
+        warnings=list(plan.warnings),
+    )

@@ -1,0 +1,363 @@
+"""What a job reported: progress, log lines, metric points; as pages or as live streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Annotated
+
+from msgspec import UNSET, structs
+from pydantic import Field
+
+from services.api.access import Principal
+from services.api.answers import Answer, Time, as_time, doc, number
+from services.api.following import Changed, End
+from services.api.job_answer import Job, JobEvent, event_answer, job_answer
+from services.api.params import Params, Seq, Small, unix_ms
+from services.api.services import ApiServices
+from services.core.domain.errors import Unavailable
+from services.core.domain.job import Event
+from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
+
+_SEARCH_CHECK_S = 2.0
+_MAX_SEQ = 2**53
+
+
+class LinesParams(Params):
+    """Which log lines to get."""
+
+    after: Seq = Field(default=None, description="Only lines with a higher `seq`.")
+    limit: int = Field(default=1000, ge=1, le=10_000, description="Most lines in the answer.")
+    rank: Small = Field(default=None, description="Only lines of the learner with this rank in its role.")
+    role: str | None = Field(default=None, description="Only lines of learners with this role.")
+    attempt: Small = Field(default=None, description="Only lines of this attempt.")
+    stream: str | None = Field(default=None, description="Only lines of this stream, e.g. stdout or stderr.")
+    since: str | None = Field(default=None, description="Only lines from this time on (RFC 3339).")
+    until: str | None = Field(default=None, description="Only lines up to this time (RFC 3339).")
+    search: str | None = Field(
+        default=None, max_length=1000, description="Only lines in which this regular expression (RE2) matches."
+    )
+    tail: int | None = Field(
+        default=None, ge=0, le=10_000, description="Only the last lines, this many of those that match."
+    )
+
+
+class PointsParams(Params):
+    """Which metric points to get."""
+
+    after: Seq = Field(default=None, description="Only points with a higher `seq`.")
+    limit: int = Field(default=10_000, ge=1, le=50_000, description="Most points in the answer.")
+    name: list[str] | None = Field(default=None, description="Only metrics of these names; repeat it for several.")
+    rank: Small = Field(default=None, description="Only points of the learner with this rank in its role.")
+    attempt: Small = Field(default=None, description="Only points of this attempt.")
+    max_points: int | None = Field(
+        default=None,
+        ge=2,
+        le=100_000,
+        description="Roughly the most points of each curve; minima and maxima are kept. Only for curves; default 1000.",
+    )
+
+
+class EventsParams(Params):
+    """Where a stream of events begins."""
+
+    after: Seq = Field(default=None, description="Only events with a higher `seq`.")
+
+
+class JobLine(Answer):
+    """A stored log line."""
+
+    seq: Annotated[int, doc("Counts the lines of the job from 1.")]
+    time: Annotated[Time, doc("When the helper read it.")]
+    attempt: Annotated[int, doc("Number of the attempt that wrote it.")]
+    role: Annotated[str, doc("Role of the learner that wrote it.")]
+    rank: Annotated[int, doc("Rank of the learner in its role.")]
+    run: Annotated[int, doc("Counts the starts of the learner's process within the attempt, from 1.")]
+    stream: Annotated[str, doc("stdout, stderr or the name of a log file.")]
+    text: Annotated[str, doc("The line without its newline.")]
+    partial: Annotated[bool, doc("The line continues in the next one: it was too long.")]
+
+
+class GetLogsReply(Answer):
+    """A page of log lines, oldest first."""
+
+    lines: Annotated[list[JobLine], doc("Lines of this page.")]
+    next: Annotated[int, doc("Send it as `after` to get the next page.")]
+    more: Annotated[bool, doc("There are more lines beyond this page.")]
+
+
+class JobPoint(Answer):
+    """A stored metric point."""
+
+    seq: Annotated[int, doc("Counts the points of the job from 1.")]
+    time: Annotated[Time, doc("When it was measured.")]
+    attempt: Annotated[int, doc("Number of the attempt that wrote it.")]
+    role: Annotated[str, doc("Role of the learner that wrote it.")]
+    rank: Annotated[int, doc("Rank of the learner in its role.")]
+    run: Annotated[int, doc("Counts the starts of the learner's process within the attempt, from 1.")]
+    source: Annotated[str, doc("Name of the file that it was read from.")]
+    name: Annotated[str, doc("Name of the metric.")]
+    step: Annotated[int | None, doc("Training step; null if none was given.")]
+    value: Annotated[float | str, doc('A number; "NaN", "Infinity" or "-Infinity" if it is not finite.')]
+    context: Annotated[dict[str, str], doc("Labels that the training gave it.")]
+
+
+class GetMetricsReply(Answer):
+    """A page of metric points in the order in which they were stored."""
+
+    points: Annotated[list[JobPoint], doc("Points of this page.")]
+    next: Annotated[int, doc("Send it as `after` to get the next page.")]
+    more: Annotated[bool, doc("There are more points beyond this page.")]
+
+
+class JobSeries(Answer):
+    """A curve in columns; item n of each column belongs to point n."""
+
+    name: Annotated[str, doc("Name of the metric.")]
+    context: Annotated[dict[str, str], doc("Labels that the training gave it.")]
+    role: Annotated[str, doc("Role of the learner that wrote it.")]
+    rank: Annotated[int, doc("Rank of the learner in its role.")]
+    steps: Annotated[list[int | None], doc("Training steps; null where none was given.")]
+    values: Annotated[list[float | str], doc('Numbers; "NaN", "Infinity" or "-Infinity" where not finite.')]
+    times: Annotated[list[Time], doc("When each point was measured.")]
+    attempts: Annotated[list[int], doc("Number of the attempt that wrote each point.")]
+
+
+class GetSeriesReply(Answer):
+    """Curves, one for each metric, context, role and rank."""
+
+    series: Annotated[list[JobSeries], doc("Curves in the order of their first points.")]
+
+
+class JobProgress(Answer):
+    """How far a job is."""
+
+    status: Annotated[str, doc("Status of the job.")]
+    progress: Annotated[float | None, doc("Share of the training that is done, 0 to 1; null if unknown.")]
+    eta_ms: Annotated[int | None, doc("Milliseconds until the training ends, as estimated; null if unknown.")]
+    lines: Annotated[int, doc("Log lines that are stored.")]
+    points: Annotated[int, doc("Metric points that are stored.")]
+    latest: Annotated[dict[str, JobPoint], doc("The last point of each metric, by its name.")]
+
+
+class JobEnd(Answer):
+    """The last item of a live stream: the job is at rest, and all that is stored was sent."""
+
+    id: Annotated[str, doc("Id of the job.")]
+    status: Annotated[str, doc("Its status; empty if the job no longer exists.")]
+    reason: Annotated[str, doc("Stable code of why it has this status; may be empty.")]
+    message: Annotated[str, doc("The reason in words; may be empty.")]
+    exit_code: Annotated[int | None, doc("Exit code of the learner that decided the end; null if there is none.")]
+    at_rest: Annotated[bool, doc("It has released all of its hardware.")]
+    deleted: Annotated[bool, doc("It was deleted.")]
+
+
+async def get_progress(services: ApiServices, principal: Principal, job_id: str) -> JobProgress:
+    """How far the job is."""
+    job = await services.jobs.get(principal, job_id)
+    summary = await services.telemetry.summary(job_id)
+    return JobProgress(
+        status=job.status.value,
+        progress=summary.progress,
+        eta_ms=summary.eta_ms,
+        lines=summary.lines,
+        points=summary.points,
+        latest={name: _point(point) for name, point in summary.latest.items()},
+    )
+
+
+async def get_logs(services: ApiServices, principal: Principal, job_id: str, params: LinesParams) -> GetLogsReply:
+    """A page of log lines. Raises NotFound, InvalidRequest, Unavailable while the metrics service is away."""
+    await services.jobs.get(principal, job_id)
+    limit = params.limit if params.tail is None else max(params.tail, 1)
+    lines, through = await services.telemetry.lines(job_id, _line_query(params), limit=limit)
+    # Only a page that was cut ends with its last line; there may still be nothing beyond it.
+    more = bool(lines) and through == lines[-1].seq and (await services.telemetry.summary(job_id)).lines > through
+    return GetLogsReply(lines=[_line(line) for line in lines], next=through, more=more)
+
+
+async def follow_logs(
+    services: ApiServices, principal: Principal, job_id: str, params: LinesParams, *, resumed: int | None
+) -> AsyncGenerator[Sequence[JobLine] | JobEnd]:
+    """Batches of lines as they are stored, then the end. ``resumed``: the last ``seq`` that the reader has; it replaces
+    ``tail``. Raises before the stream begins: NotFound, InvalidRequest.
+    """
+    job = await services.jobs.get(principal, job_id)
+    query = _line_query(params)
+    if resumed is not None:
+        query = replace(query, after_seq=resumed, tail=None)
+    await _check_search(services, job_id, query)
+    return _line_batches(services.following.lines(job, query))
+
+
+async def get_metrics(
+    services: ApiServices, principal: Principal, job_id: str, params: PointsParams
+) -> GetMetricsReply:
+    """A page of metric points. Raises NotFound, Unavailable while the metrics service is away."""
+    await services.jobs.get(principal, job_id)
+    points, through = await services.telemetry.points(job_id, _point_query(params), limit=params.limit)
+    more = bool(points) and through == points[-1].seq and (await services.telemetry.summary(job_id)).points > through
+    return GetMetricsReply(points=[_point(point) for point in points], next=through, more=more)
+
+
+async def get_series(services: ApiServices, principal: Principal, job_id: str, params: PointsParams) -> GetSeriesReply:
+    """Curves. Raises NotFound, Unavailable while the metrics service is away."""
+    await services.jobs.get(principal, job_id)
+    return GetSeriesReply(series=_curves(await services.telemetry.series(job_id, _point_query(params))))
+
+
+async def follow_metrics(
+    services: ApiServices, principal: Principal, job_id: str, params: PointsParams, *, resumed: int | None
+) -> AsyncGenerator[Sequence[JobPoint] | JobEnd]:
+    """Batches of points as they are stored, then the end. ``resumed``: the last ``seq`` that the reader has."""
+    job = await services.jobs.get(principal, job_id)
+    query = replace(_point_query(params), after_seq=resumed or 0)
+    return _point_batches(services.following.points(job, query))
+
+
+async def follow_events(
+    services: ApiServices, principal: Principal, job_id: str, params: EventsParams
+) -> AsyncGenerator[JobEvent | Job | JobEnd]:
+    """History as it is written, the job without its spec after each visible change, then the end."""
+    job = await services.jobs.get(principal, job_id)
+    return _events(services.following.events(job, after_seq=params.after or 0))
+
+
+async def _line_batches(
+    batches: AsyncGenerator[Sequence[StoredLine] | End],
+) -> AsyncGenerator[Sequence[JobLine] | JobEnd]:
+    async with aclosing(batches):
+        async for batch in batches:
+            yield _end(batch) if isinstance(batch, End) else [_line(line) for line in batch]
+
+
+async def _point_batches(
+    batches: AsyncGenerator[Sequence[StoredPoint] | End],
+) -> AsyncGenerator[Sequence[JobPoint] | JobEnd]:
+    async with aclosing(batches):
+        async for batch in batches:
+            yield _end(batch) if isinstance(batch, End) else [_point(point) for point in batch]
+
+
+async def _events(items: AsyncGenerator[Event | Changed | End]) -> AsyncGenerator[JobEvent | Job | JobEnd]:
+    shown: Job | None = None
+    async with aclosing(items):
+        async for item in items:
+            if isinstance(item, Event):
+                yield event_answer(item)
+            elif isinstance(item, End):
+                yield _end(item)
+            else:
+                job = structs.replace(job_answer(item.job), spec=UNSET)
+                # Claims and trims change the document, but nothing that users see: `updated` alone is no news.
+                if shown is None or structs.replace(job, updated=shown.updated) != shown:
+                    shown = job
+                    yield job
+
+
+def _line(stored: StoredLine) -> JobLine:
+    source = stored.source
+    return JobLine(
+        seq=stored.seq,
+        time=as_time(stored.line.time_ms),
+        attempt=source.attempt,
+        role=source.role,
+        rank=source.rank,
+        run=source.run,
+        stream=stored.stream,
+        text=stored.line.text,
+        partial=stored.line.partial,
+    )
+
+
+def _point(stored: StoredPoint) -> JobPoint:
+    source, point = stored.source, stored.point
+    return JobPoint(
+        seq=stored.seq,
+        time=as_time(point.time_ms),
+        attempt=source.attempt,
+        role=source.role,
+        rank=source.rank,
+        run=source.run,
+        source=source.source,
+        name=point.name,
+        step=point.step,
+        value=number(point.value),
+        context=dict(point.context),
+    )
+
+
+def _curves(points: Sequence[StoredPoint]) -> list[JobSeries]:
+    """One curve for each (name, context, role, rank), in the order of their first points."""
+    curves: dict[tuple[object, ...], JobSeries] = {}
+    for stored in points:
+        point, source = stored.point, stored.source
+        key = (point.name, tuple(sorted(point.context.items())), source.role, source.rank)
+        if key not in curves:
+            curves[key] = JobSeries(
+                name=point.name,
+                context=dict(point.context),
+                role=source.role,
+                rank=source.rank,
+                steps=[],
+                values=[],
+                times=[],
+                attempts=[],
+            )
+        curve = curves[key]
+        curve.steps.append(point.step)
+        curve.values.append(number(point.value))
+        curve.times.append(as_time(point.time_ms))
+        curve.attempts.append(source.attempt)
+    return list(curves.values())
+
+
+def _end(end: End) -> JobEnd:
+    job = end.job
+    if job is None:
+        return JobEnd(id=end.job_id, status="", reason="", message="", exit_code=None, at_rest=True, deleted=True)
+    return JobEnd(
+        id=job.id,
+        status=job.status.value,
+        reason=job.state.reason,
+        message=job.state.message,
+        exit_code=job.verdict.exit_code if job.verdict else None,
+        at_rest=job.at_rest,
+        deleted=job.deleted is not None,
+    )
+
+
+def _line_query(params: LinesParams) -> LineQuery:
+    return LineQuery(
+        after_seq=params.after or 0,
+        rank=params.rank,
+        role=params.role,
+        attempt=params.attempt,
+        stream=params.stream,
+        since_ms=unix_ms("since", params.since),
+        until_ms=unix_ms("until", params.until),
+        search=params.search,
+        tail=params.tail,
+    )
+
+
+def _point_query(params: PointsParams) -> PointQuery:
+    return PointQuery(
+        after_seq=params.after or 0,
+        names=tuple(params.name or ()),
+        rank=params.rank,
+        attempt=params.attempt,
+        max_points=params.max_points,
+    )
+
+
+async def _check_search(services: ApiServices, job_id: str, query: LineQuery) -> None:
+    """Raises InvalidRequest for an invalid pattern, by a search that finds nothing. The metrics service compiles it."""
+    if query.search is not None:
+        try:
+            async with asyncio.timeout(_SEARCH_CHECK_S):
+                await services.telemetry.lines(job_id, replace(query, tail=None, after_seq=_MAX_SEQ), limit=1)
+        except (Unavailable, TimeoutError):
+            return

@@ -1,0 +1,153 @@
+"""Everything a learner needs, in an order that lets a wrong job fail early: the cheap before the long.
+
+Made in ``fetched/``, which the learner cannot enter, and handed over by a rename of whole folders into its ``job/``.
+Nothing that the learner has or could have made there is opened, followed or removed: what is in the way is renamed
+to ``replaced/``, and goes with the learner's folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from services.core.domain.errors import NoSpace
+from services.core.domain.plan import Folder, Input
+from services.core.runtime.learner_folder import JOB_FOLDER, JOB_FOLDERS, Assignment, LearnerFolder
+from services.helper.fetch.code import fetch_code
+from services.helper.fetch.progress import FetchFailed, FetchProgress, FetchResult
+from services.helper.fetch.versions import DataVersions
+from services.helper.learner_files import open_folder
+from services.helper.objects import UrlSigner
+
+# ruff: noqa: PLC0415 - modules that a job does not need are not imported: its learner would wait for them
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def fetch_all(folder: LearnerFolder, assignment: Assignment, signer: UrlSigner, progress: FetchProgress) -> FetchResult:
+    """Fetches and hands over. May be done again from the start. Raises FetchFailed, FetchCancelled."""
+    try:
+        staging = _empty_staging(folder.root)
+        result = _fetch_into(staging, folder, assignment, signer, progress)
+        _hand_over(staging, folder.root)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _no_space() from error
+        raise
+    except NoSpace as error:
+        raise _no_space() from error
+    return result
+
+
+def _no_space() -> FetchFailed:
+    return FetchFailed("NoSpace", "this machine's disk is full; make room, and submit the job again")
+
+
+def _fetch_into(
+    staging: Path, folder: LearnerFolder, assignment: Assignment, signer: UrlSigner, progress: FetchProgress
+) -> FetchResult:
+    result = FetchResult()
+    model_dir = staging / JOB_FOLDERS[Folder.MODEL]
+    fetch_code(assignment, model_dir, signer, progress)
+    progress.check()
+    if assignment.plan.inputs:
+        versions = DataVersions(folder.root.parent / ".data")
+        result.data_digest = _fetch_data(assignment, staging / JOB_FOLDERS[Folder.DATA], versions, progress)
+    if assignment.plan.framework or (model_dir / "requirements.txt").exists():
+        _prepare_environment(assignment, model_dir, result, progress)
+    if assignment.plan.checkpoint_attempts:
+        from services.helper.fetch.checkpoints import restore
+
+        restore(assignment, staging / JOB_FOLDERS[Folder.CHECKPOINT], signer, progress)
+    return result
+
+
+def _prepare_environment(assignment: Assignment, model_dir: Path, result: FetchResult, progress: FetchProgress) -> None:
+    from services.helper import environment
+
+    spec = environment.required_environment(assignment.plan.framework, model_dir)
+    if spec is not None:
+        venv = environment.prepare(spec, Path(assignment.cache), progress) / "venv"
+        result.env_digest = f"sha256:{spec.digest}"
+        result.path = [str(venv / "bin")]
+        result.env = {"VIRTUAL_ENV": str(venv)}
+
+
+def _fetch_data(assignment: Assignment, data_dir: Path, versions: DataVersions, progress: FetchProgress) -> str:
+    """Returns the digest of all inputs."""
+    from services.helper.fetch.http_data import fetch_http
+    from services.helper.fetch.local_data import fetch_local
+    from services.helper.settings import load_settings
+
+    settings = load_settings()
+    fetchers = {"local": fetch_local, "http": fetch_http}
+    hashing = hashlib.sha256()
+    data_dir.mkdir(mode=0o755)
+    for entry in sorted(assignment.plan.inputs, key=lambda entry: entry.mount):
+        if entry.type not in fetchers:
+            raise FetchFailed(
+                "DataStoreDenied", f"data stores of type {entry.type} are not available on this platform yet"
+            )
+        target = _mount_point(data_dir, entry)
+        fetch = fetchers[entry.type]
+        digest = fetch(entry, target, assignment, settings=settings, versions=versions, progress=progress)
+        versions.record(entry, digest)
+        hashing.update(f"{entry.mount}\0{entry.type}\0{entry.location}\0{entry.path}\0{digest}\n".encode())
+        progress.check()
+    return f"sha256:{hashing.hexdigest()}"
+
+
+def _mount_point(data_dir: Path, entry: Input) -> Path:
+    """The input's place below DATA_DIR, with its parents made and itself missing."""
+    parts = entry.mount.split("/")
+    if entry.mount.startswith("/") or {"", ".", ".."} & set(parts):
+        raise FetchFailed("DataStoreDenied", f"'{entry.mount}' is no folder below DATA_DIR")
+    target = data_dir.joinpath(*parts)
+    for parent in (data_dir.joinpath(*parts[:count]) for count in range(1, len(parts))):
+        if parent.is_symlink() or (parent.exists() and not parent.is_dir()):
+            raise _contained(entry)
+        parent.mkdir(mode=0o755, exist_ok=True)
+    if os.path.lexists(target):
+        raise _contained(entry)
+    return target
+
+
+def _contained(entry: Input) -> FetchFailed:
+    # The spec refuses this; a plan of an older version may still have it.
+    return FetchFailed("DataStoreDenied", f"the mount '{entry.mount}' is inside another input's, or contains it")
+
+
+def _empty_staging(root: Path) -> Path:
+    """A folder for the platform's user only. An earlier helper's is removed: it may be half-made."""
+    staging = root / "fetched"
+    if staging.exists():
+        shutil.rmtree(staging)
+    staging.mkdir(mode=0o700)
+    return staging
+
+
+def _hand_over(staging: Path, root: Path) -> None:
+    """Moves each folder of ``staging`` into the learner's ``job/``."""
+    job = open_folder(root, (JOB_FOLDER,))
+    try:
+        for made in sorted(staging.iterdir()):
+            _clear_name(job, made.name, root)
+            os.rename(made, made.name, dst_dir_fd=job)
+    finally:
+        os.close(job)
+
+
+def _clear_name(job: int, name: str, root: Path) -> None:
+    """Afterwards ``job`` has no entry of this name. An empty folder, as the agent makes it, is removed."""
+    try:
+        os.rmdir(name, dir_fd=job)
+    except FileNotFoundError:
+        return
+    except OSError:  # not empty, or no folder
+        replaced = root / "replaced"
+        replaced.mkdir(mode=0o700, exist_ok=True)
+        os.rename(name, replaced / f"{len(list(replaced.iterdir()))}-{name}", src_dir_fd=job)

@@ -1,0 +1,69 @@
+"""A running job with one learner that writes lines and points, for tests of logs, metrics and live streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.bootstrap.wiring import SERVICE_SECRET, installation_secrets
+from services.core.domain.job import Job, admitted, moved, released
+from services.core.domain.status import Status
+from services.core.gen.weft.v1 import metrics_pb2 as pb
+from services.core.runtime.settings import Settings
+from tests.testbed.api import Api, running_api
+from tests.testbed.etcd import Etcd
+from tests.testbed.metrics import SECRET, Helper, MetricsProcess
+
+
+def api_over(home: Path, metrics: str, **settings: Any) -> Any:
+    async def put_service_secret() -> None:
+        await installation_secrets(Settings(home=home)).put(SERVICE_SECRET, SECRET)
+
+    return running_api(home, {"metrics": metrics}, before=put_service_secret, **settings)
+
+
+class Learner:
+    """The learner of a running job."""
+
+    def __init__(self, api: Api, job_id: str, helper: Helper) -> None:
+        self.api, self.job, self.helper = api, job_id, helper
+        self.lines = self.points = 0
+
+    async def write_lines(self, *texts: str) -> None:
+        await self.helper.append(self.helper.lines(self.lines, texts))
+        self.lines += len(texts)
+
+    async def write_points(self, *values: float, name: str = "loss") -> None:
+        await self.helper.append(self.helper.points(self.points, values, name))
+        self.points += len(values)
+
+    async def complete_and_release(self) -> None:
+        """Marks the job as completed and released, as a Guardian does."""
+        await self.api.change(
+            self.job, lambda document: moved(document, Status.COMPLETED, actor="guardian", now=document.updated)
+        )
+        await self.api.change(self.job, lambda document: released(document, now=document.updated))
+
+
+@asynccontextmanager
+async def running_learner(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncGenerator[Learner]:
+    job = (await api.submit())["id"]
+
+    def run(document: Job) -> Job:
+        document = admitted(document, placement={"worker-0": "here"}, dispatcher_term=1, now=document.updated)
+        return moved(document, Status.PROCESSING, actor="guardian", now=document.updated)
+
+    await api.change(job, run)
+    status = EtcdStatusStore(etcd.address)
+    await status.put(f"/jobs/{job}/attempt", json.dumps({"attempt": 1, "learners": 1}))
+    helper = Helper(metrics, job)
+    await helper.call("Hello", pb.HelloRequest(protocol=1))  # the service may still be starting
+    try:
+        yield Learner(api, job, helper)
+    finally:
+        await helper.close()
+        await status.close()

@@ -1,0 +1,45 @@
+"""Builds every server that the tests start and that no package brings, before the first test: once for a machine.
+
+    python -m tests.testbed.prepare
+
+Says nothing where all is built. What fails here fails again, with its reason, in the tests that need it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from tests.testbed.go import SERVERS, go_build
+from tests.testbed.mongo import mongo_build
+
+_AT_ONCE: Final = 2
+"""One build alone leaves a processor idle while it downloads and links."""
+_saying: Final = threading.Lock()
+
+
+def _say(what: str) -> None:
+    with _saying:
+        sys.stderr.write(f"test bed: {what}\n")
+
+
+def _go(name: str) -> Callable[[], object]:
+    return lambda: go_build(name, SERVERS / name, _say)
+
+
+def main() -> None:
+    builds: dict[str, Callable[[], object]] = {path.name: _go(path.name) for path in sorted(SERVERS.iterdir())}
+    builds["the MongoDB stand-in"] = lambda: mongo_build(_say)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        running = {name: threads.submit(build) for name, build in builds.items()}
+    for name, built in running.items():
+        error = built.exception()
+        if error is not None:
+            _say(f"{name} could not be built: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""How the tests of a run are spread over worker processes (pytest-xdist): by units, the longest first.
+
+A unit is what must not be torn apart, because its tests share a fixture that is expensive to make: a test file, or all
+tests on one parameter of the platform that several files share (``weft_up`` in tests/integration/conftest.py). Each
+worker has servers of its own (etcd, MongoDB, RabbitMQ, Redis, S3, toxiproxy), which all its units use.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+LONGEST: Final[Sequence[str]] = (
+    "tests/integration/test_digits.py",
+    "tests/integration/test_up.py",
+    "platform every-hint-dropped",
+    "platform servers",
+    "platform embedded",
+    "tests/contract/test_hints_failures.py",
+    "tests/chaos/test_recovery.py",
+    "tests/chaos/test_chaos.py",
+    "tests/integration/test_submit_promises.py",
+    "tests/integration/test_drain.py",
+    "tests/integration/test_crash_points.py",
+    "tests/integration/test_backup.py",
+    "tests/chaos/test_no_loss_under_kills.py",
+    "tests/chaos/test_outages.py",
+    "tests/integration/test_life_on_rabbitmq.py",
+    "tests/integration/test_node_deaths.py",
+    "tests/integration/test_helper.py",
+    "tests/integration/test_stores_away.py",
+)
+"""Units in the order in which they are begun: those of more than half a minute. All others follow."""
+_PLATFORMS: Final = re.compile(r"[\[-](embedded|every-hint-dropped|servers)[\]-]")
+_SERIAL: Final = frozenset({"usepdb", "trace", "collectonly"})
+
+
+def units(nodeids: Collection[str]) -> dict[str, str]:
+    """Test -> its unit."""
+    sharing = {_file(nodeid) for nodeid in nodeids if "every-hint-dropped" in nodeid}
+    return {nodeid: _unit(nodeid, sharing) for nodeid in nodeids}
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def _unit(nodeid: str, sharing: Collection[str]) -> str:
+    found = _PLATFORMS.search(nodeid.partition("::")[2])
+    return f"platform {found[1]}" if found and _file(nodeid) in sharing else _file(nodeid)
+
+
+def _begun(unit: str) -> int:
+    return LONGEST.index(unit) if unit in LONGEST else len(LONGEST)
+
+
+class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]  # a library without types
+    """Gives each worker whole units, in the order in which they were collected."""
+
+    def schedule(self) -> None:
+        self.config.option.loadscopereorder = False  # the order of the collection is that of ``LONGEST``
+        super().schedule()
+
+    def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+        self._units = units(collection)
+        super().add_node_collection(node, collection)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self._units[nodeid]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduling:
+    return UnitScheduling(config, log)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """``-n auto``: a worker for each processor; none where one file alone is to be run, or looked at in a debugger."""
+    alone = len(config.args) == 1 and re.search(r"\.py(::|$)", config.args[0]) is not None
+    if alone or any(config.getoption(name) for name in _SERIAL):
+        return 0
+    return len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker: brings the tests of a unit together, and the longest units to the front."""
+    if not hasattr(config, "workerinput"):
+        return
+    of = units([item.nodeid for item in items])
+    first = {unit: at for at, unit in reversed(list(enumerate(of.values())))}
+    items.sort(key=lambda item: (_begun(of[item.nodeid]), first[of[item.nodeid]]))

@@ -1,0 +1,58 @@
+"""The explanation of a job: its state in one sentence, and commands for its owner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.api.explain import explain_json
+from services.core.domain.job import Attempt, Job, State, Verdict
+from services.core.domain.status import Desired, Status
+
+ID = "j01m7z92xb6n2cp2729b7cb"
+NOW = 1_800_000_000_000
+
+
+def job(status: Status, *, learners: int = 1, number: int = 1, **more: Any) -> Job:
+    state = State(status=status, since=NOW - 65_000, **{k: more.pop(k) for k in ("reason", "message") if k in more})
+    made = Job(
+        id=ID, tenant="t", user="u", spec={"name": "x", "command": "true", "learners": learners}, code_digest="",
+        idem=ID, idem_digest="", state=state, created=NOW - 90_000, updated=NOW, observed_generation=1,
+        attempt=Attempt(number=number, started=NOW - 80_000),
+    )  # fmt: skip
+    return replace(made, **more)
+
+
+def explained(document: Job) -> tuple[str, list[str]]:
+    answer = explain_json(document, None, now=NOW)
+    return answer["summary"], answer["hints"]
+
+
+def test_explanation_of_a_completed_job_has_its_duration_and_the_download_command() -> None:
+    summary, hints = explained(job(Status.COMPLETED, number=3, released=NOW, finished=NOW - 65_000))
+    assert summary == "is COMPLETED after 15 s in attempt 3"
+    assert hints == [f"`weft download {ID}` fetches its results", f"`weft metrics {ID}` shows its curves"]
+
+
+def test_explanation_of_a_running_job_has_its_duration() -> None:
+    assert explained(job(Status.DOWNLOADING))[0] == "is DOWNLOADING for 1 min 5 s"
+
+
+@pytest.mark.parametrize(("learners", "which"), [(1, ""), (4, " --rank 2")])
+def test_explanation_of_a_failed_job_names_the_command_for_the_learners_last_lines(learners: int, which: str) -> None:
+    verdict = Verdict(to=Status.FAILED, reason="ExitCode", message="m", time=NOW, learner="worker-2", exit_code=2)
+    failed = job(Status.FAILED, learners=learners, reason="ExitCode", message="it ended", verdict=verdict, released=NOW)
+    assert explained(failed) == (
+        "is FAILED after 15 s: it ended", [f"`weft logs {ID}{which} --tail 50` shows its last lines"],
+    )  # fmt: skip
+
+
+def test_explanation_of_a_killed_job_names_its_owner() -> None:
+    killed = job(Status.KILLED, desired=Desired.KILL, released=NOW)
+    assert explained(killed)[0].endswith(": its owner ended it")
+
+
+def test_explanation_of_a_halted_job_names_the_resume_command() -> None:
+    assert explained(job(Status.HALTED, released=NOW))[1] == [f"`weft resume {ID}` goes on from its checkpoints"]
