@@ -22,7 +22,7 @@ from tests.promises import Promise
 from tests.testbed.failpoints import FailpointFolder, ways
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import TENANT, Learner
-from tests.testbed.scripted_http import Params, Say, scripted
+from tests.testbed.scripted_http import Request, Say, scripted
 from tests.testbed.server import free_port
 from tests.waiting import until
 
@@ -105,7 +105,7 @@ def entry(path: str) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def fed(failpoints: FailpointFolder, answer: Callable[[Params, int], Say]) -> AsyncGenerator[Fed]:
+async def fed(failpoints: FailpointFolder, answer: Callable[[Request, int], Say]) -> AsyncGenerator[Fed]:
     intake = Intake(f"127.0.0.1:{free_port()}")
     await intake.start()
     with scripted(answer) as site:
@@ -117,7 +117,7 @@ async def fed(failpoints: FailpointFolder, answer: Callable[[Params, int], Say])
             await intake.stop()
 
 
-def whole_file(params: Params, before: int) -> Say:
+def whole_file(params: Request, before: int) -> Say:
     return Say(200, REMOTE, {"ETag": '"1"'})
 
 
@@ -165,7 +165,7 @@ async def test_download_of_a_killed_helper_is_resumed_by_the_next(
 ) -> None:
     stuck, killed = Event(), Event()
 
-    def answer(params: Params, before: int) -> Say:
+    def answer(params: Request, before: int) -> Say:
         if before == 0:
             return Say(200, REMOTE, {"ETag": '"1"'}, cut_after=2 * CHUNK)
         if before == 1:  # the helper's own second try, which gets no answer

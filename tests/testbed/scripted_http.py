@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Params:
+class Request:
     """A request as it came."""
 
     method: str
@@ -48,13 +48,13 @@ def say_events(*events: tuple[str, str, Any], end: bool = False) -> Say:
 @dataclass(slots=True)
 class Scripted:
     url: str
-    asked: list[Params]
+    requests: list[Request]
 
 
 @contextmanager
-def scripted(answer: Callable[[Params, int], Say]) -> Generator[Scripted, None, None]:
+def scripted(answer: Callable[[Request, int], Say]) -> Generator[Scripted, None, None]:
     """``answer`` is given each request and how many there were before it."""
-    asked: list[Params] = []
+    requests: list[Request] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -63,16 +63,16 @@ def scripted(answer: Callable[[Params, int], Say]) -> Generator[Scripted, None, 
         def _answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             headers = {name.lower(): value for name, value in self.headers.items()}
-            request = Params(self.command, self.path, headers, self.rfile.read(length))
-            asked.append(request)
-            said = answer(request, len(asked) - 1)
-            self.send_response(said.status)
-            for name, value in said.headers.items():
+            request = Request(self.command, self.path, headers, self.rfile.read(length))
+            requests.append(request)
+            reply = answer(request, len(requests) - 1)
+            self.send_response(reply.status)
+            for name, value in reply.headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(said.body)))
+            self.send_header("Content-Length", str(len(reply.body)))
             self.end_headers()
-            self.wfile.write(said.body if said.cut_after is None else said.body[: said.cut_after])
-            if said.cut_after is not None:
+            self.wfile.write(reply.body if reply.cut_after is None else reply.body[: reply.cut_after])
+            if reply.cut_after is not None:
                 self.close_connection = True
 
         do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - the library's names
@@ -85,7 +85,7 @@ def scripted(answer: Callable[[Params, int], Say]) -> Generator[Scripted, None, 
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield Scripted(f"http://127.0.0.1:{server.server_address[1]}", asked)
+        yield Scripted(f"http://127.0.0.1:{server.server_address[1]}", requests)
     finally:
         server.shutdown()
         thread.join()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.testbed.scripted_http import Params, Say, say_events, say_json, scripted
+from tests.testbed.scripted_http import Request, Say, say_events, say_json, scripted
 from weft import Client, ConnectionFailed, Internal, InvalidRequest, NotFinished, NotFound, Unavailable, WeftError
 from weft._choosing import choose
 from weft._client import Client as TheClient
@@ -79,8 +79,8 @@ def test_request_carries_the_key_and_ignores_proxies(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with scripted(lambda _request, _n: say_json({"user": "alice"})) as server, client(server.url) as connected:
         assert connected.whoami() == {"user": "alice"}
-    assert server.asked[0].headers["authorization"] == "Bearer weft_k_s"
-    assert server.asked[0].headers["user-agent"].startswith("weft-sdk/")
+    assert server.requests[0].headers["authorization"] == "Bearer weft_k_s"
+    assert server.requests[0].headers["user-agent"].startswith("weft-sdk/")
 
 
 def test_unavailable_request_is_retried_until_it_succeeds(http: Sessions) -> None:
@@ -120,17 +120,17 @@ def test_delete_is_not_retried_because_it_may_have_happened(http: Sessions) -> N
     clock = Clock()
     with scripted(lambda _request, _n: unavailable()) as server, pytest.raises(Unavailable):
         http(server.url, clock).json("DELETE", "/v1/jobs/j1")
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_each_post_is_retried_under_its_own_idempotency_key(http: Sessions) -> None:
-    def answer(_request: Params, n: int) -> Say:
+    def answer(_request: Request, n: int) -> Say:
         return Say(200, b"x" * 50, cut_after=10) if n % 3 < 2 else say_json(JOB, 202)
 
     with scripted(answer) as server:
         for verb in ("halt", "resume"):
             http(server.url, Clock()).json("POST", f"/v1/jobs/j1/{verb}")
-    keys = [request.headers["idempotency-key"] for request in server.asked]
+    keys = [request.headers["idempotency-key"] for request in server.requests]
     assert keys == [keys[0]] * 3 + [keys[3]] * 3
     assert keys[0] != keys[3]
 
@@ -138,7 +138,7 @@ def test_each_post_is_retried_under_its_own_idempotency_key(http: Sessions) -> N
 def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n" * 100)
 
-    def answer(request: Params, n: int) -> Say:
+    def answer(request: Request, n: int) -> Say:
         if "dry_run" in request.path:
             return say_json({"code": {"stored": False}})
         return Say(200, b"x" * 50, cut_after=10) if n < 3 else say_json(JOB, 201)
@@ -147,7 +147,7 @@ def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path
     with scripted(answer) as server, client(server.url) as connected:
         job = connected.jobs.submit({"name": "x", "command": "c"}, code=tmp_path, on_upload=lambda *n: sent.append(n))
     assert job.id == "j1"
-    posts = [request for request in server.asked if "dry_run" not in request.path]
+    posts = [request for request in server.requests if "dry_run" not in request.path]
     assert len(posts) == 3
     assert len({request.headers["idempotency-key"] for request in posts}) == 1
     for request in posts:
@@ -162,13 +162,13 @@ def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path
 def test_code_that_the_platform_has_is_not_sent_again(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x")
 
-    def answer(request: Params, _n: int) -> Say:
+    def answer(request: Request, _n: int) -> Say:
         return say_json({"code": {"stored": True}} if "dry_run" in request.path else JOB)
 
     with scripted(answer) as server, client(server.url) as connected:
         connected.jobs.submit({"name": "x"}, code=tmp_path)
-    assert "code_digest=sha256%3A" in server.asked[1].path or "code_digest=sha256:" in server.asked[1].path
-    assert json.loads(server.asked[1].body) == {"name": "x"}
+    assert "code_digest=sha256%3A" in server.requests[1].path or "code_digest=sha256:" in server.requests[1].path
+    assert json.loads(server.requests[1].body) == {"name": "x"}
 
 
 def test_code_removed_after_the_plan_is_uploaded(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_code_removed_after_the_plan_is_uploaded(tmp_path: Path) -> None:
     answers = iter([say_json({"code": {"stored": True}}), say_json(gone, 400), say_json(JOB, 201)])
     with scripted(lambda _request, _n: next(answers)) as server, client(server.url) as connected:
         assert connected.jobs.submit({"name": "x"}, code=tmp_path).id == "j1"
-    assert b"PK\x03\x04" in server.asked[2].body
+    assert b"PK\x03\x04" in server.requests[2].body
 
 
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[1, 2]", b"\xff"])
@@ -192,7 +192,7 @@ def test_the_key_does_not_follow_a_redirect() -> None:
     there = Say(302, headers={"Location": "http://elsewhere/"})
     with scripted(lambda _request, _n: there) as server, client(server.url) as connected, refused:
         connected.whoami()
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -204,27 +204,27 @@ def test_invalid_address_or_key_is_one_clear_error(url: str, key: str) -> None:
 
 
 def test_pages_are_fetched_lazily() -> None:
-    def answer(request: Params, _n: int) -> Say:
+    def answer(request: Request, _n: int) -> Say:
         start = int(request.path.partition("after=")[2].partition("&")[0] or 0)
         return say_json({"jobs": [{"id": f"j{start + n}"} for n in range(100)], "next": str(start + 100)})
 
     with scripted(answer) as server, client(server.url) as connected:
         ids = [job.id for job in itertools.islice(connected.jobs.list(), 150)]
     assert ids == [f"j{n}" for n in range(150)]
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 def test_wait_times_out_and_does_not_change_the_job() -> None:
     late = pytest.raises(NotFinished, match=r"still PROCESSING after 0\.2 s")
     with scripted(lambda _request, _n: say_json(JOB)) as server, client(server.url) as connected, late:
         connected.jobs.wait("j1", timeout=0.2)
-    assert {request.method for request in server.asked} == {"GET"}
+    assert {request.method for request in server.requests} == {"GET"}
 
 
 def test_wait_ends_when_the_job_has_ended_or_halted() -> None:
     with scripted(lambda _request, n: say_json({**JOB, "at_rest": n >= 3})) as server, client(server.url) as connected:
         assert connected.jobs.wait("j1").at_rest
-    assert len(server.asked) == 4
+    assert len(server.requests) == 4
 
 
 def test_job_name_cannot_become_a_path() -> None:
@@ -262,7 +262,7 @@ def test_cut_stream_resumes_after_the_last_line(http: Sessions) -> None:
         stream = http.follow(server.url, clock, on_cut=cuts.append)
         sequence = [event.data["seq"] for event in stream]
     assert sequence == [1, 2, 3, 4, 5]
-    assert [request.headers.get("last-event-id") for request in server.asked] == [None, "2", "3", "3"]
+    assert [request.headers.get("last-event-id") for request in server.requests] == [None, "2", "3", "3"]
     assert len(cuts) == 2
     assert stream.end is not None
     assert (stream.end.status, stream.end.exit_code) == ("COMPLETED", 0)
@@ -299,7 +299,7 @@ def test_stream_that_cannot_resume_fails_at_once(answer: Say, kind: type[WeftErr
     clock = Clock()
     with scripted(lambda _request, _n: answer) as server, pytest.raises(kind):
         list(http.follow(server.url, clock))
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 # --- downloads --------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def serve(listed: list[dict[str, Any]], cut: dict[int, int], *, etag: str = '"v1
     """Ranged answers; the n-th fetch is cut after ``cut[n]`` bytes."""
     fetched = itertools.count()
 
-    def answer(request: Params, _n: int) -> Say:
+    def answer(request: Request, _n: int) -> Say:
         if request.path.partition("?")[0].endswith("/artifacts"):
             return say_json({"artifacts": listed, "next": None})
         wanted = request.headers.get("range", "")
@@ -336,7 +336,7 @@ def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
     assert path == tmp_path / "worker-0" / "model.bin"
     assert path.read_bytes() == CONTENT
     assert [entry.name for entry in path.parent.iterdir()] == ["model.bin"]
-    assert [request.headers.get("range") for request in server.asked[1:]] == [
+    assert [request.headers.get("range") for request in server.requests[1:]] == [
         None, "bytes=100000-", "bytes=100001-", "bytes=600001-",
     ]  # fmt: skip
     assert progress[-1] == (len(CONTENT), len(CONTENT))
@@ -355,7 +355,7 @@ def test_failed_download_leaves_no_partial_file_and_resumes_on_retry(tmp_path: P
     with scripted(serve(listed, {})) as server, client(server.url) as connected:
         [path] = connected.jobs.download("j1", tmp_path)
     assert path.read_bytes() == CONTENT
-    assert server.asked[1].headers["range"] == "bytes=50000-"
+    assert server.requests[1].headers["range"] == "bytes=50000-"
 
 
 def test_partial_download_of_another_version_is_discarded(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_partial_download_of_another_version_is_discarded(tmp_path: Path) -> Non
     with scripted(changed) as server, client(server.url) as connected:
         [path] = connected.jobs.download("j1", tmp_path)
     assert path.read_bytes() == CONTENT
-    assert "range" not in server.asked[1].headers
+    assert "range" not in server.requests[1].headers
 
 
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a/\0", "a\\b"])
