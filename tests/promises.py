@@ -6,7 +6,7 @@
             ...
         promise.kept(500, "keyed submits, 30 % of their answers cut")
 
-`make test` runs each test with its short number; `make promise R=R2` runs the tests of one promise with the long number,
+`make test` runs each test with its short number; `make promise R=R2` runs those of one promise with the long number,
 or with N=.... The printed bound is that of "0 failures in n" at 95 % (the rule of three: 3/n).
 """
 

@@ -6,11 +6,13 @@ Every command in a hint contains the job's id, so that it can be copied and run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
+from msgspec import UNSET, UnsetType
+
+from services.api.answers import Answer, doc
 from services.api.clients import Waiting
 from services.api.platform import spec_of
-from services.api.schemas import ExplainJson
 from services.core.domain.job import Job
 from services.core.domain.status import Desired, Status
 
@@ -32,22 +34,35 @@ _NEXT: Final[Mapping[Status, tuple[str, ...]]] = {
 }
 
 
-def explain_json(job: Job, waiting: Waiting | None, *, now: int) -> ExplainJson:
+class JobExplanation(Answer):
+    """Why a job is in its state."""
+
+    id: Annotated[str, doc("Id of the job.")]
+    status: Annotated[str, doc("Its status.")]
+    summary: Annotated[str, doc("Its state in one sentence, whose subject is the job.")]
+    reason: Annotated[str, doc("Stable code of why it has this status; may be empty.")]
+    message: Annotated[str, doc("The reason in words; may be empty.")]
+    pending_reason: Annotated[str, doc("Stable code of why it waits; else empty.")]
+    hints: Annotated[list[str], doc("What its owner can do, with commands that can be typed as they stand.")]
+    queue_position: Annotated[
+        int | UnsetType, doc("Place in the queue, from 1. Only while it waits and the dispatcher answers.")
+    ] = UNSET
+
+
+def explain(job: Job, waiting: Waiting | None, *, now: int) -> JobExplanation:
     """The job's state, its reason, and hints. ``waiting``: the dispatcher's decision, if known. ``now``: Unix ms."""
     state = job.state
     pending = waiting.pending_reason if waiting else state.pending_reason
-    out: ExplainJson = {
-        "id": job.id,
-        "status": job.status.value,
-        "summary": _summary(job, waiting, now=now),
-        "reason": state.reason,
-        "message": state.message,
-        "pending_reason": pending,
-        "hints": _hints(job, pending),
-    }
-    if waiting is not None:
-        out["queue_position"] = waiting.position
-    return out
+    return JobExplanation(
+        id=job.id,
+        status=job.status.value,
+        summary=_summary(job, waiting, now=now),
+        reason=state.reason,
+        message=state.message,
+        pending_reason=pending,
+        hints=_hints(job, pending),
+        queue_position=waiting.position if waiting else UNSET,
+    )
 
 
 def _summary(job: Job, waiting: Waiting | None, *, now: int) -> str:

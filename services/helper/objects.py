@@ -22,7 +22,7 @@ from services.core.ports.object_urls import ObjectRequest
 # ruff: noqa: PLC0415 - a learner waits for all imports of its helper: one kind of store does not load the other's
 
 if TYPE_CHECKING:
-    from services.core.adapters.s3.transfer import Patience, Upload
+    from services.core.adapters.s3.transfer import RetryPolicy, Upload
     from services.core.runtime.learner_folder import Assignment
     from services.helper.metrics_client import IntakeClient
     from services.helper.spool import Spool
@@ -114,7 +114,7 @@ class SignedObjects:
     def __init__(self, signer: UrlSigner, wait: Wait, spool: Spool | None) -> None:
         from services.core.adapters.s3.transfer import Transfer
 
-        self._transfer = Transfer(signer.sign, patience=_retry_policy(wait))
+        self._transfer = Transfer(signer.sign, retry_policy=_retry_policy(wait))
         self._spool = spool
 
     async def size(self, key: str) -> int | None:
@@ -180,7 +180,7 @@ class _SpooledProgress:
         self._spool.save_upload(None)
 
 
-def _retry_policy(wait: Wait) -> Patience:
+def _retry_policy(wait: Wait) -> RetryPolicy:
     async def pause(error: Unavailable, tries: int, since: float) -> None:  # noqa: ARG001
         await wait(min(_PAUSE_MOST_S, 0.05 * 2 ** min(tries, 10)), error.message)
 

@@ -38,7 +38,6 @@ from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import JOB, Quarantine
 from services.core.use_cases.jobs import all_jobs, update
 from services.lcm.instrumentation import Instrumentation
-from services.lcm.scheduling import fifo
 from services.lcm.scheduling.placement import (
     Free,
     Gang,
@@ -50,6 +49,8 @@ from services.lcm.scheduling.placement import (
     pieces,
     subtract,
 )
+from services.lcm.scheduling.policies import find_policy
+from services.lcm.scheduling.policy import Decision, QueueWalk, Waiter
 from services.lcm.scheduling.snapshot import Fit, Snapshot
 from services.lcm.settings import LcmSettings
 from services.lcm.unreadable import UnreadableJobs
@@ -99,7 +100,7 @@ class Dispatcher:
     instrumentation: Instrumentation
     quarantine: Quarantine
     sizes: Mapping[str, Size] = field(default_factory=lambda: dict(SIZES))
-    waiting: Sequence[fifo.Decision] = ()
+    waiting: Sequence[Decision] = ()
     """The last round's decisions for the jobs that wait, in order. Empty while this process does not lead."""
     term: int = 0
     """The term of this dispatcher while it leads; else 0."""
@@ -115,6 +116,7 @@ class Dispatcher:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
+        self._policy = find_policy(self.settings.policy)  # a wrong name ends the service at its start, with the names
         self.unreadable = UnreadableJobs(self.jobs, self.cluster, self.quarantine, self.sizes)
 
     def wake(self) -> None:
@@ -264,31 +266,29 @@ class Dispatcher:
         verdict = Verdict(to=Status.QUEUED, reason="AdmissionWithdrawn", message=message, time=self.clock.now_ms())
         return replace(job, verdict=verdict, attempt=replace(job.attempt, direction="undo"))
 
-    async def _walk_queue(
-        self, free: Sequence[Free], capacity: Sequence[Free]
-    ) -> tuple[fifo.QueueWalk, list[fifo.Decision]]:
+    async def _walk_queue(self, free: Sequence[Free], capacity: Sequence[Free]) -> tuple[QueueWalk, list[Decision]]:
         """Decides for the waiting jobs in order, ``queue_scan`` at a time, until one of them waits for hardware."""
-        walk = fifo.QueueWalk(free=free, capacity=capacity, now=self.clock.now_ms())
-        decisions: list[fifo.Decision] = []
+        walk = self._policy(free=free, capacity=capacity, now=self.clock.now_ms())
+        decisions: list[Decision] = []
         while True:
             scanned = await self._read_queue(after=decisions[-1].job.id if decisions else None)
             decisions += [walk.decide(waiter) for waiter in scanned]
             if len(scanned) < self.settings.queue_scan or walk.blocked:
                 return walk, decisions
 
-    async def _read_queue(self, after: str | None) -> list[fifo.Waiter]:
+    async def _read_queue(self, after: str | None) -> list[Waiter]:
         """The next ``queue_scan`` waiting jobs. Only a page of documents is in memory at a time."""
-        waiters: list[fifo.Waiter] = []
+        waiters: list[Waiter] = []
         while limit := min(_PAGE, self.settings.queue_scan - len(waiters)):
             query = JobQuery(statuses=(Status.QUEUED,), after=after)
             page = await self.jobs.find(query, newest_first=False, limit=limit)
-            waiters += [fifo.Waiter.of(job, self._gang(job)) for job in page]
+            waiters += [Waiter.of(job, self._gang(job)) for job in page]
             if len(page) < limit:
                 break
             after = page[-1].id
         return waiters
 
-    async def _admit(self, decision: fifo.Decision, placement: Mapping[str, str]) -> bool:
+    async def _admit(self, decision: Decision, placement: Mapping[str, str]) -> bool:
         """Admits the job unless it has changed since it was read. Returns whether it was admitted."""
         if (await self.jobs.dispatcher()).term != self.term:
             raise StaleFence("a newer dispatcher leads")
@@ -342,7 +342,7 @@ class Dispatcher:
 
     # --- jobs that waited too long ---------------------------------------------------
 
-    async def _beyond_scan(self, queue: Sequence[fifo.Waiter]) -> list[fifo.Waiter]:
+    async def _beyond_scan(self, queue: Sequence[Waiter]) -> list[Waiter]:
         """Some jobs beyond the scanned part of the queue, other ones each round: they may have waited too long, too."""
         if len(queue) < self.settings.queue_scan:
             self._given_up_to = None
@@ -352,7 +352,7 @@ class Dispatcher:
         self._given_up_to = waiters[-1].id if waiters else None
         return waiters
 
-    async def _fail_if_expired(self, waiter: fifo.Waiter) -> None:
+    async def _fail_if_expired(self, waiter: Waiter) -> None:
         """Fails a job that waited longer than its ``max_pending``."""
         now, limit = self.clock.now_ms(), waiter.gang.max_pending if waiter.gang else None
         if limit is None or now < waiter.since + limit:

@@ -8,6 +8,7 @@ from services.core.runtime.settings import Settings
 
 
 class LcmSettings(Settings):
+    policy: str = Field(default="fifo", description="Scheduling policy: the order in which waiting jobs are admitted.")
     queue_scan: int = Field(
         default=5_000, gt=0,
         description="How many waiting jobs are read at a time. A round reads on until a job waits for hardware; no job"

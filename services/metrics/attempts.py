@@ -25,6 +25,7 @@ from services.core.domain.errors import Unavailable
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status import PHASE_ORDER, Phase
 from services.core.domain.status_keys import JOBS, attempt_key, parse_job_key
+from services.core.domain.text import storable
 from services.core.domain.tokens import LearnerIdentity
 from services.core.ports.status_store import Entry, StatusStore
 
@@ -71,11 +72,23 @@ class _StartedGang:
 
 
 def read_status(text: str | bytes) -> LearnerStatus | None:
-    """Parses a learner's status; None if it is malformed."""
+    """Parses a learner's status and makes its texts storable; None if it is malformed."""
     try:
-        return load(LearnerStatus, json.loads(text))
+        return load(LearnerStatus, _storable(json.loads(text)))
     except _MALFORMED:
         return None
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, list):
+        items: list[Any] = value
+        return [_storable(item) for item in items]
+    if isinstance(value, dict):
+        entries: dict[str, Any] = value
+        return {storable(key): _storable(item) for key, item in entries.items()}
+    return value
 
 
 class Attempts:

@@ -1,4 +1,4 @@
-"""What every Clock does."""
+"""Contract of every Clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_boot_time_never_falls(clock: Clock) -> None:
     assert readings == sorted(readings)
 
 
-async def test_sleep_takes_as_long_on_the_clock_as_it_says(clock: Clock) -> None:
+async def test_sleep_takes_at_least_its_time_on_the_clock(clock: Clock) -> None:
     before = clock.boottime()
     await clock.sleep(0.01)
     assert clock.boottime() - before >= 0.01

@@ -1,4 +1,4 @@
-"""What every JobStore does."""
+"""Contract of every JobStore."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.testbed.job_stores import InMemory, OnMongo, OnSqlite, World
 ROOT = Path(__file__).parents[2]
 
 
-def the_world(kind: str, request: pytest.FixtureRequest) -> World:
+def make_world(kind: str, request: pytest.FixtureRequest) -> World:
     if kind == "mongo":
         return OnMongo(request.getfixturevalue("mongo_uri"))
     folder: Path = request.getfixturevalue("tmp_path_factory").mktemp("jobs")
@@ -45,9 +45,9 @@ def the_world(kind: str, request: pytest.FixtureRequest) -> World:
 
 @pytest.fixture(params=["sqlite", "memory", "mongo"])
 async def world(request: pytest.FixtureRequest) -> AsyncGenerator[World, None]:
-    it = the_world(request.param, request)
-    yield it
-    await it.close()
+    world = make_world(request.param, request)
+    yield world
+    await world.close()
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ async def store(world: World) -> JobStore:
 
 @pytest.fixture(params=["sqlite", "mongo"])
 async def durable(request: pytest.FixtureRequest) -> AsyncGenerator[OnSqlite | OnMongo, None]:
-    it = the_world(request.param, request)
-    assert isinstance(it, (OnSqlite, OnMongo))
-    yield it
-    await it.close()
+    world = make_world(request.param, request)
+    assert isinstance(world, (OnSqlite, OnMongo))
+    yield world
+    await world.close()
 
 
 def ids(jobs: Sequence[Job]) -> list[str]:
@@ -70,7 +70,7 @@ def ids(jobs: Sequence[Job]) -> list[str]:
 # --- inserting and reading -----------------------------------------------------
 
 
-async def test_what_was_inserted_is_read_by_everyone(world: World) -> None:
+async def test_an_inserted_job_is_read_by_all_processes(world: World) -> None:
     ours, theirs = await world.another(), await world.another()
     job = a_job(rev=7, trace="00-1-2-03", summary={"loss": 0.5, "∂": ["x", None, True]})
     stored = await ours.insert(job)
@@ -79,7 +79,7 @@ async def test_what_was_inserted_is_read_by_everyone(world: World) -> None:
     assert await theirs.by_idem(job.idem) == stored
 
 
-async def test_a_job_that_was_never_inserted_is_none(store: JobStore) -> None:
+async def test_a_missing_job_is_none(store: JobStore) -> None:
     assert await store.get("jnothing") is None
     assert await store.by_idem("acme/ada/nothing") is None
     assert await store.find(JobQuery()) == []
@@ -87,14 +87,14 @@ async def test_a_job_that_was_never_inserted_is_none(store: JobStore) -> None:
     assert await store.history("jnothing") == []
 
 
-async def test_an_id_is_taken_once(store: JobStore) -> None:
+async def test_a_second_job_with_the_same_id_is_refused(store: JobStore) -> None:
     job = await store.insert(a_job())
     with pytest.raises(Duplicate):
         await store.insert(replace(job, idem="acme/ada/another", user="eve"))
     assert await store.get(job.id) == job
 
 
-async def test_an_idempotency_key_makes_one_job_however_many_ask_at_once(world: World) -> None:
+async def test_concurrent_inserts_with_one_idempotency_key_create_one_job(world: World) -> None:
     stores = [await world.another(), await world.another()]
     jobs = [a_job(idem="acme/ada/key") for _ in range(16)]
     outcomes = await asyncio.gather(
@@ -106,7 +106,7 @@ async def test_an_idempotency_key_makes_one_job_however_many_ask_at_once(world: 
     assert await stores[1].find(JobQuery()) == [winner]
 
 
-async def test_a_refused_insert_takes_no_other_with_it(store: JobStore) -> None:
+async def test_a_refused_insert_does_not_affect_concurrent_ones(store: JobStore) -> None:
     taken = await store.insert(a_job())
     good = [a_job() for _ in range(20)]
     mixed = [job for pair in zip(good, [replace(taken, idem=f"k{n}") for n in range(20)], strict=True) for job in pair]
@@ -118,7 +118,7 @@ async def test_a_refused_insert_takes_no_other_with_it(store: JobStore) -> None:
 # --- replacing -----------------------------------------------------------------
 
 
-async def test_a_replace_is_seen_by_everyone_and_raises_the_revision(world: World) -> None:
+async def test_a_replace_is_visible_to_all_processes_and_raises_the_revision(world: World) -> None:
     ours, theirs = await world.another(), await world.another()
     first = await ours.insert(a_job())
     second = await ours.replace(first, at_status(first, Status.PENDING))
@@ -129,7 +129,7 @@ async def test_a_replace_is_seen_by_everyone_and_raises_the_revision(world: Worl
     assert await ours.get(first.id) == third
 
 
-async def test_of_sixteen_replaces_of_one_revision_exactly_one_wins(world: World) -> None:
+async def test_one_of_sixteen_racing_replaces_of_a_revision_wins(world: World) -> None:
     stores = [await world.another() for _ in range(4)]
     prior = await stores[0].insert(a_job())
     for turn in range(5):
@@ -151,7 +151,7 @@ async def test_a_stale_revision_changes_nothing(store: JobStore) -> None:
     assert await store.get(first.id) == second
 
 
-async def test_what_was_never_inserted_cannot_be_replaced(store: JobStore) -> None:
+async def test_a_missing_job_cannot_be_replaced(store: JobStore) -> None:
     job = a_job()
     with pytest.raises(NotFound):
         await store.replace(job, job)
@@ -163,7 +163,7 @@ async def test_the_store_refuses_an_illegal_transition(store: JobStore) -> None:
     ended = await store.replace(ended, at_status(ended, Status.KILLED))
     event = Event(
         seq=3, time=NOW, actor="eve", generation=1, from_status=Status.KILLED, to=Status.QUEUED
-    )  # as a careless caller would write it
+    )  # as a faulty caller may write it
     with pytest.raises(IllegalTransition):
         await store.replace(
             ended,
@@ -227,7 +227,7 @@ async def test_each_field_of_a_query_filters(store: JobStore) -> None:
     for job in everyone:
         await store.insert(job)
 
-    async def found(query: JobQuery) -> set[str]:
+    async def ids_of(query: JobQuery) -> set[str]:
         jobs = await store.find(query, limit=1000)
         assert sum((await store.count(query)).values()) == len(jobs)
         return set(ids(jobs))
@@ -235,24 +235,24 @@ async def test_each_field_of_a_query_filters(store: JobStore) -> None:
     def but(*absent: Job) -> set[str]:
         return set(ids(everyone)) - set(ids(absent)) - {deleted.id}
 
-    assert await found(JobQuery()) == but()
-    assert await found(JobQuery(deleted=True)) == but() | {deleted.id}
-    assert await found(JobQuery(tenant="umbrella")) == {other_tenant.id}
-    assert await found(JobQuery(tenant="acme")) == but(other_tenant)
-    assert await found(JobQuery(user="eve")) == {other_user.id}
-    assert await found(JobQuery(statuses=(Status.PENDING, Status.FAILED))) == set(ids([pending, holding, released]))
-    assert await found(JobQuery(statuses=(Status.KILLED,))) == set()
-    assert await found(JobQuery(holding=True)) == {holding.id}
-    assert await found(JobQuery(holding=False)) == but(holding)
-    assert await found(JobQuery(holder="g1")) == {claimed.id}
-    assert await found(JobQuery(holder="")) == but(claimed)
-    assert await found(JobQuery(holder="", holding=True)) == {holding.id}
-    assert await found(JobQuery(name="Ünïque")) == {named.id}
-    assert await found(JobQuery(tag="mnist")) == {named.id, tagged.id}
-    assert await found(JobQuery(tag='qu"ote')) == {tagged.id}
-    assert await found(JobQuery(tag="mni")) == set()
-    assert await found(JobQuery(untrimmed=True)) == but(trimmed_job)
-    assert await found(JobQuery(tenant="acme", user="ada", tag="mnist", name="x")) == {tagged.id}
+    assert await ids_of(JobQuery()) == but()
+    assert await ids_of(JobQuery(deleted=True)) == but() | {deleted.id}
+    assert await ids_of(JobQuery(tenant="umbrella")) == {other_tenant.id}
+    assert await ids_of(JobQuery(tenant="acme")) == but(other_tenant)
+    assert await ids_of(JobQuery(user="eve")) == {other_user.id}
+    assert await ids_of(JobQuery(statuses=(Status.PENDING, Status.FAILED))) == set(ids([pending, holding, released]))
+    assert await ids_of(JobQuery(statuses=(Status.KILLED,))) == set()
+    assert await ids_of(JobQuery(holding=True)) == {holding.id}
+    assert await ids_of(JobQuery(holding=False)) == but(holding)
+    assert await ids_of(JobQuery(holder="g1")) == {claimed.id}
+    assert await ids_of(JobQuery(holder="")) == but(claimed)
+    assert await ids_of(JobQuery(holder="", holding=True)) == {holding.id}
+    assert await ids_of(JobQuery(name="Ünïque")) == {named.id}
+    assert await ids_of(JobQuery(tag="mnist")) == {named.id, tagged.id}
+    assert await ids_of(JobQuery(tag='qu"ote')) == {tagged.id}
+    assert await ids_of(JobQuery(tag="mni")) == set()
+    assert await ids_of(JobQuery(untrimmed=True)) == but(trimmed_job)
+    assert await ids_of(JobQuery(tenant="acme", user="ada", tag="mnist", name="x")) == {tagged.id}
 
 
 async def test_a_filter_follows_the_document(store: JobStore) -> None:
@@ -276,18 +276,18 @@ async def test_jobs_are_counted_by_status(store: JobStore) -> None:
 
 
 @pytest.mark.parametrize("newest_first", [True, False])
-async def test_pages_join_to_the_whole_list_while_others_insert(store: JobStore, *, newest_first: bool) -> None:
+async def test_pages_form_the_whole_list_during_inserts(store: JobStore, *, newest_first: bool) -> None:
     before = [await store.insert(a_job(at=NOW + 1000)) for _ in range(7)]
     expected = ids(before[::-1] if newest_first else before)
-    seen: list[str] = []
+    collected: list[str] = []
     after: str | None = None
     while page := await store.find(JobQuery(after=after), newest_first=newest_first, limit=3):
         assert len(page) <= 3
-        seen += ids(page)
+        collected += ids(page)
         after = page[-1].id
-        # Behind the cursor: never seen by this reader, and it moves nobody else's place.
+        # Behind the cursor: never collected by this reader, and it moves nobody else's place.
         await store.insert(a_job(at=NOW + 2000 if newest_first else NOW))
-    assert seen == expected
+    assert collected == expected
 
 
 # --- documents that cannot be read ---------------------------------------------
@@ -305,7 +305,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("text", MALFORMED.values(), ids=MALFORMED.keys())
-async def test_a_malformed_document_harms_only_itself(world: World, text: str) -> None:
+async def test_a_malformed_document_does_not_affect_others(world: World, text: str) -> None:
     store = await world.another()
     first, bad, last = [await store.insert(a_job()) for _ in range(3)]
     await world.plant(bad.id, text)
@@ -315,16 +315,16 @@ async def test_a_malformed_document_harms_only_itself(world: World, text: str) -
     assert await store.count(JobQuery()) == {Status.QUEUED: 2}
     with pytest.raises(Quarantined):
         await store.get(bad.id)
-    (found,), further = await store.unreadable()
-    assert (found.id, found.newer, further) == (bad.id, False, "")
-    assert found.why
+    (unreadable,), further = await store.unreadable()
+    assert (unreadable.id, unreadable.newer, further) == (bad.id, False, "")
+    assert unreadable.why
     with pytest.raises(Duplicate):
         await store.insert(a_job(idem=bad.idem))
     await store.delete(bad.id)
     assert await store.unreadable(limit=100_000) == ([], "")
 
 
-async def test_a_document_that_was_mended_from_an_old_copy_can_be_changed_again(durable: OnSqlite | OnMongo) -> None:
+async def test_a_document_restored_from_an_old_copy_can_be_changed(durable: OnSqlite | OnMongo) -> None:
     store = await durable.another()
     old = await store.insert(a_job())
     await store.replace(old, replace(old, summary={"lines": 1}))
@@ -337,7 +337,7 @@ async def test_a_document_that_was_mended_from_an_old_copy_can_be_changed_again(
     assert (await store.replace(mended, replace(mended, summary={"lines": 2}))).rev == 3
 
 
-async def test_a_document_of_a_newer_schema_is_left_alone(world: World) -> None:
+async def test_a_document_of_a_newer_schema_is_not_changed(world: World) -> None:
     store = await world.another()
     first, newer, last = [await store.insert(a_job()) for _ in range(3)]
     await world.plant(newer.id, json.dumps({**dump(newer), "schema": SCHEMA + 1, "state": {"status": "QUEUED"}}))
@@ -348,33 +348,36 @@ async def test_a_document_of_a_newer_schema_is_left_alone(world: World) -> None:
         await store.get(newer.id)
     with pytest.raises(Conflict, match="newer"):
         await store.by_idem(newer.idem)
-    (found,), _ = await store.unreadable()
-    assert (found.id, found.newer, "newer" in found.why) == (newer.id, True, True)
+    (unreadable,), _ = await store.unreadable()
+    assert (unreadable.id, unreadable.newer, "newer" in unreadable.why) == (newer.id, True, True)
 
 
-async def test_what_a_list_leaves_out_is_told_on_request(world: World) -> None:
+async def test_a_list_reports_the_documents_it_leaves_out(world: World) -> None:
     store = await world.another()
     jobs = [await store.insert(a_job()) for _ in range(5)]
     worse = {**dump(jobs[1]), "generation": "many"}
     await world.plant(jobs[1].id, json.dumps(worse))
     await world.plant(jobs[3].id, json.dumps({**dump(jobs[3]), "schema": SCHEMA + 1}))
     left_out: list[Unreadable] = []
-    found = await store.find(JobQuery(holding=False), newest_first=False, limit=2, left_out=left_out)
-    found = [*found, *await store.find(JobQuery(after=found[-1].id), newest_first=False, left_out=left_out)]
-    assert ids(found) == [jobs[0].id, jobs[2].id, jobs[4].id]
-    assert [(one.id, one.newer) for one in left_out] == [(jobs[1].id, False), (jobs[3].id, True)]
+    jobs_found = await store.find(JobQuery(holding=False), newest_first=False, limit=2, left_out=left_out)
+    jobs_found = [
+        *jobs_found,
+        *await store.find(JobQuery(after=jobs_found[-1].id), newest_first=False, left_out=left_out),
+    ]
+    assert ids(jobs_found) == [jobs[0].id, jobs[2].id, jobs[4].id]
+    assert [(bad.id, bad.newer) for bad in left_out] == [(jobs[1].id, False), (jobs[3].id, True)]
     assert left_out[0].document["tenant"] == "acme"
 
 
-async def test_the_whole_store_is_looked_through_a_page_at_a_time(world: World) -> None:
+async def test_unreadable_documents_are_listed_in_pages(world: World) -> None:
     store = await world.another()
     jobs = [await store.insert(a_job()) for _ in range(5)]
     for bad in (jobs[0], jobs[3]):
         await world.plant(bad.id, "{}")
     pages, after = [], ""
     while True:
-        found, after = await store.unreadable(after=after, limit=2)
-        pages.append([one.id for one in found])
+        page, after = await store.unreadable(after=after, limit=2)
+        pages.append([bad.id for bad in page])
         if not after:
             break
     assert pages == [[jobs[0].id], [jobs[3].id], []]
@@ -389,22 +392,22 @@ DAMAGE = st.dictionaries(st.sampled_from(sorted(dump(a_job()))), JSON, min_size=
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "memory", "mongo"])
-def test_no_damage_to_some_documents_hides_the_others(kind: str, request: pytest.FixtureRequest) -> None:
+def test_damaged_documents_do_not_hide_others(kind: str, request: pytest.FixtureRequest) -> None:
     async def check(damages: list[Any]) -> None:
-        world = the_world(kind, request)
+        world = make_world(kind, request)
         store = await world.another()
         sound = [await store.insert(a_job()) for _ in range(2)]
         for damage in damages:
             job = await store.insert(a_job())
             whole: Any = dump(job)
             await world.plant(job.id, json.dumps({**whole, **damage} if isinstance(damage, dict) else damage))
-        found = ids(await store.find(JobQuery(deleted=True)))
-        unreadable = {one.id for one in (await store.unreadable())[0]}
+        listed = ids(await store.find(JobQuery(deleted=True)))
+        unreadable = {bad.id for bad in (await store.unreadable())[0]}
         await store.count(JobQuery())
         await store.find(JobQuery(tag="x", name="x", holder="x", holding=True))
         await world.close()
-        assert set(ids(sound)) <= set(found)
-        assert not set(found) & unreadable
+        assert set(ids(sound)) <= set(listed)
+        assert not set(listed) & unreadable
 
     @settings(max_examples=15 if kind == "mongo" else 60, deadline=None)
     @given(damages=st.lists(DAMAGE | JSON, min_size=1, max_size=4))
@@ -417,7 +420,7 @@ def test_no_damage_to_some_documents_hides_the_others(kind: str, request: pytest
 # --- history, dispatcher, deletion ---------------------------------------------
 
 
-async def test_copied_events_stay_as_they_are(store: JobStore) -> None:
+async def test_copied_events_are_never_changed(store: JobStore) -> None:
     job = at_status(a_job(), Status.PENDING, Status.DOWNLOADING)
     events = job.history_tail
     await store.append_history(job.id, job.tenant, events[:2])
@@ -429,7 +432,7 @@ async def test_copied_events_stay_as_they_are(store: JobStore) -> None:
     assert await store.history("another") == []
 
 
-async def test_deletion_takes_the_history_along_and_may_be_repeated(store: JobStore) -> None:
+async def test_deletion_removes_the_history_and_may_be_repeated(store: JobStore) -> None:
     gone, stays = await store.insert(a_job()), await store.insert(a_job())
     for job in (gone, stays):
         await store.append_history(job.id, job.tenant, job.history_tail)
@@ -441,7 +444,7 @@ async def test_deletion_takes_the_history_along_and_may_be_repeated(store: JobSt
     assert len(await store.history(stays.id)) == 1
 
 
-async def test_the_dispatcher_s_document_is_taken_over_by_exactly_one(world: World) -> None:
+async def test_one_of_many_racing_dispatchers_takes_over(world: World) -> None:
     stores = [await world.another() for _ in range(4)]
     prior = await stores[0].dispatcher()
     assert prior == DispatcherDoc()
@@ -460,11 +463,11 @@ async def test_the_dispatcher_s_document_is_taken_over_by_exactly_one(world: Wor
         prior = winner
 
 
-async def test_a_store_that_is_well_answers_a_ping(store: JobStore) -> None:
+async def test_a_healthy_store_answers_a_ping(store: JobStore) -> None:
     await store.ping()
 
 
-# --- the durable ones: several processes, kill -9, what only bytes can be -------
+# --- durable stores: several processes, kill -9, malformed bytes -------
 
 WRITER = """
 import asyncio, sys
@@ -473,11 +476,11 @@ from tests.testbed.job_stores import open_store
 
 async def main():
     store = await open_store(sys.argv[1])
-    async def one(lane):
+    async def replace_all(lane):
         for number in range(10_000):
             job = await store.insert(a_job(id=f"j{lane}-{sys.argv[2]}-{number}"))
             print(job.id, flush=True)
-    await asyncio.gather(*[one(lane) for lane in range(4)])
+    await asyncio.gather(*[replace_all(lane) for lane in range(4)])
 
 asyncio.run(main())
 """
@@ -518,7 +521,7 @@ async def line(process: asyncio.subprocess.Process) -> str:
     return (await process.stdout.readline()).decode().strip()
 
 
-async def test_two_processes_that_replace_one_job_never_win_the_same_revision(durable: OnSqlite | OnMongo) -> None:
+async def test_two_processes_never_both_win_a_revision(durable: OnSqlite | OnMongo) -> None:
     store = await durable.another()
     await store.insert(a_job(id="jrace"))
     racers = [await python(RACER, durable.place, str(number)) for number in range(2)]
@@ -532,14 +535,14 @@ async def test_two_processes_that_replace_one_job_never_win_the_same_revision(du
     assert final.rev == 101
 
 
-async def test_what_was_acknowledged_before_kill_9_is_there_afterwards(durable: OnSqlite | OnMongo) -> None:
+async def test_acknowledged_writes_survive_kill_9(durable: OnSqlite | OnMongo) -> None:
     acknowledged: list[str] = []
     for kill in range(3):
         writer = await python(WRITER, durable.place, str(kill))
         acknowledged += [await line(writer) for _ in range(40 + 30 * kill)]
         writer.send_signal(signal.SIGKILL)
         rest, _ = await writer.communicate()
-        # The last line may have been cut short.
+        # The last line may be incomplete.
         acknowledged += rest.decode().split("\n")[:-1]
         store = await durable.another()
         there = set(ids(await store.find(JobQuery(), limit=100_000)))
@@ -547,7 +550,7 @@ async def test_what_was_acknowledged_before_kill_9_is_there_afterwards(durable: 
         assert await store.unreadable(limit=100_000) == ([], "")
 
 
-async def test_jobs_are_there_after_reopening(durable: OnSqlite | OnMongo) -> None:
+async def test_jobs_survive_reopening(durable: OnSqlite | OnMongo) -> None:
     store = await durable.another()
     job = await store.insert(a_job())
     await store.append_history(job.id, job.tenant, job.history_tail)
@@ -559,7 +562,7 @@ async def test_jobs_are_there_after_reopening(durable: OnSqlite | OnMongo) -> No
     assert await again.dispatcher() == taken
 
 
-async def test_a_cancelled_caller_takes_no_other_with_it(durable: OnSqlite | OnMongo) -> None:
+async def test_a_cancelled_caller_does_not_affect_others(durable: OnSqlite | OnMongo) -> None:
     store = await durable.another()
     callers = [asyncio.create_task(store.insert(a_job())) for _ in range(10)]
     await asyncio.sleep(0)
@@ -572,8 +575,8 @@ async def test_a_cancelled_caller_takes_no_other_with_it(durable: OnSqlite | OnM
 async def test_a_summary_with_nan_can_be_stored_and_found(durable: OnSqlite | OnMongo) -> None:
     store = await durable.another()
     job = await store.insert(a_job(summary={"loss": float("nan"), "worst": float("-inf")}))
-    (found,) = await store.find(JobQuery(tenant=job.tenant, statuses=(Status.QUEUED,)))
-    assert repr(found.summary) == repr(job.summary)
+    (stored,) = await store.find(JobQuery(tenant=job.tenant, statuses=(Status.QUEUED,)))
+    assert repr(stored.summary) == repr(job.summary)
 
 
 async def test_text_that_is_not_unicode_is_refused(durable: OnSqlite | OnMongo) -> None:
@@ -583,7 +586,7 @@ async def test_text_that_is_not_unicode_is_refused(durable: OnSqlite | OnMongo) 
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"seq": 2}', "[" * 100_000], ids=len)
-async def test_a_malformed_event_harms_only_itself(durable: OnSqlite | OnMongo, text: str) -> None:
+async def test_a_malformed_event_does_not_affect_others(durable: OnSqlite | OnMongo, text: str) -> None:
     store = await durable.another()
     job = at_status(a_job(), Status.PENDING, Status.DOWNLOADING)
     await store.append_history(job.id, job.tenant, job.history_tail)

@@ -1,4 +1,4 @@
-"""What only the job store on MongoDB does: servers that die, answers that are lost, servers that must be refused."""
+"""The job store on MongoDB: servers that die, replies that are lost, servers that must be refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INSERT, REPLACE = b"\x02insert\x00", b"\x02update\x00"
 
 @pytest.fixture
 async def own_store(own_mongo: Mongo) -> AsyncGenerator[MongoJobStore, None]:
-    """On a server that the test may kill."""
+    """A store on a server that the test may kill."""
     store = await MongoJobStore.open(own_mongo.uri)
     yield store
     await store.close()
@@ -35,7 +35,7 @@ async def own_store(own_mongo: Mongo) -> AsyncGenerator[MongoJobStore, None]:
 
 @pytest.fixture
 async def far(own_mongo: Mongo) -> AsyncGenerator[tuple[Proxy, MongoJobStore, MongoJobStore], None]:
-    """A line that may fail, a store at its end, and one beside the server."""
+    """A line that may fail, a store behind it, and a store with a direct connection."""
     async with proxied(own_mongo.address) as line:
         store, near = await MongoJobStore.open(f"mongodb://{line.address}/"), await MongoJobStore.open(own_mongo.uri)
         yield line, store, near
@@ -43,15 +43,13 @@ async def far(own_mongo: Mongo) -> AsyncGenerator[tuple[Proxy, MongoJobStore, Mo
         await near.close()
 
 
-def be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on; a busy machine's server may take longer for what comes before."""
+def shorten_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on; the server of a busy machine may be slow before."""
     for module in ("connection", "documents"):
         monkeypatch.setattr(f"services.core.adapters.mongo.{module}.TIMEOUT_S", 0.7)
 
 
-async def test_what_was_acknowledged_before_the_server_s_kill_9_is_there_afterwards(
-    own_mongo: Mongo, own_store: MongoJobStore
-) -> None:
+async def test_acknowledged_writes_survive_kill_9_of_the_server(own_mongo: Mongo, own_store: MongoJobStore) -> None:
     acknowledged: dict[str, int] = {}
 
     async def write() -> None:
@@ -63,7 +61,7 @@ async def test_what_was_acknowledged_before_the_server_s_kill_9_is_there_afterwa
 
     for kill in range(1, 3):
         writers = [asyncio.create_task(write()) for _ in range(4)]
-        await until(lambda: len(acknowledged) > 40 * kill)  # noqa: B023 - asked at once
+        await until(lambda: len(acknowledged) > 40 * kill)  # noqa: B023 - called in this round only
         own_mongo.kill()
         before = dict(acknowledged)
         own_mongo.start()
@@ -74,11 +72,11 @@ async def test_what_was_acknowledged_before_the_server_s_kill_9_is_there_afterwa
         assert {job_id: rev for job_id, rev in before.items() if there.get(job_id, 0) < rev} == {}
 
 
-async def test_a_server_that_is_away_is_said_with_when_to_come_back_and_found_again(
+async def test_an_unreachable_server_is_unavailable_and_used_again_when_it_returns(
     own_mongo: Mongo, own_store: MongoJobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = await own_store.insert(a_job())
-    be_impatient(monkeypatch)
+    shorten_timeouts(monkeypatch)
     own_mongo.kill()
     outcomes = await asyncio.gather(
         own_store.get(job.id), own_store.insert(a_job()), own_store.replace(job, job), own_store.find(JobQuery()),
@@ -91,16 +89,16 @@ async def test_a_server_that_is_away_is_said_with_when_to_come_back_and_found_ag
     monkeypatch.undo()
     own_mongo.start()
 
-    async def found() -> Job | None:
+    async def read() -> Job | None:
         try:
             return await own_store.get(job.id)
         except Unavailable:
             return None
 
-    assert await until(found) == job
+    assert await until(read) == job
 
 
-async def test_a_write_whose_answer_is_lost_is_found_to_have_taken_place(
+async def test_a_write_whose_reply_is_lost_is_recognised_as_done(
     far: tuple[Proxy, MongoJobStore, MongoJobStore],
 ) -> None:
     line, store, near = far
@@ -119,7 +117,7 @@ async def test_a_write_whose_answer_is_lost_is_found_to_have_taken_place(
     assert await near.dispatcher() == taken == DispatcherDoc(term=2, holder="lcm-1", rev=2)
 
 
-async def test_a_refusal_whose_answer_is_lost_stays_a_refusal(
+async def test_a_refusal_whose_reply_is_lost_stays_a_refusal(
     far: tuple[Proxy, MongoJobStore, MongoJobStore],
 ) -> None:
     line, store, near = far
@@ -127,7 +125,7 @@ async def test_a_refusal_whose_answer_is_lost_stays_a_refusal(
     second = await near.replace(first, replace(first, updated=NOW + 1))
     line.lose_answer_to(REPLACE)
     with pytest.raises(StaleRevision):
-        # The very same change: whose write it was is known all the same.
+        # An equal change of another writer is not taken for ours.
         await store.replace(first, replace(first, updated=NOW + 1))
     line.lose_answer_to(INSERT)
     with pytest.raises(Duplicate):
@@ -138,7 +136,7 @@ async def test_a_refusal_whose_answer_is_lost_stays_a_refusal(
     assert await near.find(JobQuery()) == [second]
 
 
-async def test_a_line_that_breaks_under_many_writers_neither_loses_nor_doubles(
+async def test_a_breaking_line_neither_loses_nor_doubles_writes(
     far: tuple[Proxy, MongoJobStore, MongoJobStore],
 ) -> None:
     line, store, near = far
@@ -160,17 +158,17 @@ async def test_a_line_that_breaks_under_many_writers_neither_loses_nor_doubles(
     await asyncio.gather(*map(add, range(4)))
     final = await near.get(job.id)
     assert final is not None
-    # A write that another built on before we looked is answered with StaleRevision, and made again. So is one whose
-    # outcome was not known in time: after each break the driver waits for half a second, and there are many.
+    # A write that another writer replaced before we looked raises StaleRevision, and is repeated. So is a write whose
+    # outcome was not known in time: after each of the many breaks the driver waits for half a second.
     assert final.summary["count"] == final.rev - 1 >= 17
 
 
-async def test_a_server_that_says_nothing_any_more_is_given_up_in_time(
+async def test_a_silent_server_is_unavailable_within_the_timeout(
     far: tuple[Proxy, MongoJobStore, MongoJobStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line, store, near = far
     job = await store.insert(a_job())
-    be_impatient(monkeypatch)
+    shorten_timeouts(monkeypatch)
     line.freeze()
     line.cut()
     for stopwatch in tries_within(5):
@@ -185,12 +183,12 @@ async def test_a_server_that_says_nothing_any_more_is_given_up_in_time(
 
 @pytest.fixture
 async def store(mongo_uri: str) -> AsyncGenerator[MongoJobStore, None]:
-    it = await MongoJobStore.open(mongo_uri)
-    yield it
-    await it.close()
+    store = await MongoJobStore.open(mongo_uri)
+    yield store
+    await store.close()
 
 
-async def test_names_with_dots_and_dollars_and_long_numbers_come_back_as_they_were(store: MongoJobStore) -> None:
+async def test_names_with_dots_and_dollars_and_long_numbers_are_stored_exactly(store: MongoJobStore) -> None:
     summary = {"train.loss": 0.25, "$best": {"a.b": [1, None]}, "": "", "steps": 2**62}
     job = await store.insert(a_job(summary=summary))
     read = await store.get(job.id)
@@ -199,7 +197,7 @@ async def test_names_with_dots_and_dollars_and_long_numbers_come_back_as_they_we
     assert {type(read.created), type(read.summary["steps"])} == {int}
 
 
-async def test_what_mongodb_cannot_hold_is_refused_and_nothing_is_stored(store: MongoJobStore) -> None:
+async def test_values_that_mongodb_cannot_hold_are_refused_before_anything_is_stored(store: MongoJobStore) -> None:
     for summary in ({"n": 2**70}, {"a\0b": 1}, {"x": "\ud800"}):
         with pytest.raises(InvalidRequest):
             await store.insert(a_job(summary=summary))
@@ -208,14 +206,14 @@ async def test_what_mongodb_cannot_hold_is_refused_and_nothing_is_stored(store: 
     assert await store.find(JobQuery()) == []
 
 
-async def test_a_closed_store_says_so(store: MongoJobStore) -> None:
+async def test_a_closed_store_is_unavailable(store: MongoJobStore) -> None:
     await store.close()
     with pytest.raises(Unavailable, match="closed"):
         await store.ping()
 
 
 @pytest.mark.parametrize("uri", ["mongodb://", "mongodb://x:y:z/", "mongodb://h/?w=sometimes&tls=maybe"])
-async def test_a_uri_that_is_none_is_said(uri: str) -> None:
+async def test_an_invalid_uri_is_refused(uri: str) -> None:
     with pytest.raises(InvalidRequest, match="WEFT_JOB_STORE"):
         await MongoJobStore.open(uri)
 
@@ -235,7 +233,7 @@ def settings(uri: str) -> Settings:
     return Settings(job_store=uri, home=Path("/nowhere"))
 
 
-async def test_a_server_with_one_winner_is_what_services_are_wired_to(mongo_uri: str) -> None:
+async def test_services_use_a_server_with_one_winner_of_each_race(mongo_uri: str) -> None:
     jobs, records = await wiring.job_store(settings(mongo_uri)), await wiring.record_store(settings(mongo_uri))
     assert isinstance(jobs, MongoJobStore)
     assert isinstance(records, MongoRecordStore)
@@ -262,7 +260,7 @@ async def test_ferretdb_is_refused_at_each_start(ferretdb: FerretDB, promise: Pr
 
 
 @pytest.mark.promise("R18")
-async def test_a_server_with_one_winner_is_taken_at_each_start(mongo_server: str, promise: Promise) -> None:
+async def test_a_server_with_one_winner_is_accepted_at_each_start(mongo_server: str, promise: Promise) -> None:
     n = promise.n(short=5, long=1_000)
     for _ in range(n):
         await close(await trusted(mongo_server))
@@ -270,7 +268,7 @@ async def test_a_server_with_one_winner_is_taken_at_each_start(mongo_server: str
 
 
 @pytest.mark.parametrize("faulty", ["no-replica-set"], indirect=True)
-async def test_a_server_without_linearizable_reads_is_refused_with_what_to_do(faulty: Mongo) -> None:
+async def test_a_server_without_linearizable_reads_is_refused_with_advice(faulty: Mongo) -> None:
     with pytest.raises(InvalidRequest, match="replSet"):
         await wiring.job_store(settings(faulty.uri))
 

@@ -1,4 +1,4 @@
-"""What only the job store on SQLite does: full disks, locks, wrong files and wrong places."""
+"""The job store on SQLite: full disks, locks, wrong files and unsuitable folders."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.testbed.job_stores import OnSqlite
 
 @pytest.fixture
 async def on_sqlite(tmp_path: Path) -> AsyncGenerator[OnSqlite, None]:
-    it = OnSqlite(tmp_path / "jobs.sqlite")
-    yield it
-    await it.close()
+    world = OnSqlite(tmp_path / "jobs.sqlite")
+    yield world
+    await world.close()
 
 
 def ids(jobs: Sequence[Job]) -> list[str]:
     return [job.id for job in jobs]
 
 
-async def test_a_full_disk_is_said_and_harms_nothing_that_was_there(on_sqlite: OnSqlite) -> None:
+async def test_a_full_disk_is_reported_and_changes_nothing(on_sqlite: OnSqlite) -> None:
     store = await on_sqlite.another()
     stored: list[Job] = []
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -51,7 +51,7 @@ async def test_a_full_disk_is_said_and_harms_nothing_that_was_there(on_sqlite: O
     assert set(ids(await (await on_sqlite.another()).find(JobQuery(), limit=1000))) == set(ids(stored))
 
 
-async def test_a_document_that_another_holds_locked_is_unavailable_not_lost(
+async def test_a_write_to_a_locked_file_is_unavailable_not_lost(
     on_sqlite: OnSqlite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.core.adapters.sqlite.database._BUSY_MS", 20)
@@ -60,13 +60,13 @@ async def test_a_document_that_another_holds_locked_is_unavailable_not_lost(
     other.execute("BEGIN IMMEDIATE")
     outcomes = await asyncio.gather(*[store.insert(a_job()) for _ in range(5)], return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {Unavailable}
-    assert await store.find(JobQuery()) == []  # who reads does not wait for who writes
+    assert await store.find(JobQuery()) == []  # readers do not wait for writers
     other.execute("ROLLBACK")
     other.close()
     await store.insert(a_job())
 
 
-async def test_closing_carries_out_what_was_asked_before_and_nothing_after(on_sqlite: OnSqlite) -> None:
+async def test_closing_runs_earlier_calls_and_refuses_later_ones(on_sqlite: OnSqlite) -> None:
     store = await on_sqlite.another()
     inserts = [asyncio.create_task(store.insert(a_job())) for _ in range(300)]
     await asyncio.sleep(0)
@@ -88,14 +88,14 @@ async def test_a_file_of_a_newer_weft_is_refused(on_sqlite: OnSqlite) -> None:
         await on_sqlite.another()
 
 
-async def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(on_sqlite: OnSqlite) -> None:
+async def test_a_file_that_is_no_database_is_refused_and_not_changed(on_sqlite: OnSqlite) -> None:
     on_sqlite.path.write_bytes(b"precious " * 1000)
     with pytest.raises(Internal, match="not a sound SQLite database"):
         await on_sqlite.another()
     assert on_sqlite.path.read_bytes() == b"precious " * 1000
 
 
-async def test_a_place_that_cannot_be_a_database_is_said(tmp_path: Path) -> None:
+async def test_a_path_that_cannot_be_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Unavailable):
         await SqliteJobStore.open(tmp_path / "file" / "jobs.sqlite")
@@ -104,7 +104,7 @@ async def test_a_place_that_cannot_be_a_database_is_said(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "smb3", "fuse.sshfs"])
-async def test_a_network_file_system_is_refused_before_anything_is_made(tmp_path: Path, kind: str) -> None:
+async def test_a_network_file_system_is_refused_before_anything_is_created(tmp_path: Path, kind: str) -> None:
     mounts = tmp_path / "mountinfo"
     folder = tmp_path / "the share"
     folder.mkdir()
@@ -115,16 +115,16 @@ async def test_a_network_file_system_is_refused_before_anything_is_made(tmp_path
     assert list(folder.iterdir()) == []
 
 
-async def test_where_the_system_says_nothing_of_mounts_a_folder_may_pass(tmp_path: Path) -> None:
+async def test_a_folder_on_an_unknown_file_system_is_accepted(tmp_path: Path) -> None:
     store = await SqliteJobStore.open(tmp_path / "jobs.sqlite", mounts=tmp_path / "nothing")
     await store.ping()
     (tmp_path / "jobs.sqlite").unlink()
-    with pytest.raises(Unavailable, match="gone"):
+    with pytest.raises(Unavailable, match="missing"):
         await store.ping()
     await store.close()
 
 
-async def test_the_file_is_for_its_owner_alone(on_sqlite: OnSqlite) -> None:
+async def test_only_the_owner_can_read_the_file(on_sqlite: OnSqlite) -> None:
     await (await on_sqlite.another()).insert(a_job())
     files = list(on_sqlite.path.parent.glob("jobs.sqlite*"))
     assert len(files) == 3

@@ -1,4 +1,4 @@
-"""What every MetricStore does."""
+"""Contract of every MetricStore."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from services.core.ports.metric_store import (
     SourceState,
     Stored,
 )
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 JOB, OTHER = "j0000000001", "j0000000002"
@@ -60,14 +61,14 @@ def metrics(start: int, *points: tuple[int | None, float], name: str = "loss", s
 
 
 async def texts(store: MetricStore, query: LineQuery | None = None, *, limit: int = 1000) -> list[str]:
-    return [one.line.text for one in await store.lines(JOB, query or LineQuery(), limit=limit)]
+    return [stored.line.text for stored in await store.lines(JOB, query or LineQuery(), limit=limit)]
 
 
 async def curve(store: MetricStore, query: PointQuery | None = None) -> list[tuple[int | None, float]]:
-    return [(one.point.step, one.point.value) for one in await store.series(JOB, query or PointQuery())]
+    return [(stored.point.step, stored.point.value) for stored in await store.series(JOB, query or PointQuery())]
 
 
-async def test_a_job_of_which_nothing_was_stored_has_nothing(store: MetricStore) -> None:
+async def test_an_unknown_job_is_empty(store: MetricStore) -> None:
     assert await store.lines(JOB, LineQuery()) == []
     assert await store.points(JOB, PointQuery()) == []
     assert await store.series(JOB, PointQuery()) == []
@@ -76,14 +77,14 @@ async def test_a_job_of_which_nothing_was_stored_has_nothing(store: MetricStore)
     assert await store.committed(JOB, 1, 0) == []
 
 
-async def test_what_was_appended_is_read_as_it_was(store: MetricStore) -> None:
+async def test_an_appended_line_and_point_are_read_back_exactly(store: MetricStore) -> None:
     line = LogLine(3, 1234, "Zählwerk \x1b[1m\U0001f9f5 \x00", partial=True)
     point = Point(90, 1235, "acc", 7, 0.5, {"subset": "val", "a": "b"})
     assert await store.append(JOB, [Batch(OUT, 0, 100, [line], [point])]) == [100]
     (stored,) = await store.lines(JOB, LineQuery())
     assert (stored.seq, stored.source, stored.line, stored.stream) == (1, OUT, line, "stdout")
-    (found,) = await store.points(JOB, PointQuery())
-    assert (found.seq, found.source, found.point) == (1, OUT, point)
+    (stored_point,) = await store.points(JOB, PointQuery())
+    assert (stored_point.seq, stored_point.source, stored_point.point) == (1, OUT, point)
 
 
 async def test_sequence_numbers_have_no_gaps_and_count_per_job(store: MetricStore) -> None:
@@ -91,10 +92,10 @@ async def test_sequence_numbers_have_no_gaps_and_count_per_job(store: MetricStor
     await store.append(JOB, [log(0, "a", "b"), log(0, "c", source=rank1), metrics(0, (1, 1.0), (2, 2.0))])
     await store.append(OTHER, [log(0, "x")])
     await store.append(JOB, [log(20, "d"), metrics(20, (3, 3.0))])
-    assert [(one.seq, one.line.text) for one in await store.lines(JOB, LineQuery())] == [
+    assert [(stored.seq, stored.line.text) for stored in await store.lines(JOB, LineQuery())] == [
         (1, "a"), (2, "b"), (3, "c"), (4, "d"),
     ]  # fmt: skip
-    assert [one.seq for one in await store.points(JOB, PointQuery())] == [1, 2, 3]
+    assert [stored.seq for stored in await store.points(JOB, PointQuery())] == [1, 2, 3]
     assert await store.counts(JOB) == (4, 3)
     assert await store.counts(OTHER) == (1, 0)
 
@@ -104,7 +105,7 @@ async def test_a_batch_that_does_not_begin_at_the_committed_offset_stores_nothin
     assert await store.append(JOB, [log(0, "a", "b")]) == [20]  # the same again
     assert await store.append(JOB, [log(10, "b", "c")]) == [20]  # overlaps
     assert await store.append(JOB, [log(30, "d")]) == [20]  # leaves a gap
-    assert await store.append(OTHER, [log(10, "b")]) == [0]  # of a source nobody knows
+    assert await store.append(OTHER, [log(10, "b")]) == [0]  # an unknown source
     assert await texts(store) == ["a", "b"]
 
 
@@ -118,7 +119,7 @@ async def test_bytes_without_lines_move_the_offset(store: MetricStore) -> None:
     assert await store.append(JOB, [log(500, "a")]) == [510]
 
 
-async def test_each_process_each_file_and_each_generation_of_it_is_a_source_of_its_own(store: MetricStore) -> None:
+async def test_each_process_file_and_generation_is_a_source_of_its_own(store: MetricStore) -> None:
     sources = [
         OUT,
         replace(OUT, attempt=2),
@@ -128,16 +129,16 @@ async def test_each_process_each_file_and_each_generation_of_it_is_a_source_of_i
         replace(OUT, generation=1),
     ]
     assert await store.append(JOB, [log(0, "a", source=source) for source in sources]) == [10] * 6
-    assert [one.source for one in await store.lines(JOB, LineQuery())] == sources
+    assert [stored.source for stored in await store.lines(JOB, LineQuery())] == sources
 
 
-async def test_a_learner_learns_its_own_sources_offsets_and_whether_they_ended(store: MetricStore) -> None:
+async def test_committed_returns_offsets_and_ends_of_a_learner_s_sources(store: MetricStore) -> None:
     await store.append(JOB, [log(0, "a", final=True), metrics(0, (1, 1.0)), log(0, "b", source=replace(OUT, rank=1))])
     assert await store.committed(JOB, 1, 0) == [SourceState(OUT, 10, True), SourceState(METRICS, 10, False)]
     assert await store.committed(JOB, 2, 0) == []
 
 
-async def test_nothing_comes_after_the_end_of_a_source(store: MetricStore) -> None:
+async def test_nothing_is_stored_after_the_end_of_a_source(store: MetricStore) -> None:
     await store.append(JOB, [log(0, "a")])
     assert await store.append(JOB, [Batch(OUT, 10, 10, final=True)]) == [10]
     assert await store.append(JOB, [Batch(OUT, 10, 10, final=True)]) == [10]
@@ -161,7 +162,7 @@ async def test_nothing_comes_after_the_end_of_a_source(store: MetricStore) -> No
         Batch(OUT, 0, 10, (), [Point(0, 1, "name", 1, 1.0, {"lone surrogate": "\ud800"})]),
     ],
 )
-async def test_an_unsound_batch_is_refused_and_takes_no_other_request_with_it(store: MetricStore, bad: Batch) -> None:
+async def test_an_invalid_batch_is_refused_without_effect_on_other_requests(store: MetricStore, bad: Batch) -> None:
     other = log(0, "fine", source=replace(OUT, rank=1))
     refused, answered = await asyncio.gather(
         store.append(JOB, [log(0, "same request"), bad]), store.append(JOB, [other]), return_exceptions=True
@@ -171,7 +172,7 @@ async def test_an_unsound_batch_is_refused_and_takes_no_other_request_with_it(st
     assert await texts(store) == ["fine"]
 
 
-async def test_a_job_id_that_is_none_is_refused(store: MetricStore) -> None:
+async def test_an_invalid_job_id_is_refused(store: MetricStore) -> None:
     for job_id in ("", "../j1", ".forgotten", "j/1", "J1", "j" * 64):
         with pytest.raises(InvalidRequest):
             await store.append(job_id, [log(0, "a")])
@@ -181,7 +182,7 @@ async def test_a_job_id_that_is_none_is_refused(store: MetricStore) -> None:
             await store.delete(job_id)
 
 
-async def test_lines_are_found_by_every_criterion(store: MetricStore) -> None:
+async def test_each_field_of_a_line_query_filters(store: MetricStore) -> None:
     for attempt in (1, 2):
         for rank, role in ((0, "chief"), (1, "worker")):
             for stream in ("stdout", "stderr"):
@@ -206,15 +207,15 @@ async def test_pages_follow_each_other_by_sequence_number(store: MetricStore) ->
     wanted = [f"line {at}" for at in range(95)]
     for at in range(0, 95, 5):
         await store.append(JOB, [log(at * WIDTH, *wanted[at : at + 5])])
-    seen: list[str] = []
+    collected: list[str] = []
     after = 0
     while page := await store.lines(JOB, LineQuery(after_seq=after), limit=7):
-        seen += [one.line.text for one in page]
+        collected += [stored.line.text for stored in page]
         after = page[-1].seq
-    assert seen == wanted
+    assert collected == wanted
 
 
-async def test_the_tail_is_the_last_of_what_matches_and_pages_from_its_start(store: MetricStore) -> None:
+async def test_a_tail_is_the_last_matching_lines_and_pages_begin_at_its_start(store: MetricStore) -> None:
     for at in range(300):
         await store.append(JOB, [log(at * WIDTH, f"{'odd' if at % 2 else 'even'} {at}")])
     assert await texts(store, LineQuery(tail=2)) == ["even 298", "odd 299"]
@@ -232,42 +233,42 @@ async def test_a_pattern_that_does_not_compile_is_refused(store: MetricStore) ->
             await store.lines(JOB, LineQuery(search=search))
 
 
-async def test_a_pattern_made_to_take_for_ever_does_not(store: MetricStore) -> None:
+async def test_a_pathological_pattern_takes_linear_time(store: MetricStore) -> None:
     await store.append(JOB, [Batch(OUT, 0, 20_000, [LogLine(0, 1, "a" * 16_384 + "b")])])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         assert await texts(store, LineQuery(search=r"^(a+)+$")) == []
 
 
-async def test_points_are_given_as_reported_and_followed_by_sequence_number(store: MetricStore) -> None:
+async def test_points_are_read_as_reported_by_sequence_number(store: MetricStore) -> None:
     rank1 = replace(METRICS, rank=1)
     await store.append(JOB, [metrics(0, (1, 0.9), (2, 0.8), (1, 0.7)), metrics(0, (1, 0.5), name="acc", source=rank1)])
     every = await store.points(JOB, PointQuery())
-    assert [(one.seq, one.point.name, one.point.step, one.point.value) for one in every] == [
+    assert [(stored.seq, stored.point.name, stored.point.step, stored.point.value) for stored in every] == [
         (1, "loss", 1, 0.9), (2, "loss", 2, 0.8), (3, "loss", 1, 0.7), (4, "acc", 1, 0.5),
     ]  # fmt: skip
-    assert [one.seq for one in await store.points(JOB, PointQuery(after_seq=1), limit=2)] == [2, 3]
-    assert [one.seq for one in await store.points(JOB, PointQuery(names=("acc", "none")))] == [4]
-    assert [one.seq for one in await store.points(JOB, PointQuery(rank=0, after_seq=2))] == [3]
+    assert [stored.seq for stored in await store.points(JOB, PointQuery(after_seq=1), limit=2)] == [2, 3]
+    assert [stored.seq for stored in await store.points(JOB, PointQuery(names=("acc", "none")))] == [4]
+    assert [stored.seq for stored in await store.points(JOB, PointQuery(rank=0, after_seq=2))] == [3]
     assert await store.points(JOB, PointQuery(attempt=2)) == []
 
 
-async def test_not_a_number_and_infinities_are_kept(store: MetricStore) -> None:
+async def test_nan_and_infinities_are_stored(store: MetricStore) -> None:
     await store.append(JOB, [metrics(0, (1, math.nan), (2, math.inf), (3, -math.inf), (4, 5e-324))])
-    values = [one.point.value for one in await store.points(JOB, PointQuery())]
+    values = [stored.point.value for stored in await store.points(JOB, PointQuery())]
     assert math.isnan(values[0])
     assert values[1:] == [math.inf, -math.inf, 5e-324]
     assert math.isnan((await curve(store))[0][1])
 
 
-async def test_a_curve_has_the_last_value_of_each_step_and_then_what_has_none(store: MetricStore) -> None:
+async def test_a_curve_has_the_last_value_of_each_step_then_points_without_step(store: MetricStore) -> None:
     await store.append(JOB, [metrics(0, (2, 0.2), (None, 9.0), (1, 0.1), (2, 0.3), (None, 8.0), (-1, 0.0))])
     assert await curve(store) == [(-1, 0.0), (1, 0.1), (2, 0.3), (None, 9.0), (None, 8.0)]
 
 
-async def test_curves_are_those_of_the_newest_attempt_unless_another_is_asked_for(store: MetricStore) -> None:
+async def test_curves_are_of_the_newest_attempt_by_default(store: MetricStore) -> None:
     second = replace(METRICS, attempt=2)
     await store.append(JOB, [metrics(0, (1, 0.1), (2, 0.2)), metrics(0, (1, 1.0), source=second)])
-    await store.append(JOB, [metrics(20, (3, 0.3))])  # a late word of the first attempt
+    await store.append(JOB, [metrics(20, (3, 0.3))])  # a late point of the first attempt
     assert await curve(store) == [(1, 1.0)]
     assert await curve(store, PointQuery(attempt=1)) == [(1, 0.1), (2, 0.2), (3, 0.3)]
 
@@ -276,16 +277,17 @@ async def test_each_name_context_and_rank_is_a_curve_of_its_own(store: MetricSto
     points = [Point(0, 1, "loss", 1, 0.1, {"subset": "val"}), Point(1, 1, "loss", 1, 0.2, {"subset": "train"})]
     await store.append(JOB, [Batch(METRICS, 0, 10, (), points), metrics(0, (1, 0.3), source=replace(METRICS, rank=1))])
     await store.append(JOB, [metrics(10, (1, 0.4), name="acc")])
-    found = [
-        (one.point.name, dict(one.point.context), one.source.rank) for one in await store.series(JOB, PointQuery())
+    curves = [
+        (stored.point.name, dict(stored.point.context), stored.source.rank)
+        for stored in await store.series(JOB, PointQuery())
     ]
-    assert found == [
+    assert curves == [
         ("acc", {}, 0), ("loss", {"subset": "train"}, 0), ("loss", {"subset": "val"}, 0), ("loss", {}, 1),
     ]  # fmt: skip
     assert await curve(store, PointQuery(names=("loss",), rank=1)) == [(1, 0.3)]
 
 
-async def test_a_thinned_curve_keeps_its_spikes_and_its_not_a_number(store: MetricStore) -> None:
+async def test_a_thinned_curve_keeps_spikes_and_nan(store: MetricStore) -> None:
     values = [math.sin(at / 50) for at in range(10_000)]
     values[1234], values[5678], values[7000] = 99.0, -99.0, math.nan
     await store.append(JOB, [metrics(0, *enumerate(values))])
@@ -300,11 +302,11 @@ async def test_a_thinned_curve_keeps_its_spikes_and_its_not_a_number(store: Metr
 async def test_the_latest_point_of_each_name(store: MetricStore) -> None:
     await store.append(JOB, [metrics(0, (1, 0.9), (2, 0.8)), metrics(0, (5, 0.5), name="acc", source=OUT)])
     await store.append(JOB, [metrics(0, (1, 0.7), source=replace(METRICS, rank=1))])
-    latest = {name: (one.seq, one.point.value) for name, one in (await store.latest(JOB)).items()}
+    latest = {name: (stored.seq, stored.point.value) for name, stored in (await store.latest(JOB)).items()}
     assert latest == {"acc": (3, 0.5), "loss": (4, 0.7)}
 
 
-async def test_a_deleted_job_is_gone_and_cannot_be_brought_back_by_a_late_learner(store: MetricStore) -> None:
+async def test_a_late_learner_cannot_recreate_a_deleted_job(store: MetricStore) -> None:
     await store.append(JOB, [log(0, "a"), metrics(0, (1, 1.0))])
     await store.append(OTHER, [log(0, "other")])
     await store.delete(JOB)
@@ -317,7 +319,7 @@ async def test_a_deleted_job_is_gone_and_cannot_be_brought_back_by_a_late_learne
     await store.ping()
 
 
-# --- a job as it was elsewhere ---------------------------------------------------
+# --- loading a job ---------------------------------------------------
 
 
 async def whole(store: MetricStore, job: str) -> tuple[Extent, Stored, Stored]:
@@ -327,12 +329,12 @@ async def whole(store: MetricStore, job: str) -> tuple[Extent, Stored, Stored]:
 
 
 async def parts(*given: Stored) -> AsyncGenerator[Stored]:
-    for one in given:
-        yield one
+    for part in given:
+        yield part
 
 
 async def a_job(store: MetricStore, job: str) -> None:
-    """Two attempts, three sources, one of them at its end, lines and points mixed in one source."""
+    """Two attempts and three sources, of which one has ended and one has both lines and points."""
     again = replace(OUT, attempt=2)
     await store.append(job, [log(0, "a", "b"), metrics(0, (1, 0.5), (2, float("nan")))])
     await store.append(job, [log(0, "c", source=again), log(20, "d", final=True)])
@@ -340,13 +342,13 @@ async def a_job(store: MetricStore, job: str) -> None:
     await store.append(job, [Batch(again, 10, 40, [LogLine(10, 1002, "e", partial=True)], [point])])
 
 
-async def test_a_loaded_job_is_as_it_was_and_takes_what_comes_next(store: MetricStore) -> None:
+async def test_a_loaded_job_is_equal_and_accepts_further_appends(store: MetricStore) -> None:
     assert await store.extent(JOB) == Extent(0, 0, [])
     await a_job(store, JOB)
     extent, lines, points = await whole(store, JOB)
     assert (extent.lines, extent.points, len(extent.sources)) == (5, 3, 3)
     await store.load(OTHER, extent.sources, parts(lines[:3], lines[3:], points[:1], points[1:]))
-    assert repr(await whole(store, OTHER)) == repr((extent, lines, points))  # repr: NaN is not itself
+    assert repr(await whole(store, OTHER)) == repr((extent, lines, points))  # repr, because NaN is not equal to itself
     for query in (PointQuery(), PointQuery(attempt=1)):
         assert repr(await store.series(OTHER, query)) == repr(await store.series(JOB, query))
     assert repr(await store.latest(OTHER)) == repr(await store.latest(JOB))
@@ -354,7 +356,7 @@ async def test_a_loaded_job_is_as_it_was_and_takes_what_comes_next(store: Metric
     assert await store.counts(OTHER) == (5, 4)
 
 
-async def test_a_load_replaces_what_was_there_and_brings_a_deleted_job_back(store: MetricStore) -> None:
+async def test_a_load_replaces_a_job_and_restores_a_deleted_one(store: MetricStore) -> None:
     await a_job(store, JOB)
     extent, lines, points = await whole(store, JOB)
     await store.append(OTHER, [log(0, *"xyzuvw")])
@@ -362,10 +364,10 @@ async def test_a_load_replaces_what_was_there_and_brings_a_deleted_job_back(stor
     assert await store.counts(OTHER) == (5, 3)
     await store.delete(OTHER)
     await store.load(OTHER, extent.sources, parts(lines, points))
-    assert await texts(store) == [one.line.text for one in await store.lines(OTHER, LineQuery())]
+    assert await texts(store) == [stored.line.text for stored in await store.lines(OTHER, LineQuery())]
 
 
-async def test_of_a_load_that_fails_nothing_is_there(store: MetricStore) -> None:
+async def test_a_failed_load_stores_nothing(store: MetricStore) -> None:
     await a_job(store, JOB)
     extent, lines, points = await whole(store, JOB)
     await store.append(OTHER, [log(0, "before")])
@@ -374,10 +376,10 @@ async def test_of_a_load_that_fails_nothing_is_there(store: MetricStore) -> None
             await store.load(OTHER, extent.sources, wrong)
     with pytest.raises(InvalidRequest):
         await store.load(OTHER, extent.sources[:1], parts(lines))
-    assert [one.line.text for one in await store.lines(OTHER, LineQuery())] == ["before"]
+    assert [stored.line.text for stored in await store.lines(OTHER, LineQuery())] == ["before"]
 
 
-async def test_somebody_beside_the_writer_reads_what_is_stored_and_changes_nothing(tmp_path: Path) -> None:
+async def test_a_reader_beside_the_writer_reads_and_changes_nothing(tmp_path: Path) -> None:
     writing = await SqliteMetricStore.open(tmp_path / "metrics")
     reading = SqliteMetricStore.beside(tmp_path / "metrics")
     try:
@@ -402,19 +404,19 @@ async def test_somebody_beside_the_writer_reads_what_is_stored_and_changes_nothi
     assert sorted(path.name for path in (tmp_path / "metrics").iterdir()) == [".forgotten", "lock"]
 
 
-async def test_many_learners_append_at_once_and_readers_see_whole_prefixes(store: MetricStore) -> None:
+async def test_readers_get_whole_prefixes_during_concurrent_appends(store: MetricStore) -> None:
     async def learner(rank: int) -> None:
         for at in range(20):
             await store.append(JOB, [log(at * WIDTH, f"{rank}:{at}", source=replace(OUT, rank=rank))])
 
     async def reader() -> None:
         while (await store.counts(JOB))[0] < 200:
-            seqs = [one.seq for one in await store.lines(JOB, LineQuery())]
+            seqs = [stored.seq for stored in await store.lines(JOB, LineQuery())]
             assert seqs == list(range(1, len(seqs) + 1))
 
     await asyncio.gather(reader(), *(learner(rank) for rank in range(10)))
-    found = await texts(store)
-    assert sorted(found) == sorted(f"{rank}:{at}" for rank in range(10) for at in range(20))
+    stored_texts = await texts(store)
+    assert sorted(stored_texts) == sorted(f"{rank}:{at}" for rank in range(10) for at in range(20))
     for rank in range(10):
         assert await texts(store, LineQuery(rank=rank)) == [f"{rank}:{at}" for at in range(20)]
 
@@ -425,10 +427,10 @@ CUTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.booleans())
 @pytest.mark.parametrize("kind", list(KINDS))
 @given(tries=st.lists(CUTS, min_size=2, max_size=2))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_however_a_sender_repeats_itself_each_line_and_point_is_stored_once(
+def test_each_line_and_point_is_stored_once_over_any_repetition(
     kind: str, tries: list[list[tuple[int, int, bool]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Two files of 12 lines each, sent in any pieces, in any order, some at once; then as a helper does it."""
+    """Two files of 12 lines each, sent in any pieces and order, some concurrently; then in order, as a helper does."""
     words = [f"line {at}" for at in range(12)]
 
     def piece(rank: int, start: int, end: int) -> Batch:
@@ -451,10 +453,10 @@ def test_however_a_sender_repeats_itself_each_line_and_point_is_stored_once(
             while committed < len(words):
                 (end,) = await store.append(JOB, [piece(rank, committed, min(committed + 5, len(words)))])
                 committed = end // WIDTH
-            assert [one.line.text for one in await store.lines(JOB, LineQuery(rank=rank))] == words
-            assert [one.point.value for one in await store.points(JOB, PointQuery(rank=rank))] == list(range(12))
-        assert [one.seq for one in await store.lines(JOB, LineQuery())] == list(range(1, 25))
-        assert [one.seq for one in await store.points(JOB, PointQuery())] == list(range(1, 25))
+            assert [stored.line.text for stored in await store.lines(JOB, LineQuery(rank=rank))] == words
+            assert [stored.point.value for stored in await store.points(JOB, PointQuery(rank=rank))] == list(range(12))
+        assert [stored.seq for stored in await store.lines(JOB, LineQuery())] == list(range(1, 25))
+        assert [stored.seq for stored in await store.points(JOB, PointQuery())] == list(range(1, 25))
         await store.close()
 
     asyncio.run(scenario())
@@ -480,7 +482,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-async def test_what_was_acknowledged_survives_kill_9_of_the_writer_and_is_there_once(kind: str, tmp_path: Path) -> None:
+async def test_acknowledged_appends_survive_kill_9_and_are_stored_once(kind: str, tmp_path: Path) -> None:
     acknowledged = 0
     for life in range(4):
         process = await asyncio.create_subprocess_exec(
@@ -490,16 +492,16 @@ async def test_what_was_acknowledged_survives_kill_9_of_the_writer_and_is_there_
         for _ in range(10 + 13 * life):
             acknowledged = json.loads(await process.stdout.readline())
         process.send_signal(signal.SIGKILL)
-        for said in (await process.stdout.read()).splitlines():
-            acknowledged = json.loads(said)
+        for line in (await process.stdout.read()).splitlines():
+            acknowledged = json.loads(line)
         await process.wait()
         store = await KINDS[kind](tmp_path)
         (state,) = await store.committed(JOB, 1, 0)
         count = state.committed // WIDTH
         assert count >= acknowledged
         lines = await store.lines(JOB, LineQuery(), limit=100_000)
-        assert [(one.seq, one.line.text) for one in lines] == [(n + 1, f"line {n}") for n in range(count)]
+        assert [(stored.seq, stored.line.text) for stored in lines] == [(n + 1, f"line {n}") for n in range(count)]
         points = await store.points(JOB, PointQuery(), limit=100_000)
-        assert [(one.seq, one.point.value) for one in points] == [(n + 1, n) for n in range(count)]
+        assert [(stored.seq, stored.point.value) for stored in points] == [(n + 1, n) for n in range(count)]
         assert await store.counts(JOB) == (count, count)
         await store.close()

@@ -1,4 +1,4 @@
-"""What every ObjectStore does."""
+"""Contract of every ObjectStore."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from services.core.adapters.folder.objects import STAGING
 from services.core.adapters.s3.objects import S3ObjectStore
 from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NoSpace, NotFound, Unavailable
 from services.core.ports.object_store import ObjectMeta, ObjectStore
+from tests.contract.hostile import TEXTS, Refusal, attempt
 from tests.testbed.s3 import S3
 from tests.waiting import until
 
@@ -31,10 +32,10 @@ _numbers = itertools.count(1)
 
 
 class World(Protocol):
-    """One set of objects and those who use it."""
+    """One set of objects and its users."""
 
     def another(self) -> ObjectStore:
-        """Another process's view of it."""
+        """The store as another process uses it."""
         ...
 
 
@@ -62,7 +63,7 @@ NewWorld = Callable[[], World]
 
 @pytest.fixture(params=["folder", "s3"])
 def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> NewWorld:
-    """Worlds without any objects."""
+    """Creates worlds without objects."""
     if request.param == "folder":
         return lambda: InFolder(tmp_path / f"objects-{next(_numbers)}")
     s3: S3 = request.getfixturevalue("s3")
@@ -97,15 +98,15 @@ async def read(store: ObjectStore, key: str, *, start: int = 0, end: int | None 
     return b"".join([chunk async for chunk in store.get(key, start=start, end=end)])
 
 
-def keys(found: Sequence[ObjectMeta]) -> list[str]:
-    return [meta.key for meta in found]
+def keys(entries: Sequence[ObjectMeta]) -> list[str]:
+    return [meta.key for meta in entries]
 
 
 # --- writing and reading -------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunks", [[], [b""], [b"a", b"", b"bc"], [b"x" * 700_001] * 5], ids=len)
-async def test_what_was_put_is_read_by_everyone(world: World, chunks: list[bytes]) -> None:
+async def test_a_stored_object_is_read_by_all_processes(world: World, chunks: list[bytes]) -> None:
     ours, theirs = world.another(), world.another()
     meta = await put(ours, "tenants/t/a b/ü.bin", *chunks)
     whole = b"".join(chunks)
@@ -114,7 +115,7 @@ async def test_what_was_put_is_read_by_everyone(world: World, chunks: list[bytes
     assert await theirs.head(meta.key) == meta
 
 
-async def test_an_object_comes_in_chunks_of_at_most_a_mebibyte(store: ObjectStore) -> None:
+async def test_an_object_is_read_in_chunks_of_at_most_a_mebibyte(store: ObjectStore) -> None:
     await put(store, "k", b"x" * (2 * MIB + 5))
     sizes = [len(chunk) async for chunk in store.get("k")]
     assert sum(sizes) == 2 * MIB + 5
@@ -133,7 +134,7 @@ async def test_a_range_is_read(store: ObjectStore, start: int, end: int | None, 
     assert await read(store, "k", start=start, end=end) == expected
 
 
-async def test_unknown_job_exits_with_not_found(store: ObjectStore) -> None:
+async def test_a_missing_object_is_not_found(store: ObjectStore) -> None:
     await put(store, "a/b", b"1")
     for key in ("a", "a/c", "a/b/c", "b/c/d"):
         assert await store.head(key) is None
@@ -141,21 +142,21 @@ async def test_unknown_job_exits_with_not_found(store: ObjectStore) -> None:
             await read(store, key)
 
 
-async def test_a_put_replaces_what_was_there(store: ObjectStore) -> None:
+async def test_a_put_replaces_an_object(store: ObjectStore) -> None:
     first = await put(store, "k", b"one")
     second = await put(store, "k", b"second")
     assert second.etag != first.etag
     assert await read(store, "k") == b"second"
 
 
-async def test_create_only_keeps_what_is_there(store: ObjectStore) -> None:
+async def test_create_only_never_replaces_an_object(store: ObjectStore) -> None:
     await put(store, "a/k", b"one", create_only=True)
     with pytest.raises(Duplicate):
         await put(store, "a/k", b"two", create_only=True)
     assert await read(store, "a/k") == b"one"
 
 
-async def test_of_sixteen_who_create_one_object_exactly_one_wins(world: World) -> None:
+async def test_one_of_sixteen_racing_creators_of_an_object_wins(world: World) -> None:
     stores = [world.another() for _ in range(4)]
     outcomes = await asyncio.gather(
         *[put(stores[n % 4], "a/b/k", str(n).encode(), create_only=True) for n in range(16)], return_exceptions=True
@@ -184,18 +185,18 @@ async def test_an_object_is_visible_only_when_complete(store: ObjectStore) -> No
     assert keys(await store.list("t/")) == ["t/k"]
 
 
-async def test_who_reads_goes_on_reading_what_was_there_while_it_is_replaced(store: ObjectStore) -> None:
+async def test_a_reader_gets_the_old_object_while_it_is_replaced(store: ObjectStore) -> None:
     await put(store, "k", b"a" * (3 * MIB))
     reader = store.get("k")
-    seen = await anext(reader)
+    received = await anext(reader)
     await put(store, "k", b"b")
     await store.delete("k")
     async for chunk in reader:
-        seen += chunk
-    assert seen == b"a" * (3 * MIB)
+        received += chunk
+    assert received == b"a" * (3 * MIB)
 
 
-async def test_a_source_that_fails_leaves_nothing(store: ObjectStore) -> None:
+async def test_a_failed_source_leaves_nothing(store: ObjectStore) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"x" * (2 * MIB)
         raise ConnectionResetError("the uploader went away")
@@ -209,7 +210,7 @@ async def test_a_source_that_fails_leaves_nothing(store: ObjectStore) -> None:
 
 
 async def test_objects_are_listed_by_key_below_their_prefix(store: ObjectStore) -> None:
-    # '-' and '.' sort before '/', digits after it: a walk folder by folder would get this wrong.
+    # '-' and '.' sort before '/', digits after it: a simple walk by folders gets this wrong.
     names = ["a-b", "a.b", "a/c", "a/d/e", "a0", "b", "ü"]
     for name in reversed(names):
         await put(store, f"t/{name}", b"x")
@@ -226,7 +227,7 @@ NAMES = st.lists(st.sampled_from(["a", "b", "a-", "a.b", "0", "é"]), min_size=1
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=st.sets(NAMES, max_size=12), limit=st.integers(1, 4))
-def test_pages_join_to_the_sorted_list(names: set[str], limit: int, new_world: NewWorld) -> None:
+def test_pages_form_the_sorted_list(names: set[str], limit: int, new_world: NewWorld) -> None:
     async def check() -> None:
         store = new_world().another()
         stored: set[str] = set()
@@ -235,11 +236,11 @@ def test_pages_join_to_the_sorted_list(names: set[str], limit: int, new_world: N
                 stored.add((await put(store, f"t/{name}", b"x")).key)
             except Conflict:
                 continue  # a folder cannot hold both t/a and t/a/b
-        seen: list[str] = []
-        while page := await store.list("t/", after=seen[-1] if seen else None, limit=limit):
+        collected: list[str] = []
+        while page := await store.list("t/", after=collected[-1] if collected else None, limit=limit):
             assert len(page) <= limit
-            seen += keys(page)
-        assert seen == sorted(stored)
+            collected += keys(page)
+        assert collected == sorted(stored)
 
     asyncio.run(check())
 
@@ -255,7 +256,7 @@ async def test_a_deleted_object_is_gone(store: ObjectStore) -> None:
     await put(store, "a/b", b"now an object where a folder was")
 
 
-async def test_a_prefix_is_deleted_with_everything_below_and_nothing_beside(store: ObjectStore) -> None:
+async def test_delete_prefix_deletes_exactly_the_objects_below_it(store: ObjectStore) -> None:
     for key in ("t/a/1", "t/a/b/2", "t/a/b/c/3", "t/ab", "t/b/4"):
         await put(store, key, b"x")
     assert await store.delete_prefix("t/a/") == 3
@@ -263,7 +264,7 @@ async def test_a_prefix_is_deleted_with_everything_below_and_nothing_beside(stor
     assert keys(await store.list("t/")) == ["t/ab", "t/b/4"]
 
 
-async def test_puts_and_deletes_in_one_place_do_not_disturb_each_other(world: World) -> None:
+async def test_concurrent_puts_and_deletes_in_one_folder_succeed(world: World) -> None:
     stores = [world.another() for _ in range(2)]
 
     async def come_and_go(number: int) -> None:
@@ -276,11 +277,14 @@ async def test_puts_and_deletes_in_one_place_do_not_disturb_each_other(world: Wo
     assert len(await stores[0].list("t/")) == 6
 
 
-BAD_KEYS = ["", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\x00b", "a\nb", "a\x7f", "\ud800", "é" * 513]
+BAD_KEYS = [
+    "", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\x00b", "a\nb", "a\x7f", "\ud800", "a\uffff",
+    "é" * 513,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("key", BAD_KEYS)
-async def test_what_is_no_key_is_refused_everywhere(store: ObjectStore, key: str) -> None:
+async def test_an_invalid_key_is_refused_by_every_method(store: ObjectStore, key: str) -> None:
     with pytest.raises(InvalidRequest):
         await put(store, key, b"x")
     with pytest.raises(InvalidRequest):
@@ -292,7 +296,7 @@ async def test_what_is_no_key_is_refused_everywhere(store: ObjectStore, key: str
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "a", "../", "a/../", "a//"])
-async def test_what_is_no_prefix_is_refused(store: ObjectStore, prefix: str) -> None:
+async def test_an_invalid_prefix_is_refused(store: ObjectStore, prefix: str) -> None:
     with pytest.raises(InvalidRequest):
         await store.list(prefix)
     with pytest.raises(InvalidRequest):
@@ -302,14 +306,14 @@ async def test_what_is_no_prefix_is_refused(store: ObjectStore, prefix: str) -> 
 @pytest.mark.parametrize(
     "key", ["a/" * 511 + "a", "ä" * 127, "Screen Shot 9\u202fAM", "👩\u200d🔬.png", "-rf", "~", "a\\b"]
 )
-async def test_an_odd_key_is_a_key(store: ObjectStore, key: str) -> None:
+async def test_an_unusual_key_is_valid(store: ObjectStore, key: str) -> None:
     await put(store, "t/" + key if len(key) < 1000 else key, b"x")
     top = "t/" if len(key) < 1000 else "a/"
     assert [len(meta.key) for meta in await store.list(top)] == [len(key) + 2 * (len(key) < 1000)]
     assert await store.delete_prefix(top) == 1
 
 
-async def test_a_store_that_is_well_answers_a_ping(store: ObjectStore) -> None:
+async def test_a_healthy_store_answers_a_ping(store: ObjectStore) -> None:
     await store.ping()
 
 
@@ -352,7 +356,7 @@ async def test_a_cancelled_put_leaves_no_file(in_folder: InFolder) -> None:
     assert in_folder.everything() == set()
 
 
-async def test_a_full_disk_is_said_and_leaves_no_file(in_folder: InFolder) -> None:
+async def test_a_full_disk_is_reported_and_leaves_no_file(in_folder: InFolder) -> None:
     store = in_folder.another()
     await put(store, "t/k", b"before")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -383,7 +387,7 @@ asyncio.run(FolderObjectStore(Path(sys.argv[1])).put("t/k", chunks()))
 """
 
 
-async def test_what_a_dead_writer_left_is_swept_and_a_living_one_s_is_not(in_folder: InFolder) -> None:
+async def test_files_of_dead_writers_are_swept_and_others_are_not(in_folder: InFolder) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield b"x" * (2 * MIB)
         killed.send_signal(signal.SIGKILL)
@@ -430,7 +434,7 @@ async def test_no_link_is_followed(in_folder: InFolder, tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"secret": "s"}
 
 
-async def test_names_that_are_no_keys_are_not_listed(in_folder: InFolder) -> None:
+async def test_files_whose_names_are_no_keys_are_not_listed(in_folder: InFolder) -> None:
     store = in_folder.another()
     await put(store, "t/k", b"x")
     for name in (b"\xff\xfe", b"new\nline"):
@@ -438,21 +442,21 @@ async def test_names_that_are_no_keys_are_not_listed(in_folder: InFolder) -> Non
     assert keys(await store.list("t/")) == ["t/k"]
 
 
-async def test_the_store_s_own_folder_is_no_key(in_folder: InFolder) -> None:
+async def test_the_staging_folder_is_no_key(in_folder: InFolder) -> None:
     store = in_folder.another()
-    with pytest.raises(InvalidRequest, match="own"):
+    with pytest.raises(InvalidRequest, match="reserved"):
         await put(store, f"{STAGING}/x", b"x")
-    with pytest.raises(InvalidRequest, match="own"):
+    with pytest.raises(InvalidRequest, match="reserved"):
         await store.delete_prefix(f"{STAGING}/")
 
 
-async def test_objects_are_for_their_owner_alone(in_folder: InFolder) -> None:
+async def test_only_the_owner_can_read_objects(in_folder: InFolder) -> None:
     await put(in_folder.another(), "t/k", b"x")
     assert (in_folder.root / "t").stat().st_mode & 0o777 == 0o700
     assert (in_folder.root / "t" / "k").stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_root_that_is_gone_is_unavailable_not_empty(in_folder: InFolder) -> None:
+async def test_a_missing_root_is_unavailable_not_empty(in_folder: InFolder) -> None:
     store = in_folder.another()
     await put(store, "t/k", b"x")
     in_folder.root.rename(in_folder.root.with_name("away"))
@@ -461,9 +465,51 @@ async def test_a_root_that_is_gone_is_unavailable_not_empty(in_folder: InFolder)
             await coroutine
 
 
-def test_a_root_that_cannot_be_is_said(tmp_path: Path) -> None:
+def test_an_unusable_root_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Unavailable):
         FolderObjectStore(tmp_path / "file")
     with pytest.raises(Unavailable):
         FolderObjectStore(tmp_path / "file" / "below")
+
+
+PLAIN_KEYS = {"override", "emoji", "dollar", "number", "quotes"}
+
+
+async def test_a_hostile_key_is_stored_exactly_or_refused(store: ObjectStore) -> None:
+    await put(store, "tenants/t/other", b"o")
+    for text, hostile in TEXTS.items():
+        for key in (f"tenants/t/{hostile}", f"tenants/{hostile}/x", f"tenants/t/a{hostile}b"):
+            meta = await attempt(put(store, key, b"x"))
+            if isinstance(meta, Refusal):
+                assert text not in PLAIN_KEYS
+                for call in (store.head(key), store.delete(key), read(store, key), put(store, key, create_only=True)):
+                    assert isinstance(await attempt(call), Refusal)
+            else:
+                assert meta.key == key
+                assert await store.head(key) == meta
+                assert await read(store, key) == b"x"
+                assert key in keys(await store.list("tenants/"))
+                assert key in keys(await store.list(key.rpartition("/")[0] + "/"))
+                with pytest.raises(Duplicate):
+                    await put(store, key, b"y", create_only=True)
+                await store.delete(key)
+            assert keys(await store.list("tenants/")) == ["tenants/t/other"]
+
+
+async def test_a_hostile_prefix_or_cursor_lists_nothing_else_or_is_refused(store: ObjectStore) -> None:
+    await put(store, "tenants/t/other", b"o")
+    for text, hostile in TEXTS.items():
+        for prefix in (f"{hostile}/", f"tenants/{hostile}/"):
+            for call in (store.list(prefix), store.delete_prefix(prefix)):
+                result = await attempt(call)
+                if isinstance(result, Refusal):
+                    assert text not in PLAIN_KEYS
+                else:
+                    assert not result
+        page = await attempt(store.list("tenants/t/", after=hostile))
+        if isinstance(page, Refusal):
+            assert text not in PLAIN_KEYS
+        else:
+            assert keys(page) == (["tenants/t/other"] if hostile < "tenants/t/other" else []), text
+        assert keys(await store.list("tenants/t/")) == ["tenants/t/other"]

@@ -1,4 +1,4 @@
-"""What holds of objects on S3 beyond the port: uploads, lost answers, a server that dies, is away, full or not one."""
+"""Objects on S3 beyond the port: uploads, lost replies, and servers that die, are away, full or unsuitable."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGE = 2 * PART_BYTES + 5
 
 
 async def some(size: int, *, at: int = 0, do: asyncio.Event | None = None) -> AsyncIterator[bytes]:
-    """So many bytes, each mebibyte another; after ``at`` of them the event is set."""
+    """``size`` bytes, each mebibyte different; sets the event after ``at`` bytes."""
     for place in range(0, size, MIB):
         if do is not None and place >= at:
             do.set()
@@ -48,7 +48,7 @@ def whole(size: int) -> bytes:
 
 
 async def unfinished(place: Bucket) -> list[str]:
-    """Keys of the uploads that are under way."""
+    """Keys of unfinished uploads."""
     wire = Wire()
     answer = await wire.send("GET", Signer(place).sign("GET", "", {"uploads": ""}))
     wire.close()
@@ -62,14 +62,14 @@ def store(s3_bucket: Bucket) -> S3ObjectStore:
 
 @pytest.fixture
 def full_s3(s3_binary: Path, tmp_path: Path) -> Iterator[S3]:
-    """One with little room."""
+    """A server with little space."""
     server = S3(s3_binary, tmp_path / "s3", volume_mib=40)
     server.start()
     yield server
     server.kill()
 
 
-# --- what is kept ----------------------------------------------------------------------------------------------------
+# --- objects --------------------------------------------------------------------------------------------------------
 
 
 async def test_two_installations_share_a_bucket_by_their_prefixes(s3: S3) -> None:
@@ -84,7 +84,7 @@ async def test_two_installations_share_a_bucket_by_their_prefixes(s3: S3) -> Non
     assert [meta.key for meta in await S3ObjectStore(s3.bucket("shared")).list("two/t/")] == ["two/t/100% +~ü"]
 
 
-async def test_a_large_object_is_written_in_parts_whether_its_size_is_told_or_not(store: S3ObjectStore) -> None:
+async def test_a_large_object_is_written_in_parts_with_and_without_its_size(store: S3ObjectStore) -> None:
     for key, size in (("told", LARGE), ("untold", None)):
         meta = await store.put(key, some(LARGE), size=size)
         assert meta.etag.endswith("-3")
@@ -94,9 +94,9 @@ async def test_a_large_object_is_written_in_parts_whether_its_size_is_told_or_no
 
 def test_parts_are_never_too_many_and_never_too_small() -> None:
     for size in (0, PART_BYTES, 2**30, 5 * 2**40):
-        each = part_bytes(1, size)
-        assert each >= PART_BYTES
-        assert -(-size // each) <= 10_000
+        size_of_part = part_bytes(1, size)
+        assert size_of_part >= PART_BYTES
+        assert -(-size // size_of_part) <= 10_000
     assert sum(part_bytes(number, None) for number in range(1, 10_001)) > 5 * 2**40
 
 
@@ -108,7 +108,7 @@ async def test_a_large_object_is_created_once(store: S3ObjectStore, s3_bucket: B
     assert await unfinished(s3_bucket) == []
 
 
-async def test_what_was_put_is_there_after_a_kill_of_the_server(own_s3: S3) -> None:
+async def test_stored_objects_survive_a_kill_of_the_server(own_s3: S3) -> None:
     store = S3ObjectStore(own_s3.bucket())
     for number in range(5):
         await store.put(f"t/{number}", some(LARGE if number == 4 else number))
@@ -128,8 +128,8 @@ async def chunks():
         yield bytes(2**20)
 
 async def main():
-    uri, endpoint, region, *who = sys.argv[1:]
-    store = S3ObjectStore(bucket(uri, endpoint=endpoint, region=region, credentials=Credentials(*who)))
+    uri, endpoint, region, *credentials = sys.argv[1:]
+    store = S3ObjectStore(bucket(uri, endpoint=endpoint, region=region, credentials=Credentials(*credentials)))
     await store.put("small", chunks_of_one())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     await store.put("large", chunks())
@@ -146,9 +146,10 @@ asyncio.run(main())
 
 
 async def test_moving_a_large_object_takes_little_memory(s3: S3, s3_bucket: Bucket) -> None:
-    who = s3_bucket.credentials
+    credentials = s3_bucket.credentials
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", MOVES, f"s3://{s3_bucket.name}", s3.endpoint, REGION, who.access_key, who.secret_key,
+        sys.executable, "-c", MOVES, f"s3://{s3_bucket.name}", s3.endpoint, REGION, credentials.access_key,
+        credentials.secret_key,
         cwd=ROOT, stdout=subprocess.PIPE,
     )  # fmt: skip
     out, _ = await process.communicate()
@@ -186,7 +187,7 @@ async def test_a_cancelled_upload_is_aborted(store: S3ObjectStore, s3_bucket: Bu
     assert await unfinished(s3_bucket) == []
 
 
-async def test_uploads_of_dead_writers_are_swept_and_others_are_not(s3: S3) -> None:
+async def test_old_unfinished_uploads_are_swept_and_others_are_not(s3: S3) -> None:
     ours, theirs = s3.bucket("swept", "ours"), s3.bucket("swept", "theirs")
     wire = Wire()
     for place in (ours, theirs):
@@ -194,11 +195,11 @@ async def test_uploads_of_dead_writers_are_swept_and_others_are_not(s3: S3) -> N
     wire.close()
     assert await sweep(ours) == 0
     assert len(await unfinished(ours)) == 2
-    assert await sweep(ours, older_than_s=-5) == 1  # as old as it is by the server's clock, in whole seconds
+    assert await sweep(ours, older_than_s=-5) == 1  # ages are by the server's clock, in whole seconds
     assert await unfinished(ours) == ["theirs/t/ü k"]
 
 
-# --- answers that are lost -------------------------------------------------------------------------------------------
+# --- lost replies ----------------------------------------------------------------------------------------------------
 
 
 def through(proxy: Proxy, place: Bucket) -> S3ObjectStore:
@@ -210,7 +211,7 @@ def through(proxy: Proxy, place: Bucket) -> S3ObjectStore:
     ("size", "marker"),
     [(5, b"PUT /"), (LARGE, b"uploads="), (LARGE, b"partNumber=2"), (LARGE, b"<CompleteMultipartUpload>")],
 )
-async def test_a_lost_answer_is_asked_for_again_and_what_we_wrote_is_ours(
+async def test_a_request_with_a_lost_reply_is_repeated_and_recognised_as_ours(
     s3: S3, s3_bucket: Bucket, size: int, marker: bytes, *, create_only: bool
 ) -> None:
     async with proxied(f"127.0.0.1:{s3.port}") as proxy:
@@ -221,11 +222,11 @@ async def test_a_lost_answer_is_asked_for_again_and_what_we_wrote_is_ours(
         assert (meta.size, await read(store, "t/k")) == (size, whole(size))
         with pytest.raises(Duplicate):
             await store.put("t/k", some(size), create_only=True)
-    # The answer that would have named the first upload is lost: that one is left for the sweep.
+    # The reply with the id of the first upload is lost: the sweep removes that upload.
     assert len(await unfinished(s3_bucket)) == (marker == b"uploads=")
 
 
-async def test_a_reader_that_is_cut_off_is_told_so(s3: S3, s3_bucket: Bucket) -> None:
+async def test_an_interrupted_reader_gets_an_error(s3: S3, s3_bucket: Bucket) -> None:
     async with proxied(f"127.0.0.1:{s3.port}") as proxy:
         store = through(proxy, s3_bucket)
         await store.put("t/k", some(30 * MIB))
@@ -240,18 +241,18 @@ async def test_a_reader_that_is_cut_off_is_told_so(s3: S3, s3_bucket: Bucket) ->
 # --- a server that is away, full, or refuses -------------------------------------------------------------------------
 
 
-async def test_a_server_that_is_away_is_unavailable_soon_and_well_again_at_once(own_s3: S3) -> None:
+async def test_an_unreachable_server_is_unavailable_soon_and_used_at_once_when_it_returns(own_s3: S3) -> None:
     store = S3ObjectStore(own_s3.bucket())
     await store.put("t/k", some(5))
     own_s3.kill()
     outcomes: Sequence[object] = ()
     for stopwatch in tries_within(15):
-        asked = (
+        calls = (
             store.put("t/l", some(5)), store.head("t/k"), read(store, "t/k"), store.list("t/"), store.delete("t/k"),
             store.ping(),
         )  # fmt: skip
         with stopwatch:
-            outcomes = await asyncio.gather(*asked, return_exceptions=True)
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:
         assert isinstance(outcome, Unavailable)
         assert "does not answer" in outcome.message
@@ -262,7 +263,7 @@ async def test_a_server_that_is_away_is_unavailable_soon_and_well_again_at_once(
     assert await read(store, "t/k") == whole(5)
 
 
-async def test_a_server_killed_in_the_middle_of_an_upload_leaves_nothing_half_made(own_s3: S3) -> None:
+async def test_a_server_killed_during_an_upload_leaves_no_partial_object(own_s3: S3) -> None:
     place = own_s3.bucket()
     store, sent = S3ObjectStore(place), asyncio.Event()
 
@@ -281,7 +282,7 @@ async def test_a_server_killed_in_the_middle_of_an_upload_leaves_nothing_half_ma
     assert await read(store, "t/k") == whole(LARGE)
 
 
-async def test_a_server_that_stands_still_is_unavailable_in_bounded_time(own_s3: S3) -> None:
+async def test_a_paused_server_is_unavailable_within_the_timeout(own_s3: S3) -> None:
     store = S3ObjectStore(own_s3.bucket(), silence_s=1)
     own_s3.pause()
     asking = [asyncio.create_task(ask) for ask in (store.head("t/k"), store.put("t/k", some(5)))]
@@ -292,7 +293,7 @@ async def test_a_server_that_stands_still_is_unavailable_in_bounded_time(own_s3:
         assert isinstance(task.exception(), Unavailable)
 
 
-async def test_a_full_store_is_said_and_leaves_nothing(full_s3: S3) -> None:
+async def test_a_full_store_is_reported_and_leaves_nothing(full_s3: S3) -> None:
     place = full_s3.bucket()
     store = S3ObjectStore(place)
     await store.put("t/k", some(PART_BYTES))
@@ -313,24 +314,24 @@ async def test_a_full_store_is_said_and_leaves_nothing(full_s3: S3) -> None:
     await store.put("t/k", some(PART_BYTES))
 
 
-async def test_a_wrong_bucket_or_wrong_credentials_are_said_at_start_up(s3: S3) -> None:
+async def test_a_wrong_bucket_or_wrong_credentials_are_reported_at_start_up(s3: S3) -> None:
     right = s3.bucket()
     await S3ObjectStore(right).ping()
     assert await S3ObjectStore(right).list("weft-check/") == []
-    who = right.credentials
-    for wrong, said in (
-        (replace(right, name="not-there"), "bucket is not there"),
-        (replace(right, credentials=replace(who, secret_key="wrong")), "refuses the platform's credentials"),
-        (replace(right, credentials=replace(who, access_key="wrong")), "refuses the platform's credentials"),
+    credentials = right.credentials
+    for wrong, message in (
+        (replace(right, name="not-there"), "bucket does not exist"),
+        (replace(right, credentials=replace(credentials, secret_key="wrong")), "refuses the platform's credentials"),
+        (replace(right, credentials=replace(credentials, access_key="wrong")), "refuses the platform's credentials"),
         (replace(right, region="us-gov-west-1"), "WEFT_S3_REGION"),
     ):
-        with pytest.raises(InvalidRequest, match=said) as caught:
+        with pytest.raises(InvalidRequest, match=message) as caught:
             await S3ObjectStore(wrong).ping()
         assert "WEFT_" in str(caught.value)
-        assert who.secret_key not in str(caught.value)
+        assert credentials.secret_key not in str(caught.value)
 
 
-async def test_a_store_that_overwrites_what_is_there_is_refused(s3: S3, s3_bucket: Bucket) -> None:
+async def test_a_store_that_overwrites_objects_is_refused(s3: S3, s3_bucket: Bucket) -> None:
     async with proxied(f"127.0.0.1:{s3.port}", instead=(b"If-None-Match", b"If-None-Macht")) as forgetful:
         with pytest.raises(InvalidRequest, match="If-None-Match"):
             await through(forgetful, s3_bucket).ping()
@@ -339,7 +340,7 @@ async def test_a_store_that_overwrites_what_is_there_is_refused(s3: S3, s3_bucke
 # --- URLs ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_signed_url_is_good_for_one_method_and_one_object(store: S3ObjectStore, s3_bucket: Bucket) -> None:
+async def test_a_signed_url_is_valid_for_one_method_and_one_object(store: S3ObjectStore, s3_bucket: Bucket) -> None:
     await store.put("t/a b", some(3))
     await store.put("t/c", some(3))
     url = Signer(s3_bucket).url(ObjectRequest("get", "t/a b"))
@@ -356,7 +357,7 @@ async def test_a_signed_url_is_good_for_one_method_and_one_object(store: S3Objec
     wire.close()
 
 
-async def test_a_signed_url_ends(store: S3ObjectStore, s3_bucket: Bucket) -> None:
+async def test_a_signed_url_expires(store: S3ObjectStore, s3_bucket: Bucket) -> None:
     await store.put("t/k", some(3))
     wire = Wire()
     past = Signer(s3_bucket).sign("GET", "t/k", {}, now=time.time() - 301)
@@ -364,7 +365,7 @@ async def test_a_signed_url_ends(store: S3ObjectStore, s3_bucket: Bucket) -> Non
     wire.close()
 
 
-def test_without_an_endpoint_it_is_amazons_of_the_region() -> None:
+def test_the_default_endpoint_is_amazon_s_in_the_region() -> None:
     place = bucket("s3://examples", endpoint="", region="eu-north-1", credentials=Credentials("AKEY", "secret"))
     url = Signer(place).sign("GET", "a/b c", {}, now=1369353600)
     assert url.startswith("https://s3.eu-north-1.amazonaws.com/examples/a/b%20c?X-Amz-Algorithm=AWS4-HMAC-SHA256")
@@ -377,24 +378,24 @@ def test_without_an_endpoint_it_is_amazons_of_the_region() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "endpoint", "said"),
+    ("uri", "endpoint", "message"),
     [
         ("s3:/bucket", "", "s3://bucket"), ("s3://", "", "no bucket"), ("s3://B", "", "no bucket"),
         ("s3://bucket/../x", "", "prefix"), ("s3://bucket/a//b", "", "prefix"), ("gs://bucket", "", "s3://bucket"),
         ("s3://bucket", "localhost:9000", "WEFT_S3_ENDPOINT"), ("s3://bucket", "http://u:p@host", "WEFT_S3_ENDPOINT"),
     ],
 )  # fmt: skip
-def test_a_place_that_cannot_be_is_said(uri: str, endpoint: str, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_an_invalid_bucket_or_endpoint_is_refused(uri: str, endpoint: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         bucket(uri, endpoint=endpoint, region="r", credentials=Credentials("a", "s"))
 
 
 def test_credentials_come_from_a_file_and_are_never_shown(tmp_path: Path) -> None:
     path = tmp_path / "credentials"
     path.write_text("[default]\naws_access_key_id = AKEY\naws_secret_access_key = a%secret\n")
-    who = read_credentials(path)
-    assert (who.access_key, who.secret_key, who.session_token) == ("AKEY", "a%secret", "")
-    shown = repr(bucket("s3://bucket/p", endpoint="", region="r", credentials=who))
+    credentials = read_credentials(path)
+    assert (credentials.access_key, credentials.secret_key, credentials.session_token) == ("AKEY", "a%secret", "")
+    shown = repr(bucket("s3://bucket/p", endpoint="", region="r", credentials=credentials))
     assert "AKEY" not in shown
     assert "a%secret" not in shown
     path.write_text("[default]\naws_access_key_id AKEY a%secret\n")
@@ -404,12 +405,12 @@ def test_credentials_come_from_a_file_and_are_never_shown(tmp_path: Path) -> Non
         assert "a%secret" not in str(caught.value)
 
 
-def test_without_credentials_nothing_begins() -> None:
+def test_missing_credentials_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="WEFT_S3_SECRET_KEY"):
         bucket("s3://bucket", endpoint="", region="r", credentials=Credentials("", ""))
 
 
-async def test_an_object_that_is_not_there_is_told_from_a_bucket_that_is_not(s3: S3) -> None:
+async def test_a_missing_object_differs_from_a_missing_bucket(s3: S3) -> None:
     store = S3ObjectStore(s3.bucket("comes-and-goes"))
     with pytest.raises(NotFound):
         await read(store, "t/k")
@@ -418,7 +419,7 @@ async def test_an_object_that_is_not_there_is_told_from_a_bucket_that_is_not(s3:
         await read(store, "t/k")
 
 
-async def test_a_put_waits_for_nothing_but_its_source(store: S3ObjectStore) -> None:
+async def test_a_put_waits_only_for_its_source(store: S3ObjectStore) -> None:
     go_on = asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
@@ -427,13 +428,13 @@ async def test_a_put_waits_for_nothing_but_its_source(store: S3ObjectStore) -> N
         yield b"b"
 
     writing = asyncio.create_task(store.put("t/k", slowly()))
-    assert [meta async for meta in _each(store, 20)] == [None] * 20
+    assert [meta async for meta in _heads(store, 20)] == [None] * 20
     go_on.set()
     await writing
     await until(lambda: store.head("t/k"))
 
 
-async def _each(store: S3ObjectStore, count: int) -> AsyncIterator[object]:
+async def _heads(store: S3ObjectStore, count: int) -> AsyncIterator[object]:
     for _ in range(count):
         yield await store.head("t/k")
 
@@ -442,15 +443,15 @@ async def _each(store: S3ObjectStore, count: int) -> AsyncIterator[object]:
 
 
 class ForwardProxy:
-    """Passes plain HTTP on to one server, whatever host it is asked for."""
+    """Forwards plain HTTP to one server, for any host in the request."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        self.asked.append(head)
+        self.requests.append(head)
         there, back = await asyncio.open_connection("127.0.0.1", self._port)
         line, _, rest = head.partition(b"\r\n")
         method, url, version = line.split(b" ")
@@ -467,7 +468,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.close()
 
 
-async def test_the_environment_s_proxy_is_used_by_all_and_never_for_loopback(
+async def test_the_environment_s_proxy_is_used_except_for_loopback(
     s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passing = ForwardProxy(s3.port)
@@ -480,15 +481,17 @@ async def test_the_environment_s_proxy_is_used_by_all_and_never_for_loopback(
         store = S3ObjectStore(far)
         await store.put("t/k", some(3))
         assert await read(store, "t/k") == whole(3)
-        assert {head.split(b" ")[0] for head in passing.asked} >= {b"PUT", b"GET"}
-        assert all(b"\r\nproxy-authorization: Basic dXNlcjpwQHNz\r\n".lower() in head.lower() for head in passing.asked)
-        passing.asked.clear()
+        assert {head.split(b" ")[0] for head in passing.requests} >= {b"PUT", b"GET"}
+        assert all(
+            b"\r\nproxy-authorization: Basic dXNlcjpwQHNz\r\n".lower() in head.lower() for head in passing.requests
+        )
+        passing.requests.clear()
         assert await read(S3ObjectStore(s3_bucket), "t/k") == whole(3)
         await S3ObjectStore(s3_bucket).put("t/l", some(3))
-        assert passing.asked == []
+        assert passing.requests == []
         monkeypatch.setenv("no_proxy", "s3.invalid")
         with pytest.raises(Unavailable):
             await S3ObjectStore(far).put("t/k", some(3))
-        assert passing.asked == []
+        assert passing.requests == []
     finally:
         server.close()

@@ -1,4 +1,4 @@
-"""What every SecretStore does."""
+"""Contract of every SecretStore."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from services.core.adapters.sqlite import SqliteRecordStore
 from services.core.domain.errors import InvalidRequest, NoSpace, PermissionDenied, Unavailable
 from services.core.ports.record_store import RecordStore
 from services.core.ports.secret_store import SecretStore
+from tests.contract.hostile import TEXTS, Refusal, attempt
 
 
 class World(Protocol):
-    """One set of secrets and those who use it."""
+    """One set of secrets and its users."""
 
     async def another(self) -> SecretStore:
-        """Another process's view of it."""
+        """The store as another process uses it."""
         ...
 
     async def close(self) -> None: ...
@@ -44,7 +45,7 @@ class InFolder:
 
 
 class Encrypted:
-    """Among the records of a store; all that use it have one master key file."""
+    """In a record store; all users have the same master key file."""
 
     def __init__(self, open_records: Callable[[], Awaitable[RecordStore]], key: Path) -> None:
         self.open_records, self.key = open_records, key
@@ -61,16 +62,16 @@ class Encrypted:
 
 @pytest.fixture(params=["folder", "encrypted-sqlite", "encrypted-mongo"])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[World]:
-    one: World
+    world: World
     if request.param == "folder":
-        one = InFolder(tmp_path / "secrets")
+        world = InFolder(tmp_path / "secrets")
     elif request.param == "encrypted-sqlite":
-        one = Encrypted(lambda: SqliteRecordStore.open(tmp_path / "records.sqlite"), tmp_path / "keys" / "master-key")
+        world = Encrypted(lambda: SqliteRecordStore.open(tmp_path / "records.sqlite"), tmp_path / "keys" / "master-key")
     else:
         uri = request.getfixturevalue("mongo_uri")
-        one = Encrypted(lambda: MongoRecordStore.open(uri), tmp_path / "keys" / "master-key")
-    yield one
-    await one.close()
+        world = Encrypted(lambda: MongoRecordStore.open(uri), tmp_path / "keys" / "master-key")
+    yield world
+    await world.close()
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def in_folder(tmp_path: Path) -> InFolder:
 
 
 @pytest.mark.parametrize("value", [b"", b"\x00\xff\n", b"x" * 200_000], ids=len)
-async def test_what_was_put_is_read_by_everyone(world: World, value: bytes) -> None:
+async def test_a_stored_secret_is_read_by_all_processes(world: World, value: bytes) -> None:
     ours, theirs = await world.another(), await world.another()
     assert await theirs.get("admin-key") is None
     await ours.put("admin-key", b"the first")
@@ -88,7 +89,7 @@ async def test_what_was_put_is_read_by_everyone(world: World, value: bytes) -> N
     assert await theirs.get("another") is None
 
 
-async def test_get_or_create_keeps_what_is_there(world: World) -> None:
+async def test_get_or_create_keeps_an_existing_secret(world: World) -> None:
     store = await world.another()
     assert await store.get_or_create("k", b"first") == b"first"
     assert await store.get_or_create("k", b"second") == b"first"
@@ -96,7 +97,7 @@ async def test_get_or_create_keeps_what_is_there(world: World) -> None:
     assert await store.get_or_create("k", b"fourth") == b"third"
 
 
-async def test_of_racing_creators_all_get_the_same(world: World) -> None:
+async def test_racing_creators_get_the_same_value(world: World) -> None:
     stores = [await world.another() for _ in range(4)]
     for name in ("a", "b", "c"):
         values = await asyncio.gather(*[stores[n % 4].get_or_create(name, str(n).encode()) for n in range(16)])
@@ -113,7 +114,7 @@ async def test_a_deleted_secret_is_gone(world: World) -> None:
     assert await store.get_or_create("k", b"y") == b"y"
 
 
-async def test_names_never_meet(world: World) -> None:
+async def test_different_names_never_collide(world: World) -> None:
     store = await world.another()
     names = ["a/b", "a%2Fb", "..", ".", ".new", "../x", "=", "a b", "A B", "ä", "\n", "\x00"]
     for name in names:
@@ -122,7 +123,7 @@ async def test_names_never_meet(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 300, "ä" * 50, "\ud800"])
-async def test_what_is_no_name_is_refused(world: World, name: str) -> None:
+async def test_an_invalid_name_is_refused(world: World, name: str) -> None:
     store = await world.another()
     with pytest.raises(InvalidRequest):
         await store.put(name, b"x")
@@ -134,10 +135,37 @@ async def test_what_is_no_name_is_refused(world: World, name: str) -> None:
         await store.delete(name)
 
 
+async def test_a_hostile_name_is_kept_exactly_or_refused(world: World) -> None:
+    store = await world.another()
+    await store.put("other", b"o")
+    for text, name in TEXTS.items():
+        if isinstance(await attempt(store.put(name, b"x")), Refusal):
+            assert not 1 <= len(name) <= 80 or "surrogate" in text or text == "emoji"
+            for call in (store.get(name), store.get_or_create(name, b"y"), store.delete(name)):
+                assert isinstance(await attempt(call), Refusal)
+        else:
+            assert await store.get(name) == b"x"
+            assert await store.get_or_create(name, b"y") == b"x"
+            await store.delete(name)
+            assert await store.get(name) is None
+        assert await store.get("other") == b"o"
+
+
+async def test_a_value_of_10_mb_is_kept_exactly_or_refused(world: World) -> None:
+    store = await world.another()
+    await store.put("k", b"before")
+    value = os.urandom(10_000_000)
+    if isinstance(await attempt(store.put("k", value)), Refusal):
+        value = b"before"
+    assert await store.get("k") == value
+    await store.put("k", b"after")
+    assert await store.get("k") == b"after"
+
+
 # --- in a folder ---------------------------------------------------------------
 
 
-async def test_files_are_for_their_owner_alone_whatever_the_umask(in_folder: InFolder) -> None:
+async def test_only_the_owner_can_read_files_with_any_umask(in_folder: InFolder) -> None:
     in_folder.root.mkdir(mode=0o777)
     before = os.umask(0)
     try:
@@ -151,7 +179,7 @@ async def test_files_are_for_their_owner_alone_whatever_the_umask(in_folder: InF
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_full_disk_is_said_and_harms_nothing(in_folder: InFolder) -> None:
+async def test_a_full_disk_is_reported_and_changes_nothing(in_folder: InFolder) -> None:
     store = await in_folder.another()
     await store.put("k", b"before")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -167,7 +195,7 @@ async def test_a_full_disk_is_said_and_harms_nothing(in_folder: InFolder) -> Non
     assert len(in_folder.files()) == 1
 
 
-async def test_what_a_dead_writer_left_is_swept(in_folder: InFolder) -> None:
+async def test_files_of_dead_writers_are_swept(in_folder: InFolder) -> None:
     await (await in_folder.another()).put("k", b"x")
     (in_folder.root / ".new" / "half").write_bytes(b"hal")
     store = await in_folder.another()
@@ -186,14 +214,14 @@ async def test_a_link_is_no_secret(in_folder: InFolder, tmp_path: Path) -> None:
     assert (tmp_path / "outside").read_bytes() == b"o"
 
 
-def test_a_folder_that_cannot_be_is_said(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Unavailable):
         FolderSecretStore(tmp_path / "file")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_somebody_else_s_folder_is_refused(tmp_path: Path) -> None:
+def test_another_user_s_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secrets").mkdir()
     os.chown(tmp_path / "secrets", 12345, -1)
     with pytest.raises(PermissionDenied):

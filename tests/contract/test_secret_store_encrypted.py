@@ -1,4 +1,4 @@
-"""Secrets under envelope encryption: what lies in the store tells nothing, and nothing that was changed is believed."""
+"""Envelope encryption: the store reveals nothing, and anything changed in it is refused."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def another_view(key_file: MasterKeyFile) -> MasterKeyFile:
     return MasterKeyFile(key_file.path, made_here=True)
 
 
-# --- nothing is told ------------------------------------------------------------
+# --- confidentiality ------------------------------------------------------------
 
 
-async def test_no_stored_byte_holds_the_value(store: EncryptedSecretStore, tmp_path: Path) -> None:
+async def test_the_stored_files_never_contain_a_value(store: EncryptedSecretStore, tmp_path: Path) -> None:
     await store.put("wandb", CANARY)
     await store.put("wandb", CANARY + b"2")
     await store.get_or_create("other", CANARY)
@@ -62,11 +62,11 @@ async def test_no_stored_byte_holds_the_value(store: EncryptedSecretStore, tmp_p
         assert form not in stored
 
 
-async def test_equal_values_cannot_be_told_to_be_equal(store: EncryptedSecretStore, records: SqliteRecordStore) -> None:
+async def test_equal_values_have_different_texts(store: EncryptedSecretStore, records: SqliteRecordStore) -> None:
     await store.put("a", CANARY)
     await store.put("b", CANARY)
-    one, two = await records.find(KIND, {})
-    texts = [part for body in (one.body, two.body) for part in (body["value"], body["key"]["wrapped"])]
+    first, second = await records.find(KIND, {})
+    texts = [part for body in (first.body, second.body) for part in (body["value"], body["key"]["wrapped"])]
     assert len(set(texts)) == 4
 
 
@@ -88,11 +88,11 @@ async def test_neither_a_repr_nor_a_trace_nor_a_log_shows_a_value_or_a_key(
         assert "=a" not in text
 
 
-# --- nothing that was changed is believed ---------------------------------------
+# --- integrity ---------------------------------------
 
 
 def changed_bits(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The body with one bit of one of its texts or numbers the other way round, for each of them."""
+    """For each bit of the texts and numbers of the body: the body with this bit flipped."""
     places: list[tuple[str, ...]] = [("value",), ("key", "wrapped"), ("key", "master")]
     for place in places:
         text = body[place[0]] if len(place) == 1 else body[place[0]][place[1]]
@@ -110,7 +110,7 @@ def changed_bits(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{number} {bit}", {**body, number: body[number] ^ (1 << bit)}
 
 
-async def test_every_single_flipped_bit_of_a_record_is_refused(tmp_path: Path) -> None:
+async def test_a_record_with_any_flipped_bit_is_refused(tmp_path: Path) -> None:
     records, key_file = MemoryRecordStore(), MasterKeyFile(tmp_path / "master-key", made_here=True)
     store = await EncryptedSecretStore.open(records, key_file)
     await store.put("name", CANARY)
@@ -129,10 +129,8 @@ async def test_every_single_flipped_bit_of_a_record_is_refused(tmp_path: Path) -
 
 @given(data=st.data())
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
-def test_no_record_whose_text_was_changed_anywhere_gives_another_value(
-    key_file: MasterKeyFile, data: st.DataObject
-) -> None:
-    """Any byte of the record's JSON, id and all, changed to any other: the same value, or none."""
+def test_a_changed_record_never_gives_another_value(key_file: MasterKeyFile, data: st.DataObject) -> None:
+    """Any byte of the record's JSON, including its id, changed to any other gives the same value or an error."""
 
     async def body() -> None:
         records = MemoryRecordStore()
@@ -148,7 +146,7 @@ def test_no_record_whose_text_was_changed_anywhere_gives_another_value(
             await records.delete(KIND, record.id)
             await records.insert(moved)
         except (ValueError, TypeError, AttributeError, WeftError):
-            return  # not even a record
+            return  # the text is no record
         if not isinstance(changed, dict):
             return
         for name in {"name", *await store.names()}:
@@ -185,9 +183,7 @@ async def test_a_part_of_an_earlier_version_is_refused(
         await store.get("a")
 
 
-async def test_a_damaged_secret_is_mended_by_writing_it_again(
-    store: EncryptedSecretStore, records: SqliteRecordStore
-) -> None:
+async def test_a_damaged_secret_can_be_written_again(store: EncryptedSecretStore, records: SqliteRecordStore) -> None:
     await store.put("a", b"x")
     (record,) = await records.find(KIND, {})
     await records.replace(Record(kind=KIND, id=record.id, body={"schema": 1}, index={}, rev=record.rev))
@@ -197,7 +193,7 @@ async def test_a_damaged_secret_is_mended_by_writing_it_again(
     assert await store.get("a") == b"y"
 
 
-async def test_a_secret_of_a_newer_weft_is_left_alone(store: EncryptedSecretStore, records: SqliteRecordStore) -> None:
+async def test_a_secret_of_a_newer_weft_is_not_changed(store: EncryptedSecretStore, records: SqliteRecordStore) -> None:
     await store.put("a", b"x")
     (record,) = await records.find(KIND, {})
     newer = {**record.body, "schema": 2}
@@ -212,7 +208,7 @@ async def test_a_secret_of_a_newer_weft_is_left_alone(store: EncryptedSecretStor
 # --- the master key -------------------------------------------------------------
 
 
-async def test_the_master_key_is_made_once_and_for_its_owner_alone(
+async def test_the_master_key_is_created_once_and_readable_by_its_owner_only(
     records: SqliteRecordStore, key_file: MasterKeyFile
 ) -> None:
     views = [another_view(key_file) for _ in range(16)]
@@ -222,7 +218,7 @@ async def test_the_master_key_is_made_once_and_for_its_owner_alone(
     assert [path.name for path in key_file.path.parent.iterdir() if "master" in path.name] == ["master-key"]
 
 
-async def test_a_lost_master_key_is_one_clear_error_and_no_new_key_is_made(
+async def test_a_missing_master_key_is_an_error_and_no_new_key_is_created(
     store: EncryptedSecretStore, records: SqliteRecordStore, key_file: MasterKeyFile
 ) -> None:
     await store.put("a", b"x")
@@ -239,7 +235,7 @@ async def test_a_lost_master_key_is_one_clear_error_and_no_new_key_is_made(
     assert await store.get("a") == b"x"
 
 
-async def test_a_wrong_master_key_is_one_clear_error_that_names_the_one_that_is_needed(
+async def test_a_wrong_master_key_is_an_error_that_names_the_needed_one(
     store: EncryptedSecretStore, records: SqliteRecordStore, key_file: MasterKeyFile, tmp_path: Path
 ) -> None:
     await store.put("a", b"x")
@@ -259,7 +255,7 @@ async def test_a_master_key_that_others_can_read_is_refused(key_file: MasterKeyF
         another_view(key_file).keys()
 
 
-async def test_a_given_key_file_may_belong_to_a_group_and_is_never_made(
+async def test_a_given_key_file_may_belong_to_a_group_and_is_never_created(
     records: SqliteRecordStore, tmp_path: Path
 ) -> None:
     given = MasterKeyFile(tmp_path / "given", made_here=False)
@@ -272,7 +268,7 @@ async def test_a_given_key_file_may_belong_to_a_group_and_is_never_made(
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "weftmk1_12\n", "rubbish\n", "\xff\n"])
-async def test_a_file_without_a_key_says_so_and_does_not_say_what_it_holds(
+async def test_an_error_about_a_key_file_does_not_quote_its_content(
     records: SqliteRecordStore, key_file: MasterKeyFile, text: str
 ) -> None:
     key_file.path.write_text(text)
@@ -282,10 +278,10 @@ async def test_a_file_without_a_key_says_so_and_does_not_say_what_it_holds(
     assert "rubbish" not in caught.value.message
 
 
-async def test_the_master_key_is_changed_while_others_read_and_write(
+async def test_the_master_key_is_changed_during_reads_and_writes(
     records: SqliteRecordStore, key_file: MasterKeyFile
 ) -> None:
-    """Nobody reads a wrong value or none at any moment; afterwards the old key is needed by nothing."""
+    """No reader gets a wrong value or none at any time; afterwards no secret needs the old key."""
     stores = [await EncryptedSecretStore.open(records, another_view(key_file)) for _ in range(3)]
     names = [f"s{n}" for n in range(40)]
     for name in names:
@@ -321,7 +317,7 @@ async def test_the_master_key_is_changed_while_others_read_and_write(
     assert key_file.keys().ids == [new]
 
 
-async def test_a_change_of_the_master_key_that_was_cut_is_finished_by_the_next(
+async def test_an_interrupted_change_of_the_master_key_is_finished_by_the_next(
     store: EncryptedSecretStore, records: SqliteRecordStore, key_file: MasterKeyFile
 ) -> None:
     for n in range(5):
@@ -337,7 +333,7 @@ async def test_a_change_of_the_master_key_that_was_cut_is_finished_by_the_next(
     assert [await store.get(f"s{n}") for n in range(5)] == [b"x"] * 5
 
 
-async def test_a_damaged_secret_keeps_no_other_from_the_new_master_key(
+async def test_a_damaged_secret_does_not_stop_the_change_of_the_master_key(
     store: EncryptedSecretStore, records: SqliteRecordStore, key_file: MasterKeyFile
 ) -> None:
     for n in range(3):
@@ -349,7 +345,7 @@ async def test_a_damaged_secret_keeps_no_other_from_the_new_master_key(
     assert await store.wrapped_by() == {new: 2, "": 1}
 
 
-async def test_two_cannot_change_the_master_key_at_once(key_file: MasterKeyFile) -> None:
+async def test_concurrent_changes_of_the_master_key_are_refused(key_file: MasterKeyFile) -> None:
     key_file.make()
     with key_file.changing(), pytest.raises(WeftError, match="another command"), another_view(key_file).changing():
-        pytest.fail("both had it")
+        pytest.fail("both commands held the lock")

@@ -1,4 +1,4 @@
-"""What a status store on etcd does when etcd, or the way to it, fails: nothing is lost, nothing is seen twice."""
+"""Failures of etcd and of the network: a StatusStore on etcd loses no change and delivers none twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SILENCE_S = 0.3
 
 @pytest.fixture(params=["installed", "3.6"])
 def own_etcd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Etcd]:
-    """One that the test may kill, not started yet: of the version that is installed, and of the newest."""
+    """An etcd that the test may kill, not started yet: the installed version, and the newest."""
     if request.param == "3.6":
         go_built: GoBuilt = request.getfixturevalue("go_built")
         monkeypatch.setenv("ETCD_BIN", str(go_built("etcd", SERVERS / "etcd")))
@@ -52,7 +52,7 @@ async def connected(address: str, prefix: str = "/weft", **options: float) -> As
 
 
 class Watcher:
-    """Applies what it sees, as every reader of a watch does."""
+    """Applies the changes of a watch, as all its readers do."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
@@ -96,16 +96,16 @@ async def write(store: EtcdStatusStore, first: int, last: int) -> None:
 
 
 async def again(call: Callable[[], Awaitable[T]]) -> T:
-    """As callers do it: an etcd that is back is found half a second later, at the next try to connect."""
-    answers: list[T] = []
+    """Repeats the call as callers do: the connection finds a restarted etcd only after up to half a second."""
+    results: list[T] = []
 
-    async def answered() -> bool:
+    async def succeeded() -> bool:
         with suppress(Unavailable):
-            answers.append(await call())
-        return bool(answers)
+            results.append(await call())
+        return bool(results)
 
-    await until(answered)
-    return answers[0]
+    await until(succeeded)
+    return results[0]
 
 
 def expected(last: int) -> dict[str, str]:
@@ -113,7 +113,7 @@ def expected(last: int) -> dict[str, str]:
 
 
 async def compact(address: str) -> None:
-    """Forgets all history up to now."""
+    """Compacts all history up to now."""
     connection = Connection(address, credentials=Credentials(), timeout_s=HANG_S)
     now = (await connection.call(connection.kv.Range, rpc_pb2.RangeRequest(key=b"x"))).header.revision
     await connection.call(connection.kv.Compact, rpc_pb2.CompactionRequest(revision=now))
@@ -123,7 +123,7 @@ async def compact(address: str) -> None:
 # --- etcd dies -----------------------------------------------------------------
 
 
-async def test_a_watch_sees_each_change_once_over_kills_of_etcd(own_etcd: Etcd) -> None:
+async def test_a_watch_delivers_each_change_once_over_kills_of_etcd(own_etcd: Etcd) -> None:
     own_etcd.start()
     await own_etcd.ready()
     async with connected(own_etcd.address) as store, watching(store) as watcher:
@@ -143,7 +143,7 @@ async def test_a_watch_sees_each_change_once_over_kills_of_etcd(own_etcd: Etcd) 
         assert watcher.revisions == sorted(set(watcher.revisions))
 
 
-async def test_a_wiped_etcd_makes_watchers_forget_what_is_gone(own_etcd: Etcd) -> None:
+async def test_watchers_of_a_wiped_etcd_drop_what_is_gone(own_etcd: Etcd) -> None:
     own_etcd.start_empty()
     await own_etcd.ready()
     async with connected(own_etcd.address) as store, watching(store) as watcher:
@@ -164,9 +164,9 @@ async def test_a_wiped_etcd_makes_watchers_forget_what_is_gone(own_etcd: Etcd) -
 @pytest.mark.parametrize(
     ("cluster", "written"),
     [("second", 60), ("first", 5)],
-    ids=["it is another cluster that has got further", "it is the same cluster whose revision fell"],
+    ids=["by another cluster id", "by a lower revision"],
 )
-async def test_a_wiped_etcd_is_known_by(own_etcd: Etcd, cluster: str, written: int) -> None:
+async def test_a_wiped_etcd_is_recognised(own_etcd: Etcd, cluster: str, written: int) -> None:
     own_etcd.start(cluster="first")
     await own_etcd.ready()
     async with proxied(own_etcd.address) as proxy, connected(proxy.address) as store, watching(store) as watcher:
@@ -187,7 +187,7 @@ async def test_a_wiped_etcd_is_known_by(own_etcd: Etcd, cluster: str, written: i
         await until(lambda: watcher.known == expected(written + 20))
 
 
-async def test_a_watcher_whose_history_was_compacted_lists_again(etcd: Etcd, etcd_prefix: str) -> None:
+async def test_a_watch_lists_again_after_compaction(etcd: Etcd, etcd_prefix: str) -> None:
     async with (
         proxied(etcd.address) as proxy,
         connected(proxy.address, etcd_prefix) as store,
@@ -208,7 +208,7 @@ async def test_a_watcher_whose_history_was_compacted_lists_again(etcd: Etcd, etc
         assert watcher.resets == 2
 
 
-# --- the way to it fails -------------------------------------------------------
+# --- the network fails -------------------------------------------------------
 
 
 async def test_a_watch_resumes_over_broken_connections(etcd: Etcd, etcd_prefix: str) -> None:
@@ -229,7 +229,7 @@ async def test_a_watch_resumes_over_broken_connections(etcd: Etcd, etcd_prefix: 
         assert watcher.revisions == sorted(set(watcher.revisions))
 
 
-async def test_a_watch_that_cannot_connect_does_not_spin(etcd: Etcd, etcd_prefix: str) -> None:
+async def test_a_watch_without_connection_does_not_spin(etcd: Etcd, etcd_prefix: str) -> None:
     async with proxied(etcd.address) as proxy, connected(proxy.address, etcd_prefix) as store, watching(store):
         proxy.cut()
         before, since = proxy.connections, time.monotonic()
@@ -238,7 +238,7 @@ async def test_a_watch_that_cannot_connect_does_not_spin(etcd: Etcd, etcd_prefix
         assert proxy.connections - before <= 7.5 * (time.monotonic() - since)
 
 
-async def test_a_connection_that_went_silent_is_noticed_and_replaced(etcd: Etcd, etcd_prefix: str) -> None:
+async def test_a_silent_connection_is_replaced(etcd: Etcd, etcd_prefix: str) -> None:
     async with (
         proxied(etcd.address) as proxy,
         connected(proxy.address, etcd_prefix, silence_s=SILENCE_S) as store,
@@ -258,16 +258,16 @@ async def test_a_connection_that_went_silent_is_noticed_and_replaced(etcd: Etcd,
                 await until(lambda: watcher.known == expected(written))  # noqa: B023 - in this round only
         assert watcher.resets == 1
         await until(lambda: time.monotonic() - frozen > LONG_TTL_S)
-        assert lease.alive, "its keep-alives have found a new connection, too"
+        assert lease.alive, "its keep-alives use a new connection, too"
 
 
-async def test_a_silent_watch_on_a_healthy_connection_stays(etcd: Etcd, etcd_prefix: str) -> None:
-    asked, silence_s = 3, 0.5  # within which etcd has to answer
+async def test_an_idle_watch_keeps_its_healthy_connection(etcd: Etcd, etcd_prefix: str) -> None:
+    progress_requests, silence_s = 3, 0.5  # within which etcd has to answer
     async with proxied(etcd.address) as proxy, connected(proxy.address, etcd_prefix, silence_s=silence_s) as store:
         async with watching(store) as watcher:
             await until(lambda: proxy.connections == 2)
             since = time.monotonic()
-            await until(lambda: time.monotonic() - since > asked * 2 * silence_s)
+            await until(lambda: time.monotonic() - since > progress_requests * 2 * silence_s)
             await store.put("/jobs/0000", "0")
             await until(lambda: watcher.known == expected(1))
         assert proxy.connections == 2
@@ -276,11 +276,11 @@ async def test_a_silent_watch_on_a_healthy_connection_stays(etcd: Etcd, etcd_pre
 # --- etcd hangs ----------------------------------------------------------------
 
 
-async def test_a_lease_is_lost_by_its_own_deadline_while_etcd_hangs(own_etcd: Etcd) -> None:
+async def test_a_lease_is_lost_at_its_deadline_while_etcd_hangs(own_etcd: Etcd) -> None:
     own_etcd.start()
     await own_etcd.ready()
     async with connected(own_etcd.address, timeout_s=0.5) as store:
-        still = False
+        was_alive = False
         for stopwatch in tries_within(TTL_S + 1):  # one keep-alive may be answered before it hangs
             with stopwatch:
                 lease = await store.lease(TTL_S)
@@ -288,13 +288,13 @@ async def test_a_lease_is_lost_by_its_own_deadline_while_etcd_hangs(own_etcd: Et
                 try:
                     with pytest.raises(Unavailable):
                         await store.get("/members/a")
-                    still = lease.alive
+                    was_alive = lease.alive
                     await asyncio.wait_for(lease.lost(), HANG_S)
                     assert not lease.alive
                     await lease.revoke()
                 finally:
                     own_etcd.resume()
-        assert still
+        assert was_alive
 
 
 async def test_a_lease_survives_a_restart_of_etcd_within_its_ttl(own_etcd: Etcd) -> None:
@@ -310,7 +310,7 @@ async def test_a_lease_survives_a_restart_of_etcd_within_its_ttl(own_etcd: Etcd)
         assert await again(lambda: store.get("/members/a")) is not None
 
 
-async def test_a_clock_that_jumped_with_a_sleeping_machine_ends_the_lease(etcd: Etcd, etcd_prefix: str) -> None:
+async def test_a_lease_is_lost_after_the_machine_slept_past_its_deadline(etcd: Etcd, etcd_prefix: str) -> None:
     now = 100.0
     clock: Callable[[], float] = lambda: now  # noqa: E731
     store = EtcdStatusStore(etcd.address, prefix=etcd_prefix, clock=clock)
@@ -322,7 +322,7 @@ async def test_a_clock_that_jumped_with_a_sleeping_machine_ends_the_lease(etcd: 
     await store.close()
 
 
-async def test_without_an_etcd_every_call_says_so() -> None:
+async def test_every_call_raises_unavailable_without_etcd() -> None:
     async with connected(f"127.0.0.1:{free_port()}") as store:
         for call in (
             store.ping(),
@@ -340,10 +340,10 @@ async def test_without_an_etcd_every_call_says_so() -> None:
                 await call
 
 
-# --- who may -------------------------------------------------------------------
+# --- users -------------------------------------------------------------------
 
 
-async def test_a_user_whose_token_etcd_forgot_asks_for_another(own_etcd: Etcd) -> None:
+async def test_a_token_that_etcd_lost_is_renewed(own_etcd: Etcd) -> None:
     own_etcd.start()
     await own_etcd.ready()
     admin = Connection(own_etcd.address, credentials=Credentials(), timeout_s=HANG_S)
@@ -362,7 +362,7 @@ async def test_a_user_whose_token_etcd_forgot_asks_for_another(own_etcd: Etcd) -
         lease = await store.lease(60)
         await write(store, 0, 5)
         await until(lambda: watcher.known == expected(5))
-        own_etcd.kill()  # its tokens are in its memory only
+        own_etcd.kill()  # its tokens are in memory only
         own_etcd.start()
         await own_etcd.ready()
         await asyncio.gather(*(again(partial(store.put, f"/jobs/{n:04}", str(n))) for n in range(5, 10)))
@@ -373,3 +373,44 @@ async def test_a_user_whose_token_etcd_forgot_asks_for_another(own_etcd: Etcd) -
         await lease.revoke()
         assert await store.get("/members/a") is None
     await store.close()
+
+
+# --- another program writes to etcd --------------------------------------------
+
+
+async def write_bytes(address: str, key: bytes, value: bytes) -> None:
+    connection = Connection(address, credentials=Credentials(), timeout_s=3)
+    await connection.call(connection.kv.Put, rpc_pb2.PutRequest(key=key, value=value))
+    await connection.close()
+
+
+async def test_a_key_that_is_not_utf_8_is_malformed_and_the_others_are_not(etcd: Etcd, etcd_prefix: str) -> None:
+    async with connected(etcd.address, etcd_prefix) as store, watching(store) as watcher:
+        await write_bytes(etcd.address, f"{etcd_prefix}/jobs/j1/learners/".encode() + b"\xff\x00\xc3", b"{}")
+        await store.put("/jobs/0000", "0")
+        bad = "/jobs/j1/learners/\\xff\x00\\xc3"
+        await until(lambda: watcher.known == {bad: "{}", "/jobs/0000": "0"})
+        listed = {entry.key: entry.malformed for entry in await store.list("/jobs/")}
+        assert listed == {bad: "the key is not UTF-8", "/jobs/0000": ""}
+        assert await store.delete_prefix("/jobs/j1/") == 1
+        await until(lambda: watcher.known == expected(1))
+
+
+async def test_values_larger_than_a_message_stop_neither_a_list_nor_a_watch(etcd: Etcd, etcd_prefix: str) -> None:
+    limit = 3 * 2**20
+    async with (
+        proxied(etcd.address) as proxy,
+        connected(proxy.address, etcd_prefix, max_message=limit) as store,
+        connected(etcd.address, etcd_prefix) as other,
+        watching(store) as watcher,
+    ):
+        proxy.cut()
+        for number in range(6):  # the watch catches up on them in one message
+            await write_bytes(etcd.address, f"{etcd_prefix}/jobs/large-{number}".encode(), b"x" * 2**20)
+        await write(other, 0, 10)
+        proxy.mend()
+        large = {f"/jobs/large-{number}": "" for number in range(6)}
+        await until(lambda: watcher.known == expected(10) | large)
+        assert len(await again(lambda: store.list("/jobs/"))) == 16
+        await write(other, 10, 20)
+        await until(lambda: watcher.known == expected(20) | large)

@@ -1,4 +1,4 @@
-"""Whether the test bed's network fails as its words say: what is shown with it is worth no more than that."""
+"""The test bed's network fails as its methods say; the tests that use it depend on that."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Echo(socketserver.ThreadingTCPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
-        self.asked: list[bytes] = []
+        self.received: list[bytes] = []
 
 
 class _Answer(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         assert isinstance(self.server, Echo)
         for line in self.rfile:
-            self.server.asked.append(line)
+            self.server.received.append(line)
             self.wfile.write(line)
 
 
@@ -51,7 +51,7 @@ def connected(line: Line) -> socket.socket:
 
 
 def answer(connection: socket.socket, question: bytes) -> bytes:
-    """Empty where the connection has ended instead."""
+    """The reply; empty if the connection ended."""
     try:
         connection.sendall(question)
         return connection.recv(100)
@@ -59,12 +59,12 @@ def answer(connection: socket.socket, question: bytes) -> bytes:
         return b""
 
 
-def test_a_line_passes_questions_and_answers(line: Line) -> None:
+def test_a_line_passes_requests_and_replies(line: Line) -> None:
     with connected(line) as connection:
         assert answer(connection, b"hello\n") == b"hello\n"
 
 
-def test_a_cut_line_breaks_what_is_open_refuses_what_is_new_and_can_be_mended(line: Line) -> None:
+def test_a_cut_line_breaks_and_refuses_connections_until_mended(line: Line) -> None:
     with connected(line) as connection:
         assert answer(connection, b"before\n") == b"before\n"
         line.cut()
@@ -76,7 +76,7 @@ def test_a_cut_line_breaks_what_is_open_refuses_what_is_new_and_can_be_mended(li
         assert answer(connection, b"again\n") == b"again\n"
 
 
-def test_a_delay_comes_before_each_answer(line: Line) -> None:
+def test_a_delay_precedes_each_reply(line: Line) -> None:
     line.delay(0.3)
     with connected(line) as connection:
         began = time.monotonic()
@@ -84,17 +84,17 @@ def test_a_delay_comes_before_each_answer(line: Line) -> None:
         assert time.monotonic() - began >= 0.3
 
 
-def test_a_lost_answer_s_question_has_arrived(line: Line, echo: Echo) -> None:
+def test_the_request_of_a_lost_reply_arrives(line: Line, echo: Echo) -> None:
     line.lose_answers()
     with connected(line) as connection:
         assert answer(connection, b"done\n") == b""
-    assert echo.asked == [b"done\n"]
+    assert echo.received == [b"done\n"]
     line.mend()
     with connected(line) as connection:
         assert answer(connection, b"again\n") == b"again\n"
 
 
-def test_answers_end_after_so_many_bytes(line: Line) -> None:
+def test_replies_end_after_a_number_of_bytes(line: Line) -> None:
     line.limit_answers(10)
     with connected(line) as connection:
         connection.sendall(b"0123456\n" * 3)
@@ -102,10 +102,10 @@ def test_answers_end_after_so_many_bytes(line: Line) -> None:
             assert answers.read() == b"0123456\n01"
 
 
-def test_a_silent_line_answers_nothing_and_breaks_nothing(line: Line, echo: Echo) -> None:
+def test_a_silent_line_neither_replies_nor_breaks(line: Line, echo: Echo) -> None:
     line.silence()
     with connected(line) as connection:
         connection.settimeout(0.3)
         with pytest.raises(TimeoutError):
             answer(connection, b"hello\n")
-        eventually(lambda: echo.asked == [b"hello\n"])
+        eventually(lambda: echo.received == [b"hello\n"])

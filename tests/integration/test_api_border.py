@@ -16,6 +16,7 @@ import pytest_asyncio
 import structlog.testing
 
 from services.api.answers import Time, to_json
+from services.api.explain import JobExplanation
 from services.api.job_answer import Job
 from services.api.use_cases import artifacts, jobs, keys, platform, submission
 from tests.testbed.api import SPEC, Api, running_api
@@ -225,7 +226,7 @@ async def test_answers_match_their_schemas(api: Api) -> None:
         (jobs.ListJobsReply, (await api.admin.get("/v1/jobs")).json()),
         (submission.JobPlan, (await api.admin.post("/v1/jobs?dry_run=true", json=SPEC)).json()),
         (jobs.GetHistoryReply, (await api.admin.get(f"{url}/history")).json()),
-        (jobs.JobExplanation, (await api.admin.get(f"{url}/explain")).json()),
+        (JobExplanation, (await api.admin.get(f"{url}/explain")).json()),
         (artifacts.ListArtifactsReply, (await api.admin.get(f"{url}/artifacts")).json()),
         (platform.GetQueueReply, (await api.admin.get("/v1/queue")).json()),
         (platform.ClusterState, (await api.admin.get("/v1/cluster")).json()),

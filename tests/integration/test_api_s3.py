@@ -98,7 +98,7 @@ async def test_a_full_store_refuses_new_code_and_keeps_what_it_has(s3_binary: Pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"object_store": "s3://not-there"}, "bucket is not there"),
+        ({"object_store": "s3://not-there"}, "bucket does not exist"),
         ({"s3_secret_key": "wrong"}, "refuses the platform's credentials"),
         ({"s3_secret_key": ""}, "WEFT_S3_SECRET_KEY"),
         ({"object_store": "somewhere"}, "s3://bucket"),

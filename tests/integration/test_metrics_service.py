@@ -1,4 +1,4 @@
-"""The metrics service as a process, beside a real etcd."""
+"""The metrics service as a process, with a real etcd."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ HelperOf = Callable[..., Helper]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[MetricsProcess]:
-    """For tests that do not kill it; each has a job of its own."""
+    """A process for tests that do not kill it; each test uses its own job."""
     with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
         yield service
 
 
 @pytest.fixture
 def service(request: pytest.FixtureRequest, tmp_path: Any, etcd: Etcd) -> Iterator[MetricsProcess]:
-    """The shared one, or (``@own``) one that the test may ill-treat."""
+    """The shared process, or (``@own``) one that the test may kill."""
     if request.node.get_closest_marker("usefixtures") is None:
         yield request.getfixturevalue("shared")
         return
@@ -53,7 +53,7 @@ def service(request: pytest.FixtureRequest, tmp_path: Any, etcd: Etcd) -> Iterat
 
 @pytest.fixture
 def own_service() -> None:
-    """Asks ``service`` for a process of the test's own."""
+    """Makes ``service`` a process of the test's own."""
 
 
 own = pytest.mark.usefixtures("own_service")
@@ -67,10 +67,10 @@ async def status(etcd: Etcd) -> AsyncGenerator[StatusStore]:
 
 
 @pytest.fixture
-async def peers(service: MetricsProcess) -> AsyncGenerator[list[Peer]]:
+async def clients(service: MetricsProcess) -> AsyncGenerator[list[Peer]]:
     made: list[Peer] = []
     yield made
-    await asyncio.gather(*(peer.close() for peer in made))
+    await asyncio.gather(*(client.close() for client in made))
 
 
 @pytest.fixture
@@ -79,19 +79,19 @@ def job() -> str:
 
 
 @pytest.fixture
-def helper(service: MetricsProcess, peers: list[Peer], job: str) -> HelperOf:
+def helper(service: MetricsProcess, clients: list[Peer], job: str) -> HelperOf:
     def make(rank: int = 0, attempt: int = 1, **options: Any) -> Helper:
         made = Helper(service, job, rank=rank, attempt=attempt, **options)
-        peers.append(made)
+        clients.append(made)
         return made
 
     return make
 
 
 @pytest.fixture
-async def reader(service: MetricsProcess, peers: list[Peer]) -> Reader:
+async def reader(service: MetricsProcess, clients: list[Peer]) -> Reader:
     made = Reader(service)
-    peers.append(made)
+    clients.append(made)
     return made
 
 
@@ -104,7 +104,7 @@ async def in_etcd(status: StatusStore, job: str, name: str = "worker-0") -> dict
     return None if entry is None else json.loads(entry.value)
 
 
-# --- who may do what ---
+# --- permissions ---
 
 
 async def test_a_learner_may_write_for_itself_only(helper: HelperOf, reader: Reader, job: str) -> None:
@@ -121,14 +121,14 @@ async def test_a_learner_may_write_for_itself_only(helper: HelperOf, reader: Rea
     assert await reader.lines(job) == []
 
 
-async def test_bad_credentials_are_refused(service: MetricsProcess, helper: HelperOf, peers: list[Peer]) -> None:
-    await helper().append()  # it is up
+async def test_bad_credentials_are_refused(service: MetricsProcess, helper: HelperOf, clients: list[Peer]) -> None:
+    await helper().append()  # the service is up
     stranger = helper(secret=b"another installation's secret")
     with pytest.raises(Unauthenticated):
         await stranger.append()
     as_service = Peer(service, metrics_pb2_grpc.IntakeStub, secret=SECRET)
     as_learner = Peer(service, metrics_pb2_grpc.TelemetryStub, learner_token="x.y")
-    peers += [as_service, as_learner]
+    clients += [as_service, as_learner]
     with pytest.raises(PermissionDenied):
         await as_service.call("Append", pb.AppendRequest())
     with pytest.raises(Unauthenticated):
@@ -138,7 +138,7 @@ async def test_bad_credentials_are_refused(service: MetricsProcess, helper: Help
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b"{}", b'{"times": []}', b"[" * 60_000, b"\xff", b'{"name": 1}', b"x" * 70_000]
 )
-async def test_a_report_that_is_none_is_refused(helper: HelperOf, text: bytes) -> None:
+async def test_a_malformed_report_is_refused(helper: HelperOf, text: bytes) -> None:
     with pytest.raises(InvalidRequest):
         await helper().call("Report", pb.ReportRequest(status=text))
 
@@ -146,9 +146,7 @@ async def test_a_report_that_is_none_is_refused(helper: HelperOf, text: bytes) -
 # --- logs and points ---
 
 
-async def test_what_is_appended_is_read_once_however_often_it_was_sent(
-    helper: HelperOf, reader: Reader, job: str
-) -> None:
+async def test_lines_sent_repeatedly_are_stored_once(helper: HelperOf, reader: Reader, job: str) -> None:
     mine, other = helper(0), helper(1)
     assert await mine.append(mine.lines(0, ["a", "b"]), mine.points(0, [0.5, math.nan])) == [20, 20]
     assert await mine.append(mine.lines(0, ["a", "b"])) == [20]
@@ -158,11 +156,11 @@ async def test_what_is_appended_is_read_once_however_often_it_was_sent(
     assert await reader.lines(job) == ["a", "b", "c", "x"]
     assert await reader.lines(job, rank=0, search="[bc]", tail=1) == ["c"]
     hello = await mine.call("Hello", pb.HelloRequest(protocol=1))
-    assert [(one.source.source, one.committed, one.final) for one in hello.sources] == [
+    assert [(state.source.source, state.committed, state.final) for state in hello.sources] == [
         ("stdout", 30, True), ("metrics.jsonl", 20, False),
     ]  # fmt: skip
     points = (await reader.call("Points", pb.PointsRequest(job_id=job))).points
-    assert [(one.seq, one.point.step) for one in points] == [(1, 0), (2, 1)]
+    assert [(stored.seq, stored.point.step) for stored in points] == [(1, 0), (2, 1)]
     assert math.isnan(points[1].point.value)
     series = await reader.call("Series", pb.PointsRequest(job_id=job, names=["loss"]))
     assert series.points[0].point.value == 0.5
@@ -171,7 +169,7 @@ async def test_what_is_appended_is_read_once_however_often_it_was_sent(
     assert (summary.progress, summary.eta_ms) == (-1, -1)
 
 
-async def test_a_former_attempt_may_still_send_what_it_wrote(
+async def test_a_former_attempt_may_still_send_its_logs(
     helper: HelperOf, reader: Reader, status: StatusStore, job: str
 ) -> None:
     await announce(status, job, attempt=2)
@@ -180,7 +178,7 @@ async def test_a_former_attempt_may_still_send_what_it_wrote(
     assert await reader.lines(job) == ["last words"]
 
 
-async def test_a_forgotten_job_is_gone_and_stays_so(helper: HelperOf, reader: Reader, job: str) -> None:
+async def test_a_forgotten_job_stays_deleted(helper: HelperOf, reader: Reader, job: str) -> None:
     mine = helper()
     await mine.append(mine.lines(0, ["a"]))
     await reader.call("Forget", pb.ForgetRequest(job_id=job))
@@ -189,7 +187,7 @@ async def test_a_forgotten_job_is_gone_and_stays_so(helper: HelperOf, reader: Re
         await mine.append(mine.lines(1, ["b"]))
 
 
-async def test_long_lines_come_in_pages_that_a_peer_accepts(helper: HelperOf, reader: Reader, job: str) -> None:
+async def test_pages_of_long_lines_fit_into_a_message(helper: HelperOf, reader: Reader, job: str) -> None:
     mine = helper()
     for at in range(0, 400, 100):
         await mine.append(mine.lines(at, ["\U0001f9f5" * 4_000] * 100))
@@ -199,12 +197,12 @@ async def test_long_lines_come_in_pages_that_a_peer_accepts(helper: HelperOf, re
         after = reply.through_seq
         if not reply.lines:
             break
-        seqs += [one.seq for one in reply.lines]
+        seqs += [stored.seq for stored in reply.lines]
     assert seqs == list(range(1, 401))
 
 
 @own
-async def test_each_line_is_stored_once_over_kill_9_of_the_service(
+async def test_each_line_is_stored_once_over_kills_of_the_service(
     service: MetricsProcess, helper: HelperOf, reader: Reader, job: str
 ) -> None:
     async def ship(mine: Helper) -> None:
@@ -230,28 +228,28 @@ async def _stored(reader: Reader, job: str, lines: int) -> bool:
 # --- following ---
 
 
-async def test_a_follower_sees_each_line_once_and_soon(helper: HelperOf, reader: Reader, job: str) -> None:
+async def test_a_follower_gets_each_line_once_and_within_200_ms(helper: HelperOf, reader: Reader, job: str) -> None:
     mine = helper()
     await mine.append(mine.lines(0, [f"old {at}" for at in range(5)]))
     stream = reader.stream("FollowLines", pb.LinesRequest(job_id=job, tail=2))
     replies = aiter(stream)
-    seen = [one.line.text for one in (await anext(replies)).lines]
-    for stopwatch in tries_within(0.2):  # generous: the bench says how fast
+    received = [stored.line.text for stored in (await anext(replies)).lines]
+    for stopwatch in tries_within(0.2):  # generous: the benchmark measures it
         delays: list[float] = []
         while len(delays) < 20:
             with Stopwatch() as delay:
-                await mine.append(mine.lines(3 + len(seen), [f"new {len(seen) - 2}"]))
+                await mine.append(mine.lines(3 + len(received), [f"new {len(received) - 2}"]))
                 reply = await anext(replies)
                 while not reply.lines:
                     reply = await anext(replies)
-            seen += [one.line.text for one in reply.lines]
+            received += [stored.line.text for stored in reply.lines]
             delays.append(delay.took_s)
         stopwatch.took_s = sorted(delays)[10]
     stream.cancel()
-    assert seen == ["old 3", "old 4", *(f"new {at}" for at in range(len(seen) - 2))]
+    assert received == ["old 3", "old 4", *(f"new {at}" for at in range(len(received) - 2))]
 
 
-async def test_helpers_may_gather_what_nobody_follows(helper: HelperOf, reader: Reader, job: str) -> None:
+async def test_helpers_may_gather_lines_of_a_job_without_followers(helper: HelperOf, reader: Reader, job: str) -> None:
     mine = helper()
 
     async def may_gather() -> bool:
@@ -266,14 +264,14 @@ async def test_helpers_may_gather_what_nobody_follows(helper: HelperOf, reader: 
     await until(may_gather)
 
 
-async def test_a_follower_of_what_is_not_there_yet_hears_signs_of_life(reader: Reader, job: str) -> None:
+async def test_a_follower_of_an_empty_job_gets_keep_alives(reader: Reader, job: str) -> None:
     stream = reader.stream("FollowPoints", pb.PointsRequest(job_id=job, after_seq=0))
     replies = [await stream.read() for _ in range(3)]
     stream.cancel()
-    assert [(len(one.points), one.through_seq) for one in replies] == [(0, 0)] * 3
+    assert [(len(reply.points), reply.through_seq) for reply in replies] == [(0, 0)] * 3
 
 
-async def test_a_follower_with_a_filter_goes_on_past_what_does_not_match(
+async def test_a_follower_with_a_filter_skips_lines_that_do_not_match(
     helper: HelperOf, reader: Reader, job: str
 ) -> None:
     mine = helper()
@@ -285,13 +283,13 @@ async def test_a_follower_with_a_filter_goes_on_past_what_does_not_match(
     while not reply.lines:
         reply = await stream.read()
     stream.cancel()
-    assert [(one.seq, one.line.text) for one in reply.lines] == [(51, "yes")]
+    assert [(stored.seq, stored.line.text) for stored in reply.lines] == [(51, "yes")]
     assert reply.through_seq == 51
 
 
 @own
 @pytest.mark.parametrize("end", ["kill", "stop"])
-async def test_a_follower_loses_and_doubles_nothing_over_restarts_of_the_service(
+async def test_a_follower_gets_each_line_once_over_restarts_of_the_service(
     service: MetricsProcess, helper: HelperOf, reader: Reader, job: str, end: str
 ) -> None:
     count = 400
@@ -303,18 +301,18 @@ async def test_a_follower_loses_and_doubles_nothing_over_restarts_of_the_service
             at = committed // 10
 
     async def follow() -> list[int]:
-        seen: list[int] = []
+        received: list[int] = []
         after = 0
-        while len(seen) < count:
+        while len(received) < count:
             try:
                 async for reply in reader.stream("FollowLines", pb.LinesRequest(job_id=job, after_seq=after)):
-                    seen += [one.seq for one in reply.lines]
+                    received += [stored.seq for stored in reply.lines]
                     after = reply.through_seq
-                    if len(seen) >= count:
+                    if len(received) >= count:
                         break
             except grpc.RpcError:
                 await asyncio.sleep(0.02)
-        return seen
+        return received
 
     following, shipping = asyncio.create_task(follow()), asyncio.create_task(ship())
     for stored in (100, 250):
@@ -336,9 +334,9 @@ async def test_a_report_is_in_etcd_once_its_attempt_is_current(helper: HelperOf,
     await announce(status, job)
     assert await mine.report(Phase.WAITING)
     assert await mine.report(Phase.DOWNLOADING)
-    found = await in_etcd(status, job)
-    assert found is not None
-    assert (found["phase"], found["seq"], found["attempt"]) == ("DOWNLOADING", 2, 1)
+    stored = await in_etcd(status, job)
+    assert stored is not None
+    assert (stored["phase"], stored["seq"], stored["attempt"]) == ("DOWNLOADING", 2, 1)
 
 
 async def test_an_older_report_never_overwrites_a_newer_one(helper: HelperOf, status: StatusStore, job: str) -> None:
@@ -346,12 +344,12 @@ async def test_an_older_report_never_overwrites_a_newer_one(helper: HelperOf, st
     await announce(status, job)
     assert await mine.report(Phase.READY, seq=5)
     assert await mine.report(Phase.WAITING, seq=4)
-    found = await in_etcd(status, job)
-    assert found is not None
-    assert (found["phase"], found["seq"]) == ("READY", 5)
+    stored = await in_etcd(status, job)
+    assert stored is not None
+    assert (stored["phase"], stored["seq"]) == ("READY", 5)
 
 
-async def test_a_stale_attempt_is_told_so_and_writes_nothing(helper: HelperOf, status: StatusStore, job: str) -> None:
+async def test_a_stale_attempt_is_refused_and_writes_nothing(helper: HelperOf, status: StatusStore, job: str) -> None:
     former, newer = helper(attempt=1), helper(attempt=2)
     await announce(status, job, attempt=1)
     assert await former.report(Phase.PROCESSING)
@@ -359,19 +357,19 @@ async def test_a_stale_attempt_is_told_so_and_writes_nothing(helper: HelperOf, s
     assert await newer.report(Phase.WAITING)
     assert not await former.report(Phase.STORED)
     assert await former.beat() == (False, False)
-    found = await in_etcd(status, job)
-    assert found is not None
-    assert (found["attempt"], found["phase"]) == (2, "WAITING")
+    stored = await in_etcd(status, job)
+    assert stored is not None
+    assert (stored["attempt"], stored["phase"]) == (2, "WAITING")
 
 
 @pytest.mark.parametrize("value", [None, '{"attempt": 1, "learners": 1}', "no JSON", "[]"])
-async def test_where_the_current_attempt_is_not_known_nobody_is_told_that_it_is_over(
+async def test_an_unknown_current_attempt_is_unavailable_not_stale(
     helper: HelperOf, status: StatusStore, job: str, value: str | None
 ) -> None:
     if value is not None:
         await status.put(f"/jobs/{job}/attempt", value)
     mine = helper(attempt=2)
-    await mine.append()  # it is up
+    await mine.append()  # the service is up
     with pytest.raises(Unavailable, match="not known"):
         await mine.once("Beat", pb.BeatRequest())
     with pytest.raises(Unavailable, match="not known"):
@@ -385,23 +383,23 @@ def _json(helper: Helper, phase: Phase) -> bytes:
                        "seq": status.seq, "phase": phase.value}).encode()  # fmt: skip
 
 
-async def test_nobody_goes_before_everyone_is_ready(helper: HelperOf, status: StatusStore, job: str) -> None:
+async def test_no_learner_starts_before_its_gang_is_ready(helper: HelperOf, status: StatusStore, job: str) -> None:
     await announce(status, job, learners=3)
     gang = [helper(rank) for rank in range(3)]
     former = helper(rank=2, attempt=1)
-    for one in gang[:2]:
-        await one.report(Phase.READY)
-        assert await one.beat() == (True, False)
+    for member in gang[:2]:
+        await member.report(Phase.READY)
+        assert await member.beat() == (True, False)
     await former.report(Phase.DOWNLOADING)
     assert await gang[0].beat() == (True, False)
     await gang[2].report(Phase.READY, seq=9)
-    assert [await one.beat() for one in gang] == [(True, True)] * 3
+    assert [await member.beat() for member in gang] == [(True, True)] * 3
     await announce(status, job, attempt=2, learners=3)
     await until(lambda: _is(gang[0], current=False))
 
 
-async def _is(one: Helper, *, current: bool) -> bool:
-    return (await one.beat())[0] is current
+async def _is(helper: Helper, *, current: bool) -> bool:
+    return (await helper.beat())[0] is current
 
 
 async def test_learners_of_a_former_attempt_do_not_make_a_gang_ready(
@@ -416,30 +414,30 @@ async def test_learners_of_a_former_attempt_do_not_make_a_gang_ready(
     assert await second.beat() == (True, False)
 
 
-async def test_a_job_is_as_far_as_the_slowest_learner_of_its_newest_attempt(
+async def test_progress_of_a_job_is_that_of_the_slowest_learner_of_its_newest_attempt(
     helper: HelperOf, reader: Reader, status: StatusStore, job: str
 ) -> None:
     slow, fast, former = helper(0, attempt=2), helper(1, attempt=2), helper(1, attempt=1)
     await announce(status, job, attempt=2)
-    for one, progress in ((fast, 0.9), (slow, 0.25), (former, 0.1)):
-        await one.call("Beat", pb.BeatRequest(progress=progress, eta_ms=7000))
+    for member, progress in ((fast, 0.9), (slow, 0.25), (former, 0.1)):
+        await member.call("Beat", pb.BeatRequest(progress=progress, eta_ms=7000))
     summary = await reader.call("Summary", pb.SummaryRequest(job_id=job))
     assert (summary.progress, summary.eta_ms) == (0.25, 7000)
 
 
-# --- the service's own life ---
+# --- the process ---
 
 
-async def test_it_is_ready_a_member_and_counted(
+async def test_the_service_is_ready_a_member_and_has_metrics(
     service: MetricsProcess, helper: HelperOf, status: StatusStore, job: str
 ) -> None:
     mine = helper()
     await mine.append(mine.lines(0, ["a"]))
     await until(lambda: _members(status))
     await until(lambda: _ready(service))
-    told = service.operations("/metrics")
+    exposed = service.operations("/metrics")
     for name in ("lines_total", "points_total", "batches_refused_total", "followers", "learners_seen", "reports"):
-        assert f"weft_metrics_{name}" in told
+        assert f"weft_metrics_{name}" in exposed
 
 
 def _ready(service: MetricsProcess) -> bool:
@@ -454,7 +452,7 @@ async def _members(status: StatusStore) -> bool:
     return bool(await status.list("/members/metrics/"))
 
 
-async def test_logs_are_taken_in_while_etcd_is_away_and_reports_come_back_when_it_lost_everything(
+async def test_logs_are_stored_without_etcd_and_reports_return_after_etcd_lost_everything(
     own_etcd: Etcd, tmp_path: Any, job: str
 ) -> None:
     with running(tmp_path, own_etcd.address) as service:
@@ -477,15 +475,15 @@ async def test_logs_are_taken_in_while_etcd_is_away_and_reports_come_back_when_i
         assert await in_etcd(status, job) is None
 
         await announce(status, job)
-        await until(lambda: _comes_back(mine, status, job))  # as a helper does: the same state again and again
-        await until(lambda: _goes(mine))
+        await until(lambda: _comes_back(mine, status, job))  # helpers repeat their state
+        await until(lambda: _may_start(mine))
         assert await reader.lines(job) == ["before etcd is there", "etcd is dead"]
         await until(lambda: _members(status))
-        for peer in (mine, reader, status):
-            await peer.close()
+        for client in (mine, reader, status):
+            await client.close()
 
 
-async def _goes(mine: Helper) -> bool:
+async def _may_start(mine: Helper) -> bool:
     return await mine.beat() == (True, True)
 
 
@@ -514,7 +512,7 @@ async def test_urls_are_signed_for_the_current_attempt_only(
     own = f"tenants/t/jobs/{job}/attempts/{{}}/results/worker-0/out"
     try:
         await new.call("Hello", pb.HelloRequest(protocol=1))
-        with pytest.raises(Unavailable, match="not known"):  # nobody has told etcd yet
+        with pytest.raises(Unavailable, match="not known"):  # the Guardian has not written it yet
             await signed(new, "put", own.format(2))
         await announce(status, job, attempt=1)
         wire = Wire()
@@ -528,7 +526,7 @@ async def test_urls_are_signed_for_the_current_attempt_only(
         with pytest.raises(PermissionDenied):
             await signed(new, "put", own.format(1))
         await status.delete_prefix(f"/jobs/{job}/")
-        with pytest.raises(Unavailable, match="not known"):  # etcd has lost it, and will be told again
+        with pytest.raises(Unavailable, match="not known"):  # etcd has lost it
             await signed(new, "put", own.format(2))
         wire.close()
     finally:
@@ -536,7 +534,7 @@ async def test_urls_are_signed_for_the_current_attempt_only(
         await new.close()
 
 
-async def test_where_objects_are_in_a_folder_there_are_no_urls(helper: HelperOf, status: StatusStore, job: str) -> None:
+async def test_no_urls_are_signed_for_objects_in_a_folder(helper: HelperOf, status: StatusStore, job: str) -> None:
     await announce(status, job)
     with pytest.raises(InvalidRequest, match="folder"):
         await helper().call("Sign", pb.SignRequest(requests=[pb.ObjectRequest(verb="get", key="x")]))

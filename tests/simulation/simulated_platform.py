@@ -149,7 +149,7 @@ class SimulatedPlatform(ControlPlane):
         self.hint_bus.receivers.remove(process.on_hint)
         self._processes.remove(process)
         joining = process.membership._task
-        keepers = [lease._keeper for lease in connection.leases]
+        keepers = [lease._renewal for lease in connection.leases]
         tasks = [*process.tasks, *([joining] if joining is not None else []), *keepers]
         for task in tasks:
             task.cancel()

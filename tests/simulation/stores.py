@@ -116,10 +116,10 @@ class SimulatedEtcd(MemoryStatusStore):
 
     async def open_lease(self, connection: Connection, ttl_s: float) -> EtcdLease:
         """As ``EtcdStatusStore.lease``: returns the real client's lease, over the connection of one process."""
-        asked_at = self.clock()
+        requested_at = self.clock()
         granted: MemoryLease = await connection.call("status", "lease", self.lease, (ttl_s,), {})
         etcd_connection: Any = _EtcdConnection(connection, self)
-        lease = EtcdLease(etcd_connection, granted.id, ttl_s=ttl_s, asked_at=asked_at, boottime=self.clock)
+        lease = EtcdLease(etcd_connection, granted.id, ttl_s=ttl_s, requested_at=requested_at, boottime=self.clock)
         self._client_leases[granted.id] = lease
         connection.leases.append(lease)
         return lease

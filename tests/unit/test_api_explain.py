@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.api.explain import explain_json
+from services.api.explain import explain
 from services.core.domain.job import Attempt, Job, State, Verdict
 from services.core.domain.status import Desired, Status
 
@@ -26,8 +26,8 @@ def job(status: Status, *, learners: int = 1, number: int = 1, **more: Any) -> J
 
 
 def explained(document: Job) -> tuple[str, list[str]]:
-    answer = explain_json(document, None, now=NOW)
-    return answer["summary"], answer["hints"]
+    answer = explain(document, None, now=NOW)
+    return answer.summary, answer.hints
 
 
 def test_explanation_of_a_completed_job_has_its_duration_and_the_download_command() -> None:

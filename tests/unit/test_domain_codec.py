@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.domain.codec import dump, load
-from services.core.domain.document import read_job
+from services.core.domain.document import MAX_TIME_MS, held_placement, read_job
 from services.core.domain.errors import Conflict, Quarantined
-from services.core.domain.job import SCHEMA, AppliedKey, Job
+from services.core.domain.job import SCHEMA, AppliedKey, Job, admitted
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
 from services.core.domain.status import Phase, Status
-from tests.documents import a_job
+from tests.documents import NOW, a_job
 
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -109,6 +109,26 @@ def test_an_unreadable_document_is_refused_with_its_reason() -> None:
         read_job(job.id, {**whole, "tenant": 1})
     with pytest.raises(Quarantined, match="it is the document of job"):
         read_job("jother", whole)
+
+
+def test_a_document_with_an_implausible_number_or_time_is_refused() -> None:
+    job = a_job()
+    for wrong in (replace(job, rev=-1), replace(job, history_seq=2**31 + 1)):
+        with pytest.raises(Quarantined, match="negative or implausibly large"):
+            read_job(job.id, dump(wrong))
+    for wrong in (replace(job, created=-1), replace(job, finished=MAX_TIME_MS + 1)):
+        with pytest.raises(Quarantined, match="a time before 1970 or after 9999"):
+            read_job(job.id, dump(wrong))
+
+
+def test_the_placement_of_an_unreadable_document_is_read_where_it_holds_hardware() -> None:
+    document = dump(admitted(a_job(), placement={"worker-0": "n1"}, dispatcher_term=1, now=NOW))
+    damaged = {**document, "generation": "x"}
+    assert held_placement(damaged) == (document["spec"], {"worker-0": "n1"})
+    assert held_placement({**damaged, "released": NOW}) is None
+    assert held_placement({**damaged, "spec": None}) is None
+    assert held_placement({**damaged, "attempt": {**document["attempt"], "placement": []}}) is None
+    assert held_placement({**damaged, "attempt": {**document["attempt"], "number": 0}}) is None
 
 
 def test_the_older_field_name_wishes_is_read_as_applied_keys() -> None:

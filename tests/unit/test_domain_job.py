@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.core.domain.errors import Conflict, IllegalTransition
+from services.core.domain.errors import Conflict, IllegalTransition, NotFound
 from services.core.domain.job import (
+    KEPT_APPLIED_KEYS,
+    AppliedKey,
     Claim,
     Event,
     Job,
@@ -25,6 +27,7 @@ from services.core.domain.job import (
     removed,
     set_desired,
     trimmed,
+    with_applied_key,
 )
 from services.core.domain.status import RESTING, TERMINAL, Desired, Status, allowed
 from tests.documents import NOW, a_job, at_status
@@ -179,7 +182,20 @@ def test_applying_the_desired_state_again_changes_nothing() -> None:
     assert apply_desired(replace(ended, released=NOW, desired=D.KILL), actor="lcm", now=NOW).status is S.FAILED
 
 
-def test_only_a_job_at_rest_can_be_deleted() -> None:
+def test_the_latest_applied_keys_are_kept_and_the_oldest_dropped() -> None:
+    job = a_job()
+    dropped: list[AppliedKey] = []
+    for number in range(KEPT_APPLIED_KEYS + 2):
+        job, oldest = with_applied_key(job, f"key {number}", now=NOW + number)
+        dropped += oldest
+    assert [applied.key for applied in dropped] == ["key 0", "key 1"]
+    assert len(job.applied_keys) == KEPT_APPLIED_KEYS
+    assert job.was_applied("key 2", since=NOW + 1)
+    assert not job.was_applied("key 2", since=NOW + 2)
+    assert not job.was_applied("key 0", since=NOW - 1)
+
+
+def test_only_a_job_at_rest_can_be_deleted_and_then_not_changed() -> None:
     for live in (a_job(), running()):
         with pytest.raises(Conflict, match="kill it first"):
             removed(live, now=NOW)
@@ -189,6 +205,8 @@ def test_only_a_job_at_rest_can_be_deleted() -> None:
     deleted = removed(released(ended, now=NOW), now=NOW + 1)
     assert deleted.deleted == NOW + 1
     check_replace(ended, deleted)
+    with pytest.raises(NotFound, match="there is no job"):
+        set_desired(deleted, D.KILL, actor="a", now=NOW + 2)
 
 
 def test_trimming_drops_the_copied_events() -> None:

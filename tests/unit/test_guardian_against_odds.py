@@ -13,8 +13,9 @@ from services.core.domain.sizes import SIZES
 from services.core.domain.spec import parse_spec
 from services.core.domain.status import Desired, Status
 from services.core.ports.cluster import Node
-from services.lcm.scheduling import fifo
+from services.lcm.scheduling.fifo import decide
 from services.lcm.scheduling.placement import all_free, gang_of
+from services.lcm.scheduling.policy import Waiter
 from tests.documents import NOW, a_job, at_status
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane, VirtualClock
 
@@ -64,8 +65,8 @@ def test_a_clock_that_was_an_hour_ahead_does_not_delay_a_retry_by_an_hour() -> N
         for begun in (far, near)
     ]
     machine = all_free([Node(name="local", cpus=16, memory=64 * 10**9, gpus=4)])
-    queue = [fifo.Waiter.of(job, gang_of(parse_spec(job.spec), SIZES)) for job in jobs]
-    first, second = fifo.decide(queue, free=machine, capacity=machine, now=NOW)
+    queue = [Waiter.of(job, gang_of(parse_spec(job.spec), SIZES)) for job in jobs]
+    first, second = decide(queue, free=machine, capacity=machine, now=NOW)
     assert first.placement is not None
     assert second.pending_reason == "BackOff"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.helper import environment
-from services.helper.environment import EnvironmentSpec, required_environment
+from services.helper.fetch import environment
+from services.helper.fetch.environment import EnvironmentSpec, required_environment
 from services.helper.fetch.progress import FetchFailed
 
 

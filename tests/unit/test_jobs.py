@@ -10,7 +10,8 @@ import pytest
 from services.core.domain.errors import NotFound, StaleFence, StaleRevision
 from services.core.domain.job import Claim, Event, Job
 from services.core.domain.status import Status
-from services.core.use_cases.jobs import copy_history, history, update
+from services.core.ports.job_store import JobQuery, Unreadable
+from services.core.use_cases.jobs import all_jobs, copy_history, history, update
 from tests.documents import NOW, a_job, at_status
 from tests.testbed.memory import MemoryJobStore
 
@@ -94,6 +95,17 @@ async def test_a_claim_that_is_taken_over_during_the_update_is_noticed() -> None
     job = await store.insert(a_job(guardian=Claim(term=2, nonce="a")))
     with pytest.raises(StaleFence, match="term 3, ours is 2"):
         await update(store, job.id, Claim(term=2, nonce="a"), touched)
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 10])
+async def test_all_jobs_are_listed_in_order_over_several_pages(page: int) -> None:
+    store = MemoryJobStore()
+    jobs = [await store.insert(a_job()) for _ in range(5)]
+    store.plant(jobs[3].id, "{")
+    left_out: list[Unreadable] = []
+    listed = [job async for job in all_jobs(store, JobQuery(), page=page, left_out=left_out)]
+    assert listed == [*jobs[:3], jobs[4]]
+    assert [unreadable.id for unreadable in left_out] == [jobs[3].id]
 
 
 async def test_history_merges_the_copied_events_with_the_document_s() -> None:

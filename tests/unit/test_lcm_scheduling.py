@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.core.domain.errors import InvalidRequest
 from services.core.domain.sizes import SIZES
 from services.core.domain.spec import parse_spec
 from services.core.ports.cluster import Node
-from services.lcm.scheduling.fifo import Decision, Waiter, decide
+from services.lcm.scheduling.fifo import decide
 from services.lcm.scheduling.placement import Free, Gang, all_free, fits_as_placed, gang_of, pieces, place, subtract
+from services.lcm.scheduling.policies import find_policy
+from services.lcm.scheduling.policy import Decision, Waiter
 
 GB = 10**9
 
@@ -137,3 +141,8 @@ def test_no_node_is_ever_overcommitted(gangs: list[tuple[int, int]], sizes: list
             assert len(decision.placement) == len(decision.job.gang.learners)
             left = subtract(left, pieces(decision.job.gang, decision.placement))
     assert all(node.cpus >= 0 and node.gpus >= 0 and node.memory >= 0 for node in left)
+
+
+def test_an_unknown_policy_is_refused_with_the_names_of_those_there_are() -> None:
+    with pytest.raises(InvalidRequest, match="WEFT_POLICY=lottery is no scheduling policy; there are: fifo"):
+        find_policy("lottery")

@@ -258,3 +258,16 @@ async def test_a_status_under_another_learner_s_key_does_not_make_the_gang_ready
     assert await attempts.may_go(first) == (True, False)
     assert await reports.write(second, status(second)) == WRITTEN
     assert await attempts.may_go(first) == (True, True)
+
+
+async def test_a_report_with_text_that_no_store_takes_is_written_with_escapes(
+    store: CountedStore, attempts: Attempts
+) -> None:
+    await store.announce(1)
+    document = {**dump(status(learner())), "message": "a\x00b\ud800", "extra": {"\x00": ["\udcff"]}}
+    reported = status_of(learner(), json.dumps(document).encode())
+    assert await Reports(store, attempts).write(learner(), reported) == WRITTEN
+    (entry,) = await store.list(f"/jobs/{JOB}/learners/")
+    written = json.loads(entry.value)
+    assert written["message"] == r"a\x00b\ud800"
+    assert written["extra"] == {r"\x00": [r"\xff"]}

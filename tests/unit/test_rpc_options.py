@@ -17,7 +17,7 @@ from services.core.adapters.rpc import client, server
 
 @pytest.mark.parametrize(
     "options",
-    [client.OPTIONS, server.OPTIONS, api.OPTIONS, connection._OPTIONS],
+    [client.OPTIONS, server.OPTIONS, api.OPTIONS, connection.options(connection.MAX_MESSAGE)],
     ids=["client", "server", "api", "etcd"],
 )
 def test_grpc_knows_the_name_of_every_connection_option(options: tuple[tuple[str, int], ...]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import weft
+from tests.waiting import HANG_S
 from weft._learner import Reporter, StopRequest
 
 SDK = Path(weft.__file__).parent.parent
@@ -58,7 +59,7 @@ def run_learner(code: str, folder: Path | None, *, isolated: bool = False) -> An
         env=environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 

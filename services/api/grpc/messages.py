@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -28,11 +29,13 @@ P = TypeVar("P", bound=BaseModel)
 
 def message(kind: type[M], answer: Answer) -> M:
     """The answer as a message. What is None or UNSET is absent."""
-    descriptors = kind.DESCRIPTOR.fields_by_name
+    descriptors = _descriptors(kind.DESCRIPTOR)
     fields: dict[str, Any] = {}
     for name in answer.__struct_fields__:
         value = getattr(answer, name)
-        if value is not None and value is not UNSET:
+        if type(value) is int or type(value) is bool:
+            fields[name] = value
+        elif value is not None and value is not UNSET:
             fields[name] = _field(descriptors.get(name), value)
     return kind(**fields)
 
@@ -74,6 +77,12 @@ def series_message(series: JobSeries) -> jobs_pb2.JobSeries:
             for step, value, time, attempt in columns
         ],
     )
+
+
+@cache
+def _descriptors(descriptor: Any) -> dict[str, Any]:
+    """The fields of a message by name. Cached because a page has thousands of messages."""
+    return dict(descriptor.fields_by_name)
 
 
 def _field(descriptor: Any, value: Any) -> Any:

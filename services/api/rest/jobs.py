@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.api.answers import Done
+from services.api.explain import JobExplanation
 from services.api.idempotency import checked_key
 from services.api.job_answer import Job
 from services.api.rest.answers import answer, replay_headers
@@ -16,7 +17,7 @@ from services.api.rest.bodies import body_schema, read_model
 from services.api.rest.openapi import JobId, ok
 from services.api.rest.permissions import Reader, Services, Writer
 from services.api.use_cases import jobs
-from services.api.use_cases.jobs import GetHistoryReply, HistoryParams, JobExplanation, JobsParams, ListJobsReply
+from services.api.use_cases.jobs import GetHistoryReply, HistoryParams, JobsParams, ListJobsReply
 from services.core.domain.errors import PreconditionFailed
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Final
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from msgspec.structs import replace
 from pydantic import Field
 
 from services.api.access import Principal
 from services.api.answers import Answer, Done, doc
-from services.api.explain import explain_json
+from services.api.explain import JobExplanation, explain
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
 from services.api.params import Params, wrong_parameter
 from services.api.services import ApiServices
@@ -60,21 +60,6 @@ class GetHistoryReply(Answer):
     """The history of a job."""
 
     events: Annotated[list[JobEvent], doc("Events, oldest first.")]
-
-
-class JobExplanation(Answer):
-    """Why a job is in its state."""
-
-    id: Annotated[str, doc("Id of the job.")]
-    status: Annotated[str, doc("Its status.")]
-    summary: Annotated[str, doc("Its state in one sentence, whose subject is the job.")]
-    reason: Annotated[str, doc("Stable code of why it has this status; may be empty.")]
-    message: Annotated[str, doc("The reason in words; may be empty.")]
-    pending_reason: Annotated[str, doc("Stable code of why it waits; else empty.")]
-    hints: Annotated[list[str], doc("What its owner can do, with commands that can be typed as they stand.")]
-    queue_position: Annotated[
-        int | UnsetType, doc("Place in the queue, from 1. Only while it waits and the dispatcher answers.")
-    ] = UNSET
 
 
 async def list_jobs(services: ApiServices, principal: Principal, params: JobsParams) -> ListJobsReply:
@@ -142,7 +127,7 @@ async def explain_job(services: ApiServices, principal: Principal, job_id: str) 
     """Why the job is in its state, and what its owner can do."""
     document = await services.jobs.get(principal, job_id)
     waiting = await services.platform.waiting([job_id]) if document.status is Status.QUEUED else {}
-    return JobExplanation(**explain_json(document, waiting.get(job_id), now=services.jobs.now()))
+    return explain(document, waiting.get(job_id), now=services.jobs.now())
 
 
 async def _set_desired(

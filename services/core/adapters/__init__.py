@@ -1,1 +1,1 @@
-"""The outside world: each adapter implements a port on one library, and alone imports it."""
+"""Adapters: each implements a port on one library, and is the only package that imports it."""

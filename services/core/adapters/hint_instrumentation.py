@@ -1,7 +1,7 @@
-"""How many hints went, arrived and were lost: the same counters for every way of sending them.
+"""Prometheus counters of hints, shared by all ways of sending them.
 
-The sender's: sent = handed over to the broker, or to the service they are for. The worker's: what it took from the
-broker was delivered, lost (its service was away) or poisoned (no hint at all).
+The sender counts hints as sent (to the broker, or to the receiving service) or dropped. The worker counts messages from
+the broker as delivered, lost (the receiving service was away) or poisoned (the message was no hint).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Final
 
 from prometheus_client import Counter
 
-SENT: Final = Counter("weft_hints_sent_total", "Hints handed over: to the broker, or to the service they are for")
+SENT: Final = Counter("weft_hints_sent_total", "Hints sent to the broker, or to the receiving service")
 DROPPED: Final = Counter(
-    "weft_hints_dropped_total", "Hints lost on the sender's side: on purpose, or for want of a hearer"
+    "weft_hints_dropped_total", "Hints lost by the sender: on purpose, or because no receiver answered"
 )
-DELIVERED: Final = Counter("weft_hints_delivered_total", "Hints that the worker has brought to their service")
-LOST: Final = Counter("weft_hints_lost_total", "Hints that the worker could not bring to their service")
+DELIVERED: Final = Counter("weft_hints_delivered_total", "Hints that the worker has delivered to their service")
+LOST: Final = Counter("weft_hints_lost_total", "Hints that the worker could not deliver to their service")
 POISONED: Final = Counter(
-    "weft_hints_poisoned_total", "Messages of the broker that are no hints; dropped, logged, never given back", ["why"]
+    "weft_hints_poisoned_total", "Messages from the broker that are no hints; dropped and logged", ["why"]
 )

@@ -1,4 +1,4 @@
-"""The machine's own clock and randomness."""
+"""The clock and randomness of this machine."""
 
 from __future__ import annotations
 

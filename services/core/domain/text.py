@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
-_UNSTORABLE_IN_NAMES: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_UNSTORABLE_IN_NAMES: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _BYTES: Final = range(0xDC80, 0xDD00)
 """Surrogates that stand for single bytes 0x80 to 0xFF (PEP 383, ``surrogateescape``)."""
 
@@ -26,7 +26,8 @@ def storable(text: str) -> str:
 
 
 def storable_name(name: str) -> str:
-    r"""As ``storable``, for a file's name or path: also escapes control characters, which object keys may not have.
+    r"""As ``storable``, for a file's name or path: also escapes control characters, U+FFFE and U+FFFF, which object
+    keys may not have.
 
     Different names without a backslash stay different.
     """

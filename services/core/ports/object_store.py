@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from services.core.domain.errors import InvalidRequest
 
-CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""Characters that no key has."""
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffe\uffff]")
+"""Control characters, and the two others that XML, and so a listing of S3, cannot hold."""
 _KEY_MAX: Final = 1024
 """Bytes. The lowest limit of all adapters: S3's."""
 

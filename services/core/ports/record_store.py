@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from services.core.domain.errors import InvalidRequest
+from services.core.domain.errors import InvalidRequest, TooLarge
 
 INDEX_FIELDS: Final = 4
 """The most index fields of a record."""
+_NAME_MAX: Final = 4_096
+"""Characters of a kind, an id, an index field or its value: more than any of ours has, less than indexes hold."""
+_DEPTH_MAX: Final = 90
+"""Levels of a body: MongoDB holds 100 in a document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,23 @@ def check_record(record: Record) -> None:
         raise InvalidRequest("a record has a kind and an id")
     if len(record.index) > INDEX_FIELDS:
         raise InvalidRequest(f"a record has at most {INDEX_FIELDS} index fields, not {len(record.index)}")
+    if any(len(text) > _NAME_MAX for text in (record.kind, record.id, *record.index, *record.index.values())):
+        raise TooLarge(f"the kind, id and index fields of a record have at most {_NAME_MAX} characters")
+    if too_deep(record.body, _DEPTH_MAX):
+        raise InvalidRequest(f"the body of a record has at most {_DEPTH_MAX} levels")
+
+
+def too_deep(value: object, levels: int) -> bool:
+    """True if mappings and lists are nested deeper than this. Does not recurse."""
+    layer: list[object] = [value]
+    for _ in range(levels):
+        layer = [
+            item
+            for outer in layer
+            if isinstance(outer, (Mapping, list, tuple))
+            for item in (outer.values() if isinstance(outer, Mapping) else outer)
+        ]
+    return any(isinstance(inner, (Mapping, list, tuple)) for inner in layer)
 
 
 class RecordStore(Protocol):

@@ -15,20 +15,49 @@ from services.core.domain.errors import InvalidRequest, TooLarge
 
 MAX_VALUE: Final = 64 * 1024
 """Bytes."""
+MAX_KEY: Final = 1024
+"""Bytes."""
 
 
 def check_key(key: str) -> str:
-    """Returns the key or prefix. Raises InvalidRequest where it does not begin with '/' or has a NUL."""
+    """Returns the key or prefix. Raises InvalidRequest for an invalid one."""
     if not key.startswith("/") or "\x00" in key:
-        raise InvalidRequest(f"a key of the status store begins with '/', unlike {key!r}")
+        raise InvalidRequest(f"a key of the status store begins with '/' and has no NUL, unlike {key[:100]!r}")
+    if len(key) > MAX_KEY or len(_utf8(key)) > MAX_KEY:
+        raise InvalidRequest(f"a key of the status store has at most {MAX_KEY} bytes, unlike {key[:100]!r}...")
     return key
 
 
 def check_value(value: str) -> str:
-    """Returns the value. Raises TooLarge where it has more than ``MAX_VALUE`` bytes."""
-    if len(value) > MAX_VALUE or len(value.encode()) > MAX_VALUE:
+    """Returns the value. Raises TooLarge, or InvalidRequest for text that is not Unicode (a lone surrogate)."""
+    if len(value) > MAX_VALUE or len(_utf8(value)) > MAX_VALUE:
         raise TooLarge(f"a value of the status store has at most {MAX_VALUE} bytes")
     return value
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("keys and values of the status store are valid Unicode") from None
+
+
+def decode_key(stored: bytes) -> tuple[str, str]:
+    """The text of a stored key, and why it is malformed (empty: it is not). Bytes that are no UTF-8 are escaped."""
+    try:
+        return stored.decode(), ""
+    except UnicodeDecodeError:
+        return stored.decode(errors="backslashreplace"), "the key is not UTF-8"
+
+
+def decode_value(stored: bytes) -> tuple[str, str]:
+    """The text of a stored value, and why it is malformed (empty: it is not). A malformed value has an empty text."""
+    if len(stored) > MAX_VALUE:
+        return "", f"the value has {len(stored)} bytes; at most {MAX_VALUE} are allowed"
+    try:
+        return stored.decode(), ""
+    except UnicodeDecodeError:
+        return "", "the value is not UTF-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +70,10 @@ class Entry:
     """Revision of the store at the key's last change: the token of compare-and-set."""
     create_revision: int = 0
     """Revision of the store at the key's creation."""
+    malformed: str = ""
+    """Why the stored bytes are no key or no value (see ``decode_value``); empty: they are. Another program wrote them;
+    the entry concerns its own job only.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def _fetch_into(
 
 
 def _prepare_environment(assignment: Assignment, model_dir: Path, result: FetchResult, progress: FetchProgress) -> None:
-    from services.helper import environment
+    from services.helper.fetch import environment
 
     spec = environment.required_environment(assignment.plan.framework, model_dir)
     if spec is not None:

@@ -7,56 +7,18 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
-from services.core.domain.job import Job
 from services.lcm.scheduling.placement import Free, Gang, describe_shortage, pieces, place, subtract
+from services.lcm.scheduling.policy import BLOCKS, NEVER_FITS, Decision, Waiter
 
-BLOCKS: Final = "WaitingForCapacity"
-"""The pending reason of the job that blocks all jobs behind it."""
-NEVER_FITS: Final = "NoMatchingFlavor"
-"""The pending reason of a job that is larger than the whole cluster."""
 _SKEW_MS: Final = 5_000
 """A back-off that begins later than this was written by a wrong clock, perhaps by an hour: it is ignored."""
 _UNREADABLE: Final = ("Misconfigured", "its stored spec cannot be read any more; submit it anew")
 
 
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """The part of a waiting job's document that the policy needs: thousands of whole documents would be too large."""
-
-    id: str
-    attempt: int
-    """The number of its last attempt; 0 before the first."""
-    since: int
-    """When it began to wait, in Unix milliseconds."""
-    not_before: int
-    """The end of its back-off, in Unix milliseconds."""
-    holds: bool
-    gang: Gang | None
-    """None if its spec cannot be read."""
-
-    @classmethod
-    def of(cls, job: Job, gang: Gang | None) -> Waiter:
-        return cls(job.id, job.attempt.number, job.state.since, job.not_before, job.holds, gang)
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The result for one waiting job: a placement, or the reason why it waits."""
-
-    job: Waiter
-    position: int
-    """In the queue, from 1."""
-    placement: Mapping[str, str] | None
-    """Learner -> node; None if the job waits."""
-    pending_reason: str = ""
-    message: str = ""
-
-
-class QueueWalk:
+class FifoWalk:
     """Decides for one waiting job after the other, in order of submission, and counts down what is free."""
 
     def __init__(self, *, free: Sequence[Free], capacity: Sequence[Free], now: int) -> None:
@@ -122,5 +84,5 @@ class QueueWalk:
 
 def decide(queue: Sequence[Waiter], *, free: Sequence[Free], capacity: Sequence[Free], now: int) -> list[Decision]:
     """One decision for each job of the queue, which is in order of submission. ``now``: Unix milliseconds."""
-    walk = QueueWalk(free=free, capacity=capacity, now=now)
+    walk = FifoWalk(free=free, capacity=capacity, now=now)
     return [walk.decide(job) for job in queue]

@@ -8,8 +8,8 @@ from typing import Literal
 
 from services.core.domain.sizes import Size
 from services.core.ports.cluster import Node
-from services.lcm.scheduling.fifo import NEVER_FITS, QueueWalk
 from services.lcm.scheduling.placement import Gang, Piece, Placed, pieces
+from services.lcm.scheduling.policy import NEVER_FITS, QueueWalk
 
 
 @dataclass(frozen=True, slots=True)

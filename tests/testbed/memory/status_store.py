@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from services.core.domain.errors import Conflict, Unavailable
-from services.core.ports.status_store import Change, Entry, Lease, check_key, check_value
+from services.core.ports.status_store import Change, Entry, Lease, check_key, check_value, decode_value
 
 
 @dataclass(eq=False)
@@ -71,6 +71,7 @@ class MemoryStatusStore:
         self, key: str, value: str, *, guard_key: str, guard_value: str, mod_revision: int
     ) -> int | None:
         self._check_reachable()
+        check_value(guard_value)
         guard = self._entries.get(check_key(guard_key))
         if guard is None or guard.value != guard_value or self._mod_revision(key) != mod_revision:
             return None
@@ -147,6 +148,16 @@ class MemoryStatusStore:
         self._revision = 1
         for queue in self._watchers:
             queue.put_nowait(Change("reset"))
+
+    def put_bytes(self, key: str, stored: bytes) -> None:
+        """Writes any bytes, as another program may write them to etcd."""
+        self._revision += 1
+        prior = self._entries.get(key)
+        value, malformed = decode_value(stored)
+        created = prior.create_revision if prior else self._revision
+        entry = Entry(key, value, self._revision, created, malformed=malformed)
+        self._entries[key] = entry
+        self._notify(Change("put", key, entry))
 
     def tick(self) -> None:
         """Ends the leases that have run out by the clock."""

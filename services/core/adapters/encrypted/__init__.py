@@ -1,4 +1,4 @@
-"""Secrets in a record store, each under a key of its own, those under a master key (docs/adr/0008-secrets.md)."""
+"""Secrets in a record store, encrypted by data keys, which a master key encrypts (docs/adr/0008-secrets.md)."""
 
 from services.core.adapters.encrypted.master_keys import MasterKeyFile, MasterKeys
 from services.core.adapters.encrypted.store import EncryptedSecretStore

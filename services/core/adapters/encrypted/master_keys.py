@@ -1,9 +1,9 @@
-"""The master keys of an installation: a private file, a key in each line. The first one wraps; all of them unwrap.
+"""The master keys of an installation: a private file with one key per line. The first one wraps; all of them unwrap.
 
-A key's id is made from the key itself, so a wrong key cannot pass for the right one, and what was wrapped can say which
-key it needs. The file is read again whenever it has changed, so a running service learns of a new key by itself.
+A key's id is derived from the key, so that a wrong key is recognised and a wrapped key names the key it needs. The file
+is read again whenever it has changed, so that a running service uses a new key without a restart.
 
-Whoever has this file and the record store has every secret; whoever has only one of the two has none.
+The secrets can be read with this file and the record store together, and with neither alone.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _LINE: Final = re.compile(rf"{_PREFIX}([0-9a-f]{{{2 * KEY_BYTES}}})")
 _ID_CHARS: Final = 12
 _HEAD: Final = """\
 # Master keys of this Weft installation: the first one wraps, all of them unwrap. Keep a copy where the data is not.
-# Without these keys nobody can read the secrets again. `weft master-key --help` says how they are changed.
+# Without these keys the secrets cannot be read again. To change them, see `weft master-key --help`.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class MasterKey:
-    """32 bytes that are never shown."""
+    """A key of 32 bytes, which no ``repr`` shows."""
 
     secret: bytes = field(repr=False)
 
     @property
     def id(self) -> str:
-        """12 hexadecimal digits, made from the key; safe to show."""
+        """12 hexadecimal digits, derived from the key; safe to show."""
         return hashlib.sha256(b"weft master key id\x00" + self.secret).hexdigest()[:_ID_CHARS]
 
 
 class MasterKeys:
-    """All keys of the file, the current one first."""
+    """All keys of the file. ``current`` is the first."""
 
     def __init__(self, keys: Sequence[MasterKey]) -> None:
         self.current = keys[0]
@@ -61,7 +61,7 @@ class MasterKeys:
 
 
 class MasterKeyFile:
-    """``made_here``: it belongs to the installation's folder, and is made at the first start."""
+    """The file. ``made_here``: it is in the installation's folder, and created at the first start."""
 
     def __init__(self, path: Path, *, made_here: bool) -> None:
         self.path = path
@@ -69,14 +69,14 @@ class MasterKeyFile:
         self._read: tuple[tuple[int, int, int], MasterKeys] | None = None
 
     def keys(self) -> MasterKeys:
-        """Those of the file as it is now. Unavailable or PermissionDenied, with what to do, where there are none."""
+        """The keys in the file now. Raises Unavailable or PermissionDenied, with advice, if there are none."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                seen = (status.st_ino, status.st_size, status.st_mtime_ns)
-                if self._read is None or self._read[0] != seen:
+                version = (status.st_ino, status.st_size, status.st_mtime_ns)
+                if self._read is None or self._read[0] != version:
                     self._refuse_readable(status)
-                    self._read = (seen, self._parsed(file.read()))
+                    self._read = (version, self._parsed(file.read()))
                 return self._read[1]
         except FileNotFoundError:
             raise Unavailable(self._missing()) from None
@@ -84,7 +84,7 @@ class MasterKeyFile:
             raise files.translated(error, f"the master key file {self.path}") from None
 
     def make(self) -> MasterKeys:
-        """The keys that are there; else a first one, durably. Of racing callers all get the same."""
+        """The keys in the file; creates a first key, durably, if there is none. Racing callers get the same key."""
         if self._made_here and not self.path.exists():
             with contextlib.suppress(FileExistsError):
                 self._write([MasterKey(new_key())], create_only=True)
@@ -92,7 +92,7 @@ class MasterKeyFile:
 
     @contextlib.contextmanager
     def changing(self) -> Generator[None]:
-        """One at a time changes the keys: their folder is locked. WeftError where another does."""
+        """Locks the folder of the file against other changes. Raises WeftError if another command holds the lock."""
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,19 +103,19 @@ class MasterKeyFile:
             os.close(folder)
 
     def add(self) -> MasterKeys:
-        """A new first key; the others stay, behind it."""
+        """Adds a new first key and keeps the others."""
         before = self.keys()
         self._write([MasterKey(new_key()), *self._all(before)])
         return self.keys()
 
     def keep_only_current(self) -> MasterKeys:
-        """Forgets all keys but the first."""
+        """Removes all keys but the first."""
         self._write([self.keys().current])
         return self.keys()
 
     @staticmethod
     def _all(keys: MasterKeys) -> list[MasterKey]:
-        return [key for each in keys.ids if (key := keys.get(each)) is not None]
+        return [key for key_id in keys.ids if (key := keys.get(key_id)) is not None]
 
     def _write(self, keys: Sequence[MasterKey], *, create_only: bool = False) -> None:
         text = _HEAD + "".join(f"{_PREFIX}{key.secret.hex()}\n" for key in keys)
@@ -136,23 +136,23 @@ class MasterKeyFile:
             raise files.translated(error, f"the master key file {self.path}") from None
 
     def _parsed(self, text: bytes) -> MasterKeys:
-        found: list[MasterKey] = []
+        keys: list[MasterKey] = []
         for number, line in enumerate(text.decode("ascii", "replace").splitlines(), 1):
             if not line.strip() or line.startswith("#"):
                 continue
             match = _LINE.fullmatch(line.strip())
-            if match is None:  # without what it says: it may be a key, with a typing error in it
+            if match is None:  # without the text of the line: it may be a key with a typing error
                 raise Unavailable(
                     f"line {number} of the master key file {self.path} is no key; a key is {_PREFIX} and "
                     f"{2 * KEY_BYTES} hexadecimal digits"
                 )
-            found.append(MasterKey(bytes.fromhex(match[1])))
-        if not found:
-            raise Unavailable(f"there is no key in the master key file {self.path}; put it back from your copy")
-        return MasterKeys(found)
+            keys.append(MasterKey(bytes.fromhex(match[1])))
+        if not keys:
+            raise Unavailable(f"the master key file {self.path} contains no key; restore it from your copy")
+        return MasterKeys(keys)
 
     def _refuse_readable(self, status: os.stat_result) -> None:
-        # A group may read it: Kubernetes gives mounted secrets to a group of the pod's own.
+        # Its group may read it: Kubernetes mounts secrets for a group of the pod.
         open_to = 0o077 if self._made_here else 0o007
         if stat.S_IMODE(status.st_mode) & open_to:
             raise PermissionDenied(f"others can read the master key file {self.path}; run: chmod 600 {self.path}")

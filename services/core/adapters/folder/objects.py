@@ -1,11 +1,11 @@
 """ObjectStore on a folder: the key is the path.
 
-This does not go through obstore's LocalStore. That renames without fsync, cannot refuse to overwrite when it streams,
-leaves ``name#1`` where a writer died, follows symbolic links out of its root and lists in no order (libraries.md): each
-promise of the port would be kept by code of ours around it, and none by it. obstore is for the stores that are remote.
+It does not use obstore's LocalStore, which renames without fsync, cannot refuse to overwrite when it streams, leaves
+``name#1`` after the death of a writer, follows symbolic links out of its root and lists in no order: it keeps none of
+the port's promises by itself. obstore is used for remote stores.
 
-What is being written lies in ``.weft-staging`` at the root, which is no part of any key: so a list never sees it, and
-what dead writers left is swept when the store is opened. A link is no object: not listed, not followed.
+Unfinished objects are in ``.weft-staging`` at the root, which no key may contain: a list never includes them, and those
+of dead writers are swept when the store is opened. A link is not an object: it is neither listed nor followed.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ T = TypeVar("T")
 
 STAGING: Final = ".weft-staging"
 _CHUNK: Final = 2**20
-"""Bytes: what one hop to a thread carries, and the port's largest chunk."""
+"""Bytes passed to a thread in one call, and the port's largest chunk."""
 _NAME_MAX: Final = 255
-"""Bytes of one part of a key, by every file system of Linux."""
+"""Bytes of one part of a key that every file system of Linux allows."""
 _TRIES: Final = 100
 _UNNAMED: Final = re.compile(rf"{CONTROL.pattern}|[\ud800-\udfff]")
-"""Names that no key has: with control characters, or not UTF-8. Not ours, and not listed."""
+"""File names that no key has: with control characters, or not UTF-8. They are not listed."""
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FolderObjectStore:
-    """See ``services.core.ports.object_store.ObjectStore``. The folder is made where it is missing."""
+    """See ``services.core.ports.object_store.ObjectStore``. Creates the folder if it is missing."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -61,27 +61,27 @@ class FolderObjectStore:
         writer = _Writer(self, parts, key, create_only=create_only)
         try:
             await _in_thread(writer.begin)
-            waiting = bytearray()
+            buffer = bytearray()
             async for chunk in chunks:
-                waiting += chunk
-                if len(waiting) >= _CHUNK:
-                    full, waiting = waiting, bytearray()
+                buffer += chunk
+                if len(buffer) >= _CHUNK:
+                    full, buffer = buffer, bytearray()
                     await _in_thread(writer.write, full)
-            return await _in_thread(writer.finish, waiting)
+            return await _in_thread(writer.finish, buffer)
         finally:
             await _in_thread(writer.close)
 
     async def head(self, key: str) -> ObjectMeta | None:
         parts = _parts(key)
 
-        def look() -> ObjectMeta | None:
+        def stat() -> ObjectMeta | None:
             with _errors(key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 with self.folder(parts[:-1]) as place:
                     status = os.stat(parts[-1], dir_fd=place, follow_symlinks=False)
                 return _meta(key, status) if files.is_file(status) else None
             return None
 
-        return await _in_thread(look)
+        return await _in_thread(stat)
 
     async def get(self, key: str, *, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         parts = _parts(key)
@@ -131,25 +131,25 @@ class FolderObjectStore:
         return await _in_thread(remove)
 
     async def ping(self) -> None:
-        def look() -> None:
+        def check() -> None:
             with _errors(str(self._root)), self.folder((STAGING,), create=True):
                 if not os.access(self._root, os.W_OK):
                     raise Unavailable(f"{self._root} cannot be written")
 
-        await _in_thread(look)
+        await _in_thread(check)
 
     def prune(self, parts: Sequence[str]) -> None:
-        """Removes folders that have become empty, from the inside out: an object store has none."""
+        """Removes folders that have become empty, from the innermost outwards."""
         for depth in range(len(parts), 0, -1):
             try:
                 with self.folder(parts[: depth - 1]) as place:
                     os.rmdir(parts[depth - 1], dir_fd=place)
             except OSError:
-                return  # somebody's object lies there, or came meanwhile
+                return  # it contains another object
 
     @contextlib.contextmanager
     def folder(self, parts: Sequence[str], *, create: bool = False) -> Generator[int]:
-        """A descriptor of a folder below the root. FileNotFoundError, or NotADirectoryError for a file or a link."""
+        """A descriptor of a folder below the root. See ``files.folder`` for its errors."""
         try:
             root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -173,22 +173,22 @@ class FolderObjectStore:
 
 
 class _Writer:
-    """One object on its way in. Its methods are called from one thread at a time."""
+    """Writes one object. Its methods are called from one thread at a time."""
 
     def __init__(self, store: FolderObjectStore, parts: Sequence[str], key: str, *, create_only: bool) -> None:
         self._store = store
         self._parts = parts
         self._key = key
         self._create_only = create_only
-        self._held = contextlib.ExitStack()
+        self._resources = contextlib.ExitStack()
         self._name = secrets.token_hex(16)
         self._staging = -1
         self._descriptor = -1
 
     def begin(self) -> None:
         with _errors(self._key):
-            self._staging = self._held.enter_context(self._store.folder((STAGING,), create=True))
-            self._descriptor = self._held.enter_context(files.scratch(self._staging, self._name))
+            self._staging = self._resources.enter_context(self._store.folder((STAGING,), create=True))
+            self._descriptor = self._resources.enter_context(files.scratch(self._staging, self._name))
 
     def write(self, data: bytes | bytearray) -> None:
         with _errors(self._key):
@@ -212,7 +212,7 @@ class _Writer:
             return _meta(self._key, os.fstat(self._descriptor))
 
     def close(self) -> None:
-        self._held.close()
+        self._resources.close()
 
     def _publish(self) -> None:
         for _ in range(_TRIES):
@@ -220,14 +220,14 @@ class _Writer:
                 with self._store.folder(self._parts[:-1], create=True) as place:
                     files.publish(self._staging, self._name, place, self._parts[-1], create_only=self._create_only)
             except FileNotFoundError:
-                continue  # the folder was pruned between the two, because somebody deleted the last object in it
+                continue  # the folder was removed meanwhile, because its last object was deleted
             else:
                 return
-        raise Unavailable(f"{self._key} could not be stored: its folder vanishes again and again")
+        raise Unavailable(f"{self._key} could not be stored: its folder is removed again and again; try again")
 
 
 async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of blocking work. A cancelled caller still waits for its end: descriptors outlive their use."""
+    """The result of blocking work. A cancelled caller still waits for its end, so that no descriptor closes in use."""
     running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(running)
@@ -248,15 +248,15 @@ def _parts(key: str) -> list[str]:
     check_key(key)
     parts = key.split("/")
     if STAGING in parts:
-        raise InvalidRequest(f"'{STAGING}' is the store's own and cannot be part of a key")
+        raise InvalidRequest(f"'{STAGING}' is reserved and cannot be part of a key")
     if any(len(part.encode()) > _NAME_MAX for part in parts):
-        raise InvalidRequest(f"a part of a key has at most {_NAME_MAX} bytes where objects lie in a folder")
+        raise InvalidRequest(f"a part of a key has at most {_NAME_MAX} bytes if objects are kept in a folder")
     return parts
 
 
 def _prefix(prefix: str) -> list[str]:
     if not prefix.endswith("/"):
-        raise InvalidRequest(f"a prefix ends with '/': '{prefix}/'")
+        raise InvalidRequest(f"a prefix ends with '/': '{prefix[:200]}/'")
     return _parts(prefix[:-1])
 
 
@@ -275,10 +275,10 @@ def _read(key: str, opened: FileIO, size: int, place: int) -> bytes:
 
 
 def _walk(place: int, prefix: str, after: str) -> Iterator[ObjectMeta]:
-    """Objects below an open folder in the order of their keys, in which a folder counts with its '/'."""
+    """Objects below an open folder in the order of their keys. A folder is sorted as its name with '/'."""
     entries: list[tuple[str, bool]] = []
-    with os.scandir(place) as found:
-        for entry in found:
+    with os.scandir(place) as scanned:
+        for entry in scanned:
             if entry.name == STAGING or _UNNAMED.search(entry.name):
                 continue
             if entry.is_dir(follow_symlinks=False):
@@ -297,10 +297,10 @@ def _walk(place: int, prefix: str, after: str) -> Iterator[ObjectMeta]:
 
 
 def _empty(place: int) -> int:
-    """Removes everything below an open folder; how many objects went."""
+    """Removes everything below an open folder; returns the number of objects removed."""
     count = 0
-    with os.scandir(place) as found:
-        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    with os.scandir(place) as scanned:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scanned]
     for name, is_folder in entries:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if not is_folder:
@@ -310,5 +310,5 @@ def _empty(place: int) -> int:
             with files.folder(place, (name,)) as below:
                 count += _empty(below)
             with contextlib.suppress(OSError):
-                os.rmdir(name, dir_fd=place)  # not empty: somebody has just put an object there
+                os.rmdir(name, dir_fd=place)  # not empty: an object was put there meanwhile
     return count

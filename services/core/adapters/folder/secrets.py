@@ -1,7 +1,7 @@
-"""SecretStore: a file for each secret, 0600, in a folder 0700 that belongs to who runs the platform.
+"""SecretStore: one file of mode 0600 per secret, in a folder of mode 0700 that belongs to the platform's user.
 
-The name of a file is its secret's name with everything but letters, digits, '_', '.', '-' and '~' escaped, after an
-'=': so no name can leave the folder, hide, or meet a file that is still being written.
+A file has its secret's name after an '=', with everything but letters, digits, '_', '.', '-' and '~' escaped. So no
+name leaves the folder, is hidden, or equals that of a file that is still being written.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from services.core.domain.errors import PermissionDenied
 from services.core.ports.secret_store import escaped
 
 _NEW: Final = ".new"
-"""Folder of what is being written."""
+"""Folder of unfinished files."""
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FolderSecretStore:
-    """See ``services.core.ports.secret_store.SecretStore``. The folder is made where it is missing."""
+    """See ``services.core.ports.secret_store.SecretStore``. Creates the folder if it is missing."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         with _errors():
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
             if root.stat().st_uid != os.geteuid():
-                raise PermissionDenied(f"{root} belongs to somebody else; secrets are not kept there")
+                raise PermissionDenied(f"{root} belongs to another user; secrets are not kept there")
             root.chmod(0o700)
             with self._folder() as place, files.folder(place, (_NEW,), create=True) as new:
                 files.sweep(new)
@@ -45,13 +45,13 @@ class FolderSecretStore:
     async def get_or_create(self, name: str, value: bytes) -> bytes:
         file = escaped(name)
 
-        def agree() -> bytes:
-            while (found := self._get(file)) is None:
+        def create() -> bytes:
+            while (stored := self._get(file)) is None:
                 if self._put(file, value, create_only=True):
                     return value
-            return found
+            return stored
 
-        return await asyncio.to_thread(agree)
+        return await asyncio.to_thread(create)
 
     async def delete(self, name: str) -> None:
         file = escaped(name)
@@ -81,7 +81,7 @@ class FolderSecretStore:
                 return opened.read()
 
     def _put(self, file: str, value: bytes, *, create_only: bool) -> bool:
-        """False where ``create_only`` and there is one."""
+        """False if ``create_only`` and the file exists."""
         scratch = secrets.token_hex(16)
         with (
             _errors(),
@@ -100,7 +100,7 @@ class FolderSecretStore:
 
 @contextlib.contextmanager
 def _errors() -> Generator[None]:
-    """No message names the secret's file: names may tell something too."""
+    """Translates OSErrors. No message contains the secret's name, which may be confidential."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""MongoDB: where jobs and records live past one machine."""
+"""Job and record stores on MongoDB, for several machines."""
 
 from services.core.adapters.mongo.check import trusted
 from services.core.adapters.mongo.connection import close

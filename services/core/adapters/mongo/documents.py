@@ -1,10 +1,10 @@
-"""Documents with a revision: inserted once, replaced by compare-and-set, and an honest answer when the line breaks.
+"""Documents with a revision: inserted once, replaced by compare-and-set, with a certain outcome over lost replies.
 
-Where an answer is lost, nobody knows whether the write took place. So each write carries a mark of its own (``write``)
-and is sent again until there is an answer: an insert of a key that is there, and a replace of a revision that is
-over, change nothing, so at most one of these takes effect, however late. Then the mark says whose write it was. One
-case remains: ours took place, and another built on it before we looked. That is answered as if it had not
-(StaleRevision, Duplicate): callers read again in any case, and find it.
+If a reply is lost, it is unknown whether the write took place. So each write carries an id of its own (``write``) and
+is sent again until there is a reply. An insert of an existing key, and a replace of an old revision, change nothing, so
+at most one of the copies takes effect, however late. The id then shows whose write it was. One case remains: our write
+took place, and another writer replaced it before we looked. It is reported as failed (StaleRevision, Duplicate);
+callers read again in any case.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from services.core.adapters.mongo.connection import TIMEOUT_S, UNSURE, Document,
 from services.core.domain.errors import Duplicate, NotFound, StaleRevision
 
 _LINEARIZABLE: Final = ReadConcern("linearizable")
-_AGAIN_S: Final = 0.1
-_MARK: Final = {"rev": 1, "write": 1}
+_RETRY_S: Final = 0.1
+_WRITE_ID: Final = {"rev": 1, "write": 1}
 
 
 class Documents:
@@ -33,46 +33,46 @@ class Documents:
         self.collection = collection
         self._linearizable = collection.with_options(read_concern=_LINEARIZABLE)
 
-    async def one(self, key: Mapping[str, Any]) -> Document | None:
-        """The document. None only after a linearizable read: a primary that was deposed knows of no late inserts."""
+    async def get(self, key: Mapping[str, Any]) -> Document | None:
+        """The document. None only after a linearizable read: a deposed primary lacks late inserts."""
         with translated():
-            found = await self.collection.find_one(key)
-            return await self._linearizable.find_one(key) if found is None else found
+            document = await self.collection.find_one(key)
+            return await self._linearizable.find_one(key) if document is None else document
 
     async def insert(self, key: Mapping[str, Any], document: Document) -> None:
-        """Duplicate where its key, or another unique one, is taken."""
+        """Inserts the document. Raises Duplicate if its key, or another unique one, is taken."""
         document = {**document, "write": uuid.uuid4().hex}
 
         async def write() -> None:
             try:
-                await self.collection.insert_one({**document})  # a copy: the driver writes an _id into it
+                await self.collection.insert_one({**document})  # a copy: the driver adds an _id to it
             except DuplicateKeyError as error:
-                there = await self.collection.find_one(key, _MARK)
-                if there is None or there.get("write") != document["write"]:
-                    raise Duplicate(f"{_name(key)}, or a unique key of it, is there already") from error
+                stored = await self.collection.find_one(key, _WRITE_ID)
+                if stored is None or stored.get("write") != document["write"]:
+                    raise Duplicate(f"{_name(key)}, or a unique key of it, exists already") from error
 
         await _until_answered(write)
 
     async def replace(self, key: Mapping[str, Any], rev: int, document: Document) -> None:
-        """Replaces the document if it is at ``rev``. NotFound, StaleRevision."""
+        """Replaces the document if it is at ``rev``. Raises NotFound or StaleRevision."""
         document = {**document, "write": uuid.uuid4().hex}
 
         async def write() -> None:
             if (await self.collection.replace_one({**key, "rev": rev}, document)).matched_count:
                 return
-            there = await self.collection.find_one(key, _MARK)
-            if there is None:
+            stored = await self.collection.find_one(key, _WRITE_ID)
+            if stored is None:
                 raise NotFound(f"there is no {_name(key)}")
-            if there.get("write") != document["write"]:
-                raise StaleRevision(f"{_name(key)} is at revision {there.get('rev')}, not {rev}")
+            if stored.get("write") != document["write"]:
+                raise StaleRevision(f"{_name(key)} is at revision {stored.get('rev')}, not {rev}")
 
         await _until_answered(write)
 
 
 async def _until_answered(write: Callable[[], Awaitable[None]]) -> None:
-    """Repeats the write while its outcome is unknown, within the time of one call; then Unavailable."""
+    """Repeats the write while its outcome is unknown, within the time of one call; then raises Unavailable."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + TIMEOUT_S - _AGAIN_S
+    deadline = loop.time() + TIMEOUT_S - _RETRY_S
     with translated():
         while True:
             try:
@@ -80,7 +80,7 @@ async def _until_answered(write: Callable[[], Awaitable[None]]) -> None:
             except UNSURE:
                 if loop.time() > deadline:
                     raise
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RETRY_S)
 
 
 def _name(key: Mapping[str, Any]) -> str:

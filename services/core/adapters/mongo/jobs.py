@@ -1,12 +1,12 @@
-"""JobStore on MongoDB: one document for each job, the job itself inside as it is.
+"""JobStore on MongoDB: one document per job, with the job's own document inside.
 
     jobs        {_id: id, rev, idem, write, job: {tenant, state: {status, ...}, ...}}
     history     {job, seq, tenant, event: {...}}            unique by (job, seq)
     dispatcher  {_id: "dispatcher", rev, write, term, holder}
 
-Around the job stand only what must hold even where the job itself is malformed: its id, revision and idempotency key.
-What is searched by are fields of the job, so they can never disagree with it. Nothing here needs transactions, change
-streams or partial indexes: what it says is what every server of this protocol can do.
+The outer fields must be valid even if the job is malformed: its id, revision and idempotency key. Queries use the
+fields of the job itself, so they cannot disagree with it. Nothing here needs transactions, change streams or partial
+indexes: every server of the protocol can do it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,34 @@ from typing import Any, Final, Self
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.errors import BulkWriteError
 
-from services.core.adapters.mongo.connection import Database, Document, close, connect, translated
+from services.core.adapters.mongo.connection import Database, Document, check_size, close, connect, translated
 from services.core.adapters.mongo.documents import Documents
 from services.core.domain.codec import dump, load
 from services.core.domain.document import read_job
-from services.core.domain.errors import Duplicate, Internal, Quarantined, StaleRevision, Unavailable, WeftError
+from services.core.domain.errors import (
+    Duplicate,
+    Internal,
+    InvalidRequest,
+    Quarantined,
+    StaleRevision,
+    Unavailable,
+    WeftError,
+)
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
 from services.core.domain.status import Status
 from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, job_or_unreadable, with_stored_rev
+from services.core.ports.record_store import too_deep
 
+_DEPTH_MAX: Final = 90
+"""Levels of a job's document: MongoDB holds 100."""
 _PAGE: Final = 500
-"""Documents read in one go: a bound for the memory of a long list."""
+"""Documents read at once: bounds the memory of a long list."""
 _INDEXES: Final = (
     IndexModel([("idem", 1)], name="idem", unique=True),
     IndexModel([("job.tenant", 1), ("job.deleted", 1), ("job.state.status", 1), ("_id", 1)], name="tenant"),
     IndexModel([("job.state.status", 1), ("_id", 1)], name="status"),
     IndexModel([("job.released", 1), ("job.attempt.number", 1), ("_id", 1)], name="holding"),
-    # An entry for each event in a tail, none for an empty one: as small as a partial index.
+    # No entry for an empty tail: as small as a partial index.
     IndexModel([("job.history_tail.seq", 1)], name="untrimmed"),
 )
 _HISTORY_INDEX: Final = IndexModel([("job", 1), ("seq", 1)], name="job_seq", unique=True)
@@ -54,12 +65,12 @@ class MongoJobStore:
 
     @classmethod
     async def open(cls, uri: str) -> Self:
-        """Connects and makes the indexes that are missing. ``check_store`` is the caller's."""
+        """Connects and creates missing indexes. The caller runs ``check_store``. Raises the errors of ``connect``."""
         return await cls.on(connect(uri))
 
     @classmethod
     async def on(cls, database: Database) -> Self:
-        """As ``open``, on a connection; closes it where that fails."""
+        """As ``open``, on a connection, which it closes on failure."""
         store = cls(database)
         try:
             with translated():
@@ -76,16 +87,16 @@ class MongoJobStore:
         return stored
 
     async def get(self, job_id: str) -> Job | None:
-        return await self._one({"_id": job_id})
+        return await self._find_one({"_id": job_id})
 
     async def by_idem(self, idem: str) -> Job | None:
-        return await self._one({"idem": idem})
+        return await self._find_one({"idem": idem})
 
-    async def _one(self, key: Mapping[str, str]) -> Job | None:
-        found = await self._jobs.one(key)
-        return (
-            None if found is None else with_stored_rev(read_job(str(found["_id"]), found.get("job")), found.get("rev"))
-        )
+    async def _find_one(self, key: Mapping[str, str]) -> Job | None:
+        stored = await self._jobs.get(key)
+        if stored is None:
+            return None
+        return with_stored_rev(read_job(str(stored["_id"]), stored.get("job")), stored.get("rev"))
 
     async def replace(self, prior: Job, new: Job) -> Job:
         check_replace(prior, new)
@@ -101,27 +112,29 @@ class MongoJobStore:
         limit: int = 100,
         left_out: list[Unreadable] | None = None,
     ) -> Sequence[Job]:
-        found: list[Job] = []
+        jobs: list[Job] = []
         after = query.after
-        while len(found) < limit:
-            # Unreadable documents fill no place: a short page would look like the end of the list.
+        while len(jobs) < limit:
+            # Unreadable documents do not count: a short page would look like the end of the list.
             where = _where(query)
             if after is not None:
                 where.append({"_id": {"$lt" if newest_first else "$gt": after}})
-            page = await self._page(where, DESCENDING if newest_first else ASCENDING, min(limit - len(found), _PAGE))
-            found.extend(job for job in page if isinstance(job, Job))
+            page = await self._page(where, DESCENDING if newest_first else ASCENDING, min(limit - len(jobs), _PAGE))
+            jobs.extend(job for job in page if isinstance(job, Job))
             if left_out is not None:
                 left_out.extend(bad for bad in page if isinstance(bad, Unreadable))
             if not page:
                 break
             after = page[-1].id
-        return found
+        return jobs
 
     async def _page(self, where: Sequence[Mapping[str, Any]], order: int, limit: int) -> list[Job | Unreadable]:
         with translated():
             cursor = self._jobs.collection.find({"$and": where} if where else {}).sort("_id", order).limit(limit)
             documents = await cursor.to_list()
-        return [job_or_unreadable(str(one["_id"]), one.get("job"), one.get("rev")) for one in documents]
+        return [
+            job_or_unreadable(str(document["_id"]), document.get("job"), document.get("rev")) for document in documents
+        ]
 
     async def count(self, query: JobQuery) -> Mapping[Status, int]:
         known = [status.value for status in Status]
@@ -130,7 +143,7 @@ class MongoJobStore:
         with translated():
             cursor = await self._jobs.collection.aggregate([{"$match": {"$and": where}}, {"$group": group}])
             groups = await cursor.to_list()
-        # A list of statuses, in a malformed document, matches too.
+        # A malformed document with a list of statuses matches too.
         return {Status(group["_id"]): int(group["count"]) for group in groups if group["_id"] in known}
 
     async def unreadable(self, *, after: str = "", limit: int = _PAGE) -> tuple[Sequence[Unreadable], str]:
@@ -138,7 +151,7 @@ class MongoJobStore:
         return [bad for bad in page if isinstance(bad, Unreadable)], page[-1].id if len(page) == limit else ""
 
     async def delete(self, job_id: str) -> None:
-        # In this order: who dies in between leaves a job that can be deleted again, not a history without its job.
+        # In this order: a crash in between leaves a job that can be deleted again, not a history without its job.
         with translated():
             await self._history.delete_many({"job": job_id})
             await self._jobs.collection.delete_one({"_id": job_id})
@@ -148,10 +161,12 @@ class MongoJobStore:
         if not documents:
             return
         with translated():
+            for document in documents:
+                check_size(document)  # of many documents at once the driver leaves this to the server
             try:
                 await self._history.insert_many(documents, ordered=False)
             except BulkWriteError as error:
-                _pass_duplicates(error)
+                _ignore_duplicates(error)
 
     async def history(self, job_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
         with translated():
@@ -161,11 +176,11 @@ class MongoJobStore:
         return [event for event in events if event is not None]
 
     async def dispatcher(self) -> DispatcherDoc:
-        found = await self._dispatcher.one(_DISPATCHER)
-        if found is None:
+        stored = await self._dispatcher.get(_DISPATCHER)
+        if stored is None:
             return DispatcherDoc()
         try:
-            return load(DispatcherDoc, {name: found[name] for name in ("term", "holder", "rev")})
+            return load(DispatcherDoc, {name: stored[name] for name in ("term", "holder", "rev")})
         except (KeyError, TypeError, ValueError) as error:
             raise Quarantined(f"the dispatcher's document cannot be read: {error!r}") from error
 
@@ -178,7 +193,7 @@ class MongoJobStore:
         try:
             await self._dispatcher.insert(_DISPATCHER, document)
         except Duplicate as error:
-            raise StaleRevision("the dispatcher's document is there already") from error
+            raise StaleRevision("the dispatcher's document exists already") from error
         return stored
 
     async def ping(self) -> None:
@@ -190,7 +205,13 @@ class MongoJobStore:
 
 
 def _envelope(job: Job) -> Document:
-    return {"_id": job.id, "rev": job.rev, "idem": job.idem, "job": dump(job)}
+    try:
+        document = dump(job)
+    except RecursionError:
+        document = None
+    if document is None or too_deep(document, _DEPTH_MAX):
+        raise InvalidRequest(f"the document of a job has at most {_DEPTH_MAX} levels")
+    return {"_id": job.id, "rev": job.rev, "idem": job.idem, "job": document}
 
 
 def _event(document: object) -> Event | None:
@@ -200,10 +221,10 @@ def _event(document: object) -> Event | None:
         return None
 
 
-def _pass_duplicates(error: BulkWriteError) -> None:
-    """Events that are there already stay as they are; anything else is raised."""
+def _ignore_duplicates(error: BulkWriteError) -> None:
+    """Ignores events that exist already; raises any other error."""
     details: Mapping[str, Any] = error.details
-    other = [one for one in details.get("writeErrors", ()) if one.get("code") != _DUPLICATE_KEY]
+    other = [failed for failed in details.get("writeErrors", ()) if failed.get("code") != _DUPLICATE_KEY]
     if other:
         raise Internal(f"MongoDB did not store all events: {other}") from error
     if unsure := details.get("writeConcernErrors"):
@@ -211,7 +232,7 @@ def _pass_duplicates(error: BulkWriteError) -> None:
 
 
 def _where(query: JobQuery) -> list[Mapping[str, Any]]:
-    """Terms of a filter; the cursor is the caller's."""
+    """The terms of a query's filter, without its cursor."""
     terms: list[Mapping[str, Any]] = [
         {field: value}
         for field, value in (

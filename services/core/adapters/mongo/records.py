@@ -1,4 +1,4 @@
-"""RecordStore on MongoDB: one document for each record, found by pairs of field and value.
+"""RecordStore on MongoDB: one document per record, with its index fields as pairs of field and value.
 
 records  {kind, id, rev, write, body: {...}, index: [{field, value}, ...]}     unique by (kind, id)
 """
@@ -19,7 +19,7 @@ from services.core.ports.record_store import Record, UnreadableRecord, check_rec
 _PAGE: Final = 500
 _INDEXES: Final = (
     IndexModel([("kind", 1), ("id", 1)], name="kind_id", unique=True),
-    # One index for whatever fields a kind has.
+    # One index for all fields of all kinds.
     IndexModel([("kind", 1), ("index.field", 1), ("index.value", 1), ("id", 1)], name="fields"),
 )
 
@@ -33,12 +33,12 @@ class MongoRecordStore:
 
     @classmethod
     async def open(cls, uri: str) -> Self:
-        """Connects and makes the indexes that are missing. ``check_store`` is the caller's."""
+        """Connects and creates missing indexes. The caller runs ``check_store``. Raises the errors of ``connect``."""
         return await cls.on(connect(uri))
 
     @classmethod
     async def on(cls, database: Database) -> Self:
-        """As ``open``, on a connection; closes it where that fails."""
+        """As ``open``, on a connection, which it closes on failure."""
         store = cls(database)
         try:
             with translated():
@@ -55,11 +55,11 @@ class MongoRecordStore:
         return stored
 
     async def get(self, kind: str, record_id: str) -> Record | None:
-        found = await self._records.one(_key(kind, record_id))
-        if found is None:
+        document = await self._records.get(_key(kind, record_id))
+        if document is None:
             return None
         try:
-            return _record(found)
+            return _record(document)
         except (KeyError, TypeError, ValueError) as error:
             raise Quarantined(f"the {kind} record {record_id} cannot be read: {error}") from error
 
@@ -73,28 +73,28 @@ class MongoRecordStore:
         self, kind: str, index: Mapping[str, str], *, after: str | None = None, limit: int = 1000
     ) -> Sequence[Record]:
         pairs = [{"index": {"$elemMatch": pair}} for pair in _pairs(index)]
-        found: list[Record] = []
+        records: list[Record] = []
         after = after or ""
-        while len(found) < limit:
+        while len(records) < limit:
             where = {"$and": [{"kind": kind, "id": {"$gt": after}}, *pairs]}
             with translated():
                 cursor = self._records.collection.find(where).sort("id", ASCENDING)
-                page = await cursor.limit(min(limit - len(found), _PAGE)).to_list()
+                page = await cursor.limit(min(limit - len(records), _PAGE)).to_list()
             if not page:
                 break
-            found.extend(_sound(page))
+            records.extend(_readable(page))
             after = str(page[-1]["id"])
-        return found
+        return records
 
     async def unreadable(self) -> Sequence[UnreadableRecord]:
-        found: list[UnreadableRecord] = []
+        unreadable: list[UnreadableRecord] = []
         where: dict[str, Any] = {}
         while True:
             with translated():
                 page = await self._records.collection.find(where).sort("_id", ASCENDING).limit(_PAGE).to_list()
             if not page:
-                return found
-            found.extend(bad for document in page if (bad := _unreadable(document)) is not None)
+                return unreadable
+            unreadable.extend(bad for document in page if (bad := _unreadable(document)) is not None)
             where = {"_id": {"$gt": page[-1]["_id"]}}
 
     async def kinds(self) -> Sequence[str]:
@@ -130,7 +130,7 @@ def _document(record: Record) -> Document:
 
 
 def _record(document: Mapping[str, Any]) -> Record:
-    """KeyError, TypeError or ValueError where it is not what was written."""
+    """Raises KeyError, TypeError or ValueError for a malformed document."""
     body, index = document["body"], {pair["field"]: pair["value"] for pair in document["index"]}
     kind, record_id = document["kind"], document["id"]
     if not isinstance(body, dict):
@@ -148,12 +148,12 @@ def _unreadable(document: Mapping[str, Any]) -> UnreadableRecord | None:
     return None
 
 
-def _sound(page: Sequence[Mapping[str, Any]]) -> list[Record]:
-    """One bad record harms itself only."""
-    found: list[Record] = []
+def _readable(page: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """The records of the page that can be read."""
+    records: list[Record] = []
     for document in page:
         try:
-            found.append(_record(document))
+            records.append(_record(document))
         except (KeyError, TypeError, ValueError):
             continue
-    return found
+    return records

@@ -1,1 +1,1 @@
-"""gRPC between the services: one way to serve, one way to call, errors of the one table on both sides."""
+"""gRPC between the services: one server, one client, and WeftErrors on both sides."""

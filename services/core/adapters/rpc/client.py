@@ -1,6 +1,6 @@
-"""Calling another service: a channel that carries our credential, reconnects fast, and raises the table's errors.
+"""Calls another service: a channel that carries our credential, reconnects fast, and raises WeftErrors.
 
-Use ``connect`` once per peer and process; generated stubs take the channel. Every call needs a ``timeout``.
+Use ``connect`` once per server and process; generated stubs take the channel. Every call needs a ``timeout``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY
 from services.core.domain.errors import TABLE, Unavailable, WeftError
 
 OPTIONS: Final = (
-    # A restarted peer is found again within half a second instead of gRPC's two minutes.
+    # Reconnects to a restarted service within half a second instead of gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # No ping after each message to find out how wide the line is: it wakes both sides, and near by the line is wide.
+    # No bandwidth probe after each message: it wakes both sides, and the services are near each other.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
-    # The peer is on loopback or in the cluster: never through a proxy.
+    # The service is on loopback or in the cluster: never use a proxy.
     ("grpc.enable_http_proxy", 0),
 )
 _BY_CODE: Final = {shown.code: kind for kind, shown in TABLE.items() if kind is not WeftError}
@@ -49,7 +49,7 @@ class _UnaryCredential(_Credential, grpc.aio.UnaryUnaryClientInterceptor):
 
 
 class _StreamCredential(_Credential, grpc.aio.UnaryStreamClientInterceptor):
-    """A class of its own: a channel takes an interceptor of both kinds for one of the first kind only."""
+    """A class of its own: a channel uses an interceptor of both kinds for unary calls only."""
 
     async def intercept_unary_stream(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
@@ -58,7 +58,7 @@ class _StreamCredential(_Credential, grpc.aio.UnaryStreamClientInterceptor):
 
 
 def connect(address: str, *, secret: bytes | None = None, learner_token: str = "") -> grpc.aio.Channel:
-    """A channel to ``host:port``, as a service (``secret``) or as a learner's helper. Connects when first used."""
+    """A channel to ``host:port``, as a service (``secret``) or as a learner's helper. Connects at its first call."""
     authorization = f"Bearer {secret.hex()}" if secret is not None else f"Learner {learner_token}"
     return grpc.aio.insecure_channel(
         address,
@@ -67,8 +67,8 @@ def connect(address: str, *, secret: bytes | None = None, learner_token: str = "
     )
 
 
-def translated(error: grpc.RpcError, peer: str = "the service") -> WeftError:
-    """The error of the table that the peer raised, or Unavailable where it did not answer."""
+def translated(error: grpc.RpcError, server: str = "the service") -> WeftError:
+    """The WeftError that the server raised, or Unavailable if it did not answer. ``server`` names it in messages."""
     code = error.code() if callable(getattr(error, "code", None)) else None
     entries: Any = error.trailing_metadata() if callable(getattr(error, "trailing_metadata", None)) else None
     trailing: dict[str, Any] = dict(entries or ())
@@ -79,21 +79,21 @@ def translated(error: grpc.RpcError, peer: str = "the service") -> WeftError:
     if kind is not None:
         return kind(details, retry_after_s=int(retry_ms) / 1000 if retry_ms else None)
     if name in _AWAY:
-        return Unavailable(f"{peer} does not answer ({name.lower()})", retry_after_s=1)
+        return Unavailable(f"{server} does not answer ({name.lower()})", retry_after_s=1)
     return WeftError(f"{name.lower()}: {details}")
 
 
 @contextmanager
-def translating(peer: str = "the service") -> Any:
-    """Inside it, calls raise the errors of the table instead of those of gRPC."""
+def translating(server: str = "the service") -> Any:
+    """Within the context, calls raise WeftErrors instead of gRPC's errors."""
     try:
         yield
     except grpc.RpcError as error:
-        raise translated(error, peer) from None
+        raise translated(error, server) from None
 
 
 async def streaming(call: Any) -> AsyncGenerator[Any]:
-    """The replies of a streaming call, with the table's errors; the call is cancelled when the reader leaves."""
+    """The replies of a streaming call, with WeftErrors. Cancels the call when the reader stops."""
     try:
         async for reply in call:
             yield reply

@@ -1,4 +1,4 @@
-"""A service's quarantine over gRPC: told to the api, which shows it to operators."""
+"""Serves a service's quarantine over gRPC to the api, which shows it to operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.core.gen.weft.v1 import operations_pb2, operations_pb2_grpc
 from services.core.runtime.quarantine import Quarantine, QuarantineEntry
 
 _MOST = 1_000
-"""Of one answer: whoever mends a thousand sees the rest then."""
+"""Entries in one reply; the others follow once these are mended."""
 
 
 class _Operations(operations_pb2_grpc.OperationsServicer):
@@ -26,26 +26,31 @@ class _Operations(operations_pb2_grpc.OperationsServicer):
         return operations_pb2.QuarantineReply(
             held=[
                 operations_pb2.Held(
-                    kind=one.kind, place=one.place, reason=one.reason, since_ms=one.since, job_id=one.job,
-                    advice=one.advice,
+                    kind=entry.kind, place=entry.place, reason=entry.reason, since_ms=entry.since, job_id=entry.job,
+                    advice=entry.advice,
                 )
-                for one in self._quarantine.entries()[:_MOST]
+                for entry in self._quarantine.entries()[:_MOST]
             ]
         )  # fmt: skip
 
 
 def add_operations(server: grpc.aio.Server, quarantine: Quarantine) -> None:
-    """Beside the service's own methods."""
+    """Adds the RPC to a service's server."""
     operations_pb2_grpc.add_OperationsServicer_to_server(_Operations(quarantine), server)
 
 
 async def ask_quarantine(channel: grpc.aio.Channel, *, timeout_s: float) -> Sequence[QuarantineEntry]:
-    """What the service at the other end holds."""
+    """The quarantine of the service at the other end. Raises gRPC's errors; see ``translating``."""
     stub = operations_pb2_grpc.OperationsStub(channel)
     reply = await stub.Quarantine(operations_pb2.QuarantineRequest(), timeout=timeout_s)
     return [
         QuarantineEntry(
-            kind=one.kind, place=one.place, reason=one.reason, since=one.since_ms, job=one.job_id, advice=one.advice
+            kind=entry.kind,
+            place=entry.place,
+            reason=entry.reason,
+            since=entry.since_ms,
+            job=entry.job_id,
+            advice=entry.advice,
         )
-        for one in reply.held
+        for entry in reply.held
     ]

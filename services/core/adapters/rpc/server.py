@@ -1,8 +1,8 @@
-"""A gRPC server whose every method is authenticated and whose every error is one of the table's.
+"""A gRPC server that authenticates every method and answers with the errors of the table only.
 
-Who calls is either a service (``authorization: Bearer <service secret>``) or a learner's helper
+A caller is a service (``authorization: Bearer <service secret>``) or a learner's helper
 (``authorization: Learner <token>``). Helpers may call ``weft.v1.Intake`` only; services everything else.
-The handler reads who it is from ``caller()``.
+A handler gets the identity by ``caller()``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from services.core.domain.tokens import LearnerIdentity, verify
 LEARNER_SERVICES: Final = frozenset({"weft.v1.Intake"})
 OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
-    # No ping after each message to find out how wide the line is: it wakes both sides, and near by the line is wide.
+    # No bandwidth probe after each message: it wakes both sides, and the services are near each other.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
-    # Clients ask every five seconds whether we live, on quiet streams too; by default that is taken for an attack.
+    # Clients ping every five seconds, on idle streams too; by default gRPC treats that as an attack.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
 )
@@ -35,40 +35,45 @@ log = structlog.get_logger()
 
 
 def caller() -> LearnerIdentity | None:
-    """The learner on whose behalf the current call is made; None for a service."""
+    """The learner whose helper makes the current call; None for a service."""
     return _caller.get()
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Authenticates each call before its handler runs and translates its errors after."""
+    """Authenticates each call before its handler runs, and translates its errors."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._bearer = f"Bearer {secret.hex()}"
 
     def identify(self, service: str, authorization: str) -> LearnerIdentity | None:
-        """Who calls. Unauthenticated for a bad credential, PermissionDenied for a good one at the wrong door."""
+        """The calling learner; None for a service.
+
+        Raises Unauthenticated for a bad credential, PermissionDenied for a good one that may not call this service.
+        """
         if hmac.compare_digest(authorization.encode(), self._bearer.encode()):
             if service in LEARNER_SERVICES:
-                raise PermissionDenied(f"{service} is for learners' helpers")
+                raise PermissionDenied(f"only learners' helpers may call {service}")
             return None
         kind, _, token = authorization.partition(" ")
         learner = verify(self._secret, token) if kind == "Learner" else None
         if learner is None:
             raise Unauthenticated("this call needs the service secret or a learner's token")
         if service not in LEARNER_SERVICES:
-            raise PermissionDenied(f"{service} is not for learners' helpers")
+            raise PermissionDenied(f"learners' helpers may not call {service}")
         return learner
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """The handler, guarded; unknown methods stay unknown."""
+        """The handler with authentication; None for an unknown method."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        if handler.request_streaming:  # none of ours does; one that is added must not slip through unguarded
-            raise NotImplementedError(f"{handler_call_details.method} streams requests, which nothing here guards")
+        if handler.request_streaming:  # no RPC of Weft does; a new one must not go unauthenticated
+            raise NotImplementedError(
+                f"{handler_call_details.method} streams requests, which this server does not authenticate"
+            )
         method = handler_call_details.method
         service = method.strip("/").partition("/")[0]
         codecs = (handler.request_deserializer, handler.response_serializer)
@@ -87,7 +92,7 @@ class Guard(grpc.aio.ServerInterceptor):
             try:
                 self._enter(service, context)
                 return await behaviour(request, context)
-            except Exception as error:  # noqa: BLE001 - the border: it becomes one of the table's errors
+            except Exception as error:  # noqa: BLE001 - the entry point: any error becomes one of the table
                 await abort(context, error, method)
 
         return call
@@ -98,14 +103,14 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._enter(service, context)
                 async for reply in behaviour(request, context):
                     yield reply
-            except Exception as error:  # noqa: BLE001 - the border, as above
+            except Exception as error:  # noqa: BLE001 - the entry point, as above
                 await abort(context, error, method)
 
         return call
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str) -> None:
-    """Ends a call with the error's row of the table; what is not ours is logged and told as Internal."""
+    """Ends a call with the error's row of the table. An error that is no WeftError is logged and sent as Internal."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if not isinstance(error, WeftError):
@@ -119,7 +124,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, m
 
 
 async def serve(address: str, secret: bytes, register: Callable[[grpc.aio.Server], None]) -> grpc.aio.Server:
-    """A started server at ``host:port``. WeftError where the port is taken (``so_reuseport`` would hide that)."""
+    """A started server at ``host:port``. Raises WeftError if the port is taken (``so_reuseport`` would hide that)."""
     server = grpc.aio.server(
         interceptors=(Guard(secret),),
         options=OPTIONS,

@@ -1,4 +1,4 @@
-"""Asking the metrics service what a job has reported so far."""
+"""Reads from the metrics service what a job has reported so far."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from services.core.adapters.rpc.client import connect, translating
+from services.core.domain.text import storable
 from services.core.gen.weft.v1 import metrics_pb2, metrics_pb2_grpc
 
 _TIMEOUT_S: Final = 5
@@ -18,15 +19,18 @@ class Telemetry:
         self._stub = metrics_pb2_grpc.TelemetryStub(self._channel)
 
     async def summary(self, job_id: str) -> Mapping[str, Any]:
-        """``{lines, points, latest: {name: {value, step}}}``; NaN and infinities as words, for the document is JSON."""
+        """``{lines, points, latest: {name: {value, step}}}``, for a job's document.
+
+        NaN and infinities are words, because the document is JSON. Names are storable. Raises Unavailable.
+        """
         with translating():
             reply = await self._stub.Summary(metrics_pb2.SummaryRequest(job_id=job_id), timeout=_TIMEOUT_S)
         latest = {
-            one.point.name: {
-                "value": _json(one.point.value),
-                "step": one.point.step if one.point.HasField("step") else None,
+            storable(stored.point.name): {
+                "value": _json(stored.point.value),
+                "step": stored.point.step if stored.point.HasField("step") else None,
             }
-            for one in reply.latest
+            for stored in reply.latest
         }
         return {"lines": reply.lines, "points": reply.points, "latest": latest}
 

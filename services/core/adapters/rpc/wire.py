@@ -1,6 +1,6 @@
-"""What client and server agree on besides the protos.
+"""Constants that client and server share besides the protos.
 
-By itself, so that a client (every learner's helper is one) does not pay for importing the server's logging.
+A module of its own, so that a client (each learner's helper) does not import the server's logging.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Objects in S3, and in what speaks its protocol.
+"""ObjectStore on S3 and servers of its protocol.
 
-Helpers import ``transfer`` alone: without obstore, and without anything that could sign.
+Helpers import ``transfer`` only, which needs neither obstore nor credentials.
 """

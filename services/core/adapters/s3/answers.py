@@ -1,7 +1,7 @@
-"""What S3 says, and which error of ours that is.
+"""Translates responses of S3 to WeftErrors.
 
-Whatever may be well a moment later, or once an operator has mended it, is Unavailable: credentials and buckets are the
-platform's own, and nobody who asks for an object can do anything about them.
+Errors that may pass, or that an operator has to mend, are Unavailable: credentials and buckets are the platform's own,
+and the users of objects cannot change them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ RETRY_AFTER_S: Final = 1.0
 
 
 class Refused(Unavailable):
-    """An operator has to mend it: the address, the credentials, their rights."""
+    """An operator has to mend the address, the credentials or their rights."""
 
 
 class InTheWay(Conflict):
-    """On servers that keep objects in folders: one cannot be where another is a part of its key. They say so for a
-    moment, too, while a folder vanishes with its last object.
+    """On servers that keep objects in folders, a key cannot contain another object's key as a folder. They also report
+    this for a moment while a folder is removed with its last object.
     """
 
 
 class UploadGone(Unavailable):
-    """The upload was ended by somebody, or never was: begin it again."""
+    """The upload was aborted or never existed: begin again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,21 @@ class Answer:
     def etag(self) -> str:
         return self.headers.get("etag", "").strip('"')
 
-    def word(self, name: str) -> str:
-        """The text of the first element of this name; empty where there is none."""
-        found = re.search(rf"<{name}>([^<]*)</{name}>", self.body.decode(errors="replace"))
-        return unescape(found[1]).strip() if found is not None else ""
+    def element(self, name: str) -> str:
+        """The text of the first XML element of this name; empty without one."""
+        match = re.search(rf"<{name}>([^<]*)</{name}>", self.body.decode(errors="replace"))
+        return unescape(match[1]).strip() if match is not None else ""
 
 
 def raise_for(answer: Answer, key: str) -> None:
-    """The error that the answer is, if it is one. An upload may be refused with 200 (its body says so)."""
+    """Raises the error of an answer, if it is one. S3 may refuse to complete an upload with status 200."""
     if answer.status < 300 and b"<Error>" not in answer.body:
         return
-    raise error_of(answer.status, answer.word("Code"), answer.word("Message"), key)
+    raise error_of(answer.status, answer.element("Code"), answer.element("Message"), key)
 
 
 _FULL: Final = (NoSpace, "the object store is full; make room there, and try again")
-_SHAPE: Final = (InTheWay, "{key} cannot be stored: a part of it is an object, or objects lie below it")
+_IN_THE_WAY: Final = (InTheWay, "{key} cannot be stored: a part of it is an object, or objects lie below it")
 _REFUSED: Final = (
     Refused,
     "the object store refuses the platform's credentials ({code}); see WEFT_S3_ACCESS_KEY and the bucket's policy",
@@ -76,19 +76,19 @@ _BY_CODE: Final[dict[str, tuple[type[WeftError], str]]] = {
     "QuotaExceeded": _FULL,
     "XMinioStorageFull": _FULL,
     "XMinioAdminBucketQuotaExceeded": _FULL,
-    "ExistingObjectIsDirectory": _SHAPE,
-    "ExistingObjectIsFile": _SHAPE,
-    "ObjectParentIsFile": _SHAPE,
-    "DirectoryObjectContainsData": _SHAPE,
-    "NoSuchUpload": (UploadGone, "the upload of {key} is not there any more"),
-    "NoSuchBucket": (Refused, "the object store's bucket is not there; see WEFT_OBJECT_STORE"),
-    "XAdminUserNotFound": _REFUSED,  # versitygw's word, with 404
+    "ExistingObjectIsDirectory": _IN_THE_WAY,
+    "ExistingObjectIsFile": _IN_THE_WAY,
+    "ObjectParentIsFile": _IN_THE_WAY,
+    "DirectoryObjectContainsData": _IN_THE_WAY,
+    "NoSuchUpload": (UploadGone, "the upload of {key} does not exist any more"),
+    "NoSuchBucket": (Refused, "the object store's bucket does not exist; see WEFT_OBJECT_STORE"),
+    "XAdminUserNotFound": _REFUSED,  # versitygw's code, with 404
     **dict.fromkeys(
         ("PermanentRedirect", "AuthorizationHeaderMalformed", "AuthorizationQueryParametersError"),
-        (Refused, "the object store is in another region, or is no S3 ({code}); see WEFT_S3_REGION, WEFT_S3_ENDPOINT"),
+        (Refused, "the object store is in another region, or is not S3 ({code}); see WEFT_S3_REGION, WEFT_S3_ENDPOINT"),
     ),
-    "EntityTooLarge": (TooLarge, "{key} is larger than the object store takes"),
-    "KeyTooLongError": (InvalidRequest, "the object store takes no key of this length"),
+    "EntityTooLarge": (TooLarge, "{key} is larger than the object store accepts"),
+    "KeyTooLongError": (InvalidRequest, "the object store does not accept a key of this length"),
 }
 _BY_STATUS: Final[dict[int, tuple[type[WeftError], str]]] = {
     401: _REFUSED,
@@ -101,14 +101,14 @@ _AGAIN: Final = frozenset({408, 409, 429})
 _AGAIN_CODES: Final = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})
 
 
-def error_of(status: int, code: str, said: str, key: str) -> WeftError:
-    """``code``: S3's word; may be empty, where an answer has no body (HEAD)."""
-    found = _BY_CODE.get(code) or _BY_STATUS.get(status)
-    if found is not None:
-        kind, text = found
-        message = text.format(key=key, code=code or status)
+def error_of(status: int, code: str, text: str, key: str) -> WeftError:
+    """The WeftError for a status and S3's error code, which is empty for an answer without a body (HEAD)."""
+    known = _BY_CODE.get(code) or _BY_STATUS.get(status)
+    if known is not None:
+        kind, template = known
+        message = template.format(key=key, code=code or status)
     elif status >= 500 or status in _AGAIN or code in _AGAIN_CODES:
         kind, message = Unavailable, f"the object store answers {status} {code}".rstrip()
     else:
-        kind, message = Internal, f"the object store answers {status} {code} {said[:200]}".rstrip()
+        kind, message = Internal, f"the object store answers {status} {code} {text[:200]}".rstrip()
     return kind(message, retry_after_s=RETRY_AFTER_S if issubclass(kind, Unavailable) else None)

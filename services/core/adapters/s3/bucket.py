@@ -1,4 +1,4 @@
-"""Where the objects are, and who we are there."""
+"""The bucket of the objects, and its credentials."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Addressed by path (``endpoint/bucket/key``), which every server understands."""
+    """A bucket, addressed by path (``endpoint/bucket/key``), which every server supports."""
 
     name: str
     prefix: str
-    """Empty, or ends with '/': what stands before every key."""
+    """Precedes every key; empty, or ends with '/'."""
     endpoint: str
     region: str
     credentials: Credentials = field(repr=False)
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The bucket's name in messages."""
         return f"s3://{self.name}/{self.prefix} at {self.endpoint}"
 
     def full(self, key: str) -> str:
-        """The key in the bucket. InvalidRequest."""
+        """The key in the bucket. Raises InvalidRequest."""
         check_key(key)
         if self.prefix:
             check_key(self.prefix + key)
@@ -48,7 +48,7 @@ class Bucket:
 
 
 def bucket(uri: str, *, endpoint: str, region: str, credentials: Credentials) -> Bucket:
-    """From ``s3://bucket[/prefix]``. Without an endpoint: Amazon's of the region. InvalidRequest says what is wrong."""
+    """Parses ``s3://bucket[/prefix]``. The default endpoint is Amazon's in the region. Raises InvalidRequest."""
     scheme, _, rest = uri.partition("://")
     name, _, prefix = rest.partition("/")
     if scheme != "s3" or _BUCKET.fullmatch(name) is None:
@@ -58,11 +58,11 @@ def bucket(uri: str, *, endpoint: str, region: str, credentials: Credentials) ->
         if prefix:
             check_key(prefix)
     except WeftError as error:
-        raise InvalidRequest(f"the prefix of WEFT_OBJECT_STORE cannot be: {error.message}; {_HOW}") from None
+        raise InvalidRequest(f"the prefix of WEFT_OBJECT_STORE is invalid: {error.message}; {_HOW}") from None
     place = (endpoint or f"https://s3.{region}.amazonaws.com").rstrip("/")
     parts = urlsplit(place)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path or parts.query or parts.username:
-        raise InvalidRequest("WEFT_S3_ENDPOINT is no address; write https://host or http://host:port")
+        raise InvalidRequest("WEFT_S3_ENDPOINT is not an address; write https://host or http://host:port")
     if not credentials.access_key or not credentials.secret_key:
         raise InvalidRequest(
             "there are no credentials for the object store; set WEFT_S3_ACCESS_KEY and WEFT_S3_SECRET_KEY, "
@@ -72,16 +72,19 @@ def bucket(uri: str, *, endpoint: str, region: str, credentials: Credentials) ->
 
 
 def read_credentials(path: Path) -> Credentials:
-    """From a file as Amazon's tools write it (``[default] aws_access_key_id=... aws_secret_access_key=...``)."""
-    found = configparser.ConfigParser(interpolation=None)
+    """Reads a file of Amazon's tools (``[default] aws_access_key_id=... aws_secret_access_key=...``).
+
+    Raises InvalidRequest if it cannot be used.
+    """
+    parser = configparser.ConfigParser(interpolation=None)
     try:
-        found.read_string(path.read_text())
-        section = found["default"]
+        parser.read_string(path.read_text())
+        section = parser["default"]
         return Credentials(
             section["aws_access_key_id"], section["aws_secret_access_key"], section.get("aws_session_token", "")
         )
     except (OSError, configparser.Error, KeyError, UnicodeDecodeError) as error:
-        # The kind alone: what a parser says quotes the line, and the line may be the secret.
+        # Only the kind of error: the parser's message quotes a line, which may contain the secret.
         raise InvalidRequest(
             f"WEFT_S3_CREDENTIALS_FILE {path} cannot be used ({type(error).__name__}); it has a section [default] with "
             "aws_access_key_id and aws_secret_access_key"

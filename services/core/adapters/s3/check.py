@@ -1,7 +1,7 @@
-"""Whether a server that speaks S3 can be trusted with code: found out at start-up, on a scratch object.
+"""Checks at start-up, on a scratch object, whether an S3 server is safe for code.
 
-What is uploaded is named by its digest and written only where there is nothing; servers that do not know
-``If-None-Match`` overwrite without a word. Wrong buckets and credentials are found here, too, and not by the first job.
+Uploaded code is named by its digest and must never be overwritten; servers without ``If-None-Match`` overwrite it
+silently. The check also finds wrong buckets and credentials before the first job does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CONTENT = b"weft"
 
 
 async def check_store(store: ObjectStore, label: str) -> None:
-    """InvalidRequest where it cannot be used as it is set; Unavailable where it does not answer."""
+    """Raises InvalidRequest if the store cannot be used as configured, Unavailable if it does not answer."""
     key = f"weft-check/{secrets.token_hex(8)}"
     try:
         await store.put(key, _chunks(b"first"))
@@ -26,7 +26,7 @@ async def check_store(store: ObjectStore, label: str) -> None:
             await _create_again(store, key, label)
             await store.put(key, _chunks(_CONTENT))
             if b"".join([chunk async for chunk in store.get(key)]) != _CONTENT:
-                raise InvalidRequest(f"{label} does not give back what was just written; use a store that does")
+                raise InvalidRequest(f"{label} does not return what was just written; use another store")
             await store.list("weft-check/", limit=1)
         finally:
             with contextlib.suppress(Unavailable):
@@ -45,8 +45,8 @@ async def _create_again(store: ObjectStore, key: str, label: str) -> None:
     with contextlib.suppress(Duplicate):
         await store.put(key, _chunks(b"second"), create_only=True)
         raise InvalidRequest(
-            f"{label} overwrites what is there although it was asked not to (If-None-Match): jobs' code would change "
-            "under them; use a store that knows conditional writes"
+            f"{label} overwrites objects in spite of If-None-Match, so the code of running jobs could change; "
+            "use a store with conditional writes"
         )
 
 

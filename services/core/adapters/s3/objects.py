@@ -1,7 +1,7 @@
-"""ObjectStore on S3. obstore reads, lists and deletes; what it cannot do goes by ``transfer``: an object of any size
-that only comes to be where there is none, parts that are aborted when their source fails or their writer is cancelled.
+"""ObjectStore on S3. obstore reads, lists and deletes.
 
-Every call is bounded in time. S3 acknowledges what is durable; there is nothing to sync.
+``transfer`` writes, because obstore cannot: create-only objects of any size, and uploads that are aborted when their
+source fails or their writer is cancelled. Every call has a time limit. S3 acknowledges durable writes only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _RETRY_S: Final = 2.0
 _WHOLE_S: Final = timedelta(days=1)
-"""obstore wants an end for a whole answer; ours is silence, however large the object."""
+"""obstore requires a time limit for a whole answer; ours is on silence, for objects of any size."""
 _PAGE: Final = 1000
 _SWEEP_S: Final = 86_400.0
 _STATUS: Final = re.compile(r"status (?:code )?(\d{3})|\b(\d{3}) [A-Z][a-z]+", re.IGNORECASE)
@@ -45,21 +45,21 @@ _CODE: Final = re.compile(r"<Code>([^<]*)</Code>")
 
 
 class S3ObjectStore:
-    """See ``services.core.ports.object_store.ObjectStore``. Nothing is sent until it is used."""
+    """See ``services.core.ports.object_store.ObjectStore``. Sends nothing before its first call."""
 
     def __init__(self, bucket: Bucket, *, silence_s: float = 10.0) -> None:
-        """``silence_s``: a server that says nothing for so long is taken for away."""
+        """``silence_s``: a server that sends nothing for this many seconds counts as unavailable."""
         self.bucket = bucket
         self._silence_s = silence_s
         self._signer = Signer(bucket)
         self._trusted = False
         self._next_sweep = 0.0
-        who = bucket.credentials
+        credentials = bucket.credentials
         proxy = proxy_of(bucket.endpoint)
-        token: S3Config = {"session_token": who.session_token} if who.session_token else {}
+        token: S3Config = {"session_token": credentials.session_token} if credentials.session_token else {}
         self._store = S3Store(
-            bucket.name, endpoint=bucket.endpoint, region=bucket.region, access_key_id=who.access_key,
-            secret_access_key=who.secret_key, config=token,
+            bucket.name, endpoint=bucket.endpoint, region=bucket.region, access_key_id=credentials.access_key,
+            secret_access_key=credentials.secret_key, config=token,
             client_options={
                 "allow_http": bucket.endpoint.startswith("http://"), "timeout": _WHOLE_S,
                 "connect_timeout": timedelta(seconds=CONNECT_S), "read_timeout": timedelta(seconds=silence_s),
@@ -80,10 +80,10 @@ class S3ObjectStore:
         transfer = Transfer(self._sign, wire=Wire(answer_s=self._silence_s))
         try:
             stored = await transfer.put(key, chunks, create_only=create_only, size=size)
-            there = await transfer.head(key)
+            head = await transfer.head(key)
         finally:
             transfer.close()
-        modified = time.time() if there is None else _unix(there.headers.get("last-modified", ""))
+        modified = time.time() if head is None else _unix(head.headers.get("last-modified", ""))
         return ObjectMeta(key, stored.size, round(modified) * 1000, stored.etag)
 
     async def head(self, key: str) -> ObjectMeta | None:
@@ -97,7 +97,7 @@ class S3ObjectStore:
         full, start = self.bucket.full(key), max(start, 0)
         options: GetOptions = {}
         if start or end is not None:
-            # S3 answers a range that holds nothing with an error.
+            # S3 answers an empty range with an error.
             meta = await self.head(key)
             if meta is None:
                 raise NotFound(f"there is no object {key}")
@@ -106,22 +106,22 @@ class S3ObjectStore:
                 return
             options["range"] = (start, end)
         with _translated(key):
-            found = await obstore.get_async(self._store, full, options=options)
-            async for some in found.stream(min_chunk_size=CHUNK):
-                view = memoryview(some)
-                for place in range(0, len(view), CHUNK):
-                    yield bytes(view[place : place + CHUNK])
+            answer = await obstore.get_async(self._store, full, options=options)
+            async for chunk in answer.stream(min_chunk_size=CHUNK):
+                view = memoryview(chunk)
+                for start in range(0, len(view), CHUNK):
+                    yield bytes(view[start : start + CHUNK])
 
     async def list(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> Sequence[ObjectMeta]:
         base = self._prefix(prefix)
-        offset = self.bucket.prefix + after if after is not None else None
-        found: list[ObjectMeta] = []
+        offset = self.bucket.full(after) if after else None
+        listed: list[ObjectMeta] = []
         with _translated(prefix):
             async for page in obstore.list(self._store, base, offset=offset, chunk_size=min(limit, _PAGE)):
-                found += [self._meta(one) for one in page]
-                if len(found) >= limit:
+                listed += [self._meta(entry) for entry in page]
+                if len(listed) >= limit:
                     break
-        return found[:limit]
+        return listed[:limit]
 
     async def delete(self, key: str) -> None:
         with _translated(key):
@@ -130,14 +130,14 @@ class S3ObjectStore:
     async def delete_prefix(self, prefix: str) -> int:
         self._prefix(prefix)
         count = 0
-        while found := await self.list(prefix):
+        while page := await self.list(prefix):
             with _translated(prefix):
-                await obstore.delete_async(self._store, [self.bucket.prefix + one.key for one in found])
-            count += len(found)
+                await obstore.delete_async(self._store, [self.bucket.prefix + entry.key for entry in page])
+            count += len(page)
         return count
 
     async def ping(self) -> None:
-        """Until it has been well once, asks all that a start-up must know: InvalidRequest where it is set wrongly."""
+        """Runs ``check_store`` until it has passed once; it raises InvalidRequest for a wrong configuration."""
         if self._trusted:
             await self.head("weft-ping")
         else:
@@ -145,7 +145,7 @@ class S3ObjectStore:
             self._trusted = True
         if time.monotonic() >= self._next_sweep:
             self._next_sweep = time.monotonic() + _SWEEP_S
-            with suppress(WeftError):  # who may write may not always list uploads; the next ping but many tries again
+            with suppress(WeftError):  # the credentials may not allow to list uploads; tried again a day later
                 await sweep(self.bucket)
 
     async def _sign(self, request: ObjectRequest) -> str:
@@ -153,15 +153,15 @@ class S3ObjectStore:
 
     def _prefix(self, prefix: str) -> str:
         if not prefix.endswith("/"):
-            raise InvalidRequest(f"a prefix ends with '/': '{prefix}/'")
+            raise InvalidRequest(f"a prefix ends with '/': '{prefix[:200]}/'")
         return self.bucket.full(prefix[:-1]) + "/"
 
-    def _meta(self, found: Any) -> ObjectMeta:
+    def _meta(self, entry: Any) -> ObjectMeta:
         return ObjectMeta(
-            key=found["path"].removeprefix(self.bucket.prefix),
-            size=found["size"],
-            modified=int(found["last_modified"].timestamp()) * 1000,
-            etag=(found["e_tag"] or "").strip('"'),
+            key=entry["path"].removeprefix(self.bucket.prefix),
+            size=entry["size"],
+            modified=int(entry["last_modified"].timestamp()) * 1000,
+            etag=(entry["e_tag"] or "").strip('"'),
         )
 
 
@@ -174,14 +174,14 @@ def _translated(key: str) -> Generator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise _ours(404, str(error), key) from None
+        raise _weft_error(404, str(error), key) from None
     except (BaseError, OSError) as error:
         status = _STATUS.search(str(error))
-        raise _ours(int(status[1] or status[2]) if status else 0, str(error), key) from None
+        raise _weft_error(int(status[1] or status[2]) if status else 0, str(error), key) from None
 
 
-def _ours(status: int, text: str, key: str) -> WeftError:
-    """Of what obstore says, which tells status and code in words only."""
+def _weft_error(status: int, text: str, key: str) -> WeftError:
+    """The WeftError for an error of obstore, which has status and code in its text only."""
     code = _CODE.search(text)
     if status or code:
         return error_of(status, code[1] if code else "", "", key)
@@ -189,5 +189,5 @@ def _ours(status: int, text: str, key: str) -> WeftError:
 
 
 def _brief(text: str) -> str:
-    """What went wrong, without obstore's list of retries and its own dump of the error behind it."""
+    """The first line of obstore's message, without its list of retries and dump of the error."""
     return text.partition("\n")[0][:200]

@@ -1,5 +1,6 @@
-"""Whether the object store is asked through a proxy: as the environment says (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), and
-never on loopback. In one place, so that services (obstore) and helpers (standard library) go the same way.
+"""The proxy for the object store: from the environment (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), and never on loopback.
+
+One function for services (obstore) and helpers (standard library), so that both use the same proxy.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
 NOWHERE = "http://127.0.0.1:9"
-"""For a library that asks the environment itself unless it is given a proxy: with the one host excepted."""
+"""A proxy for a library that otherwise reads the environment itself; the store's host is excluded from it."""
 
 
 def proxy_of(url: str) -> str | None:
-    """The proxy's URL; None where the server is asked directly."""
+    """The proxy's URL; None for a direct connection."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if _loopback(host) or proxy_bypass(host):
         return None
     proxies = getproxies_environment()
-    found = proxies.get(parts.scheme) or proxies.get("all")
-    return found if found is None or "://" in found else f"http://{found}"
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
 
 
 def authorization(proxy: str) -> Mapping[str, str]:
-    """The header that the proxy asks for, if its URL names a user."""
+    """The header that authenticates at the proxy, if its URL names a user."""
     parts = urlsplit(proxy)
     if parts.username is None:
         return {}
-    who = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return {"Proxy-Authorization": f"Basic {base64.b64encode(who.encode()).decode()}"}
+    user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
 
 
 def _loopback(host: str) -> bool:

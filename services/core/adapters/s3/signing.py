@@ -1,7 +1,6 @@
-"""Signature version 4 in a query string: a URL for one method, one key and a few minutes (no library here can sign the
-parts of an upload; obstore signs plain keys only).
+"""Signature version 4 in a query string: a URL for one method and one key, valid for a few minutes.
 
-Nothing is sent: who has the secret key can sign while the store is away.
+obstore signs plain keys only, not the parts of an upload. Signing sends nothing, so it works while the store is away.
 https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html
 """
 
@@ -19,7 +18,7 @@ from services.core.domain.errors import InvalidRequest
 from services.core.ports.object_urls import ObjectRequest
 
 URL_S: Final = 300
-"""A URL is good for so long: enough for a slow clock; it is asked for right before it is used."""
+"""Validity of a URL, in seconds: enough for a wrong clock; URLs are requested right before their use."""
 _PARTS_MAX: Final = 10_000
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
 
@@ -35,11 +34,11 @@ class Signer:
         return self.sign(request.method, self._bucket.full(request.key), _query(request))
 
     def sign(self, method: str, key: str, query: Mapping[str, str], *, now: float | None = None) -> str:
-        """The same for any request of S3's; ``key``: in the bucket, empty for the bucket itself."""
+        """The URL of any S3 request. ``key``: in the bucket, empty for the bucket itself. ``now``: Unix seconds."""
         bucket = self._bucket
         time_ = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
         scope = f"{time_[:8]}/{bucket.region}/s3/aws4_request"
-        asked = {
+        signed = {
             **query,
             "X-Amz-Algorithm": _ALGORITHM,
             "X-Amz-Credential": f"{bucket.credentials.access_key}/{scope}",
@@ -48,9 +47,9 @@ class Signer:
             "X-Amz-SignedHeaders": "host",
         }
         if bucket.credentials.session_token:
-            asked["X-Amz-Security-Token"] = bucket.credentials.session_token
+            signed["X-Amz-Security-Token"] = bucket.credentials.session_token
         path = quote(f"/{bucket.name}/{key}" if key else f"/{bucket.name}", safe="/~")
-        words = "&".join(sorted(f"{quote(name, safe='~')}={quote(value, safe='~')}" for name, value in asked.items()))
+        words = "&".join(sorted(f"{quote(name, safe='~')}={quote(value, safe='~')}" for name, value in signed.items()))
         canonical = "\n".join([method, path, words, f"host:{self._host}", "", "host", "UNSIGNED-PAYLOAD"])
         text = "\n".join([_ALGORITHM, time_, scope, hashlib.sha256(canonical.encode()).hexdigest()])
         signature = hmac.new(self._key(scope), text.encode(), hashlib.sha256).hexdigest()

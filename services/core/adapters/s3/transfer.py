@@ -1,9 +1,9 @@
-"""Objects moved by signed URLs: by a helper, whose URLs a service signs, and by a service, which signs its own.
+"""Transfers objects by signed URLs: of helpers, whose URLs a service signs, and of services, which sign their own.
 
-An object is visible whole or not at all: small ones go in one request, larger ones in parts that count only once all
-are there and the upload is completed. At most two parts are in memory. Each request may be repeated: an answer that was
-lost is told from a request that was by looking at the object. An upload that fails is aborted, unless its owner keeps
-its progress (``Progress``), to go on with it after a cut.
+An object is visible whole or not at all: small ones are sent in one request, larger ones in parts, which become visible
+when the upload is completed. At most two parts are in memory. Each request may be repeated: the object itself shows
+whether a request without an answer took effect. A failed upload is aborted, unless its owner keeps its ``Progress`` to
+resume it.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from services.core.domain.errors import Duplicate, NotFound, Unavailable, WeftEr
 from services.core.ports.object_urls import ObjectRequest
 
 Sign: TypeAlias = Callable[[ObjectRequest], Awaitable[str]]
-Patience: TypeAlias = Callable[[Unavailable, int, float], Awaitable[None]]
-"""Asked after each failure that may pass (which one, how many there were, since when: monotonic seconds): waits before
-the next try, or raises it."""
+RetryPolicy: TypeAlias = Callable[[Unavailable, int, float], Awaitable[None]]
+"""Called after each failure that may pass, with (the error, the number of failures, their first time in monotonic
+seconds): waits before the next try, or raises the error."""
 
 PART_BYTES: Final = 8 * 2**20
 _PARTS: Final = 9_500
-"""Of the 10,000 that S3 allows."""
+"""Parts of an upload, of the 10,000 that S3 allows."""
 _GROWS_EVERY: Final = 1_000
-"""Where the size is not known, parts double every so many: 8 GiB, 24 GiB, ..."""
+"""If the size is not known, the size of parts doubles after this many: 8 GiB, 24 GiB, ..."""
 _COMPLETE_S: Final = 300.0
 """Completing copies all parts on some servers."""
 _ABORT_S: Final = 10.0
 _ABORTS: Final = 4
-_HASTE_S: Final = 2.0
-_IN_THE_WAY: Final = 8
-"""Times until it is believed."""
+_RETRY_FOR_S: Final = 2.0
+_IN_THE_WAY_TRIES: Final = 8
+"""InTheWay is raised after this many tries, because it may pass."""
 
 
 class PerhapsOurs(Duplicate):
-    """The object is there, and an earlier try, of which no answer came, may have put it there."""
+    """The object exists; an earlier try without an answer may have written it."""
 
 
 @dataclass(slots=True)
 class Upload:
-    """One that is under way."""
+    """An unfinished upload."""
 
     id: str
     size: int
-    """Of the whole object."""
+    """Bytes of the whole object."""
     etags: list[str] = field(default_factory=list)
-    """Of the parts that are there, from the first."""
+    """ETags of the stored parts, from the first."""
 
 
 class Progress(Protocol):
-    """Where the upload of one object of a known size is remembered."""
+    """Keeps the state of an upload of one object of known size."""
 
     def load(self) -> Upload | None: ...
 
@@ -74,32 +74,32 @@ class Stored:
     etag: str
 
 
-async def in_haste(trouble: Unavailable, tries: int, since: float) -> None:
-    """The patience of a service: its caller waits, and will come again."""
-    if isinstance(trouble, Refused) or time.monotonic() - since > _HASTE_S:
+async def briefly(trouble: Unavailable, tries: int, since: float) -> None:
+    """The retry policy of services: short, because a caller waits and will retry."""
+    if isinstance(trouble, Refused) or time.monotonic() - since > _RETRY_FOR_S:
         raise trouble
     await asyncio.sleep(min(0.5, 0.05 * 2**tries))
 
 
 class Transfer:
-    """One at a time; ``close`` it."""
+    """One transfer at a time. The caller must ``close`` it."""
 
-    def __init__(self, sign: Sign, *, patience: Patience = in_haste, wire: Wire | None = None) -> None:
+    def __init__(self, sign: Sign, *, retry_policy: RetryPolicy = briefly, wire: Wire | None = None) -> None:
         self._sign = sign
-        self._patience = patience
+        self._retry_policy = retry_policy
         self._wire = wire or Wire()
 
     async def put(
         self, key: str, chunks: AsyncIterable[bytes], *, create_only: bool = False, size: int | None = None,
         progress: Progress | None = None,
     ) -> Stored:  # fmt: skip
-        """As ``ObjectStore.put``. UploadGone where ``progress`` led nowhere: it is forgotten, and to be done again."""
+        """As ``ObjectStore.put``. Raises UploadGone if the upload in ``progress`` is gone; then call ``put`` again."""
         async with aclosing(_parts(chunks, size)) as parts:
             first, whole = await anext(parts)
             if whole:
                 return await self._put_one(key, first, create_only=create_only)
-            many = _Many(self, key, create_only=create_only, size=size, progress=progress)
-            return await many.put(first, parts)
+            upload = _PartsUpload(self, key, create_only=create_only, size=size, progress=progress)
+            return await upload.put(first, parts)
 
     async def head(self, key: str) -> Answer | None:
         try:
@@ -109,7 +109,7 @@ class Transfer:
         return answer
 
     async def get(self, key: str, *, start: int = 0, end: int | None = None) -> AsyncGenerator[bytes]:
-        """As ``ObjectStore.get``, for ranges that lie within; goes on where it was cut."""
+        """As ``ObjectStore.get``, for ranges within the object; resumes after an interruption."""
         place, tries, since = start, 0, time.monotonic()
         while True:
             request = ObjectRequest("get", key)
@@ -122,7 +122,7 @@ class Transfer:
                         tries, since = 0, time.monotonic()
             except Unavailable as trouble:
                 tries += 1
-                await self._patience(trouble, tries, since)
+                await self._retry_policy(trouble, tries, since)
             else:
                 return
 
@@ -130,7 +130,7 @@ class Transfer:
         self, request: ObjectRequest, body: bytes | None = None, headers: Mapping[str, str] | None = None,
         *, within_s: float | None = None,
     ) -> tuple[Answer, int]:  # fmt: skip
-        """The answer, and how many tries came before it whose outcome nobody knows."""
+        """Returns the answer and the number of earlier tries with an unknown outcome."""
         tries, in_the_way, since = 0, 0, time.monotonic()
         while True:
             try:
@@ -141,10 +141,10 @@ class Transfer:
                 raise
             except Unavailable as trouble:
                 tries += 1
-                await self._patience(trouble, tries, since)
+                await self._retry_policy(trouble, tries, since)
             except InTheWay:
                 in_the_way += 1
-                if in_the_way >= _IN_THE_WAY:
+                if in_the_way >= _IN_THE_WAY_TRIES:
                     raise
                 await asyncio.sleep(0.005 * in_the_way)
             except Duplicate as duplicate:
@@ -166,13 +166,13 @@ class Transfer:
         return Stored(len(data), answer.etag)
 
     async def has(self, key: str, etag: str) -> bool:
-        there = await self.head(key)
-        return there is not None and there.etag == etag
+        stored = await self.head(key)
+        return stored is not None and stored.etag == etag
 
     async def abort(self, request: ObjectRequest) -> None:
-        """On a connection of its own, and not for long: the store may be away, and the sweep comes after us.
+        """Aborts the upload on a connection of its own, within seconds: the store may be away; ``sweep`` follows.
 
-        Again until it is not there any more: a part that was on its way may keep it alive.
+        Repeats until the upload is gone: a part in flight may keep it alive.
         """
         wire = Wire(answer_s=_ABORT_S)
         try:
@@ -190,8 +190,8 @@ class Transfer:
         self._wire.close()
 
 
-class _Many:
-    """An object on its way in parts."""
+class _PartsUpload:
+    """Writes an object in parts."""
 
     def __init__(
         self, transfer: Transfer, key: str, *, create_only: bool, size: int | None, progress: Progress | None
@@ -229,7 +229,7 @@ class _Many:
             if known is not None:
                 await self._transfer.abort(ObjectRequest("abort", self._key, known.id))
         answer, _ = await self._transfer.call(ObjectRequest("begin", self._key))
-        upload = Upload(answer.word("UploadId"), self._size or 0)
+        upload = Upload(answer.element("UploadId"), self._size or 0)
         self._save(upload)
         return upload
 
@@ -237,7 +237,7 @@ class _Many:
         digest = hashlib.md5(data, usedforsecurity=False).digest()
         self._digests.update(digest)
         if number <= len(upload.etags):
-            return  # sent before the cut
+            return  # sent before the interruption
         request = ObjectRequest("part", self._key, upload.id, number)
         answer, _ = await self._transfer.call(request, data, {"Content-MD5": base64.b64encode(digest).decode()})
         upload.etags.append(answer.etag)
@@ -253,13 +253,13 @@ class _Many:
         request, condition = ObjectRequest("complete", self._key, upload.id), _condition(create_only=self._create_only)
         try:
             answer, _ = await self._transfer.call(request, body, condition, within_s=_COMPLETE_S)
-            etag = answer.word("ETag").strip('"') or etag
+            etag = answer.element("ETag").strip('"') or etag
         except UploadGone:
-            # Completed before, by a try whose answer was lost; or swept.
-            there = await self._transfer.head(self._key)
-            if there is None or there.headers.get("content-length") != str(total):
+            # Completed by an earlier try whose answer was lost, or swept.
+            stored = await self._transfer.head(self._key)
+            if stored is None or stored.headers.get("content-length") != str(total):
                 raise
-            if self._create_only and there.etag != etag:
+            if self._create_only and stored.etag != etag:
                 raise Duplicate(f"there is an object {self._key}") from None
         except PerhapsOurs:
             if not await self._transfer.has(self._key, etag):
@@ -281,21 +281,21 @@ def _condition(*, create_only: bool) -> dict[str, str]:
 
 
 def part_bytes(number: int, size: int | None) -> int:
-    """Of the part with this number (from 1): by the size alone, so that whoever goes on cuts at the same places."""
+    """Bytes of the part with this number (from 1). Depends on ``size`` only: a resumed upload has the same parts."""
     if size is None:
         return PART_BYTES << ((number - 1) // _GROWS_EVERY)
     return PART_BYTES * max(1, -(-size // (PART_BYTES * _PARTS)))
 
 
 async def _parts(chunks: AsyncIterable[bytes], size: int | None) -> AsyncGenerator[tuple[bytes, bool]]:
-    """The stream cut into parts, and of each whether it is the last. At least one, perhaps empty."""
-    waiting, number = bytearray(), 1
+    """Splits the stream into (part, whether it is the last). Yields at least one part, which may be empty."""
+    buffer, number = bytearray(), 1
     async for chunk in chunks:
-        waiting += chunk
-        while len(waiting) > part_bytes(number, size):  # not '>=': the last part is known as such
+        buffer += chunk
+        while len(buffer) > part_bytes(number, size):  # not '>=': the last part must be recognised
             length = part_bytes(number, size)
-            part = bytes(memoryview(waiting)[:length])
-            del waiting[:length]
+            part = bytes(memoryview(buffer)[:length])
+            del buffer[:length]
             yield part, False
             number += 1
-    yield bytes(waiting), True
+    yield bytes(buffer), True

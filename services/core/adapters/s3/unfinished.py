@@ -1,7 +1,7 @@
-"""Uploads that nobody will complete: their writers died with their machines. What they have sent costs space unseen.
+"""Aborts old unfinished uploads: their writers died with their machines, and their parts use invisible space.
 
-A living one is told from a dead one by its age alone, so they are given time. A lifecycle rule of the bucket does the
-same (docs/operator-guide.md); this is for buckets without one.
+Only its age tells an abandoned upload from a running one, so the age limit is large. A lifecycle rule of the bucket
+does the same (docs/operator-guide.md); this is for buckets without one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.core.adapters.s3.signing import Signer
 from services.core.adapters.s3.wire import Wire
 
 OLD_S: Final = 7 * 86_400.0
-"""Longer than any job waits for its results to be stored."""
+"""Seconds; longer than any job waits for its results to be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,21 @@ class Unfinished:
 
 
 async def sweep(bucket: Bucket, *, older_than_s: float = OLD_S) -> int:
-    """Aborts those below the bucket's prefix that are older (a thousand at most); how many. Unavailable."""
+    """Aborts older uploads below the bucket's prefix, at most a thousand; returns how many. Raises Unavailable."""
     signer, wire = Signer(bucket), Wire()
     try:
         answer = await wire.send("GET", signer.sign("GET", "", {"uploads": "", "prefix": bucket.prefix}))
         raise_for(answer, "")
-        old = [one for one in _listed(answer.body) if one.begun <= time.time() - older_than_s]
-        for one in old:
-            await wire.send("DELETE", signer.sign("DELETE", one.key, {"uploadId": one.upload}))
+        old = [upload for upload in _listed(answer.body) if upload.begun <= time.time() - older_than_s]
+        for upload in old:
+            await wire.send("DELETE", signer.sign("DELETE", upload.key, {"uploadId": upload.upload}))
         return len(old)
     finally:
         wire.close()
 
 
 def _listed(body: bytes) -> Iterator[Unfinished]:
-    # From the operator's own store, not from a stranger.
+    # The XML comes from the operator's own store.
     for upload in ET.fromstring(body).iterfind("{*}Upload"):  # noqa: S314
         begun = datetime.fromisoformat(upload.findtext("{*}Initiated", ""))
         yield Unfinished(upload.findtext("{*}Key", ""), upload.findtext("{*}UploadId", ""), begun.timestamp())

@@ -1,6 +1,6 @@
-"""One HTTP connection on which signed URLs are asked, one at a time: every wait is bounded, a cancelled one is cut off.
+"""One HTTP connection for requests of signed URLs, one at a time. Every wait has a time limit and can be cancelled.
 
-Standard library, in a thread: helpers use it too, and whatever they import their learner waits for.
+It uses the standard library in a thread: helpers use it too, and a learner waits for all its helper's imports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 20.0
-"""For each single wait: until more can be sent, until something comes."""
+"""Time limit of each wait to send or to receive."""
 CHUNK: Final = 2**20
 _BODY_MAX: Final = 8 * 2**20
 _CLOSED: Final = (ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected)
@@ -39,22 +39,22 @@ class Wire:
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None,
         *, within_s: float | None = None,
     ) -> Answer:  # fmt: skip
-        """Whatever the server answers. Unavailable where it does not, within ``within_s`` of silence."""
+        """The server's answer, with any status. Raises Unavailable after ``within_s`` seconds of silence."""
 
         def work() -> Answer:
-            response = self._ask(method, url, body, headers or {}, within_s or self._answer_s)
+            response = self._request(method, url, body, headers or {}, within_s or self._answer_s)
             content = response.read(_BODY_MAX)
             return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, content)
 
         return await self._in_thread(work)
 
     async def stream(self, url: str, key: str, *, start: int, end: int | None) -> AsyncGenerator[bytes]:
-        """The object's bytes [start, end) in chunks of at most 1 MiB; ``start`` lies within it, or is 0."""
+        """The object's bytes [start, end) in chunks of at most 1 MiB. ``start`` is within the object, or 0."""
         last = "" if end is None else str(end - 1)
         wanted = {"Range": f"bytes={start}-{last}"} if start or end is not None else {}
 
         def begin() -> http.client.HTTPResponse:
-            response = self._ask("GET", url, None, wanted, self._answer_s)
+            response = self._request("GET", url, None, wanted, self._answer_s)
             if response.status not in {200, 206}:
                 heads = {name.lower(): value for name, value in response.getheaders()}
                 raise_for(Answer(response.status, heads, response.read(_BODY_MAX)), key)
@@ -64,7 +64,7 @@ class Wire:
         try:
             while chunk := await self._in_thread(lambda: response.read(CHUNK)):
                 yield chunk
-            if response.length:  # read() gives what there was, and no error, where the connection ended early
+            if response.length:  # read() raises no error if the connection ended early
                 raise Unavailable(f"the object store ended in the middle of {key}", retry_after_s=RETRY_AFTER_S)
         finally:
             if not response.isclosed():
@@ -77,26 +77,26 @@ class Wire:
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
-    def _ask(
+    def _request(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], within_s: float
     ) -> http.client.HTTPResponse:
         parts = urlsplit(url)
         target = f"{parts.path}?{parts.query}"
         proxy = proxy_of(url) if parts.scheme == "http" else None
-        if proxy is not None:  # it is told where to; for https a tunnel is made through it instead
+        if proxy is not None:  # an http proxy gets the whole URL; https uses a tunnel
             target, headers = url, {**headers, **authorization(proxy)}
         while True:
             connection = self._connected(parts.scheme, parts.netloc, within_s)
-            again = self._used
+            was_used = self._used
             try:
                 self._used = True
-                # A server that refuses may answer, and hang up, before all was sent.
+                # A server that refuses may answer and close before it has read everything.
                 with contextlib.suppress(*_CLOSED):
                     connection.request(method, target, body=body, headers={"Host": parts.netloc, **headers})
                 return connection.getresponse()
             except _CLOSED:
                 self.close()
-                if not again:  # the server may close what was idle; what it refuses afresh, it refuses
+                if not was_used:  # a server may close an idle connection, but this one was new
                     raise
 
     def _connected(self, scheme: str, place: str, within_s: float) -> http.client.HTTPConnection:
@@ -105,7 +105,7 @@ class Wire:
         if self._connection is None:
             self._to = (scheme, place)
             self._connection = _new(scheme, place)
-        if self._connection.sock is None:  # new, or closed after its last answer
+        if self._connection.sock is None:  # new, or closed after the last answer
             self._used = False
             self._connection.connect()
         if self._connection.sock is not None:
@@ -117,10 +117,10 @@ class Wire:
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            self._cut()
+            self._shut_down()
             await asyncio.wait([running])
             if not running.cancelled():
-                running.exception()  # seen: it is of no interest any more
+                running.exception()  # retrieved, so that asyncio does not report it
             self.close()
             raise
         except (OSError, http.client.HTTPException) as error:
@@ -131,8 +131,8 @@ class Wire:
                 f"the object store at {place} does not answer ({why})", retry_after_s=RETRY_AFTER_S
             ) from error
 
-    def _cut(self) -> None:
-        """Ends what the thread waits for."""
+    def _shut_down(self) -> None:
+        """Shuts the socket down, which ends the thread's wait."""
         connection = self._connection
         if connection is not None and connection.sock is not None:
             with contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ class Wire:
 
 
 def _new(scheme: str, place: str) -> http.client.HTTPConnection:
-    """Not connected yet: to the server, or to the proxy on the way."""
+    """A connection, not opened yet, to the server or to its proxy."""
     proxy = proxy_of(f"{scheme}://{place}")
     to = urlsplit(proxy).netloc.rpartition("@")[2] if proxy is not None else place
     if scheme == "http":

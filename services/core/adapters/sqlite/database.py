@@ -1,14 +1,14 @@
-"""One SQLite file: a thread that writes and a thread that reads, so that the event loop never waits for a disk.
+"""One SQLite file with a writing and a reading thread, so that the event loop never waits for a disk.
 
-Durable: WAL with ``synchronous=FULL``; a write is answered after its COMMIT was fsynced. Writes that wait together
-share one transaction and so one fsync (group commit), each inside a savepoint of its own: one that is refused takes
-nobody with it. Where the transaction as a whole fails, nothing of it is there, and each of its writes is tried alone,
-so that every caller gets the answer to its own write.
+Durable: WAL with ``synchronous=FULL``; a write returns after its COMMIT was fsynced. Writes that wait together share
+one transaction and so one fsync (group commit). Each has a savepoint of its own, so that a refused write does not
+affect the others. If the whole transaction fails, nothing of it is stored, and each of its writes is tried alone, so
+that every caller gets the result of its own write.
 
-Linearizable: a write begins with BEGIN IMMEDIATE, and is answered after it can be seen; a read sees everything that was
+Linearizable: a write begins with BEGIN IMMEDIATE, and returns after it is visible; a read sees everything that was
 committed when it began. Several processes may have the file open; they wait for each other in SQLite's busy handler.
 
-apsw brings its own SQLite because those of many systems have the WAL-reset corruption bug (libraries.md).
+apsw includes its own SQLite; those of many systems have the WAL-reset corruption bug.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ T = TypeVar("T")
 Operation = Callable[[apsw.Connection], T]
 
 _BUSY_MS: Final = 5_000
-"""Longer than any transaction of ours takes, shorter than a caller's patience."""
+"""Longer than any transaction of ours, shorter than the timeouts of callers."""
 _GROUP: Final = 256
-"""Writes in one transaction: enough to hide the fsync, few enough that other processes get their turn."""
+"""Writes in one transaction: enough to share the fsync, few enough for other processes to get the lock."""
 _WAL_KEPT: Final = 64 * 2**20
-"""Bytes to which a write-ahead log that had grown is cut back."""
+"""Bytes to which a large write-ahead log is truncated."""
 _OLDEST_SQLITE: Final = 3_051_003
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _AWAY: Final = (
@@ -80,11 +80,11 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A thread with a connection of its own, which carries out calls in the order in which they came."""
+    """A thread with a connection of its own, which runs calls in order."""
 
     name: str
     connect: Callable[[], apsw.Connection]
-    carry_out: Callable[[apsw.Connection, Sequence[_Call]], None]
+    run_calls: Callable[[apsw.Connection, Sequence[_Call]], None]
     group: int
     waiting: queue.SimpleQueue[_Call | None] = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread | None = None
@@ -107,7 +107,7 @@ class _Worker:
         return await future
 
     async def close(self) -> None:
-        """What was asked before is still carried out. Returns when the thread has ended."""
+        """Runs the waiting calls, ends the thread and returns."""
         if self.closed or self.thread is None:
             return
         self.closed = True
@@ -118,32 +118,32 @@ class _Worker:
         connection = None
         try:
             connection = self.connect()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to who opens the file
+        except Exception as error:  # noqa: BLE001 - the thread's edge: the caller that opens the file gets any error
             opening.error = translated(error)
         _settle([opening])
         if connection is None:
             return
         while calls := self._next():
-            self.carry_out(connection, calls)
+            self.run_calls(connection, calls)
             _settle(calls)
         connection.close()
 
     def _next(self) -> list[_Call]:
-        """All that waits, up to the size of a group; empty at the end."""
+        """The waiting calls, up to the size of a group; empty after ``close``."""
         calls: list[_Call] = []
         entry = self.waiting.get()
         while entry is not None:
             calls.append(entry)
             if len(calls) == self.group or self.waiting.empty():
                 return calls
-            entry = self.waiting.get()  # this thread alone takes from the queue: it does not wait
+            entry = self.waiting.get()  # does not block: only this thread takes from the queue
         if calls:
-            self.waiting.put(None)  # the end: once more, after these
+            self.waiting.put(None)  # end after these calls
         return calls
 
 
 class Database:
-    """The file and its two threads. ``write`` and ``read`` raise errors of the domain only."""
+    """The file and its two threads. ``write`` and ``read`` raise WeftErrors, and what the operation itself raises."""
 
     def __init__(self, path: Path, writer: _Worker, reader: _Worker) -> None:
         self.path = path
@@ -154,17 +154,17 @@ class Database:
     async def open(
         cls, path: Path, *, title: str, tables: Sequence[str], version: int = 1, mounts: Path = MOUNTS
     ) -> Database:
-        """Opens or makes the file. ``title`` names it in messages, ``tables`` are the statements that lay it out.
+        """Opens or creates the file. ``title`` names it in messages; ``tables`` are SQL statements that create them.
 
-        InvalidRequest on a network file system; Conflict where a newer Weft (a higher ``version``) wrote the file;
-        Internal where it is no SQLite file; Unavailable where it cannot be opened.
+        Raises InvalidRequest on a network file system, Conflict if a newer Weft (a higher ``version``) wrote the file,
+        Internal if it is no SQLite file, Unavailable if it cannot be opened.
         """
 
         def connect_first() -> apsw.Connection:
-            _make_file(path, mounts)
+            _create_file(path, mounts)
             connection = _connect(path)
             try:
-                _lay_out(connection, title, tables, version)
+                _create_tables(connection, title, tables, version)
             except BaseException:
                 connection.close()
                 raise
@@ -177,8 +177,8 @@ class Database:
 
         if apsw.SQLITE_VERSION_NUMBER < _OLDEST_SQLITE:
             raise Internal(f"SQLite {apsw.sqlite_lib_version()} can corrupt its log; install a newer apsw")
-        writer = _Worker(f"{title} (writer)", connect_first, _write_all, _GROUP)
-        reader = _Worker(f"{title} (reader)", connect_reader, _read_all, 1)
+        writer = _Worker(f"{title} (writer)", connect_first, _run_writes, _GROUP)
+        reader = _Worker(f"{title} (reader)", connect_reader, _run_reads, 1)
         try:
             await writer.start()
             await reader.start()
@@ -189,37 +189,37 @@ class Database:
         return cls(path, writer, reader)
 
     async def write(self, operation: Operation[T]) -> T:
-        """Carries out the operation in a transaction; durable when this returns.
+        """Runs the operation in a transaction; durable when this returns.
 
-        It may be run more than once, each time on a database without what it did before.
+        The operation may run more than once, each time on a database without its earlier effects.
         """
         return await self._writer.call(operation)
 
     async def read(self, operation: Operation[T]) -> T:
-        """Carries out the operation on one snapshot of everything committed until now."""
+        """Runs the operation on a snapshot of everything committed until now."""
         return await self._reader.call(operation)
 
     async def ping(self) -> None:
-        """Unavailable where the file is gone or cannot be read."""
+        """Raises Unavailable if the file is missing or cannot be read."""
         if not self.path.exists():
-            raise Unavailable(f"{self.path} is gone; restore it, and start the platform again")
+            raise Unavailable(f"{self.path} is missing; restore it and start the platform again")
         await self.read(lambda connection: connection.execute("SELECT count(*) FROM weft_schema").fetchall())
 
     async def close(self) -> None:
-        # The writer last: the last connection to close carries the log into the file.
+        # The writer last: the last connection that closes writes the log into the file.
         await self._reader.close()
         await self._writer.close()
 
 
 def translated(error: Exception, system_errno: int = 0) -> Exception:
-    """The domain's error for one of SQLite's or the system's; any other error stays as it is."""
+    """The WeftError for an error of SQLite or the system; returns any other error unchanged."""
     out: WeftError
     if isinstance(error, OSError):
         system_errno = error.errno or 0
     if isinstance(error, apsw.FullError) or (isinstance(error, (apsw.IOError, OSError)) and system_errno in _FULL):
-        out = NoSpace("the disk is full; make room, and try again")
+        out = NoSpace("the disk is full; make room and try again")
     elif isinstance(error, apsw.ConstraintError):
-        out = Duplicate(f"this is there already ({error})")
+        out = Duplicate(f"this exists already ({error})")
     elif isinstance(error, _AWAY):
         out = Unavailable(f"the database cannot be used now ({error}); try again", retry_after_s=1)
     elif isinstance(error, (apsw.NotADBError, apsw.CorruptError)):
@@ -237,47 +237,47 @@ def translated(error: Exception, system_errno: int = 0) -> Exception:
 
 
 def _settle(calls: Sequence[_Call]) -> None:
-    """Answers on the callers' own loops, with one wake-up for each loop."""
+    """Delivers the results on the callers' own loops, with one wake-up per loop."""
     for loop in {call.loop for call in calls}:
         try:
-            loop.call_soon_threadsafe(_answer, [call for call in calls if call.loop is loop])
+            loop.call_soon_threadsafe(_deliver, [call for call in calls if call.loop is loop])
         except RuntimeError:
-            continue  # the loop was closed: nobody waits any more
+            continue  # the loop was closed: its callers are gone
 
 
-def _answer(calls: Sequence[_Call]) -> None:
+def _deliver(calls: Sequence[_Call]) -> None:
     for call in calls:
         call.settle()
 
 
-def _write_all(connection: apsw.Connection, calls: Sequence[_Call]) -> None:
-    if len(calls) > 1 and _together(connection, calls):
+def _run_writes(connection: apsw.Connection, calls: Sequence[_Call]) -> None:
+    if len(calls) > 1 and _run_together(connection, calls):
         return
     for call in calls:
-        _carry_out(connection, call, "BEGIN IMMEDIATE")
+        _run_alone(connection, call, "BEGIN IMMEDIATE")
 
 
-def _read_all(connection: apsw.Connection, calls: Sequence[_Call]) -> None:
+def _run_reads(connection: apsw.Connection, calls: Sequence[_Call]) -> None:
     for call in calls:
-        _carry_out(connection, call, "BEGIN")
+        _run_alone(connection, call, "BEGIN")
 
 
-def _carry_out(connection: apsw.Connection, call: _Call, begin: str) -> None:
+def _run_alone(connection: apsw.Connection, call: _Call, begin: str) -> None:
     try:
         connection.execute(begin)
         call.result, call.error = call.operation(connection), None
         connection.execute("COMMIT")
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to this call
+    except Exception as error:  # noqa: BLE001 - the thread's edge: the caller gets any error
         call.result, call.error = None, translated(error, connection.system_errno)
         _roll_back(connection)
 
 
-def _together(connection: apsw.Connection, calls: Sequence[_Call]) -> bool:
-    """Whether all of the calls were answered in one transaction; if not, nothing of them is in the database."""
+def _run_together(connection: apsw.Connection, calls: Sequence[_Call]) -> bool:
+    """Runs all calls in one transaction. False if it failed; then nothing of them is in the database."""
     try:
         connection.execute("BEGIN IMMEDIATE")
     except apsw.BusyError as error:
-        # Alone they would only wait for the same lock, one after another.
+        # Alone, each would wait for the same lock, one after another.
         for call in calls:
             call.error = translated(error)
         return True
@@ -292,7 +292,7 @@ def _together(connection: apsw.Connection, calls: Sequence[_Call]) -> bool:
                 call.result, call.error = None, translated(error)
             except apsw.Error:
                 raise
-            except Exception as error:  # noqa: BLE001 - the answer to this call alone
+            except Exception as error:  # noqa: BLE001 - as above, for this call alone
                 call.result, call.error = None, translated(error)
             if call.error is not None:
                 connection.execute("ROLLBACK TO call")
@@ -305,16 +305,16 @@ def _together(connection: apsw.Connection, calls: Sequence[_Call]) -> bool:
 
 
 def _roll_back(connection: apsw.Connection) -> None:
-    """SQLite has already rolled back by itself after some errors (disk full)."""
+    """Rolls back, unless SQLite has done so itself, as after a full disk."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
 
 
-def _make_file(path: Path, mounts: Path) -> None:
-    """For the owner alone: it holds keys' digests and everybody's jobs. SQLite gives its side files the same mode."""
+def _create_file(path: Path, mounts: Path) -> None:
+    """Creates the file, readable by its owner only: it contains digests of keys. Side files get the same mode."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     refuse_network(path.parent, mounts)
-    # Nothing else may ever open the file besides SQLite: closing it would drop SQLite's own locks.
+    # Only SQLite may open the file: closing another descriptor of it drops SQLite's locks.
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
@@ -323,7 +323,7 @@ def _connect(path: Path) -> apsw.Connection:
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_timeout(_BUSY_MS)
-        _wait_for(lambda: connection.pragma("journal_mode", "wal"))
+        _retry_busy(lambda: connection.pragma("journal_mode", "wal"))
         connection.pragma("synchronous", "FULL")
         connection.pragma("journal_size_limit", _WAL_KEPT)
     except BaseException:
@@ -332,8 +332,8 @@ def _connect(path: Path) -> apsw.Connection:
     return connection
 
 
-def _wait_for(change: Callable[[], object]) -> None:
-    """The busy handler is not asked where two processes switch a new file to WAL at once."""
+def _retry_busy(change: Callable[[], object]) -> None:
+    """Retries while the file is busy: SQLite has no busy handler for the switch of a new file to WAL."""
     give_up = time.monotonic() + _BUSY_MS / 1000
     while True:
         try:
@@ -346,15 +346,15 @@ def _wait_for(change: Callable[[], object]) -> None:
             return
 
 
-def _lay_out(connection: apsw.Connection, title: str, tables: Sequence[str], version: int) -> None:
+def _create_tables(connection: apsw.Connection, title: str, tables: Sequence[str], version: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         connection.execute("CREATE TABLE IF NOT EXISTS weft_schema(title TEXT PRIMARY KEY, version INTEGER NOT NULL)")
-        found = connection.execute("SELECT version FROM weft_schema WHERE title = ?", (title,)).fetchone()
-        if found is not None and int(found[0]) > version:
+        row = connection.execute("SELECT version FROM weft_schema WHERE title = ?", (title,)).fetchone()
+        if row is not None and int(row[0]) > version:
             raise Conflict(
-                f"this {title} was written by a newer Weft (its schema is {found[0]}, this one reads {version}); "
-                "upgrade Weft, or take another WEFT_HOME"
+                f"this {title} was written by a newer Weft (its schema is {row[0]}, this one reads {version}); "
+                "upgrade Weft, or use another WEFT_HOME"
             )
         for statement in tables:
             connection.execute(statement)

@@ -1,8 +1,8 @@
-"""JobStore in a SQLite file: one row for each document.
+"""JobStore in a SQLite file: one row per document.
 
-The document is the row. What is searched by (tenant, status, ...) are columns that SQLite itself computes from it, so
-they can never disagree with it; where a document is not JSON they are NULL, which no query matches: one bad row harms
-itself only. Beside it stand only what must hold even for a bad row: the id, the revision and the idempotency key.
+SQLite computes the columns of queries (tenant, status, ...) from the document, so they cannot disagree with it. They
+are NULL if a document is not JSON, and no query matches NULL: a bad row affects only its own job. The other columns
+must be valid even in a bad row: the id, the revision and the idempotency key.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from services.core.adapters.sqlite.database import Database
 from services.core.adapters.sqlite.place import MOUNTS
 from services.core.domain.codec import dump, load
 from services.core.domain.document import read_job
-from services.core.domain.errors import NotFound, Quarantined, StaleRevision, WeftError
+from services.core.domain.errors import InvalidRequest, NotFound, Quarantined, StaleRevision, WeftError
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
 from services.core.domain.status import Status
 from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, job_or_unreadable, with_stored_rev
 
 _PAGE: Final = 500
-"""Documents read in one go, so that a long list holds up no other reader for long."""
+"""Documents read at once, so that a long list delays other readers only shortly."""
 
 
 _COMPUTED: Final = {
@@ -40,7 +40,7 @@ _COMPUTED: Final = {
     "tail INTEGER": "coalesce(json_array_length(doc, '$.history_tail'), 0) > 0",
     "deleted INTEGER": "doc->>'$.deleted' IS NOT NULL",
 }
-# json_valid(.., 2) is JSON5: Python writes NaN, and a summary may hold one.
+# json_valid(.., 2) accepts JSON5: Python writes NaN, which a summary may contain.
 _COLUMNS: Final = ", ".join(
     f"{column} AS (CASE WHEN json_valid(doc, 2) THEN {expression} END) STORED"
     for column, expression in _COMPUTED.items()
@@ -70,7 +70,7 @@ class SqliteJobStore:
 
     @classmethod
     async def open(cls, path: Path, *, mounts: Path = MOUNTS) -> Self:
-        """Opens or makes the file (``Database.open`` says what is refused)."""
+        """Opens or creates the file. Raises the errors of ``Database.open``."""
         return cls(await Database.open(path, title="job store", tables=_TABLES, mounts=mounts))
 
     async def insert(self, job: Job) -> Job:
@@ -84,12 +84,12 @@ class SqliteJobStore:
         return await self._database.write(write)
 
     async def get(self, job_id: str) -> Job | None:
-        return await self._one("id", job_id)
+        return await self._find_one("id", job_id)
 
     async def by_idem(self, idem: str) -> Job | None:
-        return await self._one("idem", idem)
+        return await self._find_one("idem", idem)
 
-    async def _one(self, column: str, value: str) -> Job | None:
+    async def _find_one(self, column: str, value: str) -> Job | None:
         def read(connection: apsw.Connection) -> Job | None:
             row = connection.execute(f"SELECT id, doc, rev FROM jobs WHERE {column} = ?", (value,)).fetchone()  # noqa: S608
             return None if row is None else with_stored_rev(_job(str(row[0]), str(row[1])), row[2])
@@ -117,18 +117,18 @@ class SqliteJobStore:
         limit: int = 100,
         left_out: list[Unreadable] | None = None,
     ) -> Sequence[Job]:
-        found: list[Job] = []
+        jobs: list[Job] = []
         after = query.after
-        while len(found) < limit:
-            # Unreadable documents fill no place: a short page would look like the end of the list.
-            page = await self._page(query, after, newest_first=newest_first, limit=min(limit - len(found), _PAGE))
-            found.extend(job for job in page if isinstance(job, Job))
+        while len(jobs) < limit:
+            # Unreadable documents do not count: a short page would look like the end of the list.
+            page = await self._page(query, after, newest_first=newest_first, limit=min(limit - len(jobs), _PAGE))
+            jobs.extend(job for job in page if isinstance(job, Job))
             if left_out is not None:
                 left_out.extend(bad for bad in page if isinstance(bad, Unreadable))
             if not page:
                 break
             after = page[-1].id
-        return found
+        return jobs
 
     async def _page(
         self, query: JobQuery, after: str | None, *, newest_first: bool, limit: int
@@ -143,7 +143,7 @@ class SqliteJobStore:
 
         def read(connection: apsw.Connection) -> list[Job | Unreadable]:
             rows = connection.execute(select, (*values, limit))
-            return [_judge(str(job_id), str(doc), rev) for job_id, doc, rev in rows]
+            return [_readable(str(job_id), str(doc), rev) for job_id, doc, rev in rows]
 
         return await self._database.read(read)
 
@@ -193,9 +193,9 @@ class SqliteJobStore:
         stored = replace(new, rev=prior.rev + 1)
 
         def write(connection: apsw.Connection) -> DispatcherDoc:
-            found = _dispatcher(connection)
-            if found.rev != prior.rev:
-                raise StaleRevision(f"the dispatcher's document is at revision {found.rev}, not {prior.rev}")
+            stored_now = _dispatcher(connection)
+            if stored_now.rev != prior.rev:
+                raise StaleRevision(f"the dispatcher's document is at revision {stored_now.rev}, not {prior.rev}")
             connection.execute(
                 "INSERT OR REPLACE INTO dispatcher VALUES (1, ?, ?, ?)", (stored.term, stored.holder, stored.rev)
             )
@@ -211,7 +211,10 @@ class SqliteJobStore:
 
 
 def _text(job: Job) -> str:
-    return json.dumps(dump(job), separators=(",", ":"))
+    try:
+        return json.dumps(dump(job), separators=(",", ":"))
+    except RecursionError:
+        raise InvalidRequest("the document of a job is nested too deeply to be stored") from None
 
 
 def _job(job_id: str, text: str) -> Job:
@@ -222,7 +225,7 @@ def _job(job_id: str, text: str) -> Job:
     return read_job(job_id, document)
 
 
-def _judge(job_id: str, text: str, rev: object) -> Job | Unreadable:
+def _readable(job_id: str, text: str, rev: object) -> Job | Unreadable:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -250,9 +253,9 @@ def _dispatcher(connection: apsw.Connection) -> DispatcherDoc:
 
 
 def _where(query: JobQuery) -> tuple[str, list[str]]:
-    """SQL of a filter and its values; the cursor is the caller's.
+    """SQL of a query's filter and its values, without its cursor.
 
-    ``holds`` and ``tail`` stand literally, or their partial indexes would not serve.
+    ``holds`` and ``tail`` are written literally; otherwise SQLite would not use their partial indexes.
     """
     terms = ["status IS NOT NULL"]
     values: list[str] = []

@@ -1,7 +1,7 @@
-"""Where a SQLite file may lie: not on a network file system.
+"""Refuses SQLite files on network file systems.
 
-WAL needs memory that all processes of one machine share, and locks that hold; network file systems give neither, and
-what is lost is lost silently. So the file is refused there before it is made (architecture.md, Reads).
+WAL needs memory that all processes of a machine share, and reliable locks. Network file systems have neither, and lose
+data silently. So the file is refused there before it is created (architecture.md, Reads).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 
 
 def file_system(folder: Path, mountinfo: str) -> str:
-    """Type of the file system a resolved folder lies on, by the text of ``/proc/<pid>/mountinfo``; "" where unknown."""
-    best, found = -1, ""
+    """Type of the file system of a resolved folder, from the text of ``/proc/<pid>/mountinfo``; "" if unknown."""
+    best, kind = -1, ""
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         fields = before.split(" ")
         if len(fields) < 5 or not after:
             continue
         mount = Path(_ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields[4]))
-        # Of several mounts at one place the last one is seen.
+        # Of several mounts on one folder, the last is visible.
         if folder.is_relative_to(mount) and len(mount.parts) >= best:
-            best, found = len(mount.parts), after.split(" ")[0]
-    return found
+            best, kind = len(mount.parts), after.split(" ")[0]
+    return kind
 
 
 def refuse_network(folder: Path, mounts: Path = MOUNTS) -> None:
-    """InvalidRequest where the folder lies on a network file system. Where the system does not say, it may pass."""
+    """Raises InvalidRequest if the folder is on a network file system. Accepts it if the type is unknown."""
     try:
         mountinfo = mounts.read_text(errors="surrogateescape")
     except OSError:
@@ -45,6 +45,6 @@ def refuse_network(folder: Path, mounts: Path = MOUNTS) -> None:
     kind = file_system(folder.resolve(), mountinfo)
     if kind in _REFUSED:
         raise InvalidRequest(
-            f"{folder} lies on a network file system ({kind}), where SQLite loses data; "
+            f"{folder} is on a network file system ({kind}), where SQLite loses data; "
             "set WEFT_HOME to a folder on a local disk"
         )

@@ -1,4 +1,4 @@
-"""RecordStore in a SQLite file: a row for each record, and one for each of its index fields."""
+"""RecordStore in a SQLite file: a row per record, and a row per index field."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SqliteRecordStore:
 
     @classmethod
     async def open(cls, path: Path, *, mounts: Path = MOUNTS) -> Self:
-        """Opens or makes the file (``Database.open`` says what is refused)."""
+        """Opens or creates the file. Raises the errors of ``Database.open``."""
         return cls(await Database.open(path, title="record store", tables=_TABLES, mounts=mounts))
 
     async def insert(self, record: Record) -> Record:
@@ -73,8 +73,8 @@ class SqliteRecordStore:
                 (rev, body, fields, record.kind, record.id, record.rev),
             )
             if connection.changes() == 0:
-                there = connection.execute(f"{_SELECT} WHERE kind = ? AND id = ?", (record.kind, record.id)).fetchone()
-                if there is None:
+                row = connection.execute(f"{_SELECT} WHERE kind = ? AND id = ?", (record.kind, record.id)).fetchone()
+                if row is None:
                     raise NotFound(f"there is no {record.kind} {record.id}")
                 raise StaleRevision(f"{record.kind} {record.id} is no longer at revision {record.rev}")
             connection.execute("DELETE FROM record_index WHERE kind = ? AND id = ?", (record.kind, record.id))
@@ -93,15 +93,15 @@ class SqliteRecordStore:
         select = f"{_SELECT} WHERE {' AND '.join(terms)} AND id > ? ORDER BY id"
 
         def read(connection: apsw.Connection) -> list[Record]:
-            found: list[Record] = []
+            records: list[Record] = []
             for row in connection.execute(select, (*values, after or "")):
-                if len(found) == limit:
+                if len(records) == limit:
                     break
                 try:
-                    found.append(_record(row))
+                    records.append(_record(row))
                 except ValueError:
-                    continue  # one bad record harms itself only
-            return found
+                    continue  # an unreadable record does not affect the others
+            return records
 
         return await self._database.read(read)
 
@@ -137,15 +137,15 @@ def _row(record: Record) -> tuple[str, str, int, str, str]:
 
 
 def _record(row: Any) -> Record:
-    """ValueError where the body is not what was written."""
+    """Raises ValueError for a malformed row."""
     kind, record_id, rev, body, fields = row
     try:
-        read, index = json.loads(body), json.loads(fields)
+        content, index = json.loads(body), json.loads(fields)
     except RecursionError as error:
-        raise ValueError("nested too deep") from error
-    if not isinstance(read, dict) or not isinstance(index, dict):
+        raise ValueError("nested too deeply") from error
+    if not isinstance(content, dict) or not isinstance(index, dict):
         raise ValueError("not a mapping")  # noqa: TRY004 - one kind of error for all that is malformed
-    return Record(kind=kind, id=record_id, body=read, index=index, rev=rev)
+    return Record(kind=kind, id=record_id, body=content, index=index, rev=rev)
 
 
 def _unreadable(row: Any) -> UnreadableRecord | None:

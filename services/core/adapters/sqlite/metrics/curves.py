@@ -1,9 +1,9 @@
-"""Reading metric points: as they were reported, and as curves.
+"""Reads metric points, as reported and as curves.
 
-A curve is one (name, context, rank) of the newest attempt that reported anything: the last value of each step, by
-step; points that carry no step follow, each for itself, in the order of their arrival. SQLite thins a long curve out,
-without the interpreter's lock: of each of so many equal stretches the smallest and the largest value stay, and a NaN
-if there was one, so that neither a spike nor a divergence disappears.
+A curve is one (name, context, rank) of the newest attempt that reported anything: the last value of each step, by step.
+Points without a step follow, in the order of their arrival. SQLite thins long curves, without the interpreter's lock:
+it divides a curve into equal parts and keeps the smallest and the largest value of each part, and a NaN if it has one,
+so that neither a spike nor a divergence disappears.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _LATEST: Final = """
         SELECT max(seq), step FROM points WHERE series = :series AND step IS NOT NULL GROUP BY step
         UNION ALL SELECT seq, NULL FROM points WHERE series = :series AND step IS NULL)"""
 _IN_ORDER: Final = "ORDER BY p.step IS NULL, p.step, p.seq"
-# ruff: noqa: S608 - the parts put together here are constants; what comes from outside is bound
+# ruff: noqa: S608 - the parts of these statements are constants; values from outside are bound
 _COUNT: Final = f"{_LATEST} SELECT count(*) FROM latest"
 _CURVE: Final = f"{_LATEST} SELECT {_COLUMNS} FROM latest JOIN points p ON p.seq = latest.seq {_IN_ORDER}"
-# min() and max() bring the other columns of the row in which they found it (SQLite, "bare columns in an aggregate").
+# min() and max() also select the other columns of their row (SQLite, "bare columns in an aggregate").
 _THINNED: Final = f"""{_LATEST},
     placed AS MATERIALIZED (
         SELECT p.seq, p.value, ntile(:stretches) OVER ({_IN_ORDER}) AS stretch
@@ -41,14 +41,14 @@ _THINNED: Final = f"""{_LATEST},
 
 
 class PointReader:
-    """Queries over one job's points. ``reader`` is a snapshot."""
+    """Queries on one job's points. ``reader``: a connection within a snapshot."""
 
     def __init__(self, reader: apsw.Connection) -> None:
         self._reader = reader
 
     def points(self, query: PointQuery, limit: int) -> list[StoredPoint]:
         chosen = self._chosen(query, query.attempt)
-        # '+': by seq, not by series; a follower asks for the newest few of all.
+        # '+' makes SQLite search by seq, not by series: a follower reads the newest few of all.
         rows = self._reader.execute(
             f"SELECT {_COLUMNS} FROM points p WHERE seq > ? AND +series IN (SELECT value FROM json_each(?)) "
             "ORDER BY seq LIMIT ?",
@@ -72,7 +72,7 @@ class PointReader:
             f"SELECT {_COLUMNS} FROM (SELECT name, max(last_seq) AS seq FROM series GROUP BY name) newest "
             "JOIN points p ON p.seq = newest.seq ORDER BY newest.name"
         ).fetchall()
-        return {one.point.name: one for one in self._stored(rows, chosen)}
+        return {stored.point.name: stored for stored in self._stored(rows, chosen)}
 
     def _curve(self, series: int, max_points: int | None) -> Sequence[Sequence[Any]]:
         if max_points is None:
@@ -84,7 +84,7 @@ class PointReader:
         return self._reader.execute(_THINNED, {"series": series, "stretches": stretches}).fetchall()
 
     def _chosen(self, query: PointQuery, attempt: int | None) -> dict[int, tuple[str, Mapping[str, str]]]:
-        """Row id -> (name, context) of the series that are asked for, in the order in which curves are given."""
+        """Row id -> (name, context) of the series that match, in the order of curves."""
         rows: list[Any] = self._reader.execute(
             "SELECT id, name, context FROM series WHERE (:rank IS NULL OR rank = :rank) "
             "AND (:attempt IS NULL OR attempt = :attempt) "
@@ -97,8 +97,8 @@ class PointReader:
     def _stored(
         self, rows: Iterable[Sequence[Any]], series: Mapping[int, tuple[str, Mapping[str, str]]]
     ) -> Iterator[StoredPoint]:
-        found: list[Any] = self._reader.execute(SOURCES).fetchall()
-        sources = {row_id: SourceId(*rest) for row_id, *rest in found}
+        source_rows: list[Any] = self._reader.execute(SOURCES).fetchall()
+        sources = {row_id: SourceId(*rest) for row_id, *rest in source_rows}
         for seq, series_id, source, offset, time_ms, step, value in rows:
             name, context = series[series_id]
             number = math.nan if value is None else value

@@ -1,10 +1,10 @@
-"""One job's lines and points: a folder with an SQLite file, which is the truth, and the log segments it points into.
+"""One job's lines and points: a folder with an SQLite file, which is authoritative, and the log segments it refers to.
 
-What is kept true: the committed offset of a source, the lines and points up to it, and their sequence numbers change in
-one transaction, after the lines' bytes were fsynced. So a sender may repeat itself as often as it likes.
+The committed offset of a source, the lines and points up to it, and their sequence numbers change in one transaction,
+after the lines' bytes were fsynced. So a sender may repeat a batch any number of times.
 
-After any error memory and disk may differ: the object is thrown away and opened again from what was committed. One
-writer and one reader may use it at a time, each under its lock; in WAL mode they do not wait for each other.
+After an error, memory and disk may differ: the object is dropped and opened again from the committed state. One writer
+and one reader may use it at a time, each under its lock; in WAL mode they do not wait for each other.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from services.core.adapters.sqlite.metrics.segments import (
     SegmentWriter,
     decode,
     segment_path,
-    sync_folder,
 )
 from services.core.domain.errors import Conflict
 from services.core.ports.metric_store import SourceId, SourceState, Stored
+from services.core.runtime.durable_files import sync_folder
 
 SCHEMA: Final = 1
 INDEX: Final = "index.sqlite"
@@ -51,7 +51,7 @@ CREATE TABLE points (seq INTEGER PRIMARY KEY, series INTEGER NOT NULL, source IN
     offset INTEGER NOT NULL, time_ms INTEGER NOT NULL, step INTEGER, value REAL);
 CREATE INDEX points_by_step ON points (series, step);
 """
-# points.value: NULL is NaN, for which SQLite has no other word.
+# points.value: NULL means NaN, which SQLite cannot store.
 
 _PUT_SOURCE: Final = (
     "INSERT INTO sources VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) "
@@ -66,12 +66,12 @@ _PUT_STATE: Final = "UPDATE state SET lines = ?, points = ?, segment = ?, length
 
 
 class JobFile:
-    """Opened, or made, in its constructor."""
+    """The constructor opens or creates the files."""
 
     def __init__(self, folder: Path, *, segment_bytes: int, reading: bool = False) -> None:
-        """Damaged or apsw's CorruptError where it cannot be read; Conflict where a newer Weft wrote it.
+        """``reading``: reads beside the writing process; creates and changes nothing.
 
-        ``reading``: beside the process that writes; nothing is made or changed.
+        Raises Damaged or apsw's CorruptError if the files cannot be read, Conflict if a newer Weft wrote them.
         """
         self.folder = folder
         self.writing, self._reading = threading.Lock(), threading.Lock()
@@ -79,7 +79,7 @@ class JobFile:
         self._segments: SegmentWriter | None = None
         self._reader: apsw.Connection | None = None
         self.empty = False
-        """It was only just begun: where it is opened for reading there are not even tables."""
+        """True for a new file. Opened for reading, it may have no tables."""
         self._flags = apsw.SQLITE_OPEN_READWRITE | (0 if reading else apsw.SQLITE_OPEN_CREATE)
         if not reading and not folder.exists():
             folder.mkdir(mode=0o700)
@@ -90,20 +90,20 @@ class JobFile:
             if reading:
                 return
             self._writer.transaction_mode = "IMMEDIATE"
-            self._lay_out()
+            self._create_tables()
             self._ledger = self._load()
         except BaseException:
             self.close()
             raise
 
     def _refuse_newer(self) -> int:
-        """The schema of the file; 0: it is empty."""
-        found = int(self._writer.pragma("user_version"))
-        if found > SCHEMA:
-            raise Conflict(f"{self.folder.name}'s metrics were written by a newer Weft (schema {found}); upgrade Weft")
-        return found
+        """The schema of the file; 0 for an empty one. Raises Conflict for a newer schema."""
+        schema = int(self._writer.pragma("user_version"))
+        if schema > SCHEMA:
+            raise Conflict(f"{self.folder.name}'s metrics were written by a newer Weft (schema {schema}); upgrade Weft")
+        return schema
 
-    def _lay_out(self) -> None:
+    def _create_tables(self) -> None:
         if not self.empty:
             return
         if segment_path(self.folder, 1).exists():
@@ -116,7 +116,7 @@ class JobFile:
     def _load(self) -> Ledger:
         state = self._writer.execute("SELECT lines, points, segment, length FROM state").get
         if state is None:
-            raise Damaged(f"{INDEX} has lost its state")
+            raise Damaged(f"{INDEX} has no row of its state")
         lines, points, self._segment, self._length = state
         sources: list[Any] = self._writer.execute("SELECT * FROM sources").fetchall()
         series: list[Any] = self._writer.execute("SELECT * FROM series").fetchall()
@@ -124,13 +124,16 @@ class JobFile:
         return Ledger(
             lines,
             points,
-            {one.source: one for one in known},
-            {(one.attempt, one.rank, one.name, one.context): one for one in (Series(*row) for row in series)},
+            {source.source: source for source in known},
+            {
+                (curve.attempt, curve.rank, curve.name, curve.context): curve
+                for curve in (Series(*row) for row in series)
+            },
         )
 
     @contextmanager
     def snapshot(self) -> Generator[apsw.Connection]:
-        """For queries, which all see the same state. One reader at a time."""
+        """A connection whose queries all see the same state. One reader at a time."""
         with self._reading:
             if self._reader is None:
                 self._reader = _connect(self.folder, self._flags)
@@ -139,13 +142,13 @@ class JobFile:
                 yield self._reader
 
     def check(self) -> None:
-        """Reads everything. Damaged, or an error of apsw's, where not all is as it was written."""
+        """Reads everything. Raises Damaged or an error of apsw if anything was damaged or changed."""
         segments = SegmentReader(self.folder)
         try:
             with self.snapshot() as db:
-                said = str(db.pragma("quick_check"))
-                if said != "ok":
-                    raise Damaged(said)
+                result = str(db.pragma("quick_check"))
+                if result != "ok":
+                    raise Damaged(result)
                 rows: Any = db.execute("SELECT segment, position, length, crc FROM blocks ORDER BY last")
                 for segment, position, length, crc in rows:
                     decode(segments.read(segment, position, length), crc)
@@ -153,23 +156,23 @@ class JobFile:
             segments.close()
 
     def append(self, batches: Sequence[Prepared]) -> list[int]:
-        """Stores, durably, those that begin where their source stands; the committed offsets afterwards, in order."""
+        """Stores, durably, batches that begin at their source's committed offset; returns the offsets afterwards."""
         with self.writing:
             change = Change()
-            answers = [self._ledger.take(one, change) for one in batches]
+            offsets = [self._ledger.take(batch, change) for batch in batches]
             if change.sources:
                 self._commit(change)
-            return answers
+            return offsets
 
     def begin(self, states: Sequence[SourceState]) -> None:
-        """The sources of a job that is loaded."""
+        """Enters the sources of a job that is loaded."""
         with self.writing:
             change = Change()
             self._ledger.begin(states, change)
             self._commit(change)
 
     def load(self, part: Stored) -> None:
-        """Lines or points with their sequence numbers."""
+        """Stores lines or points with their sequence numbers."""
         with self.writing:
             change = Change()
             self._ledger.load(part, change)
@@ -178,26 +181,26 @@ class JobFile:
     def _commit(self, change: Change) -> None:
         blocks = self._write_blocks(change.blocks)
         with self._writer as db:
-            db.executemany(_PUT_SOURCE, [one.row() for one in change.sources.values()])
+            db.executemany(_PUT_SOURCE, [source.row() for source in change.sources.values()])
             db.executemany(_PUT_BLOCK, blocks)
-            db.executemany(_PUT_SERIES, [one.row() for one in change.series.values()])
+            db.executemany(_PUT_SERIES, [series.row() for series in change.series.values()])
             db.executemany(_PUT_POINT, change.points)
             db.execute(_PUT_STATE, (self._ledger.lines, self._ledger.points, self._segment, self._length))
 
     def _write_blocks(self, blocks: Sequence[NewBlock]) -> list[tuple[Any, ...]]:
-        """The rows of blocks that are on the disk."""
+        """Writes the blocks durably; returns their rows."""
         if not blocks:
             return []
         if self._segments is None:
             self._segments = SegmentWriter(
                 self.folder, number=self._segment, length=self._length, segment_bytes=self._segment_bytes
             )
-        positions = self._segments.append([one.prepared.block for one in blocks])
+        positions = self._segments.append([block.prepared.block for block in blocks])
         self._segment, self._length = self._segments.number, self._segments.length
-        return [one.row(self._segment, position) for one, position in zip(blocks, positions, strict=True)]
+        return [block.row(self._segment, position) for block, position in zip(blocks, positions, strict=True)]
 
     def close(self) -> None:
-        """Loses nothing; what was not committed is cut off by the next opening."""
+        """Closes the files. Bytes that were not committed are removed when they are opened again."""
         for connection in (self._reader, self._writer):
             if connection is not None:
                 connection.close()

@@ -1,8 +1,8 @@
-"""What is known of a job while it is written to: its sources' committed offsets, its series, and how many there are of
-lines and points. Here it is decided what of a batch is new; no disk is touched.
+"""The state of a job that is written to: committed offsets of its sources, its series, its counts of lines and points.
 
-A batch is stored only if it begins at its source's committed offset and its source has not ended; else nothing of it is
-new. Each new line and point gets the next sequence number, so these have no gaps.
+The ledger decides which parts of a batch are new; it does no I/O. A batch is stored only if it begins at its source's
+committed offset and its source has not ended; otherwise nothing of it is new. Each new line and point gets the next
+sequence number, so there are no gaps.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ _INT64: Final = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A batch that was found sound, with its lines encoded."""
+    """A valid batch, with its lines encoded."""
 
     batch: Batch
     block: bytes = b""
@@ -33,21 +33,32 @@ class Prepared:
 
 
 def prepare(batch: Batch) -> Prepared:
-    """InvalidRequest where the batch cannot be what a source contained."""
+    """Validates and encodes a batch. Raises InvalidRequest if it cannot come from a source or cannot be stored."""
     start, end = batch.start, batch.end
     if not 0 <= start <= end < _INT64:
-        raise InvalidRequest(f"a batch goes from a byte to a later one, not from {start} to {end}")
-    if not all(start <= one.offset < end for rows in (batch.lines, batch.points) for one in rows):
-        raise InvalidRequest(f"a line or point lies outside its batch, which is bytes {start} to {end}")
-    if not all(-_INT64 <= point.step < _INT64 for point in batch.points if point.step is not None):
-        raise InvalidRequest("a step is a 64-bit integer")
+        raise InvalidRequest(f"a batch begins at a byte and ends at a later one, not from {start} to {end}")
+    if not all(start <= entry.offset < end for rows in (batch.lines, batch.points) for entry in rows):
+        raise InvalidRequest(f"a line or point is outside its batch, which is bytes {start} to {end}")
+    if not all(-_INT64 <= number < _INT64 for number in _numbers(batch)):
+        raise InvalidRequest("steps, times and the numbers of a source are 64-bit integers")
     try:
+        f"{batch.source.role}{batch.source.source}".encode()
         for point in batch.points:
             "".join((point.name, *point.context, *point.context.values())).encode()
         block = encode(batch.lines) if batch.lines else b""
     except UnicodeEncodeError:
-        raise InvalidRequest("a line or the name of a metric is not valid Unicode") from None
+        raise InvalidRequest("a line, a source or the name of a metric is not valid Unicode") from None
     return Prepared(batch, block, zlib.crc32(block))
+
+
+def _numbers(batch: Batch) -> Iterator[int]:
+    source = batch.source
+    yield from (source.attempt, source.rank, source.run, source.generation)
+    yield from (line.time_ms for line in batch.lines)
+    for point in batch.points:
+        yield point.time_ms
+        if point.step is not None:
+            yield point.step
 
 
 @dataclass(slots=True)
@@ -58,14 +69,14 @@ class Source:
     final: bool = False
 
     def row(self) -> tuple[Any, ...]:
-        one = self.source
-        key = (one.attempt, one.role, one.rank, one.run, one.source, one.generation)
+        source = self.source
+        key = (source.attempt, source.role, source.rank, source.run, source.source, source.generation)
         return (self.id, *key, self.committed, self.final)
 
 
 @dataclass(slots=True)
 class Series:
-    """The points of one name and context which one learner reported in one attempt."""
+    """The points of one name and context that one learner reported in one attempt."""
 
     id: int
     attempt: int
@@ -81,7 +92,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class NewBlock:
-    """Lines of one batch, on their way to a segment."""
+    """The lines of one batch, to be written to a segment."""
 
     source: int
     first: int
@@ -97,7 +108,7 @@ class NewBlock:
 
 @dataclass(slots=True)
 class Change:
-    """What one transaction has to write."""
+    """The rows that one transaction writes."""
 
     sources: dict[int, Source] = field(default_factory=dict)
     series: dict[int, Series] = field(default_factory=dict)
@@ -113,9 +124,9 @@ class Ledger:
     series: dict[tuple[int, int, str, str], Series]
     """By (attempt, rank, name, context)."""
 
-    def take(self, one: Prepared, change: Change) -> int:
-        """Adds what is new of the batch to ``change``; the committed offset of its source once that is written."""
-        batch = one.batch
+    def take(self, prepared: Prepared, change: Change) -> int:
+        """Adds what is new of the batch to ``change``; returns its source's offset once that is committed."""
+        batch = prepared.batch
         source = self.sources.get(batch.source) or Source(len(self.sources) + 1, batch.source)
         if batch.start != source.committed or source.final or not (batch.end > batch.start or batch.final):
             return source.committed
@@ -123,27 +134,27 @@ class Ledger:
         source.committed, source.final = batch.end, batch.final
         change.sources[source.id] = source
         if batch.lines:
-            change.blocks.append(NewBlock(source.id, self.lines + 1, one))
+            change.blocks.append(NewBlock(source.id, self.lines + 1, prepared))
             self.lines += len(batch.lines)
         self._take_points(source, batch, change)
         return source.committed
 
     def begin(self, states: Sequence[SourceState], change: Change) -> None:
-        """The sources of a job that is loaded, as far as they had come."""
+        """Enters the sources of a job that is loaded, with their offsets."""
         for state in states:
             source = Source(len(self.sources) + 1, state.source, state.committed, state.final)
             self.sources[state.source] = change.sources[source.id] = source
 
     def load(self, part: Stored, change: Change) -> None:
-        """Adds lines or points that have their sequence numbers. InvalidRequest where these do not go on from here."""
+        """Adds lines or points with their sequence numbers. Raises InvalidRequest if these are not the next ones."""
         entries: Sequence[StoredLine | StoredPoint] = part
-        for source, run in itertools.groupby(entries, key=lambda one: one.source):
+        for source, run in itertools.groupby(entries, key=lambda entry: entry.source):
             rows = list(run)
-            lines = [one.line for one in rows if isinstance(one, StoredLine)]
-            points = [one.point for one in rows if isinstance(one, StoredPoint)]
+            lines = [row.line for row in rows if isinstance(row, StoredLine)]
+            points = [row.point for row in rows if isinstance(row, StoredPoint)]
             reached = self.lines if lines else self.points
             known = self.sources.get(source)
-            if known is None or [one.seq for one in rows] != list(range(reached + 1, reached + 1 + len(rows))):
+            if known is None or [row.seq for row in rows] != list(range(reached + 1, reached + 1 + len(rows))):
                 raise InvalidRequest(f"lines or points are missing, or unknown, after number {reached}")
             prepared = prepare(Batch(source, 0, max(known.committed, 1), lines, points))
             if lines:

@@ -1,8 +1,8 @@
-"""Reading log lines: which blocks may hold them is asked of the SQLite file, the rest is looked at block by block.
+"""Reads log lines: the SQLite file names the blocks that may match, and each of them is read and filtered.
 
-Users search with patterns of their own, so the engine is RE2: its time is linear in the text whatever the pattern is
-(Python's ``re`` can take for ever, and holds the interpreter's lock meanwhile). What that costs its users: no
-back-references and no look-around, said so by an InvalidRequest. Long searches end at a deadline all the same.
+Users search with patterns of their own, so the engine is RE2: its time is linear in the text for any pattern. Python's
+``re`` can run without end, and holds the interpreter's lock. RE2 has no back-references and no look-around; such
+patterns raise InvalidRequest. Long searches end at a deadline.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from services.core.ports.metric_store import LineQuery, SourceId, StoredLine
 
 _FIRST_PAGE: Final = 2
 _PAGE: Final = 128
-"""Blocks whose places are fetched at once: few at first, for most ask for the last lines or the next ones."""
+"""Blocks whose places are read at once: few at first, because most queries are for the last or the next lines."""
+_PATTERN_MOST: Final = 10_000
+_REASON_MOST: Final = 200
 _PATTERN_BYTES: Final = 8 * 2**20
-"""Memory that one compiled pattern may take."""
+"""Memory of one compiled pattern."""
 _LAST: Final = 2**63 - 1
 _BLOCKS: Final = (
     "SELECT last, first, source, segment, position, length, crc FROM blocks WHERE last > ? AND last <= ? AND first < ? "
@@ -35,7 +37,7 @@ _BLOCKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a block lies."""
+    """Where a block is stored."""
 
     last: int
     first: int
@@ -47,24 +49,28 @@ class _Place:
 
 
 def compiled(search: str | None) -> Any:
-    """The pattern, or None for none. InvalidRequest where it is none."""
+    """The compiled pattern; None without a search. Raises InvalidRequest for an invalid pattern."""
     if search is None:
         return None
+    if len(search) > _PATTERN_MOST:
+        raise InvalidRequest(f"a search pattern has at most {_PATTERN_MOST} characters")
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _PATTERN_BYTES
     try:
         return re2.compile(search, options)
     except re2.error as error:
-        why = error.args[0].decode(errors="replace") if error.args else "it does not compile"
-        raise InvalidRequest(f"this is no pattern to search for: {why} (RE2 syntax: no look-around)") from None
+        why = error.args[0][:_REASON_MOST].decode(errors="replace") if error.args else "it does not compile"
+        raise InvalidRequest(f"this is not a valid search pattern: {why} (RE2 syntax: no look-around)") from None
+    except UnicodeEncodeError:
+        raise InvalidRequest("a search pattern is valid Unicode") from None
 
 
 class LineReader:
-    """One query over one job's lines."""
+    """One query on one job's lines."""
 
     def __init__(self, file: JobFile, query: LineQuery, *, deadline: float) -> None:
-        """``deadline``: on the monotonic clock; TooLarge is raised at it."""
+        """``deadline``: seconds on the monotonic clock, after which ``read`` raises TooLarge."""
         self._file, self._query, self._deadline = file, query, deadline
         self._pattern = compiled(query.search)
         self._since = query.since_ms if query.since_ms is not None else -_LAST
@@ -73,14 +79,14 @@ class LineReader:
         with file.snapshot() as db:
             count: int = db.execute("SELECT lines FROM state").get
             rows: list[Any] = db.execute(SOURCES).fetchall()
-        # What is stored meanwhile is not looked at: its sources may be unknown here, and a line left out for that
-        # while a later one is given would be lost to a follower.
+        # Lines stored from now on are excluded: their sources may be unknown here. A follower would lose a line that is
+        # left out for that if a later one is returned.
         self._before = min(query.before_seq if query.before_seq is not None else _LAST, count + 1)
-        found = {row_id: SourceId(*rest) for row_id, *rest in rows}
-        self._sources = {row_id: source for row_id, source in found.items() if self._wanted(source)}
+        sources = {row_id: SourceId(*rest) for row_id, *rest in rows}
+        self._sources = {row_id: source for row_id, source in sources.items() if self._wanted(source)}
 
     def read(self, limit: int) -> list[StoredLine]:
-        """The first ``limit`` of those that match, or of the last ``tail`` of them."""
+        """The first ``limit`` matching lines, or the first ``limit`` of the last ``tail`` matching lines."""
         reader = SegmentReader(self._file.folder)
         try:
             if self._query.tail is not None:
@@ -100,7 +106,7 @@ class LineReader:
         count = 0
         pages = self._pages(newest_first=True)
         while count < tail and (page := next(pages, None)):
-            # In the order of the disk, so that one read brings many blocks.
+            # In the order of the disk, so that one read returns many blocks.
             part = [line for place in reversed(page) for line in self._matching(reader, place)]
             parts.append(part)
             count += len(part)
@@ -115,7 +121,7 @@ class LineReader:
             (query.attempt, source.attempt),
             (query.stream, source.source),
         )
-        return all(asked is None or asked == is_ for asked, is_ in pairs)
+        return all(wanted is None or wanted == actual for wanted, actual in pairs)
 
     def _pages(self, *, newest_first: bool) -> Iterator[list[_Place]]:
         ids = json.dumps(list(self._sources))
@@ -138,7 +144,7 @@ class LineReader:
 
     def _matching(self, reader: SegmentReader, place: _Place) -> list[StoredLine]:
         if time.monotonic() > self._deadline:
-            raise TooLarge("there is too much to look through; narrow it by rank, attempt, time or sequence number")
+            raise TooLarge("the search takes too long; narrow it by rank, attempt, time or sequence number")
         block = decode(reader.read(place.segment, place.position, place.length), place.crc)
         source, first = self._sources[place.source], place.first
         return [StoredLine(first + at, source, block.line(at)) for at in self._positions(block, first)]

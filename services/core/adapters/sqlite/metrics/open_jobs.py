@@ -1,7 +1,7 @@
-"""Which job files are open: the most recently used ones, so that 10,000 jobs do not mean 60,000 file descriptors.
+"""Keeps the most recently used job files open, so that 10,000 jobs do not need 60,000 file descriptors.
 
-Who uses a file has it borrowed, and it is not closed under them. A file that raised an error is not lent again: the
-next borrower gets a fresh one, which starts from what is committed.
+A file is not closed while it is borrowed. A file that raised an error is not lent again: the next borrower gets a new
+one, which starts from the committed state.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from services.core.adapters.sqlite.metrics.job_file import INDEX, JobFile
-from services.core.adapters.sqlite.metrics.segments import sync_folder
 from services.core.domain.errors import NotFound, WeftError
+from services.core.runtime.durable_files import sync_folder
 
 FORGOTTEN: Final = ".forgotten"
-"""Folder of empty files named like the jobs that were deleted: a late learner must not bring one back."""
+"""Folder of empty files with the names of deleted jobs: a late learner must not create a deleted job again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class OpenJobs:
 
     @contextmanager
     def borrow(self, job_id: str, *, create: bool) -> Generator[JobFile | None]:
-        """The job's file; None where it has none and ``create`` is not set. NotFound where the job was deleted."""
+        """The job's file; None if it has none and ``create`` is not set. Raises NotFound if the job was deleted."""
         entry = self._enter(job_id)
         try:
             with entry.opening:
@@ -83,17 +83,17 @@ class OpenJobs:
     def _leave(self, job_id: str, entry: _Entry) -> None:
         with self._lock:
             entry.users -= 1
-            useless = entry.broken or entry.file is None
-            if useless and self._entries.get(job_id) is entry and not entry.users:
+            unusable = entry.broken or entry.file is None
+            if unusable and self._entries.get(job_id) is entry and not entry.users:
                 del self._entries[job_id]
             unused = [entry] if entry.broken and not entry.users else []
             unused += self._evicted()
-        for one in unused:
-            if one.file is not None:
-                one.file.close()
+        for closing in unused:
+            if closing.file is not None:
+                closing.file.close()
 
     def _evicted(self) -> list[_Entry]:
-        """The least recently used beyond the limit, taken out."""
+        """Takes out the least recently used files beyond the limit."""
         out: list[_Entry] = []
         for job_id, entry in list(self._entries.items())[: max(0, len(self._entries) - self._limit)]:
             if not entry.users:
@@ -101,13 +101,13 @@ class OpenJobs:
         return out
 
     def forget(self, job_id: str) -> None:
-        """Deletes a job's files for good. It is forgotten once its mark is durable; the rest may be repeated."""
+        """Deletes a job's files. The job is deleted once its mark is durable; the rest may be repeated."""
         mark = self._root / FORGOTTEN / job_id
         mark.touch()
         sync_folder(mark.parent)
         entry = self._enter(job_id)
         try:
-            entry.broken = True  # a running append ends by itself; the next one is refused
+            entry.broken = True  # a running append completes; the next one is refused
             if entry.file is not None:
                 with entry.file.writing:
                     self._remove(job_id)
@@ -117,7 +117,7 @@ class OpenJobs:
             self._leave(job_id, entry)
 
     def replace(self, job_id: str, made: Path) -> None:
-        """Gives a whole folder that was made beside it the place of a job, deleted or not."""
+        """Replaces a job's folder, or its mark as deleted, by the complete folder ``made``."""
         entry = self._enter(job_id)
         try:
             entry.broken = True

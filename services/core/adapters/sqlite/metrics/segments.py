@@ -1,11 +1,11 @@
-"""Log segments: append-only files of blocks, each block the lines of one batch.
+"""Log segments: append-only files of blocks, each with the lines of one batch.
 
-What keeps them true: bytes are fsynced here *before* the job's SQLite file commits where they lie, and whatever lies
-beyond the committed length is cut off before the next byte is written. So a block that the SQLite file knows is whole,
-whenever the process or the machine died. A block is checked against its CRC when it is read.
+Bytes are fsynced *before* the job's SQLite file commits their place, and bytes beyond the committed length are removed
+before the next write. So a block in the SQLite file is complete, whenever the process or the machine died. Each read
+checks a block's CRC.
 
-A row per block instead of a row per line is why 100,000 lines/s cost so little; columns instead of rows within a block
-are why a search looks at the texts alone.
+One row per block instead of one per line makes 100,000 lines/s cheap; columns within a block let a search read the
+texts only.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from typing import Final
 import msgspec
 
 from services.core.ports.metric_store import LogLine
+from services.core.runtime.durable_files import sync_folder
 
 SEGMENT_BYTES: Final = 64 * 2**20
-"""A segment that has grown so long is closed and another one begun, so that old ones can be moved away whole."""
+"""A segment of this size is closed and the next one begun, so that old ones can be archived as files."""
 _READ_AHEAD: Final = 512 * 2**10
 _NAME: Final = "lines-{:08d}.seg"
 
 
 class Damaged(Exception):
-    """What is on the disk cannot be what was written."""
+    """The bytes on the disk are not those that were written."""
 
 
 class Block(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Lines of one source, in order. Columns of equal length; ``partial`` holds the positions of partial lines."""
+    """Lines of one source, in order, as columns of equal length. ``partial``: positions of partial lines."""
 
     offsets: list[int]
     times: list[int]
     texts: list[str]
     partial: list[int]
 
-    def line(self, at: int) -> LogLine:
-        return LogLine(self.offsets[at], self.times[at], self.texts[at], at in self.partial)
+    def line(self, index: int) -> LogLine:
+        return LogLine(self.offsets[index], self.times[index], self.texts[index], index in self.partial)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -47,7 +48,7 @@ _DECODER: Final = msgspec.msgpack.Decoder(Block)
 
 
 def encode(lines: Sequence[LogLine]) -> bytes:
-    """UnicodeEncodeError where a text is not valid Unicode (lone surrogates)."""
+    """Encodes a block. Raises UnicodeEncodeError for text that is not Unicode (lone surrogates)."""
     block = Block(
         [line.offset for line in lines],
         [line.time_ms for line in lines],
@@ -58,9 +59,9 @@ def encode(lines: Sequence[LogLine]) -> bytes:
 
 
 def decode(data: bytes, crc: int) -> Block:
-    """The block of these bytes. Damaged where they are not those that were written."""
+    """Decodes a block. Raises Damaged if the bytes were changed."""
     if zlib.crc32(data) != crc:
-        raise Damaged("a block of log lines does not have the checksum that it was written with")
+        raise Damaged("a block of log lines does not match its checksum")
     try:
         return _DECODER.decode(data)
     except msgspec.DecodeError as error:
@@ -68,29 +69,20 @@ def decode(data: bytes, crc: int) -> Block:
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """Segments are counted from 1."""
+    """The file of a segment; numbers begin at 1."""
     return folder / _NAME.format(number)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class SegmentWriter:
-    """Appends to the newest segment. After any error it must not be used again: open another one."""
+    """Appends to the newest segment. After an error it must not be used again; open another one."""
 
     def __init__(self, folder: Path, *, number: int, length: int, segment_bytes: int) -> None:
-        """Goes on at the committed place (``number`` 0: there is nothing yet). Damaged where less is there."""
+        """Continues at the committed length (``number`` 0: no segment yet). Raises Damaged if the file is shorter."""
         self.number, self.length = number, length
         self._folder, self._limit = folder, segment_bytes
         self._file = -1
         later = [path for path in folder.glob("lines-*.seg") if path > segment_path(folder, number)]
-        for path in later:  # begun, and never committed
+        for path in later:  # begun, but never committed
             path.unlink()
         if number:
             self._file = self._open(number, os.O_RDWR)
@@ -103,10 +95,10 @@ class SegmentWriter:
         try:
             return os.open(segment_path(self._folder, number), flags | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
-            raise Damaged(f"{segment_path(self._folder, number).name} is gone") from None
+            raise Damaged(f"{segment_path(self._folder, number).name} is missing") from None
 
     def append(self, blocks: Sequence[bytes]) -> list[int]:
-        """Writes the blocks one after another into segment ``number``, durably; the position of each."""
+        """Writes the blocks into segment ``number``, durably; returns their positions."""
         if not self.number or self.length >= self._limit:
             self.close()
             self.number, self.length = self.number + 1, 0
@@ -132,7 +124,7 @@ class SegmentWriter:
 
 
 class SegmentReader:
-    """Reads committed blocks, mostly one after another. One reader serves one query."""
+    """Reads committed blocks, efficiently in the order of the disk. Serves one query."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -140,7 +132,7 @@ class SegmentReader:
         self._start, self._buffer = 0, b""
 
     def read(self, number: int, position: int, length: int) -> bytes:
-        """Damaged where the bytes are not there; FileNotFoundError where the whole job is gone."""
+        """The bytes of a block. Raises Damaged if they are missing, FileNotFoundError if the whole job is deleted."""
         if number != self._number:
             self.close()
             try:
@@ -148,15 +140,15 @@ class SegmentReader:
             except FileNotFoundError:
                 if not self._folder.exists():
                     raise
-                raise Damaged(f"{segment_path(self._folder, number).name} is gone") from None
+                raise Damaged(f"{segment_path(self._folder, number).name} is missing") from None
             self._number = number
-        at = position - self._start
-        if at < 0 or at + length > len(self._buffer):
+        start = position - self._start
+        if start < 0 or start + length > len(self._buffer):
             self._buffer = os.pread(self._file, max(length, _READ_AHEAD), position)
-            self._start, at = position, 0
+            self._start, start = position, 0
             if len(self._buffer) < length:
                 raise Damaged(f"{segment_path(self._folder, number).name} ends before byte {position + length}")
-        return self._buffer[at : at + length]
+        return self._buffer[start : start + length]
 
     def close(self) -> None:
         if self._file >= 0:

@@ -1,11 +1,10 @@
-"""MetricStore over a folder per job. All work on disks is done by threads; the event loop only hands it out.
+"""MetricStore with a folder per job. Threads do all disk I/O; the event loop only dispatches it.
 
 Appends to one job that wait together become one transaction and so two fsyncs (lines, then offsets and points): 1,000
-ranks cost hardly more than one. One that is unsound is refused alone. Writers and readers have threads of their own, so
-that long searches cannot hold up what learners send.
+ranks cost little more than one. An invalid append is refused alone. Writers and readers have separate threads, so that
+long searches do not delay appends.
 
-A job whose files are damaged harms itself only: every call for it says so, its files are left as they are for who wants
-to mend them, and all other jobs go on.
+Damaged files affect only their own job: every call for it raises Quarantined, and its files stay unchanged for repair.
 """
 
 from __future__ import annotations
@@ -50,26 +49,26 @@ from services.core.ports.metric_store import (
 T = TypeVar("T")
 _JOB: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _GROUP: Final = 64
-"""Appends in one transaction: enough to hide the fsyncs, few enough to bound the memory."""
+"""Appends in one transaction: enough to share the fsyncs, few enough to bound the memory."""
 _WRITERS: Final = 3
 _READERS: Final = 4
 _LEAST_FREE: Final = 2**20
 _LOADING: Final = ".loading-"
-"""Begins the names of folders of jobs that are being loaded, which are nobody's until they have their place."""
+"""Prefix of the names of folders of jobs that are being loaded; they are renamed when they are complete."""
 log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
     batches: Sequence[Batch]
-    answer: asyncio.Future[list[int]]
+    offsets: asyncio.Future[list[int]]
 
 
 class SqliteMetricStore:
-    """One process at a time has a root open: it holds ``<root>/lock``. Others may read beside it."""
+    """One process at a time may write below a root: it holds ``<root>/lock``. Others may read."""
 
     def __init__(self, root: Path, lock: int | None, *, open_jobs: int, search_s: float, segment_bytes: int) -> None:
-        """``lock``: None only reads."""
+        """``lock``: descriptor of the held lock; None to read only."""
         self._root, self._lock, self._search_s, self._segment_bytes = root, lock, search_s, segment_bytes
         self._open = OpenJobs(root, limit=open_jobs, segment_bytes=segment_bytes, reading=lock is None)
         self._closed = False
@@ -83,9 +82,9 @@ class SqliteMetricStore:
     async def open(
         cls, root: Path, *, open_jobs: int = 256, search_s: float = 10.0, segment_bytes: int = SEGMENT_BYTES
     ) -> SqliteMetricStore:
-        """``open_jobs``: files kept open (six descriptors each). ``search_s``: seconds after which a query gives up.
+        """``open_jobs``: jobs with open files (six descriptors each). ``search_s``: time limit of a query, in seconds.
 
-        Unavailable where another process has the root open; InvalidRequest where it lies on a network.
+        Raises Unavailable if another process has the root open, InvalidRequest on a network file system.
         """
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         refuse_network(root)
@@ -101,47 +100,49 @@ class SqliteMetricStore:
 
     @classmethod
     def beside(cls, root: Path, *, search_s: float = 60.0) -> SqliteMetricStore:
-        """For reading only, whether or not another process has the root open: nothing is made or changed."""
+        """Opens the root for reading only, also if another process has it open; creates and changes nothing."""
         return cls(root, None, open_jobs=1, search_s=search_s, segment_bytes=SEGMENT_BYTES)
 
     async def append(self, job_id: str, batches: Sequence[Batch]) -> Sequence[int]:
         self._refuse_reading()
-        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        offsets: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.get(job_id)
-        if waiting is not None:  # somebody is writing to this job: what has come in meanwhile goes next
-            waiting.append(_Waiting(batches, answer))
+        if waiting is not None:  # this job is being written: the append joins the next transaction
+            waiting.append(_Waiting(batches, offsets))
         else:
-            self._waiting[job_id] = [_Waiting(batches, answer)]
+            self._waiting[job_id] = [_Waiting(batches, offsets)]
             task = asyncio.create_task(self._drain(job_id))
             self._draining.add(task)
             task.add_done_callback(self._draining.discard)
-        return await answer
+        return await offsets
 
     async def _drain(self, job_id: str) -> None:
-        """Writes until nothing waits. Ends with an answer to everyone, whatever happens."""
+        """Writes until no append waits. Every append gets a result or an error."""
         waiting = self._waiting[job_id]
         while waiting:
             group, waiting[:] = waiting[:_GROUP], waiting[_GROUP:]
             try:
-                answers = await self._run(self._writers, self._append, job_id, [one.batches for one in group])
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to all of the group
-                answers = [error] * len(group)
-            for one, answer in zip(group, answers, strict=True):
-                if one.answer.done():  # its caller was cancelled
+                results = await self._run(self._writers, self._append, job_id, [append.batches for append in group])
+            except Exception as error:  # noqa: BLE001 - the task's edge: every caller of the group gets the error
+                results = [error] * len(group)
+            for append, result in zip(group, results, strict=True):
+                if append.offsets.done():  # its caller was cancelled
                     continue
-                if isinstance(answer, Exception):
-                    one.answer.set_exception(answer)
+                if isinstance(result, Exception):
+                    append.offsets.set_exception(result)
                 else:
-                    one.answer.set_result(answer)
+                    append.offsets.set_result(result)
         del self._waiting[job_id]
 
     def _append(self, job_id: str, group: Sequence[Sequence[Batch]]) -> list[list[int] | Exception]:
-        """For each of the group its answer, or why it alone was refused."""
-        sound: list[list[Prepared] | Exception] = [_prepared(batches) for batches in group]
-        together = [one for batches in sound if not isinstance(batches, Exception) for one in batches]
+        """For each append of the group its committed offsets, or the error that concerns it alone."""
+        prepared: list[list[Prepared] | Exception] = [_prepared(batches) for batches in group]
+        valid = [batch for batches in prepared if not isinstance(batches, Exception) for batch in batches]
         none: list[int] = []
-        committed = iter(self._use(job_id, lambda file: file.append(together), create=True, otherwise=none))
-        return [one if isinstance(one, Exception) else [next(committed) for _ in one] for one in sound]
+        committed = iter(self._use(job_id, lambda file: file.append(valid), create=True, otherwise=none))
+        return [
+            batches if isinstance(batches, Exception) else [next(committed) for _ in batches] for batches in prepared
+        ]
 
     async def committed(self, job_id: str, attempt: int, rank: int) -> Sequence[SourceState]:
         def read(file: JobFile) -> list[SourceState]:
@@ -156,7 +157,7 @@ class SqliteMetricStore:
         return await self._read(job_id, read, otherwise=[])
 
     async def lines(self, job_id: str, query: LineQuery, *, limit: int = 1000) -> Sequence[StoredLine]:
-        compiled(query.search)  # said even where there is nothing to search
+        compiled(query.search)  # raises for an invalid pattern even if there are no lines
         deadline = time.monotonic() + self._search_s
 
         def read(file: JobFile) -> list[StoredLine]:
@@ -196,11 +197,11 @@ class SqliteMetricStore:
     async def load(self, job_id: str, sources: Sequence[SourceState], parts: AsyncIterable[Stored]) -> None:
         self._refuse_reading()
         _check_job(job_id)
-        beside = self._root / f"{_LOADING}{job_id}"
+        loading = self._root / f"{_LOADING}{job_id}"
 
         def begin() -> JobFile:
-            shutil.rmtree(beside, ignore_errors=True)
-            made = JobFile(beside, segment_bytes=self._segment_bytes)
+            shutil.rmtree(loading, ignore_errors=True)
+            made = JobFile(loading, segment_bytes=self._segment_bytes)
             made.begin(sources)
             return made
 
@@ -211,11 +212,11 @@ class SqliteMetricStore:
                     await self._run(self._writers, file.load, part)
             finally:
                 await self._run(self._writers, file.close)
-            await self._run(self._writers, self._open.replace, job_id, beside)
+            await self._run(self._writers, self._open.replace, job_id, loading)
         except (OSError, apsw.Error) as error:
             raise translated(error) from error
         finally:
-            await self._run(self._writers, lambda: shutil.rmtree(beside, ignore_errors=True))
+            await self._run(self._writers, lambda: shutil.rmtree(loading, ignore_errors=True))
         self._damaged.pop(job_id, None)
 
     async def delete(self, job_id: str) -> None:
@@ -235,17 +236,17 @@ class SqliteMetricStore:
         return dict(self._damaged)
 
     async def recheck(self, job_id: str) -> None:
-        def look() -> None:
+        def check() -> None:
             self._use_anyway(job_id, JobFile.check, create=False, otherwise=None)
             self._damaged.pop(job_id, None)
 
-        with contextlib.suppress(WeftError):  # as damaged as before, or in another way
-            await self._run(self._readers, look)
+        with contextlib.suppress(WeftError):  # still damaged
+            await self._run(self._readers, check)
 
     async def ping(self) -> None:
-        """NoSpace where the disk is full, Unavailable where the folder cannot be written."""
+        """Raises NoSpace if the disk is full, Unavailable if the folder cannot be written."""
 
-        def look() -> None:
+        def check() -> None:
             try:
                 disk = os.statvfs(self._root)
             except OSError as error:
@@ -255,10 +256,10 @@ class SqliteMetricStore:
             if disk.f_bavail * disk.f_frsize < _LEAST_FREE:
                 raise NoSpace(f"the disk of {self._root} is full; make room")
 
-        await self._run(self._readers, look)
+        await self._run(self._readers, check)
 
     async def close(self) -> None:
-        """What was appended before is still written."""
+        """Writes all waiting appends, and closes the files."""
         await asyncio.gather(*self._draining)
         await asyncio.to_thread(self._writers.shutdown)
         await asyncio.to_thread(self._readers.shutdown)
@@ -289,7 +290,7 @@ class SqliteMetricStore:
             raise Unavailable("the metric store is opened for reading only")
 
     def _use(self, job_id: str, operation: Callable[[JobFile], T], *, create: bool, otherwise: T) -> T:
-        """Runs on a thread. ``otherwise`` is the answer where nothing was ever stored."""
+        """Runs on a thread. ``otherwise``: the result if nothing of the job was ever stored."""
         _check_job(job_id)
         if job_id in self._damaged:
             raise Quarantined(self._damaged[job_id])
@@ -307,17 +308,17 @@ class SqliteMetricStore:
             raise self._failed(job_id, error) from error
 
     def _failed(self, job_id: str, error: Exception) -> Exception:
-        """What the caller is told. A damaged job is left alone until ``recheck`` finds it mended."""
+        """The error for the caller. A damaged job stays in quarantine until ``recheck`` finds it repaired."""
         if not isinstance(error, (Damaged, apsw.CorruptError, apsw.NotADBError, apsw.SQLError)):
             log.warning("metrics.store_failed", job=job_id, why=str(error))
             return translated(error)
-        said = f"the metrics of job {job_id} are damaged ({error}); its folder is {self._root / job_id}"
-        self._damaged[job_id] = said
-        return Quarantined(said)
+        message = f"the metrics of job {job_id} are damaged ({error}); its folder is {self._root / job_id}"
+        self._damaged[job_id] = message
+        return Quarantined(message)
 
 
 def _check_job(job_id: str) -> None:
-    """It names a folder."""
+    """The id is the name of a folder. Raises InvalidRequest for any other text."""
     if _JOB.fullmatch(job_id) is None:
         raise InvalidRequest(f"{job_id[:80]!r} is not the id of a job")
 

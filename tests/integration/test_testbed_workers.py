@@ -1,0 +1,36 @@
+"""What a run of the tests on two worker processes prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROMISING = """
+import pytest
+from tests.promises import Promise
+
+@pytest.mark.promise("R{number}")
+def test_kept(promise: Promise) -> None:
+    promise.kept({number}, "tries")
+"""
+FAILING = "def test_wrong():\n    assert 1 == 2\n"
+
+
+def test_a_run_on_two_workers_prints_failures_promises_of_both_and_pytests_own_last_line(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"test_{number}.py").write_text(PROMISING.format(number=number))
+    (tmp_path / "test_wrong.py").write_text(FAILING)
+    plugins = ("tests.promises", "tests.testbed.workers", "tests.testbed.progress")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", tmp_path, "-p", "no:cacheprovider", "-n", "2",
+         *(word for plugin in plugins for word in ("-p", plugin)), "-o", "console_output_style=classic", tmp_path],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAILED test_wrong.py::test_wrong" in lines
+    assert [line.split()[0] for line in lines if "tries" in line] == ["R1", "R2"]
+    assert [line.split(maxsplit=1)[1] for line in lines if " of 3 tests" in line] == ["3 of 3 tests, 1 failed"]
+    assert "= 1 failed, 2 passed in " in lines[-1]

@@ -1,0 +1,26 @@
+"""How a run of the tests is spread over worker processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.testbed.workers import LONGEST, units
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_tests_on_one_platform_are_one_unit_and_all_others_go_by_file() -> None:
+    found = units([
+        "a/test_life.py::test_one[embedded]", "a/test_cli.py::test_two[embedded-3]",
+        "a/test_life.py::test_one[every-hint-dropped]", "a/test_cli.py::test_two[every-hint-dropped-3]",
+        "a/test_up.py::test_three[embedded]", "a/test_up.py::test_four", "a/test_life.py::test_five",
+    ])  # fmt: skip
+    assert list(found.values()) == [
+        "platform embedded", "platform embedded", "platform every-hint-dropped", "platform every-hint-dropped",
+        "a/test_up.py", "a/test_up.py", "a/test_life.py",
+    ]  # fmt: skip
+
+
+def test_every_file_that_is_said_to_take_long_is_there() -> None:
+    files = [unit for unit in LONGEST if not unit.startswith("platform ")]
+    assert [file for file in files if not (ROOT / file).is_file()] == []
