@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # From nothing to a trained model: starts the platform, trains examples/digits with two
-# learners, shows what came of it, and stops everything again. KEEP=1 leaves it up.
+# learners, shows the result, and stops everything again. KEEP=1 leaves it up.
 #
-# In a folder of its own, so that a platform of yours is not touched; what was built
-# there (the learners' environment) is kept, and makes the next demo fast.
+# Uses its own folder, so that your platform is not touched. The learners' environment is
+# kept there, which makes the next demo fast.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ "$(id -u)" = 0 ]; then
-  # Learners run under user ids of their own, which must reach this.
+  # Learners run under their own user ids, which must reach this folder.
   base=/var/lib
 else
   base=${XDG_DATA_HOME:-$HOME/.local/share}

@@ -1,7 +1,7 @@
 """Writes cli/weft/_cli/_schema.json, the JSON Schema of the job spec, from the platform's model.
 
 The command line explains fields with it (`weft train -h resources.gpus`), and editors may check and complete by it. It
-is committed, since the command line is installed without the platform. With --check: only says whether it is current.
+is committed, since the command line is installed without the platform. With --check: only compares the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORMATS: dict[Any, str] = {parse_duration: "duration", parse_bytes: "bytes"}
 
 
 def schema() -> dict[str, Any]:
-    """As pydantic gives it, with what pydantic cannot know: units as people write them, and the shorthands."""
+    """Returns pydantic's schema with additions: units as people write them, and the shorthands."""
     made = spec.JobSpec.model_json_schema()
     models = {
         name: model for name, model in vars(spec).items() if isinstance(model, type) and issubclass(model, BaseModel)
@@ -43,7 +43,7 @@ def schema() -> dict[str, Any]:
 
 
 def _validators(annotation: Any) -> list[Any]:
-    """Functions of all BeforeValidators within an annotation."""
+    """Returns the functions of all BeforeValidators within an annotation."""
     if isinstance(annotation, BeforeValidator):
         return [annotation.func]
     inside = annotation if isinstance(annotation, tuple) else (

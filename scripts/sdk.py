@@ -1,8 +1,8 @@
 """Make the SDK's synchronous modules from its asynchronous ones.
 
-`cli/weft/_aio/_jobs.py` is the source of `cli/weft/_jobs.py`, and so on: the words of asyncio are taken out, nothing
-else. So `weft.Client` and `weft.AsyncClient` are one implementation that is read, typed and tested as two. The results
-are committed; `--check` says whether they still are what the sources give, and changes nothing.
+`cli/weft/_aio/_jobs.py` is the source of `cli/weft/_jobs.py`, and so on: only the words of asyncio are removed.
+So `weft.Client` and `weft.AsyncClient` are one implementation that is read, typed and tested as two. The results are
+committed; `--check` compares them with the sources and writes nothing.
 """
 
 import argparse
@@ -39,11 +39,11 @@ WORDS = {
 
 
 class SdkError(Exception):
-    """A source holds a word of asyncio that is not known here."""
+    """A source contains a word of asyncio without a known synchronous form."""
 
 
 def synchronous(name: str) -> str:
-    """The module's text. SdkError."""
+    """Returns the text of the synchronous module. Raises SdkError."""
     source = (SDK / "_aio" / f"{name}.py").read_text()
     for pattern, word in WORDS.items():
         source = re.sub(pattern, word, source)

@@ -1,8 +1,8 @@
-"""Runs the tests again and again on a machine that has something else to do.
+"""Runs the tests repeatedly on a busy machine.
 
     scripts/stress.py [--runs N] [pytest's arguments]
 
-As many programs as there are processors compute all the while; they are started here and end with this program. Prints
+Meanwhile one computing program per processor runs; they end with this program. Prints
 the result of each run, and at the end each test that failed with how often it did. Exit status 1 if any test failed.
 """
 
@@ -29,12 +29,12 @@ while os.getppid() == parent:
     for _ in range(1_000_000):
         pass
 """
-"""Ends by itself where this program was killed."""
+"""Ends by itself if this program is killed."""
 
 
 @contextmanager
 def busy(processors: int) -> Generator[None]:
-    """So many programs compute meanwhile."""
+    """Runs ``count`` computing programs during the block."""
     programs = [subprocess.Popen([sys.executable, "-c", COMPUTES]) for _ in range(processors)]
     try:
         yield
@@ -45,7 +45,7 @@ def busy(processors: int) -> Generator[None]:
 
 
 def run(arguments: Sequence[str], report: Path) -> tuple[int, set[str], bool]:
-    """How many tests ran, the names of those that failed, and whether pytest came to its end in order."""
+    """Returns (number of tests, names of failed tests, True if pytest ended normally)."""
     command = [str(ROOT / "scripts" / "test.sh"), *arguments, f"--junitxml={report}", "-o", "junit_family=xunit1"]
     status = subprocess.run(command, check=False).returncode
     if not report.exists():

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# What the tests need of the system beside .venv: bubblewrap, allowed to make user
+# Installs the system packages that the tests need: bubblewrap, allowed to make user
 # namespaces, and the brokers RabbitMQ and Redis. The platform itself runs without them
-# (isolation process, a folder as broker); its tests show them too, and fail rather than skip
-# where they cannot.
+# (isolation process, a folder as broker). Tests fail without them; they do not skip.
 #
 #   scripts/test-packages.sh [--all]
 #
-# --all: also what few tests need, and otherwise install themselves (as root): Maven and a
-# JDK, which build the MongoDB stand-in, and faketime.
+# --all: also packages of few tests, whose fixtures otherwise install them (as root): Maven
+# and a JDK, which build the MongoDB stand-in, and faketime.
 #
 # Run by `make test`. Says nothing when nothing is missing; installs with apt, aloud,
 # with sudo only where that is needed. Never fails itself: the tests name what they lack.

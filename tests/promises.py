@@ -1,4 +1,4 @@
-"""Promises of reliability (R1 ...): a test that keeps one says how often it tried; the run prints it with its bound.
+"""Promises of reliability (R1 ...): a test of a promise reports its number of trials; the run prints it with its bound.
 
     @pytest.mark.promise("R2")
     async def test_one_key_makes_one_job(promise: Promise) -> None:
@@ -6,8 +6,8 @@
             ...
         promise.kept(500, "keyed submits, 30 % of their answers cut")
 
-`make test` runs each with its short number; `make promise R=R2` runs those of one promise with the long one, or with
-N=.... What is printed is the bound that "0 failures in n" gives at 95 % (the rule of three: 3/n), never more.
+`make test` runs each test with its short number; `make promise R=R2` runs those of one promise with the long number,
+or with N=.... The printed bound is that of "0 failures in n" at 95 % (the rule of three: 3/n).
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from typing import Any
 import pytest
 
 KEPT = pytest.StashKey[list[str]]()
-"""What the run prints: one line each."""
+"""The lines that the run prints."""
 
 
 @dataclass(slots=True)
 class Promise:
-    """What one test showed of the promises it is marked with."""
+    """The results of one test for the promises of its mark."""
 
     names: tuple[str, ...]
     lines: list[str] = field(default_factory=list)
 
     def n(self, *, short: int, long: int) -> int:
-        """How often to try: ``short`` in every run, ``long`` (or WEFT_N) where this promise was asked for."""
+        """Returns the number of trials: ``short`` in every run, ``long`` (or WEFT_N) if this promise is selected."""
         if os.environ.get("WEFT_PROMISE"):
             return int(os.environ.get("WEFT_N") or long)
         return short
 
     def kept(self, n: int, what: str) -> None:
-        """None of ``n`` trials failed; the test has asserted that itself. A promise of no trials is none."""
+        """Records that none of ``n`` trials failed, as the test has asserted. Zero trials are an error."""
         assert n > 0, f"nothing was tried of {what}"
         self.lines.append(f"{'/'.join(self.names):7} 0 of {n:,} failed (95 %: at most {3 / n:.1e})  {what}")
 
     def saw(self, what: str) -> None:
-        """A figure that belongs to it: counts of faults by kind, take-over times."""
+        """Records a figure of the promise: counts of faults by kind, take-over times."""
         self.lines.append(f"{'/'.join(self.names):7} {what}")
 
 
@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if any(set(mark.args) & names for mark in item.iter_markers("promise"))]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
-    for item in kept:  # a limit of the short run's would cut the long one
+    for item in kept:  # the time limit of the short run would end the long one
         item.add_marker(pytest.mark.timeout(0), append=False)
 
 
@@ -86,7 +86,7 @@ def _in_order(name: str) -> tuple[str, int]:
 @pytest.fixture
 def promise(request: pytest.FixtureRequest) -> Iterator[Promise]:
     mark = request.node.get_closest_marker("promise")
-    assert mark is not None, "a test that keeps a promise says which: @pytest.mark.promise('R2')"
+    assert mark is not None, "a test with the promise fixture needs a mark: @pytest.mark.promise('R2')"
     shown = Promise(tuple(mark.args))
     yield shown
     request.config.stash[KEPT] += shown.lines

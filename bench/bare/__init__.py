@@ -36,7 +36,7 @@ from services.core.frameworks import find
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
-# What a learner that left because it was asked to exits with.
+# Exit codes of a learner that was stopped by SIGTERM.
 INTERRUPTED = (143, -signal.SIGTERM)
 
 
@@ -87,7 +87,7 @@ def environment_for(spec: Mapping[str, Any], cache: Path) -> Path:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now."""
+    """Returns a TCP port without a listener."""
     with socket.create_server(("", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
@@ -164,7 +164,7 @@ def run_bare(
 
     def signal_all(signum: int) -> None:
         for pid in processes.keys() - exits.keys():
-            with suppress(ProcessLookupError):  # it ended this very moment
+            with suppress(ProcessLookupError):  # it ended meanwhile
                 os.killpg(pid, signum)
 
     def ask_to_stop(_signum: int, _frame: FrameType | None) -> None:

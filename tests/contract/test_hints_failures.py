@@ -172,4 +172,4 @@ def hanging(server: Server) -> Generator[None]:
     try:
         yield
     finally:
-        server.go_on()
+        server.resume()

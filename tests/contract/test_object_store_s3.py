@@ -287,7 +287,7 @@ async def test_a_paused_server_is_unavailable_within_the_timeout(own_s3: S3) -> 
     own_s3.pause()
     asking = [asyncio.create_task(ask) for ask in (store.head("t/k"), store.put("t/k", some(5)))]
     done, late = await asyncio.wait(asking, timeout=HANG_S)
-    own_s3.go_on()
+    own_s3.resume()
     assert not late
     for task in done:
         assert isinstance(task.exception(), Unavailable)

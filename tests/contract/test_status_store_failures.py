@@ -293,7 +293,7 @@ async def test_a_lease_is_lost_at_its_deadline_while_etcd_hangs(own_etcd: Etcd) 
                     assert not lease.alive
                     await lease.revoke()
                 finally:
-                    own_etcd.go_on()
+                    own_etcd.resume()
         assert was_alive
 
 

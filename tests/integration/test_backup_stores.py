@@ -26,8 +26,8 @@ from services.local.backup.archive import Entry, Reader, Writer
 from services.local.backup.restore_marker import is_half_restored
 from services.local.backup.stores import Stores
 from services.local.commands import PLATFORM
+from tests.testbed.filled_stores import ADMIN_KEY, SECRETS, contents, environment, fill, with_stores
 from tests.testbed.s3 import S3
-from tests.testbed.stocked import ADMIN_KEY, SECRETS, contents, environment, stock, with_stores
 from tests.waiting import HANG_S
 
 WEFT = Path(sys.executable).with_name("weft")
@@ -37,7 +37,7 @@ EMBEDDED: Mapping[str, str] = {}
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A platform with some of everything in it."""
-    with_stores(tmp_path / "home", EMBEDDED, stock, writing=True)
+    with_stores(tmp_path / "home", EMBEDDED, fill, writing=True)
     return tmp_path / "home"
 
 
@@ -97,7 +97,7 @@ def servers(mongo_uri: str, s3: S3) -> dict[str, str]:
 @pytest.mark.parametrize("way", ["embedded-embedded", "embedded-servers", "servers-embedded"])
 def test_restore_onto_other_stores_is_complete(tmp_path: Path, servers: dict[str, str], way: str) -> None:
     source_stores, target_stores = [EMBEDDED if name == "embedded" else servers for name in way.split("-")]
-    with_stores(tmp_path / "one", source_stores, stock, writing=True)
+    with_stores(tmp_path / "one", source_stores, fill, writing=True)
     before = snapshot(tmp_path / "one", source_stores)
     made = backup(tmp_path / "one", tmp_path / "b", source_stores)
     answer = restore(tmp_path / "other", tmp_path / "b", target_stores)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.testbed.stocked import contents, stock, with_stores
+from tests.testbed.filled_stores import contents, fill, with_stores
 from weft._cli.main import run
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A platform with some of everything in it, which is the operator's."""
-    with_stores(tmp_path / "home", {}, lambda stores: stock(stores, files=(10,)), writing=True)
+    with_stores(tmp_path / "home", {}, lambda stores: fill(stores, files=(10,)), writing=True)
     monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "home"

@@ -1,4 +1,4 @@
-"""What the test bed builds once: outside the tree, under the hash of what it is made from, whole or not at all."""
+"""Builds of the test bed: made once, outside the tree, under the hash of their sources, complete or not at all."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _timed = pytest.StashKey[tuple[pytest.Item, Any]]()
 
 
 def cache() -> Path:
-    """Where the test bed keeps what it built."""
+    """Returns the folder of all builds."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "weft-testbed"
 
 
 def built(name: str, pins: Sequence[Path], build: Callable[[Path], None]) -> Path:
-    """The folder that ``build`` filled from these files; built now if it is not there yet.
+    """Returns the folder that ``build`` filled from these files; builds it if needed.
 
-    Who comes while another builds waits for it. A build that fails leaves nothing.
+    A concurrent caller waits for the build. A failed build leaves nothing behind.
     """
     digest = hashlib.sha256()
     for pin in pins:
@@ -50,14 +50,14 @@ def built(name: str, pins: Sequence[Path], build: Callable[[Path], None]) -> Pat
 
 
 def run(*command: str | Path) -> None:
-    """Runs one step of a build; RuntimeError with what it said where it fails."""
+    """Runs one step of a build. Raises RuntimeError with its output if it fails."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def need_debian(programs: Sequence[str], packages: Sequence[str], say: Callable[[str], None]) -> None:
-    """Installs Debian packages where a program is missing; as root only, and aloud. Else says what to do."""
+    """Installs Debian packages if a program is missing; as root only, with a message. Otherwise says what to do."""
     missing = [program for program in programs if shutil.which(program) is None]
     if not missing:
         return
@@ -71,7 +71,7 @@ def need_debian(programs: Sequence[str], packages: Sequence[str], say: Callable[
 
 @contextmanager
 def _no_service_starts() -> Generator[None]:
-    """Of those that packages bring: the tests run servers of their own. A machine that has its own policy keeps it."""
+    """Keeps packages from starting their services. A policy that the machine already has stays."""
     policy = Path("/usr/sbin/policy-rc.d")
     if policy.exists():
         yield
@@ -86,7 +86,7 @@ def _no_service_starts() -> Generator[None]:
 
 @pytest.fixture(scope="session")
 def aloud(pytestconfig: pytest.Config) -> Callable[[str], None]:
-    """Says what takes long, past pytest's capture."""
+    """Returns a function that prints a message past pytest's capture, before long steps."""
 
     def say(what: str) -> None:
         capture: Any = pytestconfig.pluginmanager.getplugin("capturemanager")
@@ -99,7 +99,7 @@ def aloud(pytestconfig: pytest.Config) -> Callable[[str], None]:
 
 @pytest.fixture(scope="session")
 def untimed(pytestconfig: pytest.Config) -> Callable[[], AbstractContextManager[None]]:
-    """What is done in it does not count as time of the test that is the first to need it; its clock begins anew."""
+    """Returns a context whose time does not count towards the timeout of the current test."""
 
     @contextmanager
     def stopped() -> Generator[None]:

@@ -1,4 +1,4 @@
-"""Clocks that jump while a process runs: Debian's libfaketime, for single services, never for the machine.
+"""Clock jumps of single services while they run, by Debian's libfaketime; the machine's clock stays.
 
 Only what tells the time of day jumps. Clocks that measure durations stay as they are, as on a machine whose
 administrator sets its clock.
@@ -15,12 +15,12 @@ from tests.testbed.built import need_debian
 
 SERVICES: Final = ("api", "lcm", "guardian", "metrics", "node")
 TAKES_S: Final = 1.0
-"""A process looks at its file this often."""
+"""Interval in seconds at which a process reads its file."""
 _HOOK: Final = Path(__file__).with_name("clocks")
 
 
 class Clocks:
-    """``environment`` is that of the platform; ``jump`` then moves the clock of one of its services."""
+    """``environment`` is for the platform; ``jump`` then moves the clock of one service."""
 
     def __init__(self, folder: Path, library: Path) -> None:
         self._folder = folder
@@ -37,14 +37,14 @@ class Clocks:
         }  # fmt: skip
 
     def jump(self, service: str, seconds: int) -> None:
-        """So far before (or, negative, behind) the machine's clock it goes from now on."""
+        """Sets the service's clock ``seconds`` ahead of the machine's (negative: behind)."""
         new = self._folder / ".new"
         new.write_text(f"{seconds:+d}\n")
         new.rename(self._folder / service)
 
 
 def faketime_library(say: Callable[[str], None]) -> Path:
-    """Where libfaketime is; installed, aloud, where it is missing. RuntimeError where it cannot be."""
+    """Returns the path of libfaketime; installs it if needed. Raises RuntimeError if it cannot."""
     need_debian(("faketime",), ("faketime",), say)
     listed = subprocess.run(["dpkg", "-L", "libfaketime"], capture_output=True, text=True, check=True).stdout
     # The one for programs with threads.

@@ -13,7 +13,7 @@ _CALL = re.compile(r"[a-z]+\.[a-z]+\.[a-z_]+(\(.*\))?")
 
 
 class FailpointFolder:
-    """Give ``environment`` to a platform."""
+    """``environment`` is for the platform under test."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700)
@@ -22,7 +22,7 @@ class FailpointFolder:
         self._read = 0
 
     def arm(self, when: str, action: str, point: str) -> None:
-        """This one happens next, and no other."""
+        """Arms this point and disarms all others."""
         shutil.rmtree(self._folder / "fired", ignore_errors=True)
         new = self._folder / "armed.new"
         new.write_text(f"{when} {action} {point}\n")
@@ -33,11 +33,11 @@ class FailpointFolder:
 
     @property
     def fired(self) -> bool:
-        """Whether what is armed has happened."""
+        """True if the armed point has fired."""
         return (self._folder / "fired" / "0").exists()
 
     def passed(self) -> list[str]:
-        """The points that were passed since this was asked the last time, each once, in order."""
+        """Returns the points passed since the last call of this method, each once, in order."""
         with (self._folder / "passed").open("rb") as file:
             file.seek(self._read)
             new = file.read()
@@ -46,5 +46,5 @@ class FailpointFolder:
 
 
 def ways(point: str) -> Sequence[str]:
-    """When something can happen there: for a call before it, after its effect, after its answer."""
+    """Returns when the point can fire: for a call before it, after its effect, after its answer."""
     return ("before", "done", "answered") if _CALL.fullmatch(point) else ("before",)

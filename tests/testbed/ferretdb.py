@@ -1,4 +1,4 @@
-"""FerretDB 1.24 on SQLite: MongoDB's protocol on loopback, by a server that Weft has to refuse.
+"""FerretDB 1.24 on SQLite: a server of MongoDB's protocol on loopback that Weft must refuse.
 
 It finds first and writes afterwards, so that several compare-and-sets of one revision win.
 """
@@ -35,7 +35,7 @@ class FerretDB(Server):
 
 @pytest.fixture(scope="session")
 def ferretdb(go_built: GoBuilt, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerretDB]:
-    """It serves."""
+    """A running server."""
     program = go_built("ferretdb", SERVERS / "ferretdb")
     with running(FerretDB(program, tmp_path_factory.mktemp("ferretdb"))) as server:
         yield server

@@ -1,4 +1,4 @@
-"""Servers written in Go, built from pinned modules by the Go that is in .venv: once for a machine, aloud.
+"""Servers written in Go, built once per machine from pinned modules by the Go in .venv, with a message.
 
     def server(go_built: GoBuilt) -> ...:
         binary = go_built("toxiproxy", folder)
@@ -23,12 +23,12 @@ from tests.testbed.built import built, cache, run
 
 GoBuilt = Callable[[str, Path], Path]
 SERVERS: Final = Path(__file__).with_name("go-servers")
-"""The folders of those that several tests use."""
+"""The folder of the pinned modules that several tests use."""
 _PINNED: Final = frozenset({".go", ".mod", ".sum"})
 
 
 def go_build(name: str, folder: Path, say: Callable[[str], None]) -> Path:
-    """The binary; built now where there is none of these pins yet, which takes up to some minutes."""
+    """Returns the binary; builds it if there is none of these pins, which may take some minutes."""
     pins = sorted(path for path in folder.iterdir() if path.suffix in _PINNED)
     return built(name, pins, lambda made: _build(name, folder, made, say)) / name
 
@@ -38,7 +38,7 @@ def _build(name: str, folder: Path, made: Path, say: Callable[[str], None]) -> N
     began = time.monotonic()
     for kept in ("go", "go-build"):
         (cache() / kept).mkdir(exist_ok=True)
-    # In a copy: nothing is written into the tree.
+    # In a copy, because the build writes into its folder.
     source = made / "source"
     shutil.copytree(folder, source)
     main = "." if any(source.glob("*.go")) else "tool"
@@ -47,7 +47,7 @@ def _build(name: str, folder: Path, made: Path, say: Callable[[str], None]) -> N
         "GOFLAGS": "-mod=readonly -trimpath -modcacherw",
         "GOPATH": cache() / "go",
         "GOCACHE": cache() / "go-build",
-        # Never another Go than that of .venv, and no workspace around us.
+        # Only the Go of .venv, and no surrounding workspace.
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",
     }
@@ -62,7 +62,7 @@ def _build(name: str, folder: Path, made: Path, say: Callable[[str], None]) -> N
 
 @pytest.fixture(scope="session")
 def go_built(aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]) -> GoBuilt:
-    """See the module."""
+    """Returns ``build(name, folder)``, which returns the binary of a Go server."""
 
     def build(name: str, folder: Path) -> Path:
         with untimed():

@@ -1,4 +1,4 @@
-"""What hints go through in tests: a real broker, a real worker process, and real services that hear them."""
+"""The path of a hint in tests: a real broker, a real worker process, and real services that receive it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Server(Protocol):
-    """A broker that can be ill-treated: RabbitMQ, Redis."""
+    """A broker that a test can kill and pause: RabbitMQ, Redis."""
 
     @property
     def url(self) -> str: ...
@@ -49,14 +49,14 @@ class Server(Protocol):
 
     def pause(self) -> None: ...
 
-    def go_on(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 class Carrier:
-    """A broker of any kind, as one home uses it. Empty when this is made."""
+    """A broker of any kind, as one home uses it. The constructor empties it."""
 
     def __init__(self, home: Path, server: Server | None = None) -> None:
-        """``server``: none for the folder in the home."""
+        """``server``: None for the folder in the home."""
         self.home, self._server = home, server
         self.url = server.url if server else "filesystem://"
         self.settings = Settings(home=home, broker_url=self.url)
@@ -78,12 +78,12 @@ class Carrier:
         return Broker.of(self.settings).kind
 
     def waiting(self) -> int:
-        """Messages that nobody has taken."""
+        """Returns the number of messages that no worker has received."""
         with self.channel() as channel:
             return int(channel.queue_declare(QUEUE, passive=self.kind == RABBITMQ).message_count)
 
     def publish(self, body: str | bytes, headers: Mapping[str, Any], content_type: str = "application/json") -> None:
-        """Any message at all, by the broker's own library."""
+        """Sends any message by the broker's own library."""
         with self.channel() as channel:
             producer: Any = Producer
             producer(channel).publish(
@@ -91,7 +91,7 @@ class Carrier:
             )
 
     def inject(self, text: bytes) -> None:
-        """What no library would write, past all of them; for RabbitMQ, where there is no such way, as a message."""
+        """Writes raw bytes into the broker, past all libraries; into RabbitMQ, which has no such way, as a message."""
         if isinstance(self._server, Redis):
             self._server.push(QUEUE, text)
         elif self._server is None:
@@ -103,7 +103,7 @@ class Carrier:
 
     @contextmanager
     def channel(self, *, declared: bool = True) -> Generator[Any]:
-        """kombu's; ``declared``: the queue is there, as Weft makes it."""
+        """Yields a kombu channel. ``declared``: the queue exists as Weft declares it."""
         app = make_app(Broker.of(self.settings))
         with app.connection_for_write() as connection, connection.channel() as channel:
             if declared:
@@ -113,7 +113,7 @@ class Carrier:
 
 
 class Nudged(control_pb2_grpc.ControlServicer):
-    """``on_nudge(job_id)`` is called while who nudges still waits for the answer."""
+    """Records hints. ``on_nudge(job_id)`` is called before the answer is sent."""
 
     def __init__(self) -> None:
         self.on_nudge: Callable[[str], None] | None = None
@@ -146,7 +146,7 @@ class Service:
 
 
 async def arrives(hints: Hints, service: Service, topic: str, job_id: str) -> None:
-    """Returns when the service has heard of it. Sent until it has: a hint may be lost where a machine is busy."""
+    """Sends the hint until the service has received it: on a busy machine a hint may be lost."""
 
     async def heard() -> bool:
         await hints.send(topic, job_id)
@@ -159,7 +159,7 @@ async def arrives(hints: Hints, service: Service, topic: str, job_id: str) -> No
 
 
 class Worker:
-    """As the supervisor starts it."""
+    """A worker process, as the supervisor starts it."""
 
     def __init__(self, home: Path, broker_url: str = "filesystem://") -> None:
         self.home, self.log = Home(home), home / "worker.log"
@@ -174,7 +174,7 @@ class Worker:
             )
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it has logged."""
+        """Returns the entries of its log."""
         with self.log.open("rb") as log:
             log.seek(self._begin)
             return [json.loads(line) for line in log.read().splitlines()]
@@ -183,7 +183,7 @@ class Worker:
         return [line for line in self.lines() if line["event"] == name]
 
     def not_ready(self) -> str:
-        """Why, as its operations port tells it; empty: it is ready."""
+        """Returns the reason from its operations port; empty if it is ready."""
         try:
             self._ask("readyz")
         except urllib.error.HTTPError as error:
@@ -194,12 +194,12 @@ class Worker:
         return ""
 
     async def ready_counter(self, name: str) -> float:
-        """``counter``, once the worker is ready."""
+        """Waits until the worker is ready, then returns ``counter``."""
         await until(lambda: self.not_ready() == "")
         return self.counter(name)
 
     def counter(self, name: str) -> float:
-        """The sum of a Prometheus counter over its labels."""
+        """Returns the sum of a Prometheus counter over its labels."""
         values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", self._ask("metrics"), re.MULTILINE)
         return sum(float(value) for value in values)
 
@@ -214,7 +214,7 @@ class Worker:
 
 
 def lay_out(home: Path) -> Path:
-    """The folder of an installation, with what a worker needs of it."""
+    """Makes the folder of an installation, with the files that a worker needs."""
     (home / "run").mkdir(parents=True)
     addresses = {name: f"127.0.0.1:{free_port()}" for name in ("lcm", "guardian", "worker-ops")}
     (home / "run" / "addresses.json").write_text(json.dumps(addresses))

@@ -1,4 +1,4 @@
-"""Job stores to test with: each a world of jobs, that several processes use and somebody may damage."""
+"""Job stores for tests: several processes can use one, and a test can damage its documents."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tests.testbed.memory import MemoryJobStore
 
 
 async def open_store(place: str) -> JobStore:
-    """The store at a path, or at a URI."""
+    """Opens the store at a path or a URI."""
     return await (MongoJobStore.open(place) if "://" in place else SqliteJobStore.open(Path(place)))
 
 
 class World(Protocol):
-    """One set of jobs and those who use it."""
+    """One set of jobs and the stores that are open on it."""
 
     async def another(self) -> JobStore:
-        """Another process's view of it."""
+        """Opens another store on the same jobs, as another process would."""
         ...
 
     async def plant(self, job_id: str, text: str) -> None:
-        """Puts a text where the job's document is, past the store."""
+        """Replaces the job's stored document by this text, past the store."""
         ...
 
     async def close(self) -> None: ...
@@ -94,7 +94,7 @@ class OnMongo:
         await self._set("history", {"seq": seq}, "event", text)
 
     async def _set(self, collection: str, key: Mapping[str, Any], field: str, text: str) -> None:
-        """The document that the text is; where MongoDB has no such document, the text."""
+        """Stores the parsed text; if MongoDB cannot store it, the text itself."""
         async with AsyncMongoClient[dict[str, Any]](self.place) as client:
             documents = client.get_default_database()[collection]
             prior = await documents.find_one(key)

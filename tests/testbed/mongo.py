@@ -26,10 +26,10 @@ _JAVA = ("java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", 
 
 
 class Mongo:
-    """Keeps its port and its file over all its lives. What it acknowledged survives ``kill``."""
+    """Keeps its port and its file over restarts. Acknowledged writes survive ``kill``."""
 
     def __init__(self, program: Path, folder: Path, *, fault: str = "") -> None:
-        """``fault``: one of Main.java's."""
+        """``fault``: one of the faults in Main.java; empty: none."""
         self.port = free_port()
         self._fault = fault
         self._classpath = f"{program / 'classes'}:{program / 'jars' / '*'}"
@@ -45,7 +45,7 @@ class Mongo:
         return f"mongodb://{self.address}/"
 
     def start(self) -> None:
-        """On the file that is there; returns when it serves."""
+        """Starts on its existing file; returns once it serves."""
         with (self._folder / "mongo.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*_JAVA, "-cp", self._classpath, "Main", str(self._folder / "mongo.db"), str(self.port), self._fault],
@@ -65,7 +65,7 @@ class Mongo:
 
 
 def mongo_build(say: Callable[[str], None]) -> Path:
-    """Where the stand-in is; built now if it is not there yet."""
+    """Returns the folder of the stand-in; builds it if needed."""
 
     def build(folder: Path) -> None:
         say("building the MongoDB stand-in (once, about 15 s)")
@@ -84,14 +84,14 @@ def mongo_build(say: Callable[[str], None]) -> Path:
 
 @pytest.fixture(scope="session")
 def mongo_program(aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]) -> Path:
-    """Where the stand-in is."""
+    """The folder of the stand-in."""
     with untimed():
         return mongo_build(aloud)
 
 
 @pytest.fixture(scope="session")
 def mongo_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URI of the one for all tests: take a database of your own from ``mongo_uri``."""
+    """URI of the server for all tests; ``mongo_uri`` gives each test its own database."""
     given = os.environ.get("WEFT_TEST_MONGO_URI")
     if given:
         yield given
@@ -106,7 +106,7 @@ def mongo_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture
 def mongo_uri(mongo_server: str) -> Iterator[str]:
-    """A database of the test's own, empty."""
+    """URI of an empty database for one test."""
     from pymongo import MongoClient  # noqa: PLC0415 - a third of a second that most tests need not pay
 
     name = f"weft_test_{uuid.uuid4().hex[:12]}"
@@ -117,7 +117,7 @@ def mongo_uri(mongo_server: str) -> Iterator[str]:
 
 @pytest.fixture
 def own_mongo(mongo_program: Path, tmp_path: Path) -> Iterator[Mongo]:
-    """One that the test may kill; it serves."""
+    """A running server that the test may kill."""
     server = Mongo(mongo_program, tmp_path)
     server.start()
     yield server
@@ -125,7 +125,7 @@ def own_mongo(mongo_program: Path, tmp_path: Path) -> Iterator[Mongo]:
 
 
 def at_database(uri: str, name: str) -> str:
-    """The same server, another database. Where it logs in stays where the URI said."""
+    """Returns the URI with another database. The authentication database stays that of the URI."""
     parts = urlsplit(uri)
     query = parts.query
     if "@" in parts.netloc and "authSource=" not in query:

@@ -1,4 +1,4 @@
-"""Harm, by seed: what becomes of a document when somebody's hand, a bad disk or another version was at it.
+"""Damages documents by seed, as a manual edit, a bad disk or another version would.
 
 Each mutation has a kind, so that a run can say how often each was tried.
 """
@@ -19,14 +19,14 @@ _JUNK: Final[tuple[Any, ...]] = (
 
 
 class Mutator:
-    """``counts`` says how often each kind was made."""
+    """``counts``: kind of damage -> how often it was made."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.counts: Counter[str] = Counter()
 
     def text(self, document: Any) -> str:
-        """The document's text after some harm."""
+        """Returns the document's text with one kind of damage."""
         kinds: dict[str, Callable[[Any], str]] = {
             "field gone": self._gone,
             "field of another type": self._junk,
@@ -44,14 +44,14 @@ class Mutator:
         return kinds[kind](copy.deepcopy(document))
 
     def content(self, document: Any) -> bytes:
-        """The same as bytes, perhaps no text at all."""
+        """Returns the damaged document as bytes, which may be no valid text."""
         if self.random.random() < 0.15:
             self.counts["bytes"] += 1
             return self.random.randbytes(self.random.choice((0, 1, 17, 4096)))
         return self.text(document).encode("utf-8", "surrogatepass")
 
     def line(self) -> bytes:
-        """What a learner may print: everything but a newline."""
+        """Returns a line that a learner may print: any bytes except a newline."""
         self.counts["log line"] += 1
         report = {"time_ms": self._junk_value(), "step": self._junk_value(), "values": {"loss": self._junk_value()}}
         made = self.random.choice((
@@ -68,7 +68,7 @@ class Mutator:
         return self.random.choice(_JUNK)
 
     def _places(self, document: Any) -> list[tuple[Any, Any]]:
-        """(container, key) of everything inside."""
+        """Returns (container, key) of every value inside."""
         places: list[tuple[Any, Any]] = []
         front = [document]
         while front:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
 _TURNS: Final = 3
-"""Of the loop: a connection that was accepted at the last moment is made in the next, and gone two later."""
+"""Iterations of the event loop: a connection accepted last is made in the next one and closed two later."""
 
 
 class Proxy:
@@ -22,7 +22,7 @@ class Proxy:
     def __init__(self, upstream: str, *, instead: tuple[bytes, bytes] = (b"", b"")) -> None:
         self._instead = instead
         self.connections = 0
-        """How many were ever made."""
+        """Connections since the start."""
         self._host, _, port = upstream.rpartition(":")
         self._port = int(port)
         self._cut = False
@@ -30,7 +30,7 @@ class Proxy:
         self._losing = b""
         self.loses_answer_to: Callable[[bytes], bool] = lambda _request: False
         self._unanswered: set[asyncio.StreamWriter] = set()
-        """Whose next bytes are lost."""
+        """Connections whose next bytes are dropped."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -49,7 +49,7 @@ class Proxy:
         self._frozen |= self._writers
 
     def mend(self) -> None:
-        """New connections work again; frozen ones stay so."""
+        """Lets new connections work again; frozen connections stay frozen."""
         self._cut = False
 
     def lose_answer_to(self, marker: bytes) -> None:
@@ -69,7 +69,7 @@ class Proxy:
             await asyncio.sleep(0)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Not a coroutine: one that is cancelled before it began would leave the connection to nobody."""
+        """Not a coroutine: a task cancelled before its first step would leave the connection open."""
         self.connections += 1
         if self._cut:
             writer.transport.abort()

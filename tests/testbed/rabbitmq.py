@@ -1,4 +1,4 @@
-"""RabbitMQ on loopback, from Debian's package: a node of our own, beside whatever the machine runs as a service.
+"""RabbitMQ on loopback, from Debian's package: a separate node beside the machine's own service.
 
 It has its own folder, cookie, ports and port mapper (epmd), so that it meets no other Erlang; both are ended by pid.
 """
@@ -20,12 +20,12 @@ from tests.testbed.server import Server, free_port
 from tests.waiting import in_thread
 
 _PROGRAM: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""Not the one on PATH: that changes to a user of the package's and reads the service's settings."""
+"""Not the program on PATH: that one changes to the package's user and reads the service's settings."""
 _GREETING: Final = b"AMQP\x00\x00\x09\x01"
 
 
 class RabbitMQ(Server):
-    """Keeps its ports and its folder over all its lives. What is durable is there again after the next start."""
+    """Keeps its ports and its folder over restarts. Durable messages survive a restart."""
 
     starts_within_s = 180.0
     """Four seconds of processor time; much longer on a busy machine."""
@@ -41,7 +41,7 @@ class RabbitMQ(Server):
         return self.url_at(self.address)
 
     def url_at(self, address: str) -> str:
-        """By another way to it."""
+        """Returns its URL at another address, e.g. through a proxy."""
         return f"amqp://guest:guest@{address}//"
 
     def start(self) -> None:
@@ -66,7 +66,7 @@ class RabbitMQ(Server):
             "MNESIA_BASE": f"{folder}/data",
             "LOG_BASE": f"{folder}/log",
             "PID_FILE": f"{folder}/pid",
-            # Threads that do not spin while they wait: two processors are all there may be.
+            # Threads that do not spin while they wait: the machine may have two processors.
             "SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none "
             "-kernel inet_dist_use_interface {127,0,0,1}",
         }
@@ -85,7 +85,7 @@ class RabbitMQ(Server):
     def serves(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
             connection.sendall(_GREETING)
-            return connection.recv(1) == b"\x01"  # its first frame; what refuses us says "AMQP"
+            return connection.recv(1) == b"\x01"  # its first frame; a refusal begins with "AMQP"
 
     def close(self) -> None:
         self.kill()
@@ -99,7 +99,7 @@ class RabbitMQ(Server):
 def serving(
     folder: Path, aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Generator[RabbitMQ]:
-    """One of its own, that serves."""
+    """Runs a new server and ends it afterwards."""
     server = RabbitMQ(folder)
     try:
         with untimed():
@@ -117,7 +117,7 @@ def rabbitmq(
     aloud: Callable[[str], None],
     untimed: Callable[[], AbstractContextManager[None]],
 ) -> Iterator[RabbitMQ]:
-    """One for all tests; it serves. Who kills it starts it again, and who uses it empties it first.
+    """One running server for all tests. A test that kills it starts it again; a test that uses it empties it first.
 
     The platforms of the session share it, and take each other's hints.
     """
@@ -129,6 +129,6 @@ def rabbitmq(
 def own_rabbitmq(
     tmp_path: Path, aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[RabbitMQ]:
-    """For a test that counts hints, or kills it."""
+    """A server for one test that counts hints or kills it."""
     with serving(tmp_path / "rabbitmq", aloud, untimed) as server:
         yield server

@@ -1,4 +1,4 @@
-"""Redis on loopback, from Debian's package: a process of our own, beside whatever the machine runs as a service."""
+"""Redis on loopback, from Debian's package: a separate process beside the machine's own service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import HANG_S
 
 
 class Redis(Server):
-    """Keeps its port over all its lives, and nothing else: what it held is lost with each."""
+    """Keeps its port over restarts, but no data."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "redis.log")
@@ -33,11 +33,11 @@ class Redis(Server):
         return self._ask(b"PING") == b"+PONG"
 
     def empty(self) -> None:
-        """Forgets everything."""
+        """Deletes all data."""
         self._ask(b"FLUSHALL")
 
     def push(self, name: str, entry: bytes) -> None:
-        """To the end of a list that is written to."""
+        """Appends an entry to a list."""
         self._ask(b"*3\r\n$5\r\nLPUSH\r\n$%d\r\n%s\r\n$%d\r\n%s" % (len(name), name.encode(), len(entry), entry))
 
     def _ask(self, command: bytes) -> bytes:
@@ -55,7 +55,7 @@ def redis(
     aloud: Callable[[str], None],
     untimed: Callable[[], AbstractContextManager[None]],
 ) -> Iterator[Redis]:
-    """One for all tests; it serves. Who kills it starts it again, and who uses it empties it first."""
+    """One running server for all tests. A test that kills it starts it again; a test that uses it empties it first."""
     with ExitStack() as stack:
         with untimed():
             need_debian(("redis-server",), ("redis-server",), aloud)

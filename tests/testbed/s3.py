@@ -1,4 +1,4 @@
-"""A real S3 server on loopback: versitygw on a folder, with credentials of its own, that can be killed and paused."""
+"""A real S3 server on loopback: versitygw on a folder, with its own credentials, that can be killed and paused."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _names = itertools.count(1)
 
 
 class S3(Server):
-    """Keeps its port, its credentials and its folder over all its lives."""
+    """Keeps its port, its credentials and its folder over restarts."""
 
     def __init__(self, binary: Path, folder: Path, *, volume_mib: int = 0) -> None:
-        """``volume_mib``: on a volume of its own, which is of that size, and gone with the process."""
+        """``volume_mib``: size of a separate volume for its data, which is removed with the process; 0: none."""
         super().__init__(folder / "s3.log")
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self.credentials = Credentials(secrets.token_hex(8), secrets.token_hex(20))
@@ -35,7 +35,7 @@ class S3(Server):
         self._volume_mib = volume_mib
 
     def start(self) -> None:
-        """On the data that is there; returns when it serves."""
+        """Starts on its existing data; returns once it serves."""
         environment = {
             "PATH": os.environ["PATH"],
             "ROOT_ACCESS_KEY": self.credentials.access_key,
@@ -57,12 +57,12 @@ class S3(Server):
             return True
 
     def bucket(self, name: str = BUCKET, prefix: str = "") -> Bucket:
-        """A bucket, made if it is not there: the server takes every folder for one."""
+        """Returns a bucket, made if it does not exist: the server takes every folder for a bucket."""
         (self.data / name).mkdir(exist_ok=True)
         return bucket(f"s3://{name}/{prefix}", endpoint=self.endpoint, region=REGION, credentials=self.credentials)
 
     def settings(self, name: str) -> dict[str, str]:
-        """What the platform's environment says of this bucket, which is made."""
+        """Makes the bucket. Returns the platform's settings for it."""
         self.bucket(name)
         return {
             "WEFT_OBJECT_STORE": f"s3://{name}",
@@ -80,19 +80,19 @@ def s3_binary(go_built: GoBuilt) -> Path:
 
 @pytest.fixture(scope="session")
 def s3(s3_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    """One for all tests: take a bucket of your own from ``s3_bucket``."""
+    """One server for all tests; ``s3_bucket`` gives each test its own bucket."""
     with running(S3(s3_binary, tmp_path_factory.mktemp("s3"))) as server:
         yield server
 
 
 @pytest.fixture
 def s3_bucket(s3: S3) -> Bucket:
-    """A bucket of the test's own, empty."""
+    """An empty bucket for one test."""
     return s3.bucket(f"test-{next(_names)}")
 
 
 @pytest.fixture
 def own_s3(s3_binary: Path, tmp_path: Path) -> Iterator[S3]:
-    """One that the test may kill; it serves."""
+    """A running server that the test may kill."""
     with running(S3(s3_binary, tmp_path / "s3")) as server:
         yield server

@@ -1,4 +1,4 @@
-"""A server of the test bed: a process on loopback that keeps its port over all its lives, ended by its own pid."""
+"""A server of the test bed: a process on loopback that keeps its port over restarts and is ended by its own pid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("
 
 
 def free_port() -> int:
-    """One that no connection of anybody's takes until it is used, and that was not given lately.
+    """Returns a port that no outgoing connection can take and that was not returned recently.
 
     Worker processes of one run give ports of different remainders, so that no two of them give the same.
     """
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 class Server:
-    """Its subclass says how it is started, and when it serves."""
+    """Subclasses define ``start`` and ``serves``."""
 
     starts_within_s = HANG_S
 
@@ -48,30 +48,30 @@ class Server:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """On what its last life has left; it serves a moment later (``ready``)."""
+        """Starts the process on its existing data; it serves a moment later (``ready``)."""
         raise NotImplementedError
 
     def serves(self) -> bool:
-        """Whether it answers now. OSError: not yet."""
+        """True if it answers. OSError counts as not yet."""
         raise NotImplementedError
 
     async def ready(self) -> None:
-        """Returns when it serves. AssertionError with its log where it ended instead."""
+        """Waits until it serves. Raises AssertionError with its log if it ended."""
         await until(self._serves, timeout=self.starts_within_s)
 
     def kill(self) -> None:
-        """Kill -9; harmless where it does not run."""
+        """Kill -9; does nothing if it does not run."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def pause(self) -> None:
-        """Stands still when this returns: a signal is on its way for a while, and it answers until that is there."""
+        """Stops the process; returns once every thread has stopped, as it answers until then."""
         assert self._process is not None
         pause(self._process.pid)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -96,10 +96,10 @@ One = TypeVar("One", bound=Server)
 
 @contextmanager
 def running(server: One) -> Generator[One]:
-    """It serves, and is gone afterwards."""
+    """Runs the server and ends it afterwards."""
     try:
         server.start()
-        in_thread(server.ready)  # an asynchronous fixture may be what asks for this one, and its loop runs already
+        in_thread(server.ready)  # in a thread: an asynchronous fixture may call this while its loop runs
         yield server
     finally:
         server.kill()

@@ -1,4 +1,4 @@
-"""Processes that stand still, or are gone, and surely so."""
+"""Stops and kills processes, and waits until that has taken effect."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.waiting import HANG_S
 
 
 def pause(pid: int, *, within_s: float = HANG_S) -> None:
-    """SIGSTOP, and every thread of the process has stopped when this returns.
+    """Sends SIGSTOP and returns once every thread of the process has stopped.
 
-    The signal alone is a wish: a thread on another processor goes on until it is interrupted there, which takes long on
-    a busy machine.
+    The signal alone is not enough: a thread on another processor runs until it is interrupted there, which takes long
+    on a busy machine.
     """
     os.kill(pid, signal.SIGSTOP)
     until = time.monotonic() + within_s
@@ -27,7 +27,7 @@ def pause(pid: int, *, within_s: float = HANG_S) -> None:
 
 
 def kill_all(living: Callable[[], Sequence[int]], *, within_s: float = HANG_S) -> None:
-    """Kill -9, in the order given, until none is ``living``: some end by themselves when another one is gone."""
+    """Sends SIGKILL, in the given order, until none is ``living``: some end by themselves once another has ended."""
     until = time.monotonic() + within_s
     while pids := living():
         for pid in pids:

@@ -1,12 +1,12 @@
-"""Toxiproxy: a process of its own between a platform and its servers, whose network fails on demand.
+"""Toxiproxy: a process between a platform and its servers, whose network fails on demand.
 
     line = toxiproxy.to(mongo.address)      # a port that leads there
     line.cut()                              # connections break, new ones are refused
-    line.delay(0.5)                         # each answer comes so much later
-    line.silence()                          # nothing is answered, and nothing breaks
+    line.delay(0.5)                         # each answer is delayed by so many seconds
+    line.silence()                          # nothing is answered, and no connection breaks
     line.lose_answers()                     # requests arrive; at the answer the connection breaks
     line.limit_answers(1000)                # ... after so many bytes of answers, per connection
-    line.mend()                             # as if nothing had been
+    line.mend()                             # ends all faults of the line
 
 Unlike proxy.py it needs no event loop of the test's: real services are led through it.
 """
@@ -39,7 +39,7 @@ class Line:
         self._toxiproxy.ask("POST", self._path, {"enabled": False})
 
     def delay(self, seconds: float, *, jitter: float = 0) -> None:
-        """What is passed back comes later; the requests do not."""
+        """Delays answers, not requests."""
         self._add("latency", latency=round(seconds * 1000), jitter=round(jitter * 1000))
 
     def silence(self) -> None:
@@ -57,14 +57,14 @@ class Line:
         )
 
     def mend(self) -> None:
-        """Connections of before stay, and what was held back is lost to them; ``cut`` first where that must not be."""
+        """Ends all faults. Old connections stay open without the bytes held back; call ``cut`` first to close them."""
         for toxic in self._toxiproxy.ask("GET", self._path)["toxics"]:
             self._toxiproxy.ask("DELETE", f"{self._path}/toxics/{toxic['name']}")
         self._toxiproxy.ask("POST", self._path, {"enabled": True})
 
 
 class Toxiproxy(Server):
-    """``kill``: all its lines break, and are forgotten."""
+    """``kill`` breaks and removes all its lines."""
 
     def __init__(self, program: Path, folder: Path) -> None:
         super().__init__(folder / "toxiproxy.log")
@@ -78,14 +78,14 @@ class Toxiproxy(Server):
         return True
 
     def to(self, upstream: str, *, port: int = 0) -> Line:
-        """A new port (or this one) that leads to ``host:port``."""
+        """Returns a line from a new port (or from ``port``) to ``host:port``."""
         self._made += 1
         name = f"line-{self._made}"
         made = self.ask("POST", "/proxies", {"name": name, "listen": f"127.0.0.1:{port}", "upstream": upstream})
         return Line(self, name, made["listen"])
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Its HTTP API. HTTPError with what it says where it refuses."""
+        """Calls its HTTP API. Raises HTTPError with its message if it refuses."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             method=method,
@@ -98,7 +98,7 @@ class Toxiproxy(Server):
 
 @pytest.fixture(scope="session")
 def toxiproxy(go_built: GoBuilt, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toxiproxy]:
-    """One for all tests: make lines of your own."""
+    """One server for all tests; each test makes its own lines."""
     program = go_built("toxiproxy", SERVERS / "toxiproxy")
     with running(Toxiproxy(program, tmp_path_factory.mktemp("toxiproxy"))) as server:
         yield server

@@ -1,13 +1,13 @@
-"""A process that dies, stands still, or is cut off at one exact call of its ports.
+"""Makes a process die, stop or lose its connection at one exact call of its ports.
 
-``Tripwire.wrap(port, name)`` stands in for the port: every call goes on to the real one, is counted and noted, and at
-call number ``at`` something happens: ``before`` it; ``after`` it took effect and before its answer came; or once it was
-``answered``, and the process goes on to whatever it calls next.
+``Tripwire.wrap(port, name)`` wraps the port. Every call reaches the real port and is counted and recorded. A fault
+happens at call number ``at``: ``before`` the call; ``after`` its effect and before its answer; or once it is
+``answered``, before the process makes its next call.
 
-    crash   the process is dead: nothing it calls afterwards happens
-    cut     the caller gets Unavailable, and lives on (a hint is lost without a word: so its port says)
-    pause   the process stands still until ``resume``: what it was about to do happens then, late
-    act     somebody else does something (``act``) at this very moment; the caller does not notice
+    crash   the process is dead: its later calls have no effect
+    cut     the caller gets Unavailable and continues (a hint is lost without an error, as its port allows)
+    pause   the process is stopped until ``resume``; the call happens then, late
+    act     ``act`` runs at this moment; the caller does not notice
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _set() -> asyncio.Event:
 @dataclass
 class Tripwire:
     at: int | tuple[str, int] = -1
-    """The call's number of all, from 0; or ``("cluster.do", 3)``: its number of those, from 1."""
+    """Number of the call among all calls, from 0; or ``("cluster.do", 3)``: among calls of that name, from 1."""
     when: str = "before"
     """before | after | answered."""
     what: str = "crash"
@@ -41,18 +41,18 @@ class Tripwire:
     calls: list[str] = field(default_factory=list)
     """``port.method`` of each call, in order."""
     points: list[str] = field(default_factory=list)
-    """The same with what each was about: ``cluster.do(reserve)``."""
+    """The same with the subject of each call: ``cluster.do(reserve)``."""
     tripped: asyncio.Event = field(default_factory=asyncio.Event)
-    """It has happened."""
+    """Set once the fault has happened."""
     dead: asyncio.Event = field(default_factory=asyncio.Event)
     moving: asyncio.Event = field(default_factory=_set)
-    """Unset while the process stands still."""
+    """Cleared while the process is stopped."""
 
     def wrap(self, port: Port, name: str) -> Port:
         return intercept_calls(port, name, self)
 
     def resume(self) -> None:
-        """After ``pause``."""
+        """Ends a ``pause``."""
         self.moving.set()
 
     async def call(self, call: Call, act: Callable[[], Awaitable[Any]]) -> Any:
@@ -84,7 +84,7 @@ class Tripwire:
         await self.moving.wait()
 
     async def _trip(self, call: Call) -> bool:
-        """Whether the call was lost without a word."""
+        """Makes the fault happen. Returns True if the call is lost without an error."""
         self.tripped.set()
         if self.act is not None:
             await self.act()

@@ -1,6 +1,6 @@
-"""The stores of a platform that is not running, filled with some of everything, and all that is in them as one value.
+"""The stores of a stopped platform, filled with examples of everything, and their whole content as one value.
 
-For what works on stores alone (backup, restore): no service is needed to fill them, nor to compare two of them.
+For code that works on stores alone (backup, restore): no service is needed to fill or to compare them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ADMIN_KEY = b"weft_k0123456789abcdefghijkm_" + os.urandom(32).hex().encode()
 
 @contextmanager
 def environment(home: Path, more: Mapping[str, str] | None = None) -> Generator[Settings]:
-    """As in the operator's shell."""
+    """Sets the variables as in an operator's shell, and restores them afterwards."""
     values = {"WEFT_HOME": str(home), **(more or {})}
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -48,7 +48,7 @@ def environment(home: Path, more: Mapping[str, str] | None = None) -> Generator[
 
 
 def with_stores(home: Path, more: Mapping[str, str], use: Callable[[Stores], Awaitable[T]], *, writing: bool) -> T:
-    """What ``use`` returns, of the stores of this home."""
+    """Opens the stores of this home and returns the result of ``use``."""
 
     async def body(settings: Settings) -> T:
         async with opened(settings, writing=writing) as stores:
@@ -60,7 +60,7 @@ def with_stores(home: Path, more: Mapping[str, str], use: Callable[[Stores], Awa
 
 
 def jobs() -> list[Job]:
-    """Of every kind: waiting, at work, just ended and still holding, at rest, deleted."""
+    """Returns jobs of every kind: waiting, running, just ended and still holding hardware, at rest, deleted."""
     waiting = a_job()
     at_work = admitted(a_job(), placement={"worker-0": "n"}, dispatcher_term=7, now=NOW)
     running = advanced(at_work, Status.PROCESSING, actor="guardian", now=NOW)
@@ -75,7 +75,7 @@ def _own(job: Job) -> dict[str, Any]:
     return {"id": job.id, "idem": job.idem}
 
 
-async def stock(stores: Stores, *, files: Sequence[int] = (0, 2**18, 5 * 2**19)) -> None:
+async def fill(stores: Stores, *, files: Sequence[int] = (0, 2**18, 5 * 2**19)) -> None:
     """Fills the stores. ``files``: sizes in bytes."""
     for place, job in enumerate(jobs()):
         stored = await stores.jobs.insert(job)
@@ -119,7 +119,7 @@ async def _metrics(stores: Stores, job_id: str, place: int) -> None:
 
 
 async def contents(stores: Stores) -> dict[str, Any]:
-    """All that users of the platform may see, by what it is and of whom."""
+    """Returns all that users of the platform may see: description -> value."""
     content: dict[str, Any] = {}
     async for job in all_jobs(stores.jobs, JobQuery(deleted=True)):
         content[f"job {job.id}"] = dump(replace(job, rev=0, history_tail=()))
