@@ -26,7 +26,7 @@ from services.core.settings import Settings
 from services.core.wiring import service_secret
 from services.node.cgroups import Groups
 from services.node.tier import TIER_FILE
-from tests.testbed.server import free_port
+from tests.testbed.server import free_port, own_numbers
 from tests.testbed.signals import kill_all
 from tests.waiting import HANG_S
 
@@ -65,7 +65,7 @@ class NodeProcess:
         self._log = root / "node.log"
         self._environment = {
             "PATH": os.environ["PATH"], "WEFT_HOME": str(self.home.root), "WEFT_NODE_GPUS": "4",
-            "WEFT_NODE_HELPER_COMMAND": shlex.join(helper), **environment,
+            "WEFT_NODE_HELPER_COMMAND": shlex.join(helper), **own_numbers(), **environment,
         }  # fmt: skip
         ports = {"node": free_port(), "node-ops": free_port()}
         self.addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
