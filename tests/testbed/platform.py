@@ -17,7 +17,7 @@ from services.core.runtime.home import Home
 from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
 from services.local.commands import PLATFORM
 from services.local.layout import ADDRESSES
-from tests.testbed.server import free_port
+from tests.testbed.server import free_port, own_numbers
 from tests.waiting import HANG_S
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -27,7 +27,7 @@ class Platform:
     """Keeps its folder over all its lives. ``environment``: settings (``WEFT_*``) for every service."""
 
     def __init__(self, root: Path, environment: Mapping[str, str]) -> None:
-        self.home, self._environment = Home(root), dict(environment)
+        self.home, self._environment = Home(root), {**own_numbers(), **environment}
         self.hints = self._environment.get("WEFT_HINTS") != "drop"
         self.url = self.key = ""
 
