@@ -33,6 +33,10 @@ class FifoWalk:
         """True once a job waits for hardware: no job behind it can be admitted."""
         return bool(self._blocked_by)
 
+    def order(self, scanned: Sequence[Waiter]) -> Sequence[Waiter]:
+        """The order of submission."""
+        return scanned
+
     def decide(self, job: Waiter) -> Decision:
         """The decision for the next job of the queue."""
         self._position += 1

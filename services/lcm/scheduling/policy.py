@@ -1,4 +1,4 @@
-"""A scheduling policy decides, job by job in the order of the queue, which waiting job is admitted and on which nodes.
+"""A scheduling policy decides, job by job in an order of its own, which waiting job is admitted and on which nodes.
 
 A policy is pure: what is free, the capacity and the time come in as arguments. Policies are named in
 services/lcm/scheduling/policies.py.
@@ -60,8 +60,15 @@ class QueueWalk(Protocol):
         """True once no job further behind can be admitted in this walk."""
         ...
 
+    def order(self, scanned: Sequence[Waiter]) -> Sequence[Waiter]:
+        """The jobs of one scan of the queue, which are in order of submission, in the order of their decisions.
+
+        A scan has at most WEFT_QUEUE_SCAN jobs. The next scan is read if it is full and the walk is not ``blocked``.
+        """
+        ...
+
     def decide(self, job: Waiter) -> Decision:
-        """The decision for the next job of the queue."""
+        """The decision for the next job in this order."""
         ...
 
     def preview(self, gang: Gang) -> Decision:
