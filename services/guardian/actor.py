@@ -20,9 +20,10 @@ import structlog
 
 from services.core.domain.errors import InvalidSpec, StaleFence, Unavailable, WeftError
 from services.core.domain.job import Claim, Job, Verdict, moved
-from services.core.domain.learner import LearnerStatus, decide_verdict, step_times
+from services.core.domain.learner import LearnerStatus, step_times
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
+from services.core.domain.verdict import decide_verdict
 from services.core.ports.cluster import Observation
 from services.core.runtime.retry import Backoff
 from services.core.use_cases.jobs import copy_history, update
