@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from services.core.domain.job import Job
+from services.core.domain.status import PendingReason
 from services.lcm.scheduling.placement import Free, Gang
-
-BLOCKS: Final = "WaitingForCapacity"
-"""The pending reason of the job that blocks all jobs behind it."""
-NEVER_FITS: Final = "NoMatchingFlavor"
-"""The pending reason of a job that is larger than the whole cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,8 @@ class Decision:
     """In the queue, from 1."""
     placement: Mapping[str, str] | None
     """Learner -> node; None if the job waits."""
-    pending_reason: str = ""
+    pending_reason: PendingReason | None = None
+    """None if the job is admitted."""
     message: str = ""
 
 
