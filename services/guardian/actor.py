@@ -99,7 +99,7 @@ class Guardian:
             except WeftError as error:
                 requeue_after_s, failed = backoff.next(), True
                 self._cluster_changed = True
-                self._log.warning("guardian.retries", why=str(error), delay_s=requeue_after_s)
+                self._log.warning("guardian.reconcile_failed", why=str(error), delay_s=requeue_after_s)
 
     async def _wait(self, seconds: float, *, ignore_events_s: float) -> None:
         """Returns after ``seconds``, or on a request that comes after ``ignore_events_s``."""
@@ -119,7 +119,7 @@ class Guardian:
         """
         job = await self._ports.jobs.get(self.job_id)
         if job is None:
-            self._log.warning("guardian.job_gone")
+            self._log.warning("guardian.job_removed")
             return _DONE
         if not job.holds:
             await self._forget(job)
@@ -161,7 +161,7 @@ class Guardian:
             try:
                 self._parsed = (job.spec, parse_spec(job.spec))
             except InvalidSpec as error:
-                self._log.error("job.unreadable_spec", why=str(error))
+                self._log.error("job.spec_refused", why=str(error))
                 self._parsed = (job.spec, None)
         return self._parsed[1]
 
@@ -244,7 +244,7 @@ class Guardian:
             )  # fmt: skip
 
         await self._update(job, change)
-        self._log.info("job.verdict", to=verdict.to, reason=verdict.reason, learner=verdict.learner)
+        self._log.info("job.verdict_written", to=verdict.to, reason=verdict.reason, learner=verdict.learner)
         return _REQUEUE
 
     async def _halt(self, job: Job, spec: JobSpec, record: Callable[[Job], Job]) -> Result:

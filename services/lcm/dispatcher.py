@@ -158,7 +158,7 @@ class Dispatcher:
             prior, DispatcherDoc(term=prior.term + 1, holder=self.membership.id, rev=prior.rev)
         )
         self._set_term(raised.term)
-        log.info("dispatcher.leads", term=self.term)
+        log.info("dispatcher.elected", term=self.term)
         return True
 
     async def _is_alive(self, value: str) -> bool:
