@@ -80,7 +80,8 @@ class LearnerView:
             elif key.is_attempt:
                 self._apply_attempt(key.job_id, change.entry.value if change.entry is not None else None)
         except MALFORMED as error:
-            self._quarantine.hold(STATUS, change.key, str(error) or type(error).__name__, job=key.job_id)
+            malformed = change.entry.malformed if change.entry is not None else ""
+            self._quarantine.hold(STATUS, change.key, malformed or str(error) or type(error).__name__, job=key.job_id)
         else:
             self._quarantine.release(STATUS, change.key)
 

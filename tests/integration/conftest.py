@@ -49,5 +49,5 @@ def weft_up(request: pytest.FixtureRequest) -> Iterator[Platform]:
 
 @pytest.fixture
 def client(weft_up: Platform) -> Iterator[Client]:
-    with Client(weft_up.url, weft_up.key) as found:
-        yield found
+    with Client(weft_up.url, weft_up.key) as client:
+        yield client

@@ -127,11 +127,11 @@ async def test_the_cluster_is_shown_as_the_dispatcher_counts_it(installation: In
     await installation.start_lcm(node("a", gpus=2), node("b"))
     await installation.admitted(learners=2, resources={"cpus": 1.5, "memory": "2GB", "gpus": 1})
 
-    async def in_use() -> dict[str, Any] | None:
-        shown = await installation.cluster()
-        return shown if shown.get("used", {}).get("gpus") else None
+    async def in_use() -> bool:
+        return bool((await installation.cluster())["used"]["gpus"])
 
-    shown = await until(in_use)
+    await until(in_use)
+    shown = await installation.cluster()
     assert [tuple(listed[name] for name in ("name", "cpus", "gpus", "ready")) for listed in shown["nodes"]] == [
         ("a", 4, 2, True), ("b", 4, 0, True),
     ]  # fmt: skip

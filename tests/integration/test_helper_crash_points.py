@@ -22,7 +22,7 @@ from tests.promises import Promise
 from tests.testbed.failpoints import FailpointFolder, ways
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import TENANT, Learner
-from tests.testbed.scripted_http import Params, Say, scripted
+from tests.testbed.scripted_http import Answer, Request, scripted
 from tests.testbed.server import free_port
 from tests.waiting import until
 
@@ -105,7 +105,7 @@ def entry(path: str) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def fed(failpoints: FailpointFolder, answer: Callable[[Params, int], Say]) -> AsyncGenerator[Fed]:
+async def fed(failpoints: FailpointFolder, answer: Callable[[Request, int], Answer]) -> AsyncGenerator[Fed]:
     intake = Intake(f"127.0.0.1:{free_port()}")
     await intake.start()
     with scripted(answer) as site:
@@ -117,8 +117,8 @@ async def fed(failpoints: FailpointFolder, answer: Callable[[Params, int], Say])
             await intake.stop()
 
 
-def whole_file(params: Params, before: int) -> Say:
-    return Say(200, REMOTE, {"ETag": '"1"'})
+def whole_file(request: Request, before: int) -> Answer:
+    return Answer(200, REMOTE, {"ETag": '"1"'})
 
 
 @pytest.mark.promise("R4", "R11")
@@ -165,15 +165,15 @@ async def test_download_of_a_killed_helper_is_resumed_by_the_next(
 ) -> None:
     stuck, killed = Event(), Event()
 
-    def answer(params: Params, before: int) -> Say:
+    def answer(request: Request, before: int) -> Answer:
         if before == 0:
-            return Say(200, REMOTE, {"ETag": '"1"'}, cut_after=2 * CHUNK)
+            return Answer(200, REMOTE, {"ETag": '"1"'}, cut_after=2 * CHUNK)
         if before == 1:  # the helper's own second try, which gets no answer
             stuck.set()
             killed.wait(_END_S)
-        start = int(params.headers["range"].removeprefix("bytes=").removesuffix("-"))
+        start = int(request.headers["range"].removeprefix("bytes=").removesuffix("-"))
         assert start == 2 * CHUNK
-        return Say(206, REMOTE[start:], {"ETag": '"1"', "Content-Range": f"bytes {start}-{len(REMOTE) - 1}/*"})
+        return Answer(206, REMOTE[start:], {"ETag": '"1"', "Content-Range": f"bytes {start}-{len(REMOTE) - 1}/*"})
 
     async with fed(FailpointFolder(tmp_path / "failpoints"), answer) as learner:
         learner.start()

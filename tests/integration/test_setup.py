@@ -45,10 +45,10 @@ def test_without_a_network_it_says_so_in_one_line_and_leaves_nothing_that_looks_
 
 
 @pytest.mark.parametrize(
-    ("interpreter", "said"),
+    ("interpreter", "message"),
     [("/nowhere/python3", "there is no such interpreter"), ("/bin/true", "is no Python 3.11 or newer")],
 )
-def test_an_interpreter_that_cannot_be_used_is_named(checkout: Path, interpreter: str, said: str) -> None:
+def test_an_interpreter_that_cannot_be_used_is_named(checkout: Path, interpreter: str, message: str) -> None:
     done = set_up(checkout, WEFT_PYTHON=interpreter)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"setup: WEFT_PYTHON={interpreter}{':' if 'no such' in said else ''} {said}\n"
+    assert done.stderr == f"setup: WEFT_PYTHON={interpreter}{':' if 'no such' in message else ''} {message}\n"

@@ -17,7 +17,7 @@ from services.core.runtime.home import Home
 from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
 from services.local.commands import PLATFORM
 from services.local.layout import ADDRESSES
-from tests.testbed.server import free_port
+from tests.testbed.server import free_port, own_numbers
 from tests.waiting import HANG_S
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -27,7 +27,7 @@ class Platform:
     """Keeps its folder over all its lives. ``environment``: settings (``WEFT_*``) for every service."""
 
     def __init__(self, root: Path, environment: Mapping[str, str]) -> None:
-        self.home, self._environment = Home(root), dict(environment)
+        self.home, self._environment = Home(root), {**own_numbers(), **environment}
         self.hints = self._environment.get("WEFT_HINTS") != "drop"
         self.url = self.key = ""
 
@@ -49,9 +49,9 @@ class Platform:
         PLATFORM.down(str(self.home.root), report=lambda _: None)
 
     def process(self, service: str) -> ProcessIdentity:
-        found = read_live_process(self.home / "run" / f"{service}.json")
-        assert found is not None, f"{service} does not run"
-        return found
+        process = read_live_process(self.home / "run" / f"{service}.json")
+        assert process is not None, f"{service} does not run"
+        return process
 
     def again(self, service: str, killed: ProcessIdentity) -> bool:
         """Whether the supervisor has started the service anew."""
@@ -71,7 +71,7 @@ class Platform:
 
     def processes_of(self, job_id: str) -> list[int]:
         """Pids of everything that belongs to the job: learners, shims, helpers."""
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
@@ -80,8 +80,8 @@ class Platform:
             except OSError:
                 continue
             if job_id.encode() in text and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-        return found
+                pids.append(int(entry.name))
+        return pids
 
     def counter(self, service: str, name: str) -> float:
         """The sum of a Prometheus counter over its labels."""
@@ -107,9 +107,9 @@ def _environment(values: Mapping[str, str]) -> Generator[None]:
 @contextmanager
 def platform(environment: Mapping[str, str] | None = None) -> Generator[Platform]:
     """A running platform in a new folder which learners' own uids can reach; nothing of it is left afterwards."""
-    with empty_platform(environment) as one:
-        one.up()
-        yield one
+    with empty_platform(environment) as running:
+        running.up()
+        yield running
 
 
 @contextmanager
@@ -117,9 +117,9 @@ def empty_platform(environment: Mapping[str, str] | None = None) -> Generator[Pl
     """The same, before it was ever started."""
     root = Path(tempfile.mkdtemp(prefix="weft-test-"))
     root.chmod(0o755)
-    one = Platform(root / "home", environment or {})
+    running = Platform(root / "home", environment or {})
     try:
-        yield one
+        yield running
     finally:
-        one.down()
+        running.down()
         shutil.rmtree(root)

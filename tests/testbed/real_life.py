@@ -21,7 +21,7 @@ from typing import TypeVar
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain import errors
 from tests.testbed.platform import Platform, platform
-from tests.testbed.scripted_http import Params, Say, scripted
+from tests.testbed.scripted_http import Answer, Request, scripted
 from tests.waiting import HANG_S
 from weft import Client, ConnectionFailed, Unavailable
 from weft._job import Job
@@ -146,9 +146,9 @@ def lives(environment: Mapping[str, str]) -> Generator[Lives]:
     data.chmod(0o755)  # readable by the learners' users
     (data / "part").write_text("local\n")
 
-    def answer(request: Params, before: int) -> Say:
+    def answer(request: Request, before: int) -> Answer:
         assert data_served.wait(_REST_S)
-        return Say(200, b"remote\n", {"ETag": '"1"'})
+        return Answer(200, b"remote\n", {"ETag": '"1"'})
 
     allowed = {"WEFT_DATA_PATHS": str(data), "WEFT_HTTP_ALLOW": "127.0.0.1", "WEFT_NODE_CPUS": "4"}
     try:

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that answers as a test's script says, cut connections included."""
+"""An HTTP server on loopback whose answers come from a function of the test; it can cut connections."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Params:
-    """A request as it came."""
+class Request:
+    """A received request."""
 
     method: str
     path: str
@@ -23,8 +23,8 @@ class Params:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """An answer. ``cut_after``: hang up after so many bytes of the body, which is announced whole."""
+class Answer:
+    """An answer. ``cut_after``: the connection is cut after this many bytes of the body."""
 
     status: int = 200
     body: bytes = b""
@@ -32,29 +32,31 @@ class Say:
     cut_after: int | None = None
 
 
-def say_json(document: Any, status: int = 200, **headers: str) -> Say:
+def json_answer(document: Any, status: int = 200, **headers: str) -> Answer:
+    """An answer with this JSON; ``_`` in a header's name becomes ``-``."""
     shown = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Say(status, json.dumps(document).encode(), {"Content-Type": "application/json", **shown})
+    return Answer(status, json.dumps(document).encode(), {"Content-Type": "application/json", **shown})
 
 
-def say_events(*events: tuple[str, str, Any], end: bool = False) -> Say:
-    """A stream of (kind, id, document), cut without a word unless ``end``."""
+def event_answer(*events: tuple[str, str, Any], end: bool = False) -> Answer:
+    """A stream of events (kind, id, document); without ``end`` it is cut before its end event."""
     text = "".join(f"event: {kind}\nid: {id_}\ndata: {json.dumps(data)}\n\n" for kind, id_, data in events)
     if end:
         text += f"event: end\ndata: {json.dumps({'id': 'j1', 'status': 'COMPLETED', 'exit_code': 0})}\n\n"
-    return Say(200, text.encode(), {"Content-Type": "text/event-stream"})
+    return Answer(200, text.encode(), {"Content-Type": "text/event-stream"})
 
 
 @dataclass(slots=True)
 class Scripted:
     url: str
-    asked: list[Params]
+    requests: list[Request]
+    """All that were received, in order."""
 
 
 @contextmanager
-def scripted(answer: Callable[[Params, int], Say]) -> Generator[Scripted, None, None]:
-    """``answer`` is given each request and how many there were before it."""
-    asked: list[Params] = []
+def scripted(answer: Callable[[Request, int], Answer]) -> Generator[Scripted, None, None]:
+    """A running server. ``answer`` gets each request and the number of requests before it."""
+    requests: list[Request] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -63,29 +65,29 @@ def scripted(answer: Callable[[Params, int], Say]) -> Generator[Scripted, None, 
         def _answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             headers = {name.lower(): value for name, value in self.headers.items()}
-            request = Params(self.command, self.path, headers, self.rfile.read(length))
-            asked.append(request)
-            said = answer(request, len(asked) - 1)
-            self.send_response(said.status)
-            for name, value in said.headers.items():
+            request = Request(self.command, self.path, headers, self.rfile.read(length))
+            requests.append(request)
+            reply = answer(request, len(requests) - 1)
+            self.send_response(reply.status)
+            for name, value in reply.headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(said.body)))
+            self.send_header("Content-Length", str(len(reply.body)))
             self.end_headers()
-            self.wfile.write(said.body if said.cut_after is None else said.body[: said.cut_after])
-            if said.cut_after is not None:
+            self.wfile.write(reply.body if reply.cut_after is None else reply.body[: reply.cut_after])
+            if reply.cut_after is not None:
                 self.close_connection = True
 
         do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - the library's names
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
-            """Say nothing."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield Scripted(f"http://127.0.0.1:{server.server_address[1]}", asked)
+        yield Scripted(f"http://127.0.0.1:{server.server_address[1]}", requests)
     finally:
         server.shutdown()
         thread.join()

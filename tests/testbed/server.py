@@ -17,7 +17,23 @@ from tests.waiting import HANG_S, in_thread, until
 
 _given: Final[deque[int]] = deque(maxlen=200)
 _WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-_WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+_UIDS: Final = (70_100, 9_900)
+"""First, and how many."""
+_LEARNER_PORTS: Final = (20_000, 10_000)
+
+
+def own_numbers() -> dict[str, str]:
+    """Settings of a node agent: user ids and learners' ports that no other worker process of the run gives its agents.
+
+    Two agents that know nothing of each other may give one user id to two jobs, and the end of a job ends all that run
+    under its id.
+    """
+    match: dict[str, str] = {}
+    for name, (first, count) in (("UID", _UIDS), ("PORT", _LEARNER_PORTS)):
+        share = count // _WORKERS
+        match |= {f"WEFT_NODE_{name}_FIRST": str(first + _WORKER * share), f"WEFT_NODE_{name}_COUNT": str(share)}
+    return match
 
 
 def free_port() -> int:
@@ -28,7 +44,7 @@ def free_port() -> int:
     while True:
         with listen_lasting("127.0.0.1") as holder:
             port = int(holder.getsockname()[1])
-        if port % _WORKERS == _WORKER % _WORKERS and port not in _given:
+        if port % _WORKERS == _WORKER and port not in _given:
             _given.append(port)
             return port
 

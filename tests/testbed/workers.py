@@ -51,8 +51,8 @@ def _file(nodeid: str) -> str:
 
 
 def _unit(nodeid: str, sharing: Collection[str]) -> str:
-    found = _PLATFORMS.search(nodeid.partition("::")[2])
-    return f"platform {found[1]}" if found and _file(nodeid) in sharing else _file(nodeid)
+    match = _PLATFORMS.search(nodeid.partition("::")[2])
+    return f"platform {match[1]}" if match and _file(nodeid) in sharing else _file(nodeid)
 
 
 def _begun(unit: str) -> int:

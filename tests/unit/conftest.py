@@ -13,6 +13,6 @@ from tests.testbed.control_plane import ControlPlane
 @pytest.fixture
 async def plane(tmp_path: Path) -> AsyncGenerator[ControlPlane]:
     """A control plane without any process yet, in virtual time (``pytest.mark.looptime``)."""
-    one = ControlPlane(tmp_path)
-    yield one
-    await one.close()
+    plane = ControlPlane(tmp_path)
+    yield plane
+    await plane.close()

@@ -172,6 +172,23 @@ def test_an_attempt_key_without_an_attempt_is_quarantined(value: str) -> None:
     assert quarantine.entries() == []
 
 
+@pytest.mark.parametrize("key", ["/jobs/j1/attempt", "/jobs/j1/learners/worker-0"])
+def test_a_value_that_is_not_utf_8_is_quarantined_for_its_job_only(key: str) -> None:
+    quarantine = Quarantine(lambda: 5, CollectorRegistry())
+    view, sound = LearnerView(lambda _: None, quarantine), report("worker-0", 1, Phase.STORED)
+    view.apply(Change("put", "/jobs/j1/attempt", Entry("/jobs/j1/attempt", '{"attempt": 3}', 1)))
+    view.apply(Change("put", key, Entry(key, "", 1, malformed="the value is not UTF-8")))
+    other = "/jobs/j2/learners/worker-0"
+    view.apply(Change("put", other, Entry(other, json.dumps(dump(sound)), 2)))
+    assert view.learners("j2", 1) == {"worker-0": sound}
+    assert [(entry.job, entry.place, entry.reason) for entry in quarantine.entries()] == [
+        ("j1", key, "the value is not UTF-8")
+    ]
+    assert view.announced("j1") == (0 if key.endswith("attempt") else 3)
+    view.apply(Change("delete", key))
+    assert quarantine.entries() == []
+
+
 def test_a_plan_gives_every_learner_its_rank_its_node_and_its_own_token() -> None:
     job = new_job(job_id="j1", tenant="t", user="u", spec={}, code_digest="", idem="i", idem_digest="", trace="", now=0)
     job = replace(job, attempt=Attempt(number=2, placement={"ps-0": "a", "worker-0": "b", "worker-1": "b"}))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import weft
-from tests.testbed.scripted_http import Params, Say, say_events, say_json, scripted
+from tests.testbed.scripted_http import Answer, Request, event_answer, json_answer, scripted
 from weft._aio._follow import AsyncFollow
 from weft._aio._jobs import AsyncJobs
 from weft._follow import Follow
@@ -80,16 +80,16 @@ def test_asynchronous_modules_are_loaded_on_first_use_only() -> None:
 async def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n" * 100)
 
-    def answer(request: Params, n: int) -> Say:
+    def answer(request: Request, n: int) -> Answer:
         if "dry_run" in request.path:
-            return say_json({"code": {"stored": False}})
-        return Say(200, b"x" * 50, cut_after=10) if n < 3 else say_json(JOB, 201)
+            return json_answer({"code": {"stored": False}})
+        return Answer(200, b"x" * 50, cut_after=10) if n < 3 else json_answer(JOB, 201)
 
     with scripted(answer) as server:
         async with weft.AsyncClient(server.url, "weft_k_s") as client:
             job = await client.jobs.submit({"name": "x", "command": "c"}, code=tmp_path)
     assert job.id == "j1"
-    posts = [request for request in server.asked if "dry_run" not in request.path]
+    posts = [request for request in server.requests if "dry_run" not in request.path]
     assert len(posts) == 3
     assert len({request.headers["idempotency-key"] for request in posts}) == 1
     assert len({request.body.count(b"PK\x03\x04") for request in posts}) == 1
@@ -98,13 +98,13 @@ async def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path
 async def test_cut_stream_resumes_after_the_last_id(tmp_path: Path) -> None:
     line = {"time": JOB["created"], "attempt": 1, "role": "worker", "rank": 0, "run": 1, "stream": "stdout"}
 
-    def answer(request: Params, n: int) -> Say:
+    def answer(request: Request, n: int) -> Answer:
         if n == 0:
-            return say_json(JOB)
+            return json_answer(JOB)
         if n == 1:
-            return say_events(*(("line", str(seq), {**line, "seq": seq, "text": f"{seq}"}) for seq in (1, 2)))
+            return event_answer(*(("line", str(seq), {**line, "seq": seq, "text": f"{seq}"}) for seq in (1, 2)))
         assert request.headers["last-event-id"] == "2"
-        return say_events(("line", "3", {**line, "seq": 3, "text": "3"}), end=True)
+        return event_answer(("line", "3", {**line, "seq": 3, "text": "3"}), end=True)
 
     with scripted(answer) as server:
         async with weft.AsyncClient(server.url, "weft_k_s") as client:
@@ -117,13 +117,13 @@ async def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
     body = bytes(range(256)) * 40
     listed = {"path": "attempts/1/results/worker-0/m.bin", "size": len(body), "etag": '"e"', "modified": JOB["created"]}
 
-    def answer(request: Params, _n: int) -> Say:
+    def answer(request: Request, _n: int) -> Answer:
         if request.path.partition("?")[0].endswith("/artifacts"):
-            return say_json({"artifacts": [listed], "next": None})
+            return json_answer({"artifacts": [listed], "next": None})
         if "range" not in request.headers:
-            return Say(200, body, cut_after=1000)
+            return Answer(200, body, cut_after=1000)
         start = int(request.headers["range"].removeprefix("bytes=").rstrip("-"))
-        return Say(206, body[start:])
+        return Answer(206, body[start:])
 
     with scripted(answer) as server:
         async with weft.AsyncClient(server.url, "weft_k_s") as client:
@@ -134,7 +134,7 @@ async def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
 
 async def test_async_client_raises_the_same_errors(tmp_path: Path) -> None:
     problem = {"code": "not-found", "detail": "there is no job j1", "errors": []}
-    with scripted(lambda _request, _n: say_json(problem, 404)) as server:
+    with scripted(lambda _request, _n: json_answer(problem, 404)) as server:
         async with weft.AsyncClient(server.url, "weft_k_s") as client:
             with pytest.raises(weft.NotFound, match="there is no job j1"):
                 await client.jobs.get("j1")

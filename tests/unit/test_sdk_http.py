@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.testbed.scripted_http import Params, Say, say_events, say_json, scripted
+from tests.testbed.scripted_http import Answer, Request, event_answer, json_answer, scripted
 from weft import Client, ConnectionFailed, Internal, InvalidRequest, NotFinished, NotFound, Unavailable, WeftError
 from weft._choosing import choose
 from weft._client import Client as TheClient
@@ -66,9 +66,9 @@ def http() -> Iterator[Sessions]:
         made.close()
 
 
-def unavailable(retry_after: str = "") -> Say:
+def unavailable(retry_after: str = "") -> Answer:
     more = {"Retry_After": retry_after} if retry_after else {}
-    return say_json({"code": "unavailable", "detail": "a store is away"}, 503, **more)
+    return json_answer({"code": "unavailable", "detail": "a store is away"}, 503, **more)
 
 
 # --- requests -----------------------------------------------------------------------
@@ -77,15 +77,15 @@ def unavailable(retry_after: str = "") -> Say:
 def test_request_carries_the_key_and_ignores_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    with scripted(lambda _request, _n: say_json({"user": "alice"})) as server, client(server.url) as connected:
+    with scripted(lambda _request, _n: json_answer({"user": "alice"})) as server, client(server.url) as connected:
         assert connected.whoami() == {"user": "alice"}
-    assert server.asked[0].headers["authorization"] == "Bearer weft_k_s"
-    assert server.asked[0].headers["user-agent"].startswith("weft-sdk/")
+    assert server.requests[0].headers["authorization"] == "Bearer weft_k_s"
+    assert server.requests[0].headers["user-agent"].startswith("weft-sdk/")
 
 
 def test_unavailable_request_is_retried_until_it_succeeds(http: Sessions) -> None:
     clock = Clock()
-    with scripted(lambda _request, n: unavailable() if n < 3 else say_json({"ok": True})) as server:
+    with scripted(lambda _request, n: unavailable() if n < 3 else json_answer({"ok": True})) as server:
         assert http(server.url, clock).json("GET", "/v1/x") == {"ok": True}
     assert len(clock.slept) == 3
     assert clock.slept == sorted(clock.slept)
@@ -93,7 +93,7 @@ def test_unavailable_request_is_retried_until_it_succeeds(http: Sessions) -> Non
 
 def test_retry_after_header_is_respected(http: Sessions) -> None:
     clock = Clock()
-    with scripted(lambda _request, n: unavailable("3") if n < 2 else say_json({})) as server:
+    with scripted(lambda _request, n: unavailable("3") if n < 2 else json_answer({})) as server:
         http(server.url, clock).json("GET", "/v1/x")
     assert clock.slept == [3.0, 3.0]
 
@@ -107,7 +107,7 @@ def test_retries_end_after_the_limit(http: Sessions) -> None:
 
 def test_platform_that_never_answered_is_given_up_quickly(http: Sessions) -> None:
     clock = Clock()
-    with scripted(lambda _request, _n: say_json({})) as server:
+    with scripted(lambda _request, _n: json_answer({})) as server:
         url = server.url
     with pytest.raises(
         ConnectionFailed, match=r"nothing answers at .* \(connection refused\); start it with `weft up`"
@@ -120,17 +120,17 @@ def test_delete_is_not_retried_because_it_may_have_happened(http: Sessions) -> N
     clock = Clock()
     with scripted(lambda _request, _n: unavailable()) as server, pytest.raises(Unavailable):
         http(server.url, clock).json("DELETE", "/v1/jobs/j1")
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_each_post_is_retried_under_its_own_idempotency_key(http: Sessions) -> None:
-    def answer(_request: Params, n: int) -> Say:
-        return Say(200, b"x" * 50, cut_after=10) if n % 3 < 2 else say_json(JOB, 202)
+    def answer(_request: Request, n: int) -> Answer:
+        return Answer(200, b"x" * 50, cut_after=10) if n % 3 < 2 else json_answer(JOB, 202)
 
     with scripted(answer) as server:
         for verb in ("halt", "resume"):
             http(server.url, Clock()).json("POST", f"/v1/jobs/j1/{verb}")
-    keys = [request.headers["idempotency-key"] for request in server.asked]
+    keys = [request.headers["idempotency-key"] for request in server.requests]
     assert keys == [keys[0]] * 3 + [keys[3]] * 3
     assert keys[0] != keys[3]
 
@@ -138,16 +138,16 @@ def test_each_post_is_retried_under_its_own_idempotency_key(http: Sessions) -> N
 def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n" * 100)
 
-    def answer(request: Params, n: int) -> Say:
+    def answer(request: Request, n: int) -> Answer:
         if "dry_run" in request.path:
-            return say_json({"code": {"stored": False}})
-        return Say(200, b"x" * 50, cut_after=10) if n < 3 else say_json(JOB, 201)
+            return json_answer({"code": {"stored": False}})
+        return Answer(200, b"x" * 50, cut_after=10) if n < 3 else json_answer(JOB, 201)
 
     sent: list[tuple[int, int]] = []
     with scripted(answer) as server, client(server.url) as connected:
         job = connected.jobs.submit({"name": "x", "command": "c"}, code=tmp_path, on_upload=lambda *n: sent.append(n))
     assert job.id == "j1"
-    posts = [request for request in server.asked if "dry_run" not in request.path]
+    posts = [request for request in server.requests if "dry_run" not in request.path]
     assert len(posts) == 3
     assert len({request.headers["idempotency-key"] for request in posts}) == 1
     for request in posts:
@@ -162,37 +162,37 @@ def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path: Path
 def test_code_that_the_platform_has_is_not_sent_again(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x")
 
-    def answer(request: Params, _n: int) -> Say:
-        return say_json({"code": {"stored": True}} if "dry_run" in request.path else JOB)
+    def answer(request: Request, _n: int) -> Answer:
+        return json_answer({"code": {"stored": True}} if "dry_run" in request.path else JOB)
 
     with scripted(answer) as server, client(server.url) as connected:
         connected.jobs.submit({"name": "x"}, code=tmp_path)
-    assert "code_digest=sha256%3A" in server.asked[1].path or "code_digest=sha256:" in server.asked[1].path
-    assert json.loads(server.asked[1].body) == {"name": "x"}
+    assert "code_digest=sha256%3A" in server.requests[1].path or "code_digest=sha256:" in server.requests[1].path
+    assert json.loads(server.requests[1].body) == {"name": "x"}
 
 
 def test_code_removed_after_the_plan_is_uploaded(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x")
     gone = {"code": "invalid-request", "detail": "d", "errors": [{"pointer": "/code_digest", "message": "m"}]}
-    answers = iter([say_json({"code": {"stored": True}}), say_json(gone, 400), say_json(JOB, 201)])
+    answers = iter([json_answer({"code": {"stored": True}}), json_answer(gone, 400), json_answer(JOB, 201)])
     with scripted(lambda _request, _n: next(answers)) as server, client(server.url) as connected:
         assert connected.jobs.submit({"name": "x"}, code=tmp_path).id == "j1"
-    assert b"PK\x03\x04" in server.asked[2].body
+    assert b"PK\x03\x04" in server.requests[2].body
 
 
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[1, 2]", b"\xff"])
 def test_an_answer_that_is_no_object_is_a_clear_error(body: bytes) -> None:
     refused = pytest.raises(WeftError, match="is this the address of a Weft platform")
-    with scripted(lambda _request, _n: Say(200, body)) as server, client(server.url) as connected, refused:
+    with scripted(lambda _request, _n: Answer(200, body)) as server, client(server.url) as connected, refused:
         connected.whoami()
 
 
 def test_the_key_does_not_follow_a_redirect() -> None:
     refused = pytest.raises(InvalidRequest, match="http://elsewhere")
-    there = Say(302, headers={"Location": "http://elsewhere/"})
+    there = Answer(302, headers={"Location": "http://elsewhere/"})
     with scripted(lambda _request, _n: there) as server, client(server.url) as connected, refused:
         connected.whoami()
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -204,27 +204,30 @@ def test_invalid_address_or_key_is_one_clear_error(url: str, key: str) -> None:
 
 
 def test_pages_are_fetched_lazily() -> None:
-    def answer(request: Params, _n: int) -> Say:
+    def answer(request: Request, _n: int) -> Answer:
         start = int(request.path.partition("after=")[2].partition("&")[0] or 0)
-        return say_json({"jobs": [{"id": f"j{start + n}"} for n in range(100)], "next": str(start + 100)})
+        return json_answer({"jobs": [{"id": f"j{start + n}"} for n in range(100)], "next": str(start + 100)})
 
     with scripted(answer) as server, client(server.url) as connected:
         ids = [job.id for job in itertools.islice(connected.jobs.list(), 150)]
     assert ids == [f"j{n}" for n in range(150)]
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 def test_wait_times_out_and_does_not_change_the_job() -> None:
     late = pytest.raises(NotFinished, match=r"still PROCESSING after 0\.2 s")
-    with scripted(lambda _request, _n: say_json(JOB)) as server, client(server.url) as connected, late:
+    with scripted(lambda _request, _n: json_answer(JOB)) as server, client(server.url) as connected, late:
         connected.jobs.wait("j1", timeout=0.2)
-    assert {request.method for request in server.asked} == {"GET"}
+    assert {request.method for request in server.requests} == {"GET"}
 
 
 def test_wait_ends_when_the_job_has_ended_or_halted() -> None:
-    with scripted(lambda _request, n: say_json({**JOB, "at_rest": n >= 3})) as server, client(server.url) as connected:
+    with (
+        scripted(lambda _request, n: json_answer({**JOB, "at_rest": n >= 3})) as server,
+        client(server.url) as connected,
+    ):
         assert connected.jobs.wait("j1").at_rest
-    assert len(server.asked) == 4
+    assert len(server.requests) == 4
 
 
 def test_job_name_cannot_become_a_path() -> None:
@@ -252,24 +255,24 @@ def line(seq: int) -> tuple[str, str, Any]:
 def test_cut_stream_resumes_after_the_last_line(http: Sessions) -> None:
     cuts: list[WeftError] = []
     answers = [
-        say_events(line(1), line(2)),
-        Say(200, say_events(line(3), line(4)).body, {"Content-Type": "text/event-stream"}, cut_after=240),
+        event_answer(line(1), line(2)),
+        Answer(200, event_answer(line(3), line(4)).body, {"Content-Type": "text/event-stream"}, cut_after=240),
         unavailable(),
-        say_events(line(4), line(5), end=True),
+        event_answer(line(4), line(5), end=True),
     ]
     clock = Clock()
     with scripted(lambda _request, n: answers[n]) as server:
         stream = http.follow(server.url, clock, on_cut=cuts.append)
         sequence = [event.data["seq"] for event in stream]
     assert sequence == [1, 2, 3, 4, 5]
-    assert [request.headers.get("last-event-id") for request in server.asked] == [None, "2", "3", "3"]
+    assert [request.headers.get("last-event-id") for request in server.requests] == [None, "2", "3", "3"]
     assert len(cuts) == 2
     assert stream.end is not None
     assert (stream.end.status, stream.end.exit_code) == ("COMPLETED", 0)
 
 
 def test_stream_without_events_ends(http: Sessions) -> None:
-    with scripted(lambda _request, _n: say_events(end=True)) as server:
+    with scripted(lambda _request, _n: event_answer(end=True)) as server:
         stream = http.follow(server.url, Clock())
         assert list(stream) == []
         assert stream.end is not None
@@ -277,7 +280,7 @@ def test_stream_without_events_ends(http: Sessions) -> None:
 
 def test_stream_is_given_up_after_the_retry_limit(http: Sessions) -> None:
     clock = Clock()
-    with scripted(lambda _request, n: say_events(line(1)) if n == 0 else unavailable()) as server:
+    with scripted(lambda _request, n: event_answer(line(1)) if n == 0 else unavailable()) as server:
         stream = http.follow(server.url, clock, retry_for_s=100.0)
         assert next(stream).data["seq"] == 1
         with pytest.raises(Unavailable):
@@ -289,17 +292,20 @@ def test_stream_is_given_up_after_the_retry_limit(http: Sessions) -> None:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (say_json({"code": "not-found", "detail": "no such job"}, 404), NotFound),
-        (say_events(("error", "", {"code": "invalid-request", "status": 400, "detail": "bad search"})), InvalidRequest),
-        (Say(200, b"<html>", {"Content-Type": "text/html"}), Internal),
-        (Say(200, b"event: line\ndata: {\n\n", {"Content-Type": "text/event-stream"}), Internal),
+        (json_answer({"code": "not-found", "detail": "no such job"}, 404), NotFound),
+        (
+            event_answer(("error", "", {"code": "invalid-request", "status": 400, "detail": "bad search"})),
+            InvalidRequest,
+        ),
+        (Answer(200, b"<html>", {"Content-Type": "text/html"}), Internal),
+        (Answer(200, b"event: line\ndata: {\n\n", {"Content-Type": "text/event-stream"}), Internal),
     ],
 )
-def test_stream_that_cannot_resume_fails_at_once(answer: Say, kind: type[WeftError], http: Sessions) -> None:
+def test_stream_that_cannot_resume_fails_at_once(answer: Answer, kind: type[WeftError], http: Sessions) -> None:
     clock = Clock()
     with scripted(lambda _request, _n: answer) as server, pytest.raises(kind):
         list(http.follow(server.url, clock))
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 # --- downloads --------------------------------------------------------------------------
@@ -316,14 +322,14 @@ def serve(listed: list[dict[str, Any]], cut: dict[int, int], *, etag: str = '"v1
     """Ranged answers; the n-th fetch is cut after ``cut[n]`` bytes."""
     fetched = itertools.count()
 
-    def answer(request: Params, _n: int) -> Say:
+    def answer(request: Request, _n: int) -> Answer:
         if request.path.partition("?")[0].endswith("/artifacts"):
-            return say_json({"artifacts": listed, "next": None})
+            return json_answer({"artifacts": listed, "next": None})
         wanted = request.headers.get("range", "")
         start = int(wanted.removeprefix("bytes=").rstrip("-") or 0)
         if request.headers.get("if-range", etag) != etag:
             start = 0
-        return Say(206 if start else 200, CONTENT[start:], {"ETag": etag}, cut_after=cut.get(next(fetched)))
+        return Answer(206 if start else 200, CONTENT[start:], {"ETag": etag}, cut_after=cut.get(next(fetched)))
 
     return answer
 
@@ -336,7 +342,7 @@ def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
     assert path == tmp_path / "worker-0" / "model.bin"
     assert path.read_bytes() == CONTENT
     assert [entry.name for entry in path.parent.iterdir()] == ["model.bin"]
-    assert [request.headers.get("range") for request in server.asked[1:]] == [
+    assert [request.headers.get("range") for request in server.requests[1:]] == [
         None, "bytes=100000-", "bytes=100001-", "bytes=600001-",
     ]  # fmt: skip
     assert progress[-1] == (len(CONTENT), len(CONTENT))
@@ -355,7 +361,7 @@ def test_failed_download_leaves_no_partial_file_and_resumes_on_retry(tmp_path: P
     with scripted(serve(listed, {})) as server, client(server.url) as connected:
         [path] = connected.jobs.download("j1", tmp_path)
     assert path.read_bytes() == CONTENT
-    assert server.asked[1].headers["range"] == "bytes=50000-"
+    assert server.requests[1].headers["range"] == "bytes=50000-"
 
 
 def test_partial_download_of_another_version_is_discarded(tmp_path: Path) -> None:
@@ -371,7 +377,7 @@ def test_partial_download_of_another_version_is_discarded(tmp_path: Path) -> Non
     with scripted(changed) as server, client(server.url) as connected:
         [path] = connected.jobs.download("j1", tmp_path)
     assert path.read_bytes() == CONTENT
-    assert "range" not in server.asked[1].headers
+    assert "range" not in server.requests[1].headers
 
 
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a/\0", "a\\b"])

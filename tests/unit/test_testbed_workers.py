@@ -10,12 +10,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_tests_on_one_platform_are_one_unit_and_all_others_go_by_file() -> None:
-    found = units([
+    groups = units([
         "a/test_life.py::test_one[embedded]", "a/test_cli.py::test_two[embedded-3]",
         "a/test_life.py::test_one[every-hint-dropped]", "a/test_cli.py::test_two[every-hint-dropped-3]",
         "a/test_up.py::test_three[embedded]", "a/test_up.py::test_four", "a/test_life.py::test_five",
     ])  # fmt: skip
-    assert list(found.values()) == [
+    assert list(groups.values()) == [
         "platform embedded", "platform embedded", "platform every-hint-dropped", "platform every-hint-dropped",
         "a/test_up.py", "a/test_up.py", "a/test_life.py",
     ]  # fmt: skip

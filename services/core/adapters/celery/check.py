@@ -39,11 +39,11 @@ def check_broker(broker: Broker) -> str:
             f"{name} has a queue {QUEUE} that is not Weft's, or of another version: remove it, Weft makes its own"
         ) from None
     except _NOT_LET_IN as error:
-        raise InvalidRequest(f"{name} does not let us in: {_said(error)}") from None
+        raise InvalidRequest(f"{name} does not let us in: {_reason(error)}") from None
     except ResponseError as error:  # Redis: read-only, out of memory, something else under our name
-        raise InvalidRequest(f"{name} takes no hints: {_said(error)}") from None
+        raise InvalidRequest(f"{name} takes no hints: {_reason(error)}") from None
     except (*connection.connection_errors, *connection.channel_errors) as error:
-        raise Unavailable(f"{name} does not answer: {_said(error)}") from None
+        raise Unavailable(f"{name} does not answer: {_reason(error)}") from None
     finally:
         app.close()
     return name
@@ -68,6 +68,6 @@ def _channel(connection: Any, kind: str) -> Generator[Any]:
         direct.collect()
 
 
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

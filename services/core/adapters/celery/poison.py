@@ -52,7 +52,7 @@ def hint(task: str, body: Any, content_type: Any, headers: Any) -> None:
         fit = (
             isinstance(args, list)
             and len(args) == _ARGUMENTS
-            and all(isinstance(one, str) for one in args)
+            and all(isinstance(argument, str) for argument in args)
             and not kwargs
             and not any(embedded.values())
         )
