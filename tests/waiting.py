@@ -30,8 +30,8 @@ async def until(condition: Callable[[], Any], timeout: float = HANG_S) -> Any:
     """
     deadline = time.monotonic() + timeout
     while True:
-        found = condition()
-        value = await found if inspect.isawaitable(found) else found
+        answer = condition()
+        value = await answer if inspect.isawaitable(answer) else answer
         if value:
             return value
         if time.monotonic() > deadline:
