@@ -25,7 +25,7 @@ run() { printf '%s$ weft %s%s\n' "$bold" "$*" "$plain"; "$weft" "$@"; }
 
 stop() {
   if [ "${KEEP:-}" = 1 ] && [ "${1:-}" = well ]; then
-    say "left up, as you asked (KEEP=1)"
+    say "left running (KEEP=1)"
     echo "to use it:   export WEFT_HOME=$WEFT_HOME XDG_CONFIG_HOME=$XDG_CONFIG_HOME"
     echo "             source .venv/bin/activate; weft list"
     echo "to stop it:  weft down"

@@ -13,8 +13,8 @@ uv=.venv/bin/uv
 upgrade=()
 [ "${1:-}" = --upgrade ] && upgrade=(--upgrade)
 
-# Wheels only: a source distribution would run its build on the node of whoever
-# names the framework first, and need a compiler there.
+# Wheels only: a source distribution would run its build on the node of the first job
+# that names the framework, and need a compiler there.
 cd services/core/frameworks
 for source in *.in; do
     echo "lock-frameworks: ${source%.in}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv: everything Weft needs to run and to be tested, from the hashes in
-# requirements/. Says each step aloud; says nothing when there is nothing to do.
+# requirements/. Prints each step; prints nothing if there is nothing to do.
 #
 # Run by every make target, so the second run must cost nothing: a stamp in .venv
 # holds the hash of all that it was made from.
@@ -94,7 +94,7 @@ install_debian() {
     if [ "$(id -u)" != 0 ]; then
         command -v sudo > /dev/null || die "the Debian packages '$*' are missing and there is no sudo: ask an administrator to run 'apt-get install $*'"
         as_root=(sudo)
-        [ -t 0 ] || as_root=(sudo -n) # never wait for a password nobody can type
+        [ -t 0 ] || as_root=(sudo -n) # no prompt for a password without a terminal
     fi
     local hint="Install them yourself, or set WEFT_PYTHON=/path/to/python3"
     step "installing Debian packages: $* ${as_root[0]:+(with sudo)}" "$hint" \
@@ -135,7 +135,7 @@ if ! stamp_is locks "$locks"; then
     step "fetching uv" "$online" .venv/bin/python -m pip install --quiet --disable-pip-version-check \
         --retries 1 --require-hashes --no-deps -r requirements/bootstrap.txt
 
-    # uv does not read pip's settings; who has a mirror has told pip about it.
+    # uv does not read pip's settings, where users of mirrors name their index.
     if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
         mirror=${PIP_INDEX_URL:-$(.venv/bin/python -m pip config get global.index-url 2> /dev/null || true)}
         [ -z "$mirror" ] || export UV_DEFAULT_INDEX=$mirror

@@ -8,7 +8,7 @@
 # --all: also packages of few tests, whose fixtures otherwise install them (as root): Maven
 # and a JDK, which build the MongoDB stand-in, and faketime.
 #
-# Run by `make test`. Says nothing when nothing is missing; installs with apt, aloud,
+# Run by `make test`. Prints nothing if nothing is missing; installs with apt, with messages,
 # with sudo only where that is needed. Never fails itself: the tests name what they lack.
 set -euo pipefail
 
@@ -17,7 +17,7 @@ say() { printf 'test packages: %s\n' "$*"; }
 as_root=()
 if [ "$(id -u)" != 0 ]; then
     as_root=(sudo)
-    [ -t 0 ] || as_root=(sudo -n) # never wait for a password nobody can type
+    [ -t 0 ] || as_root=(sudo -n) # no prompt for a password without a terminal
 fi
 can_be_root() { [ "$(id -u)" = 0 ] || command -v sudo > /dev/null; }
 

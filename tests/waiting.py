@@ -30,8 +30,8 @@ async def until(condition: Callable[[], Any], timeout: float = HANG_S) -> Any:
     """
     deadline = time.monotonic() + timeout
     while True:
-        result = condition()
-        value = await result if inspect.isawaitable(result) else result
+        answer = condition()
+        value = await answer if inspect.isawaitable(answer) else answer
         if value:
             return value
         if time.monotonic() > deadline:

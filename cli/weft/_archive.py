@@ -20,6 +20,7 @@ import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, Self
@@ -108,14 +109,14 @@ def make_archive(code: Path, listing: Listing | None = None) -> Archive:
     listing = listing or list_code(code)
     handle, name = tempfile.mkstemp(prefix="weft-code-", suffix=".zip")
     path = Path(name)
-    try:
+    with ExitStack() as on_failure:
+        on_failure.callback(path.unlink, missing_ok=True)
         with os.fdopen(handle, "wb") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as zipped:
             for file in listing.files:
                 _add(zipped, file)
-        return Archive(path, _digest(path), path.stat().st_size, listing, temporary=True)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+        archive = Archive(path, _digest(path), path.stat().st_size, listing, temporary=True)
+        on_failure.pop_all()
+    return archive
 
 
 def _given_zip(code: Path) -> Archive:

@@ -36,10 +36,11 @@ import signal
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator, Mapping
     from types import FrameType
 
 METRICS_FILE = "metrics.jsonl"
@@ -59,11 +60,21 @@ STOP_POLL_S = 0.1
 _INT64 = 1 << 63
 
 
-def _warn_on_stderr(text: str) -> None:
+@contextmanager
+def _never_disturb_training(handle: Callable[[Exception], None] = lambda _problem: None) -> Generator[None, None, None]:
+    """Gives an error of the body to `handle` and suppresses it.
+
+    Values come from the user's own types, whose conversions may raise anything at all.
+    """
     try:
+        yield
+    except Exception as problem:  # noqa: BLE001 - reporting must never fail the training
+        handle(problem)
+
+
+def _warn_on_stderr(text: str) -> None:
+    with _never_disturb_training():  # stderr may be closed or replaced by any object
         sys.stderr.write(f"weft: {text}\n")
-    except Exception:  # noqa: BLE001 - stderr may be closed or replaced by any object
-        return
 
 
 class Reporter:
@@ -126,11 +137,9 @@ class Reporter:
         """Write the number of lost calls, if any. Called as the process exits."""
         with self._lock:
             if self.dropped and self._fd >= 0:
-                try:
+                with _never_disturb_training():
                     # One line beyond the size limit, so that the loss is visible.
                     self._write({"step": None, "values": {}, "context": {}}, limit=False)
-                except Exception:  # noqa: BLE001 - the process exits
-                    return
 
     def after_fork(self) -> None:
         """Make the reporter usable in a forked child. The descriptor is shared."""
@@ -140,14 +149,13 @@ class Reporter:
     def _append(self, fields: Callable[[], dict[str, object]]) -> None:
         if not self._environ.get("JOB_STATE_DIR"):
             return
-        with self._lock:
-            try:
-                self._write(fields(), limit=True)
-            # Never disturb training: values come from the user's own types, whose
-            # conversions may raise anything at all.
-            except Exception as problem:  # noqa: BLE001
-                self.dropped += 1
-                self._warn_once(f"a report was dropped, and later ones may be: {problem}")
+
+        def drop(problem: Exception) -> None:
+            self.dropped += 1
+            self._warn_once(f"a report was dropped, and later ones may be: {problem}")
+
+        with self._lock, _never_disturb_training(drop):
+            self._write(fields(), limit=True)
 
     def _write(self, fields: dict[str, object], *, limit: bool) -> None:
         fd = self._open()
@@ -195,15 +203,16 @@ class Reporter:
     def _values(self, metrics: Mapping[Any, object]) -> dict[str, float | str]:
         values: dict[str, float | str] = {}
         for name, value in metrics.items():
-            try:
+
+            def leave_out(problem: Exception, name: object = name) -> None:
+                self._warn_once(f"metric {_text(name)!r} is left out, it is no number: {problem}")
+
+            with _never_disturb_training(leave_out):
                 # torch warns when a tensor that carries a gradient becomes a number.
                 detach = getattr(value, "detach", None)
                 plain: Any = detach() if callable(detach) else value
                 number = float(plain)
-            except Exception as problem:  # noqa: BLE001 - as in _append
-                self._warn_once(f"metric {_text(name)!r} is left out, it is no number: {problem}")
-                continue
-            values[_text(name)] = number if math.isfinite(number) else _SPELLED[repr(number)]
+                values[_text(name)] = number if math.isfinite(number) else _SPELLED[repr(number)]
         if metrics and not values:
             raise ValueError("none of the metrics is a number")
         return values

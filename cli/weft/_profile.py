@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -78,16 +79,15 @@ def write_config(config: Config, path: Path | None = None) -> None:
     document = {"current": config.current, "profiles": profiles}
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".config-")  # made with mode 0600
-    try:
+    with ExitStack() as on_failure:
+        on_failure.callback(Path(temporary).unlink, missing_ok=True)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(document, file, indent=2)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        on_failure.pop_all()
 
 
 def resolve(

@@ -20,6 +20,7 @@ from services.core.domain.job import Job
 from services.core.domain.status_keys import member_key
 from services.core.ports.job_store import JobQuery
 from services.core.ports.status_store import Lease
+from services.core.runtime.edges import log_unexpected
 from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import Quarantine
 from services.core.runtime.retry import Backoff
@@ -132,10 +133,8 @@ class Pool:
     async def _repeat(self, watch: Callable[[], Awaitable[None]]) -> None:
         """Runs a watch again whenever it ends, until cancelled: without it the pool would miss all its events."""
         while True:
-            try:
+            with log_unexpected("pool.watch_failed"):
                 await watch()
-            except Exception:  # the edge of a loop that must outlive every error
-                log.exception("pool.watch_failed")
             await self._ports.clock.sleep(_RESTART_S)
 
     async def _follow_learners(self) -> None:
@@ -227,15 +226,15 @@ class Pool:
 
     async def _host(self, guardian: Guardian) -> None:
         began_s = self._ports.clock.boottime()
-        try:
-            await guardian.run()
-            self._restarts.pop(guardian.job_id, None)
+        try:  # a bug ends one job's Guardian: it is started again, others go on
+            with log_unexpected("guardian.crashed", expected=StaleFence, **_log_fields(guardian)) as edge:
+                await guardian.run()
+                self._restarts.pop(guardian.job_id, None)
+            if edge.failed:
+                self._instrumentation.crashes.inc()
+                self._delay_restart(guardian.job_id, began_s)
         except StaleFence as error:
             log.info("guardian.superseded", **_log_fields(guardian), why=str(error))
-            self._delay_restart(guardian.job_id, began_s)
-        except Exception:  # the edge of a task: a bug ends one job's Guardian; it is started again, others go on
-            self._instrumentation.crashes.inc()
-            log.exception("guardian.crashed", **_log_fields(guardian))
             self._delay_restart(guardian.job_id, began_s)
         finally:
             del self._guardians[guardian.job_id], self._tasks[guardian.job_id]

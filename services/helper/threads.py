@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from services.core.runtime.outcomes import outcome_of
+
 T = TypeVar("T")
 
 
@@ -23,22 +25,10 @@ async def call_in_thread(function: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def set_outcome(result: T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]  # None is a T where the function returns it
-
     def run() -> None:
-        result, error = None, None
-        try:
-            result = function()
-        except BaseException as raised:  # noqa: BLE001 - a thread's edge: it is raised in the caller
-            error = raised
+        outcome = outcome_of(function)
         with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
-            loop.call_soon_threadsafe(set_outcome, result, error)
+            loop.call_soon_threadsafe(outcome.settle, done)
 
     threading.Thread(target=run, name="blocking call", daemon=True).start()
     return await done

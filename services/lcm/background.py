@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from services.core.domain.errors import WeftError
+from services.core.runtime.edges import log_unexpected
 from services.lcm.collector import Collector
 from services.lcm.dispatcher import Dispatcher
 from services.lcm.history import copy_histories
@@ -73,8 +74,7 @@ class BackgroundTasks:
 
     async def _run(self, task: Callable[[], Awaitable[None]]) -> None:
         try:
-            await task()
+            with log_unexpected("background.failed", expected=WeftError, task=task.__name__):
+                await task()
         except WeftError as error:
             log.warning("background.interrupted", task=task.__name__, why=str(error))
-        except Exception:  # the edge of a loop: a bug in a task must not end it for good
-            log.exception("background.failed", task=task.__name__)

@@ -34,6 +34,7 @@ from services.core.ports.cluster import Cluster, Node
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore, Unreadable
 from services.core.ports.status_store import Lease, StatusStore
+from services.core.runtime.edges import log_unexpected
 from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import JOB, Quarantine
 from services.core.use_cases.jobs import all_jobs, update
@@ -130,12 +131,11 @@ class Dispatcher:
             lease = self.membership.lease
             if lease is not None and lease.alive:
                 try:
-                    if await self._try_to_lead(lease):
-                        await self._lead(lease, stopping)
+                    with log_unexpected("dispatcher.failed", expected=WeftError):
+                        if await self._try_to_lead(lease):
+                            await self._lead(lease, stopping)
                 except WeftError as error:
                     log.warning("dispatcher.interrupted", why=str(error))
-                except Exception:  # the edge of a loop: a bug must not end it for good
-                    log.exception("dispatcher.failed")
                 finally:
                     self._set_term(0)
                     self.waiting = ()
@@ -168,15 +168,16 @@ class Dispatcher:
     async def _lead(self, lease: Lease, stopping: asyncio.Event) -> None:
         while not stopping.is_set() and lease.alive:
             self._wake.clear()
-            try:
-                with self.instrumentation.round_s.time():
+            try:  # after an error, other than StaleFence, this process goes on leading
+                with (
+                    log_unexpected("dispatcher.round_failed", expected=WeftError),
+                    self.instrumentation.round_s.time(),
+                ):
                     await self.round()
             except StaleFence:
                 raise
-            except WeftError as error:  # a store or the cluster is away: this process goes on leading
+            except WeftError as error:  # a store or the cluster is away
                 log.warning("dispatcher.round_interrupted", why=str(error))
-            except Exception:  # the edge of a loop, as above: this process goes on leading
-                log.exception("dispatcher.round_failed")
             await self._pause(stopping)
 
     async def _pause(self, stopping: asyncio.Event) -> None:

@@ -68,6 +68,9 @@ def _answer(home: Home, addresses: Mapping[str, str]) -> dict[str, Any]:
 class Platform(Backups):
     """The one object behind the entry point ``weft.platform:local``."""
 
+    error: Final = WeftError
+    """The root of the errors that the methods raise."""
+
     def up(
         self, home: str | None = None, *, gpus: int | None = None, port: int | None = None, report: Report = print
     ) -> dict[str, Any]:

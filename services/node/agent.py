@@ -29,6 +29,7 @@ from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import LearnerProcess, Node, Observation
 from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.learner_folder import JOB_FOLDER, LEARNER_FILE, MALFORMED, RUN, LearnerDocument
+from services.core.runtime.undo import undo_on_failure
 from services.core.strategies.registry import with_variables
 from services.node import capacity, cgroups, reservation, sdk
 from services.node.allocation import Pool, Taken, pick_gpus, pick_ports, pick_uid
@@ -199,12 +200,13 @@ class Agent:
         # Counted as taken before the first await: another job's reserve may come in between.
         places = {folder.attempt(plan.attempt) / document.learner.name: document for document in documents}
         self._learners |= {place: Learner(place, document) for place, document in places.items()}
-        try:
-            await asyncio.to_thread(self._make, folder, plan.attempt, documents)
-        except BaseException:
+
+        def forget() -> None:
             for place in places:
                 self._learners.pop(place, None)
-            raise
+
+        with undo_on_failure(forget):
+            await asyncio.to_thread(self._make, folder, plan.attempt, documents)
         self._update_gauges()
         log.info("attempt.reserved", job=plan.job, attempt=plan.attempt, learners=len(documents), uid=uid)
 
@@ -216,11 +218,8 @@ class Agent:
     def _make(self, folder: JobFolder, attempt: int, documents: list[LearnerDocument]) -> None:
         for document in documents:
             self._groups.make(document)
-        try:
+        with undo_on_failure(lambda: cgroups.remove(path for document in documents for path in document.groups)):
             reservation.make(folder, attempt, documents)
-        except BaseException:
-            cgroups.remove(path for document in documents for path in document.groups)
-            raise
 
     async def _spawn(self, plan: AttemptPlan) -> None:
         learners = self._reserved(plan)

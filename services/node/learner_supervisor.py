@@ -22,6 +22,7 @@ import services
 from services.core.domain.errors import Unavailable
 from services.core.domain.learner import Exit
 from services.core.failpoints import points as failpoints
+from services.core.runtime.edges import log_unexpected
 from services.core.runtime.learner_folder import HELPER_FILE
 from services.core.runtime.liveness import wait_until_hung
 from services.core.runtime.processes import alive, identify
@@ -149,11 +150,10 @@ class LearnerSupervisor:
 
     async def _restarting(self, learner: Learner, loop: Callable[[Learner], Awaitable[None]]) -> None:
         while True:
-            try:
+            # A full disk or a damaged file must not end the supervision.
+            with log_unexpected("supervision.failed", job=learner.job, learner=learner.name):
                 return await loop(learner)
-            except Exception:  # a loop's edge: a full disk or a damaged file must not end the supervision
-                log.exception("supervision.failed", job=learner.job, learner=learner.name)
-                await asyncio.sleep(_MAX_BACKOFF_S)
+            await asyncio.sleep(_MAX_BACKOFF_S)
 
     async def _supervise_shim(self, learner: Learner) -> None:
         backoff = Backoff(first_s=_BACKOFF_S, most_s=_MAX_BACKOFF_S)

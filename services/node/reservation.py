@@ -28,6 +28,7 @@ from services.core.runtime.learner_folder import (
     STOP_FILE,
     LearnerDocument,
 )
+from services.core.runtime.undo import undo_on_failure
 from services.node.environment import fill_environment
 from services.node.files import remove_tree
 from services.node.learner import JobFolder, Learner, write_gpus
@@ -99,26 +100,26 @@ def _document(
 def make(job: JobFolder, attempt: int, learner_documents: list[LearnerDocument]) -> list[Learner]:
     """Makes the folders, durably. Raises NoSpace, with nothing left of them, if the disk is full."""
     new, place = job.half_made(attempt), job.attempt(attempt)
-    try:
-        with no_space_errors("the learners' folders"):
-            job.path.mkdir(exist_ok=True)
-            job.path.chmod(_PASSABLE)
-            if new.exists():
-                remove_tree(new)
-            new.mkdir()
-            new.chmod(_PASSABLE)
-            for document in learner_documents:
-                _make_learner(new / document.learner.name, document)
-            sync_folder(new)
-            new.rename(place)
-            sync_folder(job.path)
-            sync_folder(job.path.parent)
-    except BaseException:
+
+    def remove() -> None:
         if new.exists():
             remove_tree(new)
         if job.path.exists() and not any(job.path.iterdir()):
             job.path.rmdir()
-        raise
+
+    with undo_on_failure(remove), no_space_errors("the learners' folders"):
+        job.path.mkdir(exist_ok=True)
+        job.path.chmod(_PASSABLE)
+        if new.exists():
+            remove_tree(new)
+        new.mkdir()
+        new.chmod(_PASSABLE)
+        for document in learner_documents:
+            _make_learner(new / document.learner.name, document)
+        sync_folder(new)
+        new.rename(place)
+        sync_folder(job.path)
+        sync_folder(job.path.parent)
     return [Learner(place / document.learner.name, document) for document in learner_documents]
 
 

@@ -216,7 +216,7 @@ class _DelayedUndo:
         self._hurry.wait(after_s)
         try:
             self._undo()
-        except BaseException as error:  # noqa: BLE001 - told to the main thread, whoever it is from
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             self.failure = error
 
 

@@ -19,10 +19,10 @@ FAULTS = 10
 @pytest.mark.promise("R5")
 @pytest.mark.timeout(1200)
 def test_faults_lose_nothing_duplicate_nothing_and_leave_nothing_behind(
-    promise: Promise, aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]
+    promise: Promise, announce: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]
 ) -> None:
     with untimed(), suppress(RuntimeError):  # without the library the run reports that no clock jumps
-        faketime_library(aloud)
+        faketime_library(announce)
     messages: list[str] = []
     outcome = run(SEED, FAULTS, say=messages.append, progress=lambda _: None)
     assert outcome.verdict.failures == [], "\n".join([*messages, *outcome.lines])

@@ -87,8 +87,8 @@ async def test_hints_go_by_the_broker_if_the_direct_call_fails(
 ) -> None:
     delivered = worker.counter("weft_hints_delivered_total")
     with socket.create_server(("127.0.0.1", 0)) as refuses:
-        nobody = _address(refuses)
-    hints = RpcHints(lambda _: nobody, SECRET, otherwise=CeleryHints(carrier.settings))
+        unused_address = _address(refuses)
+    hints = RpcHints(lambda _: unused_address, SECRET, otherwise=CeleryHints(carrier.settings))
     try:
         await arrives(hints, services["guardian"], "desired", "by the broker")
         assert worker.counter("weft_hints_delivered_total") > delivered

@@ -77,7 +77,7 @@ def test_backup_errors_are_one_line_with_what_to_do(home: Path, capsys: pytest.C
     assert "is not empty" in err
     assert "--replace" in err
     _, err = weft_output(capsys, "backup", "b", code=5)
-    assert "there already" in err
+    assert "exists already" in err
     _, err = weft_output(capsys, "restore", "nothing", "--home", "other", code=2)
     assert "there is no backup" in err
     _, err = weft_output(capsys, "backup", "c", "--passphrase", code=2)

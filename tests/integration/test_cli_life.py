@@ -260,7 +260,7 @@ def in_terminal(command: list[str], environment: dict[str, str]) -> tuple[str, i
     try:
         while chunk := os.read(ours, 65_536):
             drawn += chunk
-    except OSError:  # how Linux says that nobody holds the other side any more
+    except OSError:  # Linux: the other side is closed
         pass
     finally:
         os.close(ours)

@@ -85,7 +85,7 @@ def _no_service_starts() -> Generator[None]:
 
 
 @pytest.fixture(scope="session")
-def aloud(pytestconfig: pytest.Config) -> Callable[[str], None]:
+def announce(pytestconfig: pytest.Config) -> Callable[[str], None]:
     """Returns a function that prints a message past pytest's capture, before long steps."""
 
     def say(what: str) -> None:

@@ -4,7 +4,7 @@
         binary = go_built("toxiproxy", folder)
 
 A folder has go.mod, go.sum and either a main package or ``tool`` lines in go.mod (then there is one); the answer is the
-path of the binary, which has the name that was asked for. Everything Go keeps lies in the test bed's cache.
+path of the binary, which has the requested name. Go keeps its files in the test bed's cache.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def _build(name: str, folder: Path, made: Path, say: Callable[[str], None]) -> N
 
 
 @pytest.fixture(scope="session")
-def go_built(aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]) -> GoBuilt:
+def go_built(announce: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]) -> GoBuilt:
     """Returns ``build(name, folder)``, which returns the binary of a Go server."""
 
     def build(name: str, folder: Path) -> Path:
         with untimed():
-            return go_build(name, folder, aloud)
+            return go_build(name, folder, announce)
 
     return build

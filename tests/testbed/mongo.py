@@ -83,10 +83,10 @@ def mongo_build(say: Callable[[str], None]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def mongo_program(aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]) -> Path:
+def mongo_program(announce: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]) -> Path:
     """The folder of the stand-in."""
     with untimed():
-        return mongo_build(aloud)
+        return mongo_build(announce)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """One line that says how far a run of the tests has got, instead of a letter for each test.
 
 Loaded by ``make test`` (``pytest -p tests.testbed.progress``). On a terminal the line is drawn anew after each test,
-elsewhere it is printed every half minute. A test that fails is named at once. ``-v`` turns it off.
+elsewhere a new one is printed every half minute. A test that fails is named at once. ``-v`` turns it off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EVERY_S: Final = 30.0
 
 
 class Progress:
-    """Stands beside pytest's own reporter, which prints everything else."""
+    """A plugin beside pytest's own reporter, which prints everything else."""
 
     def __init__(self, config: pytest.Config, reporter: pytest.TerminalReporter) -> None:
         self._config, self._reporter = config, reporter
@@ -50,7 +50,7 @@ class Progress:
             self._clear()
 
     def _tell(self, file: str) -> None:
-        """``file``: of the test that ended last."""
+        """Prints the line. ``file``: of the test that ended last."""
         total = max(self._done, self._reporter._session.testscollected if self._reporter._session else 0)
         now = time.monotonic()
         took = round(now - self._began)

@@ -15,7 +15,7 @@ class Proxy:
     """``cut``: connections break, and new ones are refused. ``freeze``: those of now go silent without breaking.
 
     ``lose_answer_to``: the next request that holds these bytes is passed on; at its answer the connection breaks.
-    ``loses_answer_to``: is asked with each piece of a request whether its answer shall be lost in the same way.
+    ``loses_answer_to``: is called with each piece of a request; if it returns True, the answer is lost in the same way.
     ``instead``: bytes of requests, and as many others that arrive in their place.
     """
 

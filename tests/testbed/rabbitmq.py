@@ -97,13 +97,13 @@ class RabbitMQ(Server):
 
 @contextmanager
 def serving(
-    folder: Path, aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]] = nullcontext
+    folder: Path, announce: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Generator[RabbitMQ]:
     """Runs a new server and ends it afterwards."""
     server = RabbitMQ(folder)
     try:
         with untimed():
-            need_debian((str(_PROGRAM), "epmd"), ("rabbitmq-server",), aloud)
+            need_debian((str(_PROGRAM), "epmd"), ("rabbitmq-server",), announce)
             server.start()
             in_thread(server.ready)
         yield server
@@ -114,21 +114,21 @@ def serving(
 @pytest.fixture(scope="session")
 def rabbitmq(
     tmp_path_factory: pytest.TempPathFactory,
-    aloud: Callable[[str], None],
+    announce: Callable[[str], None],
     untimed: Callable[[], AbstractContextManager[None]],
 ) -> Iterator[RabbitMQ]:
     """One running server for all tests. A test that kills it starts it again; a test that uses it empties it first.
 
     The platforms of the session share it, and take each other's hints.
     """
-    with serving(tmp_path_factory.mktemp("rabbitmq"), aloud, untimed) as server:
+    with serving(tmp_path_factory.mktemp("rabbitmq"), announce, untimed) as server:
         yield server
 
 
 @pytest.fixture
 def own_rabbitmq(
-    tmp_path: Path, aloud: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]
+    tmp_path: Path, announce: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[RabbitMQ]:
     """A server for one test that counts hints or kills it."""
-    with serving(tmp_path / "rabbitmq", aloud, untimed) as server:
+    with serving(tmp_path / "rabbitmq", announce, untimed) as server:
         yield server

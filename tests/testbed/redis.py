@@ -52,12 +52,12 @@ class Redis(Server):
 @pytest.fixture(scope="session")
 def redis(
     tmp_path_factory: pytest.TempPathFactory,
-    aloud: Callable[[str], None],
+    announce: Callable[[str], None],
     untimed: Callable[[], AbstractContextManager[None]],
 ) -> Iterator[Redis]:
     """One running server for all tests. A test that kills it starts it again; a test that uses it empties it first."""
     with ExitStack() as stack:
         with untimed():
-            need_debian(("redis-server",), ("redis-server",), aloud)
+            need_debian(("redis-server",), ("redis-server",), announce)
             server = stack.enter_context(running(Redis(tmp_path_factory.mktemp("redis"))))
         yield server

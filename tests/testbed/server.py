@@ -29,11 +29,11 @@ def own_numbers() -> dict[str, str]:
     Two agents that know nothing of each other may give one user id to two jobs, and the end of a job ends all that run
     under its id.
     """
-    match: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for name, (first, count) in (("UID", _UIDS), ("PORT", _LEARNER_PORTS)):
         share = count // _WORKERS
-        match |= {f"WEFT_NODE_{name}_FIRST": str(first + _WORKER * share), f"WEFT_NODE_{name}_COUNT": str(share)}
-    return match
+        settings |= {f"WEFT_NODE_{name}_FIRST": str(first + _WORKER * share), f"WEFT_NODE_{name}_COUNT": str(share)}
+    return settings
 
 
 def free_port() -> int:

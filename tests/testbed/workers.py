@@ -1,6 +1,6 @@
 """How the tests of a run are spread over worker processes (pytest-xdist): by units, the longest first.
 
-A unit is what must not be torn apart, because its tests share a fixture that is expensive to make: a test file, or all
+The tests of a unit share fixtures that are expensive to make, and run in one worker. A unit is a test file, or all
 tests on one parameter of the platform that several files share (``weft_up`` in tests/integration/conftest.py). Each
 worker has servers of its own (etcd, MongoDB, RabbitMQ, Redis, S3, toxiproxy), which all its units use.
 """
@@ -35,7 +35,7 @@ LONGEST: Final[Sequence[str]] = (
     "tests/integration/test_helper.py",
     "tests/integration/test_stores_away.py",
 )
-"""Units in the order in which they are begun: those of more than half a minute. All others follow."""
+"""Units that take more than half a minute, in the order in which they are begun. All others follow."""
 _PLATFORMS: Final = re.compile(r"[\[-](embedded|every-hint-dropped|servers)[\]-]")
 _SERIAL: Final = frozenset({"usepdb", "trace", "collectonly"})
 
@@ -51,11 +51,11 @@ def _file(nodeid: str) -> str:
 
 
 def _unit(nodeid: str, sharing: Collection[str]) -> str:
-    match = _PLATFORMS.search(nodeid.partition("::")[2])
-    return f"platform {match[1]}" if match and _file(nodeid) in sharing else _file(nodeid)
+    platform = _PLATFORMS.search(nodeid.partition("::")[2])
+    return f"platform {platform[1]}" if platform and _file(nodeid) in sharing else _file(nodeid)
 
 
-def _begun(unit: str) -> int:
+def _rank(unit: str) -> int:
     return LONGEST.index(unit) if unit in LONGEST else len(LONGEST)
 
 
@@ -79,7 +79,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduli
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """``-n auto``: a worker for each processor; none where one file alone is to be run, or looked at in a debugger."""
+    """``-n auto``: a worker for each processor; none for a single file, a debugger or a list of the tests."""
     alone = len(config.args) == 1 and re.search(r"\.py(::|$)", config.args[0]) is not None
     if alone or any(config.getoption(name) for name in _SERIAL):
         return 0
@@ -88,9 +88,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a worker: brings the tests of a unit together, and the longest units to the front."""
+    """In a worker: puts the tests of a unit together, and the longest units first."""
     if not hasattr(config, "workerinput"):
         return
-    of = units([item.nodeid for item in items])
-    first = {unit: at for at, unit in reversed(list(enumerate(of.values())))}
-    items.sort(key=lambda item: (_begun(of[item.nodeid]), first[of[item.nodeid]]))
+    unit_of = units([item.nodeid for item in items])
+    position = {unit: at for at, unit in reversed(list(enumerate(unit_of.values())))}
+    items.sort(key=lambda item: (_rank(unit_of[item.nodeid]), position[unit_of[item.nodeid]]))

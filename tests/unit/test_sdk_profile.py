@@ -24,7 +24,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 def test_the_file_is_readable_by_its_owner_alone_from_the_first_byte(tmp_path: Path) -> None:
     path = tmp_path / "weft" / "config.json"
     write_config(Config("local", {"local": LOCAL}), path)
-    path.chmod(0o644)  # somebody was careless
+    path.chmod(0o644)  # a careless user
     write_config(Config("local", {"local": LOCAL}), path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o077 == 0

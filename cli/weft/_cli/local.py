@@ -33,10 +33,14 @@ def translated() -> Generator[None, None, None]:
         yield
     except WeftError:
         raise
-    except Exception as failed:
+    except _platform_error() as failed:
         kinds = [getattr(_errors, parent.__name__, None) for parent in type(failed).__mro__]
-        kind = next((k for k in kinds if isinstance(k, type) and issubclass(k, WeftError)), None)
-        if kind is None:
-            raise
+        kind = next((k for k in kinds if isinstance(k, type) and issubclass(k, WeftError)), WeftError)
         errors = tuple(FieldError(error.pointer, error.message, error.hint) for error in getattr(failed, "errors", ()))
         raise kind(str(failed), errors=errors) from failed
+
+
+def _platform_error() -> type[Exception]:
+    """The root of the platform's errors; WeftError without a platform."""
+    found: type[Exception] = getattr(find_platform(), "error", WeftError)
+    return found

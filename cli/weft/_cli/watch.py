@@ -111,16 +111,16 @@ def _start(work: Callable[..., None], *arguments: object) -> None:
 
 
 def _pump(name: str, follow: Follow, messages: queue.Queue[Message]) -> None:
-    failure: WeftError | None = None
+    # Sent to the view if a bug ends this thread: the view would wait forever. Python prints the trace of the bug.
+    failure: WeftError | None = WeftError(f"following the {name} failed unexpectedly; this is a bug of weft")
     try:
         for event in follow:
             messages.put((name, event))
+        failure = None
     except WeftError as failed:
         failure = failed
-    # The edge of a thread: the view has to hear of whatever happened.
-    except Exception as failed:  # noqa: BLE001
-        failure = WeftError(f"{type(failed).__name__}: {failed}")
-    messages.put((name, failure))
+    finally:
+        messages.put((name, failure))
 
 
 def _poll_progress(job: Job, messages: queue.Queue[Message], over: threading.Event) -> None:

@@ -21,6 +21,7 @@ from services.api.rest.answers import problem
 from services.api.rest.auth_middleware import trace_id_of
 from services.api.services import ApiServices
 from services.core.domain.errors import FieldError, Internal, InvalidRequest, WeftError
+from services.core.runtime.edges import log_unexpected
 
 KEEPALIVE: Final = b": \n\n"
 _MAX_SEQ: Final = 2**53
@@ -96,16 +97,14 @@ async def _kept_alive(request: Request, services: ApiServices, frames: AsyncGene
 async def _read(request: Request, frames: AsyncGenerator[bytes], ready: asyncio.Queue[bytes | None]) -> None:
     """Puts the frames into the queue, and None after the last."""
     trace_id = trace_id_of(request.scope)
-    try:
-        async with aclosing(frames):
-            async for next_frame in frames:
-                if next_frame:
-                    await ready.put(next_frame)
+    try:  # the response's head is sent, so an error becomes its last event
+        with log_unexpected("stream.failed", expected=WeftError, path=request.url.path) as edge:
+            async with aclosing(frames):
+                async for next_frame in frames:
+                    if next_frame:
+                        await ready.put(next_frame)
+        if edge.failed:
+            raise Internal("an internal error; the service's log has its trace")
     except WeftError as error:
         await ready.put(frame("error", problem(error, trace_id)))
-    except Exception:  # the edge of the stream: its head is sent, so the error becomes its last event
-        log.exception("stream.failed", path=request.url.path)
-        await ready.put(
-            frame("error", problem(Internal("an internal error; the service's log has its trace"), trace_id))
-        )
     await ready.put(None)

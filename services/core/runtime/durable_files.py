@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.errors import NoSpace
+from services.core.runtime.undo import undo_on_failure
 
 SCHEMA: Final = 1
 _RESERVED_BYTES: Final = 512
@@ -47,7 +48,7 @@ def write_text(path: Path, text: str, *, durable: bool = True, mode: int = 0o600
     Two processes may write the same path: the temporary name carries the process id.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with undo_on_failure(lambda: temporary.unlink(missing_ok=True)):
         with no_space_errors(path.name), temporary.open("w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), mode)
             file.write(text)
@@ -55,9 +56,6 @@ def write_text(path: Path, text: str, *, durable: bool = True, mode: int = 0o600
             if durable:
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     if durable:
         sync_folder(path.parent)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from services.core.frameworks import Framework, find
+from services.core.runtime.undo import undo_on_failure
 from services.helper.fetch.lock import hold_lock
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.log import log_event
@@ -95,11 +96,8 @@ def prepare(spec: EnvironmentSpec, cache: Path, progress: FetchProgress) -> Path
     with hold_lock(envs / f"{spec.digest}.lock", progress, waiting) as lock:
         if not (place / _OK).exists():
             progress.report(f"building the environment: {spec.label}")
-            try:
+            with undo_on_failure(lambda: shutil.rmtree(place, ignore_errors=True)):
                 _build(spec, place, cache, lock, progress)
-            except BaseException:
-                shutil.rmtree(place, ignore_errors=True)
-                raise
     return place
 
 

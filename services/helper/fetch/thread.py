@@ -9,6 +9,7 @@ import traceback
 from concurrent.futures import Future
 
 from services.core.runtime.learner_folder import Assignment, LearnerFolder
+from services.core.runtime.outcomes import Outcome, outcome_of
 from services.helper.fetch.progress import FetchCancelled, FetchFailed, FetchProgress, FetchResult
 from services.helper.log import log_event
 from services.helper.objects import UrlSigner
@@ -43,14 +44,16 @@ class FetchThread:
         return self._outcome.result()
 
     def _run(self, folder: LearnerFolder, assignment: Assignment, signer: UrlSigner) -> None:
-        from services.helper.fetch.fetch_all import fetch_all  # noqa: PLC0415 - beside the import of gRPC
+        def fetch() -> FetchResult:
+            from services.helper.fetch.fetch_all import fetch_all  # noqa: PLC0415 - beside the import of gRPC
 
-        try:
-            self._outcome.set_result(fetch_all(folder, assignment, signer, self._progress))
-        except (FetchFailed, FetchCancelled) as ended:
-            self._outcome.set_exception(ended)
-        except Exception as error:  # noqa: BLE001 - a thread's edge; another try would fail in the same way
-            log_event("fetch.failed", why=traceback.format_exc())
-            self._outcome.set_exception(FetchFailed("FetchFailed", f"fetching failed: {error}"))
+            return fetch_all(folder, assignment, signer, self._progress)
+
+        outcome = outcome_of(fetch)
+        if outcome.error is not None and not isinstance(outcome.error, (FetchFailed, FetchCancelled)):
+            # Another try would fail in the same way.
+            log_event("fetch.failed", why="".join(traceback.format_exception(outcome.error)))
+            outcome = Outcome(None, FetchFailed("FetchFailed", f"fetching failed: {outcome.error}"))
+        outcome.settle(self._outcome)
         with contextlib.suppress(RuntimeError):  # the helper has ended meanwhile
             self._loop.call_soon_threadsafe(self._done.set)

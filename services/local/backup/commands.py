@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from services.core.domain.errors import Conflict, InvalidRequest
 from services.core.runtime.home import Home, default_home
 from services.core.runtime.processes import read_live_process
+from services.core.runtime.undo import undo_on_failure
 
 if TYPE_CHECKING:
     from services.core.runtime.settings import Settings
@@ -68,13 +69,13 @@ class Backups:
         else:
             file = Path(key).absolute() if key else _key_beside(path)
             opens, made = keys.made_key_file(file)
-        try:
-            with _settings_of_running_platform(place) as settings:
-                answer = _run(saving.back_up(settings, path, opens, report=report, progress=progress))
-        except BaseException:
+
+        def remove_new_key() -> None:
             if made and file is not None:
                 file.unlink(missing_ok=True)  # there is no backup that it belongs to
-            raise
+
+        with undo_on_failure(remove_new_key), _settings_of_running_platform(place) as settings:
+            answer = _run(saving.back_up(settings, path, opens, report=report, progress=progress))
         return {"file": str(path), "key": str(file) if file else "", "key_made": made, **answer}
 
     def verify_backup(

@@ -10,6 +10,7 @@ import structlog
 
 from services.core.adapters.celery.broker import Broker
 from services.core.adapters.hint_instrumentation import DROPPED, SENT
+from services.core.runtime.outcomes import outcome_of
 from services.core.runtime.settings import Settings
 
 _PENDING_AT_MOST: Final = 1000
@@ -66,21 +67,23 @@ class CeleryHints:
             await asyncio.to_thread(self._app.close)
 
     def _send(self, topic: str, job_id: str, traceparent: str) -> None:
-        try:
-            from services.core.adapters.celery.app import make_app, send  # noqa: PLC0415 - see the class
-
-            if self._app is None:
-                self._app = make_app(self._broker)
-            send(self._app, topic, job_id, traceparent)
-        except Exception as error:  # noqa: BLE001 - a hint never harms its sender, whatever the broker's library raises
+        # A hint never harms its sender: whatever the broker's library raises is counted and logged.
+        error = outcome_of(lambda: self._send_to_broker(topic, job_id, traceparent)).error
+        if error is not None:
             self._drop()
             if not self._failing:
                 log.warning("hints.dropped", why=str(error) or type(error).__name__)
-            self._failing = True
         else:
             self._sent += 1
             SENT.inc()
-            self._failing = False
+        self._failing = error is not None
+
+    def _send_to_broker(self, topic: str, job_id: str, traceparent: str) -> None:
+        from services.core.adapters.celery.app import make_app, send  # noqa: PLC0415 - see the class
+
+        if self._app is None:
+            self._app = make_app(self._broker)
+        send(self._app, topic, job_id, traceparent)
 
 
 class DropHints:

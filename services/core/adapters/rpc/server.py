@@ -8,7 +8,8 @@ A handler gets the identity by ``caller()``.
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -81,30 +82,32 @@ class Guard(grpc.aio.ServerInterceptor):
             return grpc.unary_stream_rpc_method_handler(self._stream(service, method, handler.unary_stream), *codecs)
         return grpc.unary_unary_rpc_method_handler(self._unary(service, method, handler.unary_unary), *codecs)
 
-    def _enter(self, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        metadata = dict(context.invocation_metadata() or ())
-        _caller.set(self.identify(service, str(metadata.get("authorization", ""))))
+    @asynccontextmanager
+    async def _guarded(
+        self, service: str, method: str, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[None]:
+        """Inside it ``caller()`` is the caller of this call. An error inside ends the call as the error table says."""
+        try:
+            metadata = dict(context.invocation_metadata() or ())
+            _caller.set(self.identify(service, str(metadata.get("authorization", ""))))
+            yield
+        except Exception as error:  # noqa: BLE001 - the entry point: ``abort`` logs it and sends an error of the table
+            await abort(context, error, method)
 
     def _unary(
         self, service: str, method: str, behaviour: Callable[..., Awaitable[Any]]
     ) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            try:
-                self._enter(service, context)
+            async with self._guarded(service, method, context):
                 return await behaviour(request, context)
-            except Exception as error:  # noqa: BLE001 - the entry point: any error becomes one of the table
-                await abort(context, error, method)
 
         return call
 
     def _stream(self, service: str, method: str, behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-            try:
-                self._enter(service, context)
+            async with self._guarded(service, method, context):
                 async for reply in behaviour(request, context):
                     yield reply
-            except Exception as error:  # noqa: BLE001 - the entry point, as above
-                await abort(context, error, method)
 
         return call
 

@@ -206,20 +206,22 @@ class _PartsUpload:
     async def put(self, first: bytes, rest: AsyncIterator[tuple[bytes, bool]]) -> Stored:
         upload = await self._begun()
         total = len(first)
-        try:
-            await self._part(upload, 1, first)
-            number = 1
-            async for data, _ in rest:
-                number, total = number + 1, total + len(data)
-                await self._part(upload, number, data)
-            return await self._completed(upload, total)
-        except UploadGone:
-            self._forget()
-            raise
-        except BaseException:
+        async with contextlib.AsyncExitStack() as on_failure:
             if self._progress is None:
-                await self._transfer.abort(ObjectRequest("abort", self._key, upload.id))
-            raise
+                on_failure.push_async_callback(self._transfer.abort, ObjectRequest("abort", self._key, upload.id))
+            try:
+                await self._part(upload, 1, first)
+                number = 1
+                async for data, _ in rest:
+                    number, total = number + 1, total + len(data)
+                    await self._part(upload, number, data)
+                stored = await self._completed(upload, total)
+            except UploadGone:
+                on_failure.pop_all()
+                self._forget()
+                raise
+            on_failure.pop_all()
+        return stored
 
     async def _begun(self) -> Upload:
         if self._progress is not None:

@@ -14,6 +14,7 @@ apsw includes its own SQLite; those of many systems have the WAL-reset corruptio
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import queue
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -36,8 +38,11 @@ from services.core.domain.errors import (
     Unavailable,
     WeftError,
 )
+from services.core.runtime.outcomes import Outcome, outcome_of
+from services.core.runtime.undo import undo_on_failure
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 Operation = Callable[[apsw.Connection], T]
 
 _BUSY_MS: Final = 5_000
@@ -48,6 +53,7 @@ _WAL_KEPT: Final = 64 * 2**20
 """Bytes to which a large write-ahead log is truncated."""
 _OLDEST_SQLITE: Final = 3_051_003
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_SUCCEEDED: Final[Outcome[Any]] = Outcome(None)
 _AWAY: Final = (
     apsw.BusyError,
     apsw.CantOpenError,
@@ -66,16 +72,7 @@ class _Call:
     operation: Operation[Any]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
-    result: Any = None
-    error: Exception | None = None
-
-    def settle(self) -> None:
-        if self.future.done():  # its caller was cancelled
-            return
-        if self.error is None:
-            self.future.set_result(self.result)
-        else:
-            self.future.set_exception(self.error)
+    outcome: Outcome[Any] = _SUCCEEDED
 
 
 @dataclass(slots=True, eq=False)
@@ -115,14 +112,13 @@ class _Worker:
         await asyncio.to_thread(self.thread.join)
 
     def _run(self, opening: _Call) -> None:
-        connection = None
-        try:
-            connection = self.connect()
-        except Exception as error:  # noqa: BLE001 - the thread's edge: the caller that opens the file gets any error
-            opening.error = translated(error)
-        _settle([opening])
-        if connection is None:
+        connected = outcome_of(self.connect)
+        if connected.error is not None:
+            opening.outcome = Outcome(None, translated(connected.error))
+            _settle([opening])
             return
+        connection = connected.result()
+        _settle([opening])
         while calls := self._next():
             self.run_calls(connection, calls)
             _settle(calls)
@@ -163,11 +159,8 @@ class Database:
         def connect_first() -> apsw.Connection:
             _create_file(path, mounts)
             connection = _connect(path)
-            try:
+            with undo_on_failure(connection.close):
                 _create_tables(connection, title, tables, version)
-            except BaseException:
-                connection.close()
-                raise
             return connection
 
         def connect_reader() -> apsw.Connection:
@@ -179,14 +172,13 @@ class Database:
             raise Internal(f"SQLite {apsw.sqlite_lib_version()} can corrupt its log; install a newer apsw")
         writer = _Worker(f"{title} (writer)", connect_first, _run_writes, _GROUP)
         reader = _Worker(f"{title} (reader)", connect_reader, _run_reads, 1)
-        try:
+        database = cls(path, writer, reader)
+        async with contextlib.AsyncExitStack() as on_failure:
+            on_failure.push_async_callback(database.close)
             await writer.start()
             await reader.start()
-        except BaseException:
-            await reader.close()
-            await writer.close()
-            raise
-        return cls(path, writer, reader)
+            on_failure.pop_all()
+        return database
 
     async def write(self, operation: Operation[T]) -> T:
         """Runs the operation in a transaction; durable when this returns.
@@ -211,7 +203,7 @@ class Database:
         await self._writer.close()
 
 
-def translated(error: Exception, system_errno: int = 0) -> Exception:
+def translated(error: E, system_errno: int = 0) -> E | WeftError:
     """The WeftError for an error of SQLite or the system; returns any other error unchanged."""
     out: WeftError
     if isinstance(error, OSError):
@@ -247,7 +239,7 @@ def _settle(calls: Sequence[_Call]) -> None:
 
 def _deliver(calls: Sequence[_Call]) -> None:
     for call in calls:
-        call.settle()
+        call.outcome.settle(call.future)
 
 
 def _run_writes(connection: apsw.Connection, calls: Sequence[_Call]) -> None:
@@ -263,12 +255,15 @@ def _run_reads(connection: apsw.Connection, calls: Sequence[_Call]) -> None:
 
 
 def _run_alone(connection: apsw.Connection, call: _Call, begin: str) -> None:
-    try:
+    def transaction() -> Any:
         connection.execute(begin)
-        call.result, call.error = call.operation(connection), None
+        result = call.operation(connection)
         connection.execute("COMMIT")
-    except Exception as error:  # noqa: BLE001 - the thread's edge: the caller gets any error
-        call.result, call.error = None, translated(error, connection.system_errno)
+        return result
+
+    call.outcome = outcome_of(transaction)
+    if call.outcome.error is not None:
+        call.outcome = Outcome(None, translated(call.outcome.error, connection.system_errno))
         _roll_back(connection)
 
 
@@ -279,22 +274,19 @@ def _run_together(connection: apsw.Connection, calls: Sequence[_Call]) -> bool:
     except apsw.BusyError as error:
         # Alone, each would wait for the same lock, one after another.
         for call in calls:
-            call.error = translated(error)
+            call.outcome = Outcome(None, translated(error))
         return True
     except apsw.Error:
         return False
     try:
         for call in calls:
             connection.execute("SAVEPOINT call")
-            try:
-                call.result, call.error = call.operation(connection), None
-            except apsw.ConstraintError as error:
-                call.result, call.error = None, translated(error)
-            except apsw.Error:
-                raise
-            except Exception as error:  # noqa: BLE001 - as above, for this call alone
-                call.result, call.error = None, translated(error)
-            if call.error is not None:
+            call.outcome = outcome_of(partial(call.operation, connection))
+            failed = call.outcome.error
+            if isinstance(failed, apsw.Error) and not isinstance(failed, apsw.ConstraintError):
+                raise failed  # the whole transaction fails
+            if failed is not None:
+                call.outcome = Outcome(None, translated(failed))
                 connection.execute("ROLLBACK TO call")
             connection.execute("RELEASE call")
         connection.execute("COMMIT")
@@ -321,14 +313,11 @@ def _create_file(path: Path, mounts: Path) -> None:
 
 def _connect(path: Path) -> apsw.Connection:
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-    try:
+    with undo_on_failure(connection.close):
         connection.set_busy_timeout(_BUSY_MS)
         _retry_busy(lambda: connection.pragma("journal_mode", "wal"))
         connection.pragma("synchronous", "FULL")
         connection.pragma("journal_size_limit", _WAL_KEPT)
-    except BaseException:
-        connection.close()
-        raise
     return connection
 
 
@@ -348,7 +337,7 @@ def _retry_busy(change: Callable[[], object]) -> None:
 
 def _create_tables(connection: apsw.Connection, title: str, tables: Sequence[str], version: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
-    try:
+    with undo_on_failure(lambda: _roll_back(connection)):
         connection.execute("CREATE TABLE IF NOT EXISTS weft_schema(title TEXT PRIMARY KEY, version INTEGER NOT NULL)")
         row = connection.execute("SELECT version FROM weft_schema WHERE title = ?", (title,)).fetchone()
         if row is not None and int(row[0]) > version:
@@ -360,6 +349,3 @@ def _create_tables(connection: apsw.Connection, title: str, tables: Sequence[str
             connection.execute(statement)
         connection.execute("INSERT OR IGNORE INTO weft_schema VALUES (?, ?)", (title, version))
         connection.execute("COMMIT")
-    except BaseException:
-        _roll_back(connection)
-        raise

@@ -28,6 +28,7 @@ from services.core.adapters.sqlite.metrics.segments import (
 from services.core.domain.errors import Conflict
 from services.core.ports.metric_store import SourceId, SourceState, Stored
 from services.core.runtime.durable_files import sync_folder
+from services.core.runtime.undo import undo_on_failure
 
 SCHEMA: Final = 1
 INDEX: Final = "index.sqlite"
@@ -85,16 +86,12 @@ class JobFile:
             folder.mkdir(mode=0o700)
             sync_folder(folder.parent)
         self._writer = _connect(folder, self._flags)
-        try:
+        with undo_on_failure(self.close):
             self.empty = not self._refuse_newer()
-            if reading:
-                return
-            self._writer.transaction_mode = "IMMEDIATE"
-            self._create_tables()
-            self._ledger = self._load()
-        except BaseException:
-            self.close()
-            raise
+            if not reading:
+                self._writer.transaction_mode = "IMMEDIATE"
+                self._create_tables()
+                self._ledger = self._load()
 
     def _refuse_newer(self) -> int:
         """The schema of the file; 0 for an empty one. Raises Conflict for a newer schema."""
@@ -210,12 +207,9 @@ class JobFile:
 
 def _connect(folder: Path, flags: int) -> apsw.Connection:
     connection = apsw.Connection(str(folder / INDEX), flags=flags)
-    try:
+    with undo_on_failure(connection.close):
         connection.set_busy_timeout(_BUSY_MS)
         connection.pragma("journal_mode", "wal")
         connection.pragma("synchronous", "FULL")
         connection.pragma("cache_size", -_CACHE_KIB)
-    except BaseException:
-        connection.close()
-        raise
     return connection

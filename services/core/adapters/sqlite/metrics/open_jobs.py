@@ -44,17 +44,18 @@ class OpenJobs:
     def borrow(self, job_id: str, *, create: bool) -> Generator[JobFile | None]:
         """The job's file; None if it has none and ``create`` is not set. Raises NotFound if the job was deleted."""
         entry = self._enter(job_id)
+        sound = False
         try:
             with entry.opening:
                 if entry.file is None:
                     entry.file = self._open(job_id, create=create)
             yield entry.file
+            sound = True
         except WeftError:
-            raise  # a refusal, not a failure
-        except BaseException:
-            entry.broken = True
+            sound = True  # a refusal, not a failure
             raise
         finally:
+            entry.broken = entry.broken or not sound
             self._leave(job_id, entry)
 
     def _open(self, job_id: str, *, create: bool) -> JobFile | None:

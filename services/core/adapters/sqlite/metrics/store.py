@@ -121,14 +121,14 @@ class SqliteMetricStore:
         waiting = self._waiting[job_id]
         while waiting:
             group, waiting[:] = waiting[:_GROUP], waiting[_GROUP:]
-            try:
-                results = await self._run(self._writers, self._append, job_id, [append.batches for append in group])
-            except Exception as error:  # noqa: BLE001 - the task's edge: every caller of the group gets the error
-                results = [error] * len(group)
+            writing = self._run(self._writers, self._append, job_id, [append.batches for append in group])
+            [written] = await asyncio.gather(writing, return_exceptions=True)
+            # If the whole transaction failed, every caller of the group gets the error.
+            results = [written] * len(group) if isinstance(written, BaseException) else written
             for append, result in zip(group, results, strict=True):
                 if append.offsets.done():  # its caller was cancelled
                     continue
-                if isinstance(result, Exception):
+                if isinstance(result, BaseException):
                     append.offsets.set_exception(result)
                 else:
                     append.offsets.set_result(result)
