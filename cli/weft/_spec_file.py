@@ -106,7 +106,7 @@ def as_json(document: Mapping[Any, Any], where: str) -> dict[str, Any]:
     """The document as JSON would have it (keys become text). InvalidSpec where JSON has no such value."""
     try:
         text = json.dumps(document, allow_nan=False, ensure_ascii=False)
-        text.encode()  # half of a surrogate pair is no text
+        text.encode()  # a lone surrogate cannot be sent
         plain: dict[str, Any] = json.loads(text)
     except (TypeError, ValueError, RecursionError) as failed:
         raise InvalidSpec(f"{where}: JSON cannot say this: {failed}") from None

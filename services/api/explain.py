@@ -14,13 +14,13 @@ from services.api.answers import Answer, doc
 from services.api.clients import Waiting
 from services.api.platform import spec_of
 from services.core.domain.job import Job
-from services.core.domain.status import Desired, Status
+from services.core.domain.status import Desired, PendingReason, Status
 
 _ADVICE: Final[Mapping[str, str]] = {
-    "NoMatchingFlavor": "`weft kill {id}`, and submit it again with less `resources` or fewer `learners`",
-    "WaitingForCapacity": "it starts by itself once running jobs have ended",
-    "BackOff": "it is tried again by itself; `retries.backoff` sets the pause",
-    "Releasing": "the hardware of its last attempt is being given back; it continues by itself",
+    PendingReason.NO_MATCHING_FLAVOR: "`weft kill {id}`, and submit it again with less `resources` or fewer `learners`",
+    PendingReason.WAITING_FOR_CAPACITY: "it starts by itself once running jobs have ended",
+    PendingReason.BACK_OFF: "it is tried again by itself; `retries.backoff` sets the pause",
+    PendingReason.RELEASING: "the hardware of its last attempt is being given back; it continues by itself",
     "ExitCode": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "Signalled": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "OOMKilled": "ask for more with `resources.memory`",

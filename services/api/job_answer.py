@@ -70,7 +70,11 @@ class Job(Answer):
     message: Annotated[str, doc("The reason in words; may be empty.")]
     since: Annotated[Time, doc("When it got this status.")]
     pending_reason: Annotated[
-        str, doc("Why it waits: WaitingForQuota, WaitingForCapacity, NoMatchingFlavor, BackOff, Releasing; else empty.")
+        str,
+        doc(
+            "Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing or Misconfigured; "
+            "else empty."
+        ),
     ]
     at_rest: Annotated[bool, doc("It has ended or is HALTED, and has released all of its hardware.")]
     desired: Annotated[str, doc("What its owner wants: run, halt or kill.")]

@@ -105,9 +105,13 @@ class Platform:
             log.debug("dispatcher.not_reached", why=away.message)
             return {}
 
+    async def job_counts(self, tenant: str | None) -> Mapping[Status, int]:
+        """The number of the tenant's jobs (None: of all tenants) by status; a status without jobs may be absent."""
+        return await self._store.count(JobQuery(tenant=tenant))
+
     async def cluster(self, tenant: str | None) -> ClusterState:
         """The whole cluster, and the number of the tenant's jobs (None: of all tenants)."""
-        counts = await self._store.count(JobQuery(tenant=tenant))
+        counts = await self.job_counts(tenant)
         try:
             usage = await self._dispatcher.cluster_usage()
         except WeftError as away:

@@ -20,9 +20,10 @@ import structlog
 
 from services.core.domain.errors import InvalidSpec, StaleFence, Unavailable, WeftError
 from services.core.domain.job import Claim, Job, Verdict, moved
-from services.core.domain.learner import LearnerStatus, decide_verdict, step_times
+from services.core.domain.learner import LearnerStatus, step_times
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
+from services.core.domain.verdict import decide_verdict
 from services.core.ports.cluster import Observation
 from services.core.runtime.retry import Backoff
 from services.core.use_cases.jobs import copy_history, update
@@ -98,7 +99,7 @@ class Guardian:
             except WeftError as error:
                 requeue_after_s, failed = backoff.next(), True
                 self._cluster_changed = True
-                self._log.warning("guardian.retries", why=str(error), delay_s=requeue_after_s)
+                self._log.warning("guardian.reconcile_failed", why=str(error), delay_s=requeue_after_s)
 
     async def _wait(self, seconds: float, *, ignore_events_s: float) -> None:
         """Returns after ``seconds``, or on a request that comes after ``ignore_events_s``."""
@@ -118,7 +119,7 @@ class Guardian:
         """
         job = await self._ports.jobs.get(self.job_id)
         if job is None:
-            self._log.warning("guardian.job_gone")
+            self._log.warning("guardian.job_removed")
             return _DONE
         if not job.holds:
             await self._forget(job)
@@ -160,7 +161,7 @@ class Guardian:
             try:
                 self._parsed = (job.spec, parse_spec(job.spec))
             except InvalidSpec as error:
-                self._log.error("job.unreadable_spec", why=str(error))
+                self._log.error("job.spec_refused", why=str(error))
                 self._parsed = (job.spec, None)
         return self._parsed[1]
 
@@ -243,7 +244,7 @@ class Guardian:
             )  # fmt: skip
 
         await self._update(job, change)
-        self._log.info("job.verdict", to=verdict.to, reason=verdict.reason, learner=verdict.learner)
+        self._log.info("job.verdict_written", to=verdict.to, reason=verdict.reason, learner=verdict.learner)
         return _REQUEUE
 
     async def _halt(self, job: Job, spec: JobSpec, record: Callable[[Job], Job]) -> Result:

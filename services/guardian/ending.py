@@ -174,7 +174,7 @@ class Ending:
             async with asyncio.timeout(self._settings.summary_timeout_s):
                 return await self._ports.summaries.summary(job.id)
         except (WeftError, TimeoutError) as error:
-            self._log.warning("job.no_summary", why=str(error) or "the metrics service took too long")
+            self._log.warning("job.summary_failed", why=str(error) or "the metrics service took too long")
             return job.summary
 
     async def _release(self, job: Job) -> None:

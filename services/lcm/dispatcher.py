@@ -158,7 +158,7 @@ class Dispatcher:
             prior, DispatcherDoc(term=prior.term + 1, holder=self.membership.id, rev=prior.rev)
         )
         self._set_term(raised.term)
-        log.info("dispatcher.leads", term=self.term)
+        log.info("dispatcher.elected", term=self.term)
         return True
 
     async def _is_alive(self, value: str) -> bool:
@@ -268,14 +268,16 @@ class Dispatcher:
         return replace(job, verdict=verdict, attempt=replace(job.attempt, direction="undo"))
 
     async def _walk_queue(self, free: Sequence[Free], capacity: Sequence[Free]) -> tuple[QueueWalk, list[Decision]]:
-        """Decides for the waiting jobs in order, ``queue_scan`` at a time, until one of them waits for hardware."""
+        """Decides for the waiting jobs in the policy's order, ``queue_scan`` at a time, until the policy is blocked."""
         walk = self._policy(free=free, capacity=capacity, now=self.clock.now_ms())
         decisions: list[Decision] = []
+        after: str | None = None
         while True:
-            scanned = await self._read_queue(after=decisions[-1].job.id if decisions else None)
-            decisions += [walk.decide(waiter) for waiter in scanned]
+            scanned = await self._read_queue(after=after)
+            decisions += [walk.decide(waiter) for waiter in walk.order(scanned)]
             if len(scanned) < self.settings.queue_scan or walk.blocked:
                 return walk, decisions
+            after = scanned[-1].id
 
     async def _read_queue(self, after: str | None) -> list[Waiter]:
         """The next ``queue_scan`` waiting jobs. Only a page of documents is in memory at a time."""
@@ -348,7 +350,7 @@ class Dispatcher:
         if len(queue) < self.settings.queue_scan:
             self._given_up_to = None
             return []
-        last = queue[-1].id
+        last = max(waiter.id for waiter in queue)  # ids are in order of submission, the queue in the policy's
         waiters = await self._read_queue(after=max(last, self._given_up_to or last))
         self._given_up_to = waiters[-1].id if waiters else None
         return waiters

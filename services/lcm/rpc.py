@@ -35,7 +35,7 @@ class Queue(control_pb2_grpc.QueueServicer):
         return control_pb2.ExplainReply(
             waiting=[
                 control_pb2.Waiting(
-                    job_id=decision.job.id, position=decision.position, pending_reason=decision.pending_reason,
+                    job_id=decision.job.id, position=decision.position, pending_reason=decision.pending_reason or "",
                     message=decision.message,
                 )
                 for decision in self._dispatcher.waiting

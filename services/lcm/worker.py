@@ -60,7 +60,7 @@ def main() -> int:
         nudger = Nudger(at_failpoint(nudges, "services", "worker"))
         operations = settings.installation.address("worker-ops")
     except WeftError as error:
-        log.error("service.cannot_run", why=[error.message])  # noqa: TRY400 - a trace would not help
+        log.error("service.start_refused", why=[error.message])  # noqa: TRY400 - a trace would not help
         return 1
     connection = BrokerConnection()
     service = Service("worker", settings, checks={"broker": connection.ping}, started=True)

@@ -78,7 +78,7 @@ def _jobs(home: Home) -> tuple[str, bool, str, str]:
     try:
         asyncio.run(check_job_store(settings))
     except Unavailable as error:
-        return "job store", False, error.message, "start the MongoDB of WEFT_JOB_STORE, or correct that setting"
+        return "job store", False, error.message, "start the server of WEFT_JOB_STORE, or correct that setting"
     except WeftError as error:
         return "job store", False, error.message, 'see docs/operator-guide.md, "Job store on MongoDB"'
     return "job store", True, "MongoDB: one winner of each race, linearizable reads", ""

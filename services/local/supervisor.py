@@ -280,10 +280,10 @@ def main() -> int:
             write_text(home.addresses_file, json.dumps(addresses))
         asyncio.run(Supervisor(settings).run())
     except WeftError as error:
-        log.error("supervisor.cannot_run", why=str(error))  # noqa: TRY400 - no trace for people
+        log.error("supervisor.start_refused", why=str(error))  # noqa: TRY400 - no trace for people
         return 1
     except OSError as error:
-        log.error("supervisor.cannot_run", why=f"{error.filename or home.root}: {error.strerror}")  # noqa: TRY400 - as above
+        log.error("supervisor.start_refused", why=f"{error.filename or home.root}: {error.strerror}")  # noqa: TRY400 - as above
         return 1
     return 0
 

@@ -239,5 +239,5 @@ def _attempt(entry: Entry) -> Attempt | None:
         value = json.loads(entry.value)
         return Attempt(int(value["attempt"]), int(value["learners"]), entry.value)
     except _MALFORMED:
-        log.warning("attempt.malformed", key=entry.key)
+        log.warning("attempt.skipped", key=entry.key)
         return None

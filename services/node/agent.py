@@ -131,7 +131,8 @@ class Agent:
                     await self._supervisor.write_missing_exit(learner)
 
             await _gather(stop_learner(learner) for learner in learners)
-        log.info("attempt.stopping", job=job, attempt=attempt, cause=cause, grace_ms=grace_ms, learners=len(learners))
+        count = len(learners)
+        log.info("attempt.stop_requested", job=job, attempt=attempt, cause=cause, grace_ms=grace_ms, learners=count)
 
     async def teardown(self, job: str, *, attempt: int, term: int) -> None:
         folder = JobFolder(self._root / job)
@@ -326,7 +327,7 @@ class Agent:
         )
         self.isolation.write(self._home / "run", self._groups.enforced, unenforced)
         log.info(
-            "node.isolation",
+            "node.isolation_chosen",
             isolation=self.isolation.name,
             enforced=self._groups.enforced,
             why=[self.isolation.why, unenforced],

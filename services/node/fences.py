@@ -88,7 +88,7 @@ class Fences:
             return _Fence(_pair(document.get("highest", (0, 0))), _pair(document.get("sealed", (0, 0))))
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             # The next call replaces it. Until then a stale call would pass: better than a job without an end.
-            log.error("fence.unreadable", job=job, why=str(error))  # noqa: TRY400 - the message is complete
+            log.error("fence.read_failed", job=job, why=str(error))  # noqa: TRY400 - the message is complete
             return _Fence((0, 0), (0, 0))
 
 

@@ -206,7 +206,7 @@ class LearnerSupervisor:
             return
         await asyncio.sleep(_HEALTHY_S)
         await wait_until_hung(identity, after_s=self._helper_silence_s)
-        log.warning("helper.silent", job=learner.job, learner=learner.name, pid=process.pid)
+        log.warning("helper.killed", job=learner.job, learner=learner.name, pid=process.pid)
         process.send(signal.SIGKILL)
 
     async def _until_end(self, process: Process) -> None:

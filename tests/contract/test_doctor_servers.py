@@ -104,5 +104,5 @@ def test_doctor_reports_an_unavailable_mongodb(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("WEFT_JOB_STORE", f"mongodb://weft:hidden@127.0.0.1:{free_port()}/")
     ok, line = finding("job store", tmp_path)
     assert not ok
-    assert "start the MongoDB of WEFT_JOB_STORE" in line
+    assert "start the server of WEFT_JOB_STORE" in line
     gc.collect()  # a leaked socket warns here, not in a later test

@@ -98,7 +98,7 @@ async def test_hints_go_by_the_broker_if_the_direct_call_fails(
         await until(lambda: hints.dropped == dropped + 1)
     finally:
         await hints.close()
-    assert worker.events("hint.unknown_topic") == []
+    assert worker.events("hint.topic_refused") == []
 
 
 async def test_hint_delivered_directly_is_not_sent_to_the_broker(

@@ -128,7 +128,7 @@ async def test_restarted_broker_carries_hints_again(
         await until(lambda: worker.not_ready() == "")
         assert worker.process.poll() is None
         # One line when it went, one when it came back, however often it was tried.
-        assert len(worker.events("broker.away")) == len(worker.events("broker.connected")) - 1
+        assert len(worker.events("broker.disconnected")) == len(worker.events("broker.connected")) - 1
 
 
 @servers_only

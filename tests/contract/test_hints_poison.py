@@ -107,7 +107,7 @@ async def test_invalid_messages_are_dropped_logged_and_counted_and_the_worker_co
     assert {job_id for _, job_id in heard} == {"before", "after"}
     poisoned = len(MESSAGES) + len(INJECTED)
     await until(lambda: len(worker.events("hint.poisoned")) == poisoned)
-    await until(lambda: worker.events("hint.unknown_topic"))
+    await until(lambda: worker.events("hint.topic_refused"))
     await until(lambda: worker.counter("weft_hints_poisoned_total") == poisoned + 1)
     assert services["lcm"].nudged.heard == []
     # No traceback, nothing of what they held, and nothing that comes back.

@@ -13,14 +13,13 @@ from services.core.domain.job import Counters, Job
 from services.core.domain.learner import (
     Exit,
     LearnerStatus,
-    decide_verdict,
-    describe_failure,
     job_status,
     learner_name,
     step_times,
 )
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
+from services.core.domain.verdict import decide_verdict, describe_failure
 from tests.documents import NOW, a_job
 
 OK = Exit(time=NOW, code=0)

@@ -308,7 +308,7 @@ async def test_a_document_that_cannot_be_read_harms_its_own_job_only(plane: Cont
         assert (await plane.rested(healthy)).status is Status.COMPLETED
         await asyncio.sleep(60)
     assert plane.cluster.learner(malformed).state == "running"
-    delays = [line["delay_s"] for line in logs if line["event"] == "guardian.retries"]
+    delays = [line["delay_s"] for line in logs if line["event"] == "guardian.reconcile_failed"]
     assert len(delays) > 10
     assert all(2.5 <= delay <= 5 for delay in delays[5:]), "the back-off has reached its longest pause"
     plane.jobs.plant(malformed, json.dumps(dump(good)))

@@ -53,7 +53,7 @@ async def test_a_change_of_the_file_wakes_also_if_it_came_before_the_wait(
     changes.disarm()
 
 
-async def test_a_file_that_comes_into_being_wakes(changes: Changes, tmp_path: Path) -> None:
+async def test_new_file_in_a_watched_folder_wakes_the_waiter(changes: Changes, tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
         assert changes.folder(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,9 @@ from services.core.domain.status import Desired, Status
 from services.core.ports.cluster import Node
 from services.core.ports.job_store import DispatcherDoc
 from services.core.use_cases.jobs import copy_history, history
+from services.lcm.scheduling import policies
+from services.lcm.scheduling.fifo import FifoWalk
+from services.lcm.scheduling.policy import Waiter
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane, Process
 from tests.testbed.tripwire import Tripwire
 
@@ -332,6 +336,28 @@ async def test_jobs_beyond_queue_scan_are_admitted_if_no_job_before_them_waits_f
     fitting = await plane.submit()
     await plane.reached(fitting, Status.PENDING)
     assert {(await plane.job(job_id)).status for job_id in too_large} == {Status.QUEUED}
+
+
+class NewestFirst(FifoWalk):
+    """A policy with an order of its own, in which no job blocks the others."""
+
+    @property
+    def blocked(self) -> bool:
+        return False
+
+    def order(self, scanned: Sequence[Waiter]) -> Sequence[Waiter]:
+        return scanned[::-1]
+
+
+async def test_policy_orders_each_scan_and_every_job_is_decided_once(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "POLICIES", {"newest-first": NewestFirst})
+    first, second, third, fourth, fifth = [await plane.submit(**ALL) for _ in range(5)]
+    process = await plane.start_lcm(queue_scan=2, policy="newest-first")
+    await plane.reached(second, Status.PENDING)
+    await asyncio.sleep(1)  # virtual time: one more round
+    assert [decision.job.id for decision in process.service.waiting] == [third, first, fifth, fourth]
 
 
 async def test_max_pending_applies_to_jobs_beyond_queue_scan(plane: ControlPlane) -> None:

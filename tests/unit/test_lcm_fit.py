@@ -98,7 +98,7 @@ def test_a_dry_run_on_several_nodes_agrees_with_what_the_dispatcher_then_decides
         if status is Status.PENDING:
             return answer, Fit("now")
         [decision] = [decision for decision in leader.waiting if decision.job.id == job_id]
-        return answer, Fit(VERDICTS[decision.pending_reason], decision.message)
+        return answer, Fit(VERDICTS[decision.pending_reason or ""], decision.message)
 
     with tempfile.TemporaryDirectory() as home:
         answer, decision = asyncio.run(decide(Path(home)))

@@ -84,7 +84,7 @@ async def test_a_member_joins_when_etcd_comes_back_and_logs_its_absence_once(
         status.come_back()
         await asyncio.sleep(1)
     assert await members(status, "guardian") == {membership.id}
-    assert [line["event"] for line in logs] == ["member.cannot_join", "member.joined"]
+    assert [line["event"] for line in logs] == ["member.join_failed", "member.joined"]
     await membership.leave()
 
 

@@ -114,9 +114,7 @@ async def test_beats_after_the_start_read_nothing_from_etcd(store: CountedStore,
     assert store.reads == reads
 
 
-async def test_each_learner_s_permission_to_start_takes_a_read_of_its_own(
-    store: CountedStore, attempts: Attempts
-) -> None:
+async def test_each_permission_to_start_reads_the_attempt_again(store: CountedStore, attempts: Attempts) -> None:
     await store.announce(1, 2)
     reports = Reports(store, attempts)
     for rank in range(2):

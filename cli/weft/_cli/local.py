@@ -28,7 +28,7 @@ def platform() -> Any:
 
 @contextmanager
 def translated() -> Generator[None, None, None]:
-    """The platform's errors carry the names and fields of ours, but other classes: raise ours for them."""
+    """Raises the SDK's error of the same name and fields in place of an error of the platform."""
     try:
         yield
     except WeftError:

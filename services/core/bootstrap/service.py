@@ -181,7 +181,7 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
         weft_errors, others = failed.split(WeftError)
         if others is not None or weft_errors is None:
             raise
-        log.error("service.cannot_run", why=[str(error) for error in weft_errors.exceptions])  # noqa: TRY400 - the message is enough
+        log.error("service.start_refused", why=[str(error) for error in weft_errors.exceptions])  # noqa: TRY400 - the message is enough
         return 1
     log.info("service.stopped")
     return 0

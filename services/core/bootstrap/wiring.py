@@ -148,7 +148,9 @@ async def status_store(settings: Settings) -> StatusStore:
 
 
 def cluster(settings: Settings, secret: bytes) -> Cluster:
-    """Returns the cluster. ``secret``: the service secret."""
+    """Returns the cluster. ``secret``: the service secret. Raises InvalidRequest for an unknown one."""
+    if settings.cluster != "local":
+        raise InvalidRequest(f"WEFT_CLUSTER={settings.cluster} is no kind of cluster; there is: local")
     from services.core.adapters.local.cluster import LocalCluster
 
     return LocalCluster(settings.installation.address("node"), secret=secret)

@@ -35,7 +35,7 @@ class State:
     message: str = ""
     """For people."""
     pending_reason: str = ""
-    """Why a QUEUED job waits: WaitingForQuota, WaitingForCapacity, NoMatchingFlavor, BackOff, Releasing, ..."""
+    """Why a QUEUED job waits: a ``PendingReason``; else empty."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

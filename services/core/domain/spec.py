@@ -14,7 +14,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -503,13 +503,19 @@ def _field_errors(detail: ErrorDetails) -> Iterator[FieldError]:
 
 def _fields_at(path: tuple[int | str, ...]) -> list[str]:
     """Returns the valid field names at a path in the spec, with the shorthand ``learners``."""
-    nested: dict[str, type[_Model]] = {
-        "framework": FrameworkRef, "resources": Resources, "roles": Role, "data_stores": DataStore, "inputs": Input,
-        "outputs": Output, "checkpoint": Checkpoint, "metrics": MetricSource, "retries": Retries, "elastic": Elastic,
-    }  # fmt: skip
     if not path:
         return [*JobSpec.model_fields, "learners"]
-    return list(nested[str(path[0])].model_fields) if path[0] in nested else []
+    field = JobSpec.model_fields.get(str(path[0]))
+    nested = next(_models_in(field.annotation), None) if field is not None else None
+    return list(nested.model_fields) if nested is not None else []
+
+
+def _models_in(annotation: object) -> Iterator[type[_Model]]:
+    """Yields the models in a field's type, e.g. ``Role`` of ``dict[str, Role]``."""
+    if isinstance(annotation, type) and issubclass(annotation, _Model):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
 
 
 _LATER: Final = "not available on this platform yet"

@@ -26,6 +26,23 @@ class Status(StrEnum):
     RESUMED = "RESUMED"
 
 
+class PendingReason(StrEnum):
+    """Why a QUEUED job waits. Shown to users, who may compare it: a value never changes its meaning."""
+
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    """Its gang does not fit into what is free now."""
+    WAITING_IN_QUEUE = "WaitingInQueue"
+    """A job ahead of it waits for capacity."""
+    NO_MATCHING_FLAVOR = "NoMatchingFlavor"
+    """Its gang is larger than the whole cluster."""
+    BACK_OFF = "BackOff"
+    """The pause before its next attempt has not ended."""
+    RELEASING = "Releasing"
+    """Its last attempt still holds hardware."""
+    MISCONFIGURED = "Misconfigured"
+    """Its stored spec cannot be read."""
+
+
 class Desired(StrEnum):
     """The state that the owner wants. Order of precedence: kill > what already happened > halt > run."""
 

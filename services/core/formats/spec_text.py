@@ -155,7 +155,7 @@ def _check_limits(depth: int, nodes: int) -> None:
 
 def _check_text(text: str) -> None:
     if _SURROGATE.search(text):
-        raise InvalidSpec("the spec has half of a surrogate pair, which is no character")
+        raise InvalidSpec("the spec contains a lone surrogate (U+D800 to U+DFFF): write the character itself")
 
 
 def _printable(key: str) -> str:
@@ -186,7 +186,7 @@ def _yaml(source: str) -> object:
         problem = getattr(failed, "reason", None) or "cannot be read"
         raise InvalidSpec(f"the spec is not valid YAML: {problem}") from None
     except UnicodeEncodeError:
-        raise InvalidSpec("the spec has half of a surrogate pair, which is no character") from None
+        raise InvalidSpec("the spec contains a lone surrogate (U+D800 to U+DFFF): write the character itself") from None
 
 
 class _Builder:

@@ -61,7 +61,7 @@ class Membership:
             if lease is not None:
                 await lease.revoke()  # otherwise it would be kept alive together with the next one
             if not self._failing:
-                log.warning("member.cannot_join", why=str(error))
+                log.warning("member.join_failed", why=str(error))
             self._failing = True
             return
         self._save_lease_id(lease)

@@ -56,6 +56,10 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Lowest level that is logged. Logs are JSON, one object per line."
     )
+    cluster: str = Field(
+        default="local",
+        description="Cluster on which learners run: local (the node agent of this machine).",
+    )
     hints: Literal["send", "drop"] = Field(
         default="send", description="'drop' loses every hint: all must still work, only slower. For tests."
     )

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from services.core.domain.status import PendingReason
 from services.lcm.scheduling.placement import Free, Gang, describe_shortage, pieces, place, subtract
-from services.lcm.scheduling.policy import BLOCKS, NEVER_FITS, Decision, Waiter
+from services.lcm.scheduling.policy import Decision, Waiter
 
 _SKEW_MS: Final = 5_000
 """A back-off that begins later than this was written by a wrong clock, perhaps by an hour: it is ignored."""
-_UNREADABLE: Final = ("Misconfigured", "its stored spec cannot be read any more; submit it anew")
+_UNREADABLE: Final = (PendingReason.MISCONFIGURED, "its stored spec cannot be read any more; submit it anew")
 
 
 class FifoWalk:
@@ -33,13 +34,17 @@ class FifoWalk:
         """True once a job waits for hardware: no job behind it can be admitted."""
         return bool(self._blocked_by)
 
+    def order(self, scanned: Sequence[Waiter]) -> Sequence[Waiter]:
+        """The order of submission."""
+        return scanned
+
     def decide(self, job: Waiter) -> Decision:
         """The decision for the next job of the queue."""
         self._position += 1
         decision = self._decision(job, self._position)
         if decision.placement is not None and job.gang is not None:
             self._free = subtract(self._free, pieces(job.gang, decision.placement))
-        elif decision.pending_reason == BLOCKS:
+        elif decision.pending_reason is PendingReason.WAITING_FOR_CAPACITY:
             self._blocked_by = job.id
         return decision
 
@@ -56,22 +61,22 @@ class FifoWalk:
             return Decision(job, position, None, *reason)
         if self.blocked:
             message = f"job {self._blocked_by} is ahead of it and waits for hardware"
-            return Decision(job, position, None, "WaitingInQueue", message)
+            return Decision(job, position, None, PendingReason.WAITING_IN_QUEUE, message)
         placement = place(job.gang, self._free)
         if placement is None:
             message = f"{describe_shortage(job.gang, self._free)}; it starts when enough is free"
-            return Decision(job, position, None, BLOCKS, message)
+            return Decision(job, position, None, PendingReason.WAITING_FOR_CAPACITY, message)
         return Decision(job, position, placement)
 
-    def _not_eligible(self, job: Waiter) -> tuple[str, str] | None:
+    def _not_eligible(self, job: Waiter) -> tuple[PendingReason, str] | None:
         """Why the job cannot be admitted now whatever is free; None if it can."""
         if job.holds:
-            return "Releasing", "its last attempt is still giving back its hardware"
+            return PendingReason.RELEASING, "its last attempt is still giving back its hardware"
         if job.not_before > self._now and job.since <= self._now + _SKEW_MS:
-            return "BackOff", f"it is tried again in {(job.not_before - self._now + 999) // 1000} s"
+            return PendingReason.BACK_OFF, f"it is tried again in {(job.not_before - self._now + 999) // 1000} s"
         return None
 
-    def _impossible(self, gang: Gang) -> tuple[str, str] | None:
+    def _impossible(self, gang: Gang) -> tuple[PendingReason, str] | None:
         """Why the whole cluster cannot hold the gang; None if it can. Computed once for equal gangs."""
         if gang not in self._never_fits:
             fits = place(gang, self._capacity) is not None
@@ -79,7 +84,10 @@ class FifoWalk:
             self._never_fits[gang] = shortage
         if not (shortage := self._never_fits[gang]):
             return None
-        return NEVER_FITS, f"this cluster can never hold it: {shortage}; ask for less, or add machines"
+        return (
+            PendingReason.NO_MATCHING_FLAVOR,
+            f"this cluster can never hold it: {shortage}; ask for less, or add machines",
+        )
 
 
 def decide(queue: Sequence[Waiter], *, free: Sequence[Free], capacity: Sequence[Free], now: int) -> list[Decision]:

@@ -1,4 +1,4 @@
-"""A scheduling policy decides, job by job in the order of the queue, which waiting job is admitted and on which nodes.
+"""A scheduling policy decides, job by job in an order of its own, which waiting job is admitted and on which nodes.
 
 A policy is pure: what is free, the capacity and the time come in as arguments. Policies are named in
 services/lcm/scheduling/policies.py.
@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from services.core.domain.job import Job
+from services.core.domain.status import PendingReason
 from services.lcm.scheduling.placement import Free, Gang
-
-BLOCKS: Final = "WaitingForCapacity"
-"""The pending reason of the job that blocks all jobs behind it."""
-NEVER_FITS: Final = "NoMatchingFlavor"
-"""The pending reason of a job that is larger than the whole cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,8 @@ class Decision:
     """In the queue, from 1."""
     placement: Mapping[str, str] | None
     """Learner -> node; None if the job waits."""
-    pending_reason: str = ""
+    pending_reason: PendingReason | None = None
+    """None if the job is admitted."""
     message: str = ""
 
 
@@ -60,8 +57,15 @@ class QueueWalk(Protocol):
         """True once no job further behind can be admitted in this walk."""
         ...
 
+    def order(self, scanned: Sequence[Waiter]) -> Sequence[Waiter]:
+        """The jobs of one scan of the queue, which are in order of submission, in the order of their decisions.
+
+        A scan has at most WEFT_QUEUE_SCAN jobs. The next scan is read if it is full and the walk is not ``blocked``.
+        """
+        ...
+
     def decide(self, job: Waiter) -> Decision:
-        """The decision for the next job of the queue."""
+        """The decision for the next job in this order."""
         ...
 
     def preview(self, gang: Gang) -> Decision:

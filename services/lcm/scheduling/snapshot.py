@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.core.domain.sizes import Size
+from services.core.domain.status import PendingReason
 from services.core.ports.cluster import Node
 from services.lcm.scheduling.placement import Gang, Piece, Placed, pieces
-from services.lcm.scheduling.policy import NEVER_FITS, QueueWalk
+from services.lcm.scheduling.policy import QueueWalk
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Snapshot:
         decision = self.walk.preview(gang)
         if decision.placement is not None:
             return Fit("now")
-        return Fit("never" if decision.pending_reason == NEVER_FITS else "later", decision.message)
+        never = decision.pending_reason is PendingReason.NO_MATCHING_FLAVOR
+        return Fit("never" if never else "later", decision.message)
 
     def usage(self) -> list[NodeUsage]:
         """Every node of the cluster, ready or not, in the cluster's order."""

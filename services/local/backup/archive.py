@@ -142,7 +142,7 @@ class Entry:
     def read(self) -> bytes:
         """The whole content. Raises Refused if it is larger than any entry that the writer makes this way."""
         if self.size > _SMALL:
-            raise Refused(f"entry {self.name} of the backup is too large to be what it says")
+            raise Refused(f"entry {self.name} has more than {_SMALL} bytes: the file is damaged or no backup")
         return b"".join(self.chunks())
 
     def checked(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _of_transport(broker: Broker, *, works: bool) -> dict[str, Any]:
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
-    """Makes the folders, readable by nobody else."""
+    """Makes the folders, which only this user can read."""
     for part in ("queue", "control"):
         (folder / part).mkdir(mode=0o700, parents=True, exist_ok=True)
     return {

@@ -42,7 +42,7 @@ class BrokerConnection:
 
     def away(self, why: str) -> None:
         if not self._away or self._away == "not connected yet":
-            log.warning("broker.away", why=why)
+            log.warning("broker.disconnected", why=why)
         self._away = why
 
     async def ping(self) -> None:

@@ -46,7 +46,7 @@ class Nudger:
             await self._nudges.nudge(topic, job_id, traceparent)
         except InvalidRequest:
             POISONED.labels("topic").inc()
-            log.warning("hint.unknown_topic", topic=topic[:_SHOWN])
+            log.warning("hint.topic_refused", topic=topic[:_SHOWN])
         except WeftError as error:
             LOST.inc()
             log.info("hint.lost", topic=topic, job=job_id, why=error.message)

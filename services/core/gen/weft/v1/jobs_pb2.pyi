@@ -555,7 +555,9 @@ class Job(_message.Message):
     message: _builtins.str
     """The reason in words; may be empty."""
     pending_reason: _builtins.str
-    """Why it waits: WaitingForQuota, WaitingForCapacity, NoMatchingFlavor, BackOff, Releasing; else empty."""
+    """Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing or
+    Misconfigured; else empty.
+    """
     pending_message: _builtins.str
     """Why it waits, in words. Only while it waits and the dispatcher answers."""
     queue_position: _builtins.int
