@@ -42,5 +42,5 @@ def translated() -> Generator[None, None, None]:
 
 def _platform_error() -> type[Exception]:
     """The root of the platform's errors; WeftError without a platform."""
-    found: type[Exception] = getattr(find_platform(), "error", WeftError)
-    return found
+    platform: type[Exception] = getattr(find_platform(), "error", WeftError)
+    return platform
