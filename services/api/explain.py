@@ -23,7 +23,8 @@ _ADVICE: Final[Mapping[str, str]] = {
     PendingReason.RELEASING: "the hardware of its last attempt is being given back; it continues by itself",
     "ExitCode": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "Signalled": "`weft logs {id}{rank} --tail 50` shows its last lines",
-    "OOMKilled": "ask for more with `resources.memory`",
+    "OOMKilled": "request more with `resources.memory`",
+    "DataChanged": "submit it again once the data no longer changes; its learners must all read one version",
     "EnvironmentFailed": "correct requirements.txt (packages are installed from wheels only) and submit it again",
 }
 _NEXT: Final[Mapping[Status, tuple[str, ...]]] = {
