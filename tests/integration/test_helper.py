@@ -66,9 +66,11 @@ async def test_lines_results_and_logs_of_a_shell_command_are_stored(learner: Hel
     )
     learner.start()
     last = await learner.ended()
-    assert learner.intake.phases[-4:] == ["READY", "PROCESSING", "STORING", "STORED"]
     assert (last.exit and last.exit.code, last.reason, last.message) == (0, "", "")
     assert list(last.times) == ["WAITING", "DOWNLOADING", "READY", "PROCESSING", "STORING", "STORED"]
+    # A report carries the whole state: on a busy machine a short phase may pass between two reports.
+    assert learner.intake.phases == [phase for phase in last.times if phase in learner.intake.phases]
+    assert learner.intake.phases[-1] == "STORED"
     assert learner.intake.text() == ["hello", "unfinished"]
     assert learner.intake.text("stderr") == ["oops"]
     assert {key[4] for key in learner.intake.final} == {"stdout", "stderr"}
