@@ -154,7 +154,8 @@ def test_a_changed_record_never_gives_another_value(key_file: MasterKeyFile, dat
                 value = await store.get(name)
             except (WeftError, UnicodeError):
                 continue
-            assert value is None
+            # Some changes mean the same record: a tab for a blank, a hexadecimal digit in the other case.
+            assert value in ({None, CANARY} if name == "name" else {None})
 
     asyncio.run(body())
 
