@@ -100,7 +100,7 @@ class SimulatedEtcd(MemoryStatusStore):
         return lease.ttl_s
 
     def tick(self) -> None:
-        """Ends the leases that have run out. Their clients must know it by then: the checker is told."""
+        """Ends the leases that have run out. Their clients must know it by then: the checker records it."""
         for lease in [lease for lease in self._leases.values() if not lease.alive]:
             client_lease = self._client_leases.pop(lease.id, None)
             if client_lease is not None:

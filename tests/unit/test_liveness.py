@@ -1,4 +1,4 @@
-"""Detection of hung processes: they are told apart from sleeping, busy and ended ones."""
+"""Detection of hung processes: sleeping, busy and ended processes do not count as hung."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sleeping while nothing is written: the kernel tells when a file changed (inotify), instead of being asked for ever.
+"""Waits for changes of files without polling: the kernel reports them (inotify).
 
 An event only wakes: the files are looked at again after a second in any case, and ten times a second where the machine
 has no inotify left to give (there are few per user). Only armed once a source has gone quiet: while a learner writes,
