@@ -3,7 +3,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-stress check fuzz promise chaos bench fmt lock proto sdk docs clean
+.PHONY: help setup demo test test-stress check fuzz promise chaos test-cluster cluster-up cluster-down cluster-status bench fmt lock proto sdk docs clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -13,11 +13,13 @@ R ?=
 N ?=
 SEED ?=
 FILES ?=
+NODES ?=
+SIMULATED ?=
 
 help: ## This list
 	@echo "Weft: train deep-learning models on a shared platform."
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  The first run sets up .venv (Python 3.11 or newer; WEFT_PYTHON names one)."
 
@@ -46,6 +48,18 @@ promise: setup ## Show what is promised: R=R2 (N=20000: so often), or all
 chaos: setup ## Processes killed and worse, and an auditor (SEED=17 N=200)
 	@scripts/test-packages.sh
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(N),--faults $(N)) $(ARGS)
+
+test-cluster: setup ## The tests on Kubernetes: its own test cluster, or KUBECONFIG=...
+	@WEFT_TEST_KUBECONFIG=$(KUBECONFIG) $(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/cluster $(ARGS)
+
+cluster-up: setup ## Start a Kubernetes cluster here (NODES=1..3 SIMULATED=100)
+	@$(BIN)/python -m tests.testbed.kubernetes up --nodes $(or $(NODES),$(if $(SIMULATED),0,1)) $(if $(SIMULATED),--simulated $(SIMULATED)) $(ARGS)
+
+cluster-down: setup ## End it without a trace
+	@$(BIN)/python -m tests.testbed.kubernetes down
+
+cluster-status: setup ## What runs of it, and how to use it
+	@$(BIN)/python -m tests.testbed.kubernetes status
 
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)

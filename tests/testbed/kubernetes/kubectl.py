@@ -1,0 +1,66 @@
+"""kubectl for tests: on the test cluster, or on anybody's with whatever its kubeconfig demands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Object = dict[str, Any]
+
+
+class KubectlError(RuntimeError):
+    """kubectl's own complaint."""
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    program: Path
+    kubeconfig: Path
+    namespace: str = "default"
+
+    def __call__(self, *arguments: str, text: str = "") -> str:
+        """Returns the output. Raises KubectlError if it fails. ``text``: for --filename=-."""
+        options = [f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"]
+        done = subprocess.run(
+            [self.program, *options, *arguments], input=text, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise KubectlError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def create(self, *objects: Mapping[str, object], dry_run: bool = False) -> None:
+        """``dry_run``: the API server validates and admits them, and stores nothing."""
+        documents = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        options = ("--dry-run=server",) if dry_run else ()
+        self("create", "--filename=-", *options, text=json.dumps(documents))
+
+    def get(self, kind: str, name: str) -> Object:
+        """Raises KubectlError if there is none."""
+        found: Object = json.loads(self("get", kind, name, "--output=json"))
+        return found
+
+    def list(self, kind: str) -> list[Object]:
+        listed: list[Object] = json.loads(self("get", kind, "--output=json"))["items"]
+        return listed
+
+    def phase(self, pod: str) -> str:
+        return str(self.get("pod", pod)["status"].get("phase", ""))
+
+    def log(self, pod: str) -> str:
+        """Empty as long as its container has not started."""
+        try:
+            return self("logs", pod)
+        except KubectlError as error:
+            if "waiting to start" in str(error) or "is not assigned to" in str(error):
+                return ""
+            raise
+
+
+def condition(found: Object, kind: str) -> Object:
+    """Returns a condition of an object's status; empty if it has none of this kind."""
+    conditions: list[Object] = found.get("status", {}).get("conditions") or []
+    return next((entry for entry in conditions if entry["type"] == kind), {})
