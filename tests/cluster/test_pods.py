@@ -12,7 +12,7 @@ from tests.waiting import eventually
 
 def test_pod_runs_under_restricted_pod_security_and_its_log_is_read(access: Access, kubectl: Kubectl) -> None:
     kubectl.create(script_pod("hello", access.image, "echo hello from user $(id -u)"))
-    eventually(lambda: kubectl.phase("hello") == "Succeeded")
+    kubectl.wait_phase("Succeeded", "hello")
     assert kubectl.log("hello") == "hello from user 65534\n"
 
 
@@ -24,13 +24,13 @@ def test_restricted_pod_security_refuses_a_pod_of_root(access: Access, kubectl: 
 
 def test_exit_code_of_a_failed_container_is_reported(access: Access, kubectl: Kubectl) -> None:
     kubectl.create(script_pod("fails", access.image, "exit 42"))
-    eventually(lambda: kubectl.phase("fails") == "Failed")
+    kubectl.wait_phase("Failed", "fails")
     assert _end(kubectl, "fails")["exitCode"] == 42
 
 
 def test_container_over_its_memory_limit_is_reported_as_oom_killed(access: Access, kubectl: Kubectl) -> None:
     kubectl.create(script_pod("hungry", access.image, "tail /dev/zero", limits={"memory": "32Mi"}))
-    eventually(lambda: kubectl.phase("hungry") == "Failed")
+    kubectl.wait_phase("Failed", "hungry")
     end = _end(kubectl, "hungry")
     assert (end["reason"], end["exitCode"]) == ("OOMKilled", 137)
 
@@ -45,7 +45,7 @@ def test_pods_reach_each_other_by_headless_names_on_different_nodes(access: Acce
     }
     script = """
         mkdir /tmp/served && cd /tmp/served && echo rank-%d > rank && httpd -p 8080 -h /tmp/served
-        until wget -q -O - http://worker-%d.gang:8080/rank; do sleep 0.1; done
+        until wget -q -O - http://worker-%d.gang:8080/rank 2> /dev/null; do sleep 0.1; done
         sleep 600
     """
     learners = [

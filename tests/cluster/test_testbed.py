@@ -37,10 +37,11 @@ def test_fake_gpus_are_scheduled_and_a_gang_without_room_stays_pending(
         script_pod(f"worker-{rank}", TINY_IMAGE, "sleep 600", limits={"nvidia.com/gpu": "4"}) for rank in range(3)
     ]
     kubectl.create(*learners[:2])
-    eventually(lambda: [kubectl.phase(f"worker-{rank}") for rank in range(2)] == ["Running"] * 2)
+    kubectl.wait_phase("Running", "worker-0", "worker-1")
     assert {kubectl.get("pod", f"worker-{rank}")["spec"]["nodeName"] for rank in range(2)} == {"node-1", "node-2"}
     kubectl.create(learners[2])
-    scheduled = eventually(lambda: condition(kubectl.get("pod", "worker-2"), "PodScheduled"))
+    kubectl.wait("condition=PodScheduled=False", "pod/worker-2")
+    scheduled = condition(kubectl.get("pod", "worker-2"), "PodScheduled")
     assert scheduled["reason"] == "Unschedulable"
     assert "2 Insufficient nvidia.com/gpu" in scheduled["message"]
     kubectl("delete", "pods", "--all", "--wait")
@@ -65,7 +66,7 @@ def test_node_that_loses_power_takes_its_pods_along_and_starts_again(
     node = testbed_cluster.nodes[1]
     marker = f"sleep 6{uuid.uuid4().int % 10**9}"
     kubectl.create(script_pod("lost", TINY_IMAGE, f"exec {marker}", nodeName=node.name))
-    eventually(lambda: kubectl.phase("lost") == "Running")
+    kubectl.wait_phase("Running", "lost")
     assert _running(marker)
     node.machine.kill()
     assert not _running(marker)
@@ -81,7 +82,7 @@ def test_hundred_simulated_nodes_run_pods_in_name(testbed_programs: None) -> Non
             script_pod(f"worker-{rank}", TINY_IMAGE, "true", limits={"nvidia.com/gpu": "8"}) for rank in range(20)
         ]
         kubectl.create(*learners)
-        eventually(lambda: {pod["status"].get("phase") for pod in kubectl.list("pods")} == {"Running"})
+        kubectl.wait_phase("Running", *(f"worker-{rank}" for rank in range(20)))
         assert len({pod["spec"]["nodeName"] for pod in kubectl.list("pods")}) == 20
 
 
@@ -103,7 +104,7 @@ def test_cluster_of_make_cluster_up_stays_and_leaves_no_trace_when_it_ends(
     kept = Cluster(kept_name)
     assert f"export KUBECONFIG={kept.kubeconfig}" in up.stdout
     kept.kubectl.create(script_pod("still-running", TINY_IMAGE, "sleep 600"))
-    eventually(lambda: kept.kubectl.phase("still-running") == "Running")
+    kept.kubectl.wait_phase("Running", "still-running")
     assert subprocess.run([*_COMMAND, "--name", kept_name, "status"], capture_output=True, check=False).returncode == 0
     own = set().union(*(traces.namespaces(machine.pid) for machine in kept.machines)) - traces.namespaces(os.getpid())
     assert own <= traces.all_namespaces()

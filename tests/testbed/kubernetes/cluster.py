@@ -213,7 +213,7 @@ class Cluster:
         """Names of the nodes, real and simulated, that the control plane holds for Ready."""
         return [
             node["metadata"]["name"]
-            for node in self.kubectl.list("nodes")
+            for node in json.loads(self.control_plane.get("/api/v1/nodes"))["items"]
             if condition(node, "Ready").get("status") == "True"
         ]
 
@@ -238,7 +238,11 @@ class Cluster:
             node.machine.keep()
 
     def _default_account(self) -> bool:
-        return "default" in self.kubectl("get", "serviceaccounts", "--output=name", "--ignore-not-found")
+        try:
+            self.control_plane.get("/api/v1/namespaces/default/serviceaccounts/default")
+        except OSError:
+            return False
+        return True
 
 
 def sweep(say: Say = say_to_stderr) -> None:

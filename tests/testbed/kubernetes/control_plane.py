@@ -9,7 +9,6 @@ import base64
 import json
 import secrets
 import ssl
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -188,17 +187,23 @@ class ControlPlane:
 
     def ready(self) -> bool:
         """True if the API server says so, through the port outside."""
-        settings = json.loads((self._machine.cluster_folder / "kubeconfig").read_text())
-        url = settings["clusters"][0]["cluster"]["server"]
-        context = ssl.create_default_context(cafile=str(self._machine.cluster_folder / "keys" / "ca.crt"))
-        request = urllib.request.Request(  # noqa: S310 - https, on loopback
-            f"{url}/readyz", headers={"Authorization": f"Bearer {settings['users'][0]['user']['token']}"}
-        )
         try:
-            with urllib.request.urlopen(request, context=context, timeout=10) as answer:  # noqa: S310
-                return bool(answer.status == 200)
+            self.get("/readyz")
         except OSError:  # not yet: also every error status
             return False
+        return True
+
+    def get(self, path: str) -> bytes:
+        """Returns the API server's answer, as an administrator. OSError for an error status, too."""
+        folder = self._machine.cluster_folder
+        settings = json.loads((folder / "kubeconfig").read_text())
+        url = settings["clusters"][0]["cluster"]["server"] + path
+        token = settings["users"][0]["user"]["token"]
+        context = ssl.create_default_context(cafile=str(folder / "keys" / "ca.crt"))
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310 - https
+        with urllib.request.urlopen(request, context=context, timeout=10) as answer:  # noqa: S310 - https
+            content: bytes = answer.read()
+        return content
 
 
 def _kubeconfig(server: str, authority: Path, user: str, token: str) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import HANG_S
+
 Object = dict[str, Any]
 
 
@@ -47,8 +49,12 @@ class Kubectl:
         listed: list[Object] = json.loads(self("get", kind, "--output=json"))["items"]
         return listed
 
-    def phase(self, pod: str) -> str:
-        return str(self.get("pod", pod)["status"].get("phase", ""))
+    def wait(self, condition: str, *names: str) -> None:
+        """Waits for objects, e.g. ``wait("condition=Ready", "node/node-1")``. Raises KubectlError after two minutes."""
+        self("wait", f"--for={condition}", f"--timeout={HANG_S:.0f}s", *names)
+
+    def wait_phase(self, phase: str, *pods: str) -> None:
+        self.wait(f"jsonpath={{.status.phase}}={phase}", *(f"pod/{pod}" for pod in pods))
 
     def log(self, pod: str) -> str:
         """Empty as long as its container has not started."""
