@@ -15,9 +15,9 @@ from typing import Final
 import pytest
 
 from tests.testbed.kubernetes import traces
-from tests.testbed.kubernetes.cluster import Cluster, cluster, clusters
+from tests.testbed.kubernetes.cluster import Cluster, cluster, clusters, sweep
 from tests.testbed.kubernetes.images import TINY_IMAGE
-from tests.testbed.kubernetes.kubectl import Kubectl, condition
+from tests.testbed.kubernetes.kubectl import Kubectl, Object, condition
 from tests.testbed.kubernetes.pods import script_pod
 from tests.waiting import eventually
 
@@ -47,6 +47,14 @@ def test_fake_gpus_are_scheduled_and_a_gang_without_room_stays_pending(
     kubectl("delete", "pods", "--all", "--wait")
 
 
+def test_native_gang_is_placed_whole_or_not_at_all(testbed_cluster: Cluster, kubectl: Kubectl) -> None:
+    kubectl.create(*_gang("too-large", 3), *_gang("fits", 2))
+    kubectl.wait_phase("Running", "fits-0", "fits-1")
+    kubectl.wait("condition=PodScheduled=False", *(f"pod/too-large-{rank}" for rank in range(3)))
+    assert all("nodeName" not in kubectl.get("pod", f"too-large-{rank}")["spec"] for rank in range(3))
+    kubectl("delete", "pods", "--all", "--wait")
+
+
 def test_node_without_its_kubelet_is_not_ready_and_recovers(testbed_cluster: Cluster) -> None:
     node = testbed_cluster.nodes[1]
     kubelet = node.machine.server("kubelet")
@@ -58,6 +66,19 @@ def test_node_without_its_kubelet_is_not_ready_and_recovers(testbed_cluster: Clu
     node.start_kubelet()
     testbed_cluster.wait_ready(node.name)
     testbed_cluster.set_gpus(node.name, 4)
+
+
+def test_node_that_is_cut_off_is_not_ready_and_its_pods_run_on(testbed_cluster: Cluster, kubectl: Kubectl) -> None:
+    node = testbed_cluster.nodes[1]
+    marker = f"sleep 6{uuid.uuid4().int % 10**9}"
+    kubectl.create(script_pod("cut-off", TINY_IMAGE, f"exec {marker}", nodeName=node.name))
+    kubectl.wait_phase("Running", "cut-off")
+    node.cut_network()
+    eventually(lambda: testbed_cluster.ready_nodes() == ["node-1"])
+    assert _running(marker)
+    node.mend_network()
+    testbed_cluster.wait_ready(node.name)
+    assert _running(marker)
 
 
 def test_node_that_loses_power_takes_its_pods_along_and_starts_again(
@@ -99,7 +120,10 @@ def test_cluster_of_make_cluster_up_stays_and_leaves_no_trace_when_it_ends(
 ) -> None:
     before = traces.host()
     up = subprocess.run(
-        [*_COMMAND, "--name", kept_name, "up", "--nodes", "1"], capture_output=True, text=True, check=True
+        [*_COMMAND, "--name", kept_name, "up", "--nodes=1", f"--owner={os.getpid()}"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     kept = Cluster(kept_name)
     assert f"export KUBECONFIG={kept.kubeconfig}" in up.stdout
@@ -130,8 +154,25 @@ with cluster(nodes=0) as running:
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     folder = clusters() / name
     assert folder.exists()
-    with cluster(nodes=0):
-        assert not any(traces.of_cluster(name, folder).values())
+    sweep()
+    assert not any(traces.of_cluster(name, folder).values())
+
+
+def _gang(name: str, count: int) -> list[Object]:
+    """Pods with all GPUs of a node each, of which all are placed or none."""
+    group: Object = {
+        "apiVersion": "scheduling.k8s.io/v1alpha2",
+        "kind": "PodGroup",
+        "metadata": {"name": name},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": count}}},
+    }
+    link = {"podGroupName": name}
+    limits = {"nvidia.com/gpu": "4"}
+    pods = [
+        script_pod(f"{name}-{rank}", TINY_IMAGE, "sleep 600", limits=limits, schedulingGroup=link)
+        for rank in range(count)
+    ]
+    return [group, *pods]
 
 
 def _running(marker: str) -> bool:

@@ -67,6 +67,7 @@ def test_killed_process_has_ended_when_kill_returns(tmp_path: Path) -> None:
         assert process is not None
         process.write(tmp_path / "record.json")
         kept = Process.read(tmp_path / "record.json")
+        assert kept is not None
         assert kept == process
         assert kept.alive
         kept.kill()

@@ -17,6 +17,7 @@ def main() -> int:
     up.add_argument("--nodes", type=int, default=1, choices=range(MOST_NODES + 1), help="real nodes (default 1)")
     up.add_argument("--simulated", type=int, default=0, metavar="N", help="simulated nodes, by kwok")
     up.add_argument("--gpus", type=int, default=4, metavar="N", help="fake GPUs on each node (default 4)")
+    up.add_argument("--owner", type=int, metavar="PID", help="a later run ends it if this process has ended")
     commands.add_parser("down", help="end it without a trace")
     commands.add_parser("status", help="what runs of it")
     arguments = parser.parse_args()
@@ -40,7 +41,13 @@ def main() -> int:
 def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
     sweep()
     began = time.monotonic()
-    cluster.up(nodes=arguments.nodes, simulated_nodes=arguments.simulated, gpus=arguments.gpus, keep=True)
+    cluster.up(
+        nodes=arguments.nodes,
+        simulated_nodes=arguments.simulated,
+        gpus=arguments.gpus,
+        keep=True,
+        owner=arguments.owner,
+    )
     say_to_stderr(f"up after {time.monotonic() - began:.0f} s; `make cluster-down` ends it")
     _print_use(cluster)
 

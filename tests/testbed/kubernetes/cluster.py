@@ -15,9 +15,9 @@ import socket
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from services.local.layout import listen_lasting
 from tests.testbed.built import cache
@@ -38,6 +38,7 @@ from tests.testbed.kubernetes.node import Node
 from tests.testbed.kubernetes.processes import Process, wait
 
 Say = Callable[[str], None]
+_SETTINGS: Final = "cluster.json"
 MOST_NODES: Final = 3
 GPU: Final = "nvidia.com/gpu"
 _NODE_GRACE_S: Final = 8
@@ -48,6 +49,18 @@ _SIMULATED_GRACE_S: Final = 40
 def clusters() -> Path:
     """Returns the folder of all clusters."""
     return cache() / "clusters"
+
+
+@dataclass(frozen=True)
+class Settings:
+    nodes: int
+    simulated: int
+    gpus: int
+    """On each node."""
+    kept: bool
+    """It outlives the process that started it."""
+    owner: Process | None
+    """After the end of this process ``sweep`` ends the cluster."""
 
 
 def say_to_stderr(what: str) -> None:
@@ -66,21 +79,31 @@ class Cluster:
     # --- life --------------------------------------------------------------------
 
     def up(
-        self, *, nodes: int, simulated_nodes: int = 0, gpus: int = 4, keep: bool = False, say: Say = say_to_stderr
+        self,
+        *,
+        nodes: int,
+        simulated_nodes: int = 0,
+        gpus: int = 4,
+        keep: bool = False,
+        owner: int | None = None,
+        say: Say = say_to_stderr,
     ) -> Self:
         """Returns once all nodes are Ready. RuntimeError if it is up already, or cannot be; nothing is left then.
 
-        ``gpus``: fake ones on each node. ``keep``: it outlives this process.
+        ``gpus``: fake ones on each node. ``keep``: it outlives this process. ``owner``: pid of a process after whose
+        end ``sweep`` ends it; None: none if it is kept, else this one.
         """
         if not 0 <= nodes <= MOST_NODES:
             raise ValueError(f"a test cluster has at most {MOST_NODES} nodes, and {nodes} were demanded")
+        pid = owner if keep else owner or os.getpid()
+        settings = Settings(nodes, simulated_nodes, gpus, keep, None if pid is None else Process.of(pid))
         binaries = programs.build(say, nodes=nodes > 0, simulated=simulated_nodes > 0)
         with self._locked():
             if self._control_plane.alive:
                 raise RuntimeError(f"test cluster {self.name!r} is up: `make cluster-down` ends it")
             self._remove()
             try:
-                self._start(binaries, nodes=nodes, simulated_nodes=simulated_nodes, gpus=gpus, keep=keep, say=say)
+                self._start(settings, binaries, say)
             except BaseException:
                 self._remove()
                 raise
@@ -99,23 +122,14 @@ class Cluster:
     def up_now(self) -> bool:
         return self._control_plane.alive
 
-    def _start(
-        self, binaries: Sequence[Path], *, nodes: int, simulated_nodes: int, gpus: int, keep: bool, say: Say
-    ) -> None:
-        (self.folder / "bin").mkdir(parents=True)
-        self.folder.chmod(0o711)
+    def _start(self, settings: Settings, binaries: Sequence[Path], say: Say) -> None:
+        self.folder.mkdir(mode=0o711, parents=True)
+        (self.folder / _SETTINGS).write_text(json.dumps(asdict(settings)))
+        (self.folder / "bin").mkdir()
         for binary in binaries:
             (self.folder / "bin" / binary.name).hardlink_to(binary)
         with listen_lasting("127.0.0.1") as listener:
-            write_keys(self.folder, port=int(listener.getsockname()[1]), nodes=nodes)
-            owner = Process.of(os.getpid())
-            settings = {
-                "nodes": nodes,
-                "simulated": simulated_nodes,
-                "gpus": gpus,
-                "owner": None if keep or owner is None else asdict(owner),
-            }
-            (self.folder / "cluster.json").write_text(json.dumps(settings))
+            write_keys(self.folder, port=int(listener.getsockname()[1]), nodes=settings.nodes)
             self._control_plane.start()
             connect_network(self._control_plane)
             self._start_forwarder(listener)
@@ -123,7 +137,15 @@ class Cluster:
         say("the control plane is ready")
         self.kubectl.create(*DNS_RIGHTS)
         self.control_plane.start_dns()
-        if nodes:
+        self._start_nodes(settings, say)
+        self._start_simulated(settings, say)
+        wait(self._default_account, "namespace default has its service account")
+        if settings.kept:
+            for machine in self.machines:
+                machine.keep()
+
+    def _start_nodes(self, settings: Settings, say: Say) -> None:
+        if settings.nodes:
             (self.folder / "images").mkdir()
             write_images(self.folder / "images")
         for node in self.nodes:
@@ -132,18 +154,17 @@ class Cluster:
             node.start()
         for node in self.nodes:
             self.wait_ready(node.name)
-            self.set_gpus(node.name, gpus)
-            say(f"{node.name} is ready, with {gpus} fake GPUs")
-        if simulated_nodes:
+            self.set_gpus(node.name, settings.gpus)
+            say(f"{node.name} is ready, with {settings.gpus} fake GPUs")
+
+    def _start_simulated(self, settings: Settings, say: Say) -> None:
+        if settings.simulated:
             self.control_plane.start_kwok()
-            objects = simulated.nodes(simulated_nodes, gpus=gpus, tainted=nodes > 0)
-            self.kubectl.create(*objects)
-            wait(lambda: len(self.ready_nodes()) == nodes + simulated_nodes, "all simulated nodes are Ready")
-            say(f"{simulated_nodes} simulated nodes are ready")
-        wait(self._default_account, "namespace default has its service account")
-        if keep:
-            for machine in self.machines:
-                machine.keep()
+            self.kubectl.create(*simulated.nodes(settings.simulated, gpus=settings.gpus, tainted=settings.nodes > 0))
+            wait(
+                lambda: len(self.ready_nodes()) == settings.nodes + settings.simulated, "all simulated nodes are Ready"
+            )
+            say(f"{settings.simulated} simulated nodes are ready")
 
     def _start_forwarder(self, listener: socket.socket) -> None:
         """Outside: the port in ``kubeconfig``; inside: the API server."""
@@ -172,23 +193,26 @@ class Cluster:
     # --- parts -------------------------------------------------------------------
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """How it was started: nodes, simulated, gpus, owner. Empty if there is none."""
+    def settings(self) -> Settings | None:
+        """How it was started; None if there is none."""
         try:
-            settings: dict[str, Any] = json.loads((self.folder / "cluster.json").read_text())
+            document = json.loads((self.folder / _SETTINGS).read_text())
         except FileNotFoundError:
-            return {}
-        return settings
+            return None
+        owner = document.pop("owner")
+        return Settings(**document, owner=owner and Process(**owner))
 
     @property
     def control_plane(self) -> ControlPlane:
-        grace_s = _SIMULATED_GRACE_S if self.settings["simulated"] else _NODE_GRACE_S
+        settings = self.settings
+        grace_s = _SIMULATED_GRACE_S if settings and settings.simulated else _NODE_GRACE_S
         return ControlPlane(self._control_plane, node_grace_s=grace_s)
 
     @property
     def nodes(self) -> list[Node]:
         """The real ones."""
-        numbers = range(1, self.settings.get("nodes", 0) + 1)
+        settings = self.settings
+        numbers = range(1, settings.nodes + 1) if settings else ()
         return [Node(self._machine(f"node-{number}"), self._control_plane, number) for number in numbers]
 
     @property
@@ -229,12 +253,14 @@ class Cluster:
 
     def restart_node(self, node: Node) -> None:
         """After its machine was killed: starts it anew, without the pods that ran on it. Returns once it is Ready."""
+        settings = self.settings
+        assert settings is not None
         node.machine.start()
         node.connect_network()
         node.start()
         self.wait_ready(node.name)
-        self.set_gpus(node.name, self.settings["gpus"])
-        if self.settings["owner"] is None:
+        self.set_gpus(node.name, settings.gpus)
+        if settings.kept:
             node.machine.keep()
 
     def _default_account(self) -> bool:
@@ -250,8 +276,8 @@ def sweep(say: Say = say_to_stderr) -> None:
     names = {path.name for path in clusters().glob("*") if path.is_dir()}
     for name in sorted(names):
         cluster = Cluster(name)
-        owner = cluster.settings.get("owner")
-        if owner is not None and not Process(**owner).alive and cluster.down():
+        settings = cluster.settings
+        if settings and settings.owner and not settings.owner.alive and cluster.down():
             cluster.forget()
             say(f"removed what a killed run left of cluster {name!r}")
 
