@@ -20,6 +20,7 @@ from tests.testbed.platform import Platform
 from tests.waiting import HANG_S
 from weft import Client
 from weft._cli.main import COMMANDS, run
+from weft._spec_file import read_spec
 
 TRAIN = """\
 import os, sys, time
@@ -283,8 +284,30 @@ def test_kill_and_delete_of_several_jobs_ask_first(weft: Weft, weft_up: Platform
         assert in_terminal([*command, "kill", *jobs], environment, typed="y\n")[1] == 0
         assert [client.jobs.get(job).wait(HANG_S).status for job in jobs] == ["KILLED", "KILLED"]
     assert weft("delete", "--kill", jobs[0]).code == 2
+    assert "there is no rank 5: this job has ranks 0 to 1" in weft("logs", jobs[0], "--rank", "5").err
     assert weft("delete", jobs[0]).code == 0
     assert weft("delete", "--kill", jobs[1], "--yes").code == 0
+
+
+def test_killing_a_job_that_has_ended_is_no_error(weft: Weft, code: Path) -> None:
+    job = weft("train", code, "-o", "name").out.strip()
+    assert weft("wait", job).code == 0
+    killed = weft("kill", job)
+    assert (killed.code, killed.out.strip()) == (0, f"{job}: has ended already (COMPLETED)")
+    assert "COMPLETED" in weft("halt", job).err
+
+
+@pytest.mark.parametrize("name", ["2026", "true", "1e3", "a.b-C_1"])
+def test_init_writes_a_spec_with_the_name_that_was_given(weft: Weft, tmp_path: Path, name: str) -> None:
+    assert weft("init", tmp_path / "new", "--name", name).code == 0
+    plan = weft("train", tmp_path / "new", "--dry-run", "-o", "json")
+    assert plan.code == 0, plan.err
+    assert read_spec(tmp_path / "new" / "weft.yaml").document["name"] == name
+
+
+def test_init_refuses_a_name_that_no_job_can_have(weft: Weft, tmp_path: Path) -> None:
+    refused = weft("init", tmp_path / "new", "--name", "my job!")
+    assert (refused.code != 0, "nothing was written" in refused.err, (tmp_path / "new").exists()) == (True, True, False)
 
 
 def test_unknown_metric_and_job_without_metrics_have_different_errors(weft: Weft, code: Path) -> None:

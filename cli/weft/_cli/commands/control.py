@@ -5,7 +5,7 @@ Each takes several jobs; one that fails does not stop the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def halt_command(call: Call, jobs: tuple[str, ...]) -> None:
     """Let jobs checkpoint and stop; they can be resumed."""
+    named = _found(call, jobs)
     _apply(
-        call,
-        _found(call, jobs),
-        lambda id_: call.client.jobs.halt(id_).document,
-        "will halt; `weft resume` continues it",
+        call, named, lambda id_: call.client.jobs.halt(id_).document, lambda _: "will halt; `weft resume` continues it"
     )
 
 
@@ -33,7 +31,8 @@ def halt_command(call: Call, jobs: tuple[str, ...]) -> None:
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def resume_command(call: Call, jobs: tuple[str, ...]) -> None:
     """Queue halted jobs again, from their checkpoints."""
-    _apply(call, _found(call, jobs), lambda id_: call.client.jobs.resume(id_).document, "queued again")
+    named = _found(call, jobs)
+    _apply(call, named, lambda id_: call.client.jobs.resume(id_).document, lambda _: "queued again")
 
 
 @command("kill")
@@ -44,10 +43,24 @@ def kill_command(call: Call, jobs: tuple[str, ...], yes: bool) -> None:
 
     Asks first if there are several.
     """
+    from weft._errors import IllegalTransition
+
     named = _found(call, jobs)
     if len(named) > 1:
         confirm(f"kill {len(named)} jobs, and store nothing more of them", _described(call, named), yes=yes)
-    _apply(call, named, lambda id_: call.client.jobs.kill(id_).document, "will end")
+
+    def kill(id_: str) -> dict[str, object]:
+        try:
+            return call.client.jobs.kill(id_).document
+        except IllegalTransition:  # it has ended, which is all that a kill is for
+            return call.client.jobs.document(id_)
+
+    def outcome(job: Mapping[str, object]) -> str:
+        if job["status"] == "KILLED":
+            return "killed"
+        return f"has ended already ({job['status']})" if job["status"] in {"COMPLETED", "FAILED"} else "will end"
+
+    _apply(call, named, kill, outcome)
 
 
 @command("delete")
@@ -69,7 +82,7 @@ def delete_command(call: Call, jobs: tuple[str, ...], kill: bool, yes: bool) -> 
         call.client.jobs.delete(id_, kill=kill)
         return {"id": id_, "deleted": True}
 
-    _apply(call, named, delete, "deleted")
+    _apply(call, named, delete, lambda _: "deleted")
 
 
 def _found(call: Call, jobs: tuple[str, ...]) -> list[tuple[str, str | WeftError]]:
@@ -109,9 +122,9 @@ def _apply(
     call: Call,
     jobs: Sequence[tuple[str, str | WeftError]],
     act: Callable[[str], dict[str, object]],
-    done: str,
+    outcome: Callable[[Mapping[str, object]], str],
 ) -> None:
-    """Carries out ``act`` for each job that was found; shows each error."""
+    """Carries out ``act`` for each job that was found; shows each error. ``outcome`` puts an answer into words."""
     from weft._cli.failure import weft_error
     from weft._cli.output import emit
     from weft._cli.text import one_line
@@ -125,7 +138,7 @@ def _apply(
             if not isinstance(id_, str):
                 raise id_
             answers.append(act(id_))
-            lines.append(one_line(f"{id_}{f' ({named})' if named != id_ else ''}: {done}"))
+            lines.append(one_line(f"{id_}{f' ({named})' if named != id_ else ''}: {outcome(answers[-1])}"))
         except WeftError as failed:
             code = weft_error(failed)
     if answers or not call.for_people:
