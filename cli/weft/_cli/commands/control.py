@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def halt_command(call: Call, jobs: tuple[str, ...]) -> None:
     """Let jobs checkpoint and stop; they can be resumed."""
-    named = _found(call, jobs)
+    named = _look_up(call, jobs)
     _apply(
         call, named, lambda id_: call.client.jobs.halt(id_).document, lambda _: "will halt; `weft resume` continues it"
     )
@@ -31,7 +31,7 @@ def halt_command(call: Call, jobs: tuple[str, ...]) -> None:
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def resume_command(call: Call, jobs: tuple[str, ...]) -> None:
     """Queue halted jobs again, from their checkpoints."""
-    named = _found(call, jobs)
+    named = _look_up(call, jobs)
     _apply(call, named, lambda id_: call.client.jobs.resume(id_).document, lambda _: "queued again")
 
 
@@ -45,7 +45,7 @@ def kill_command(call: Call, jobs: tuple[str, ...], yes: bool) -> None:
     """
     from weft._errors import IllegalTransition
 
-    named = _found(call, jobs)
+    named = _look_up(call, jobs)
     if len(named) > 1:
         confirm(f"kill {len(named)} jobs, and store nothing more of them", _described(call, named), yes=yes)
 
@@ -72,7 +72,7 @@ def delete_command(call: Call, jobs: tuple[str, ...], kill: bool, yes: bool) -> 
 
     Asks first if there are several, and with --kill.
     """
-    named = _found(call, jobs)
+    named = _look_up(call, jobs)
     if kill or len(named) > 1:
         count = f"{len(named)} jobs" if len(named) > 1 else "a job"
         what = f"{'kill and ' if kill else ''}delete {count}, with {'their' if len(named) > 1 else 'its'} results"
@@ -85,28 +85,28 @@ def delete_command(call: Call, jobs: tuple[str, ...], kill: bool, yes: bool) -> 
     _apply(call, named, delete, lambda _: "deleted")
 
 
-def _found(call: Call, jobs: tuple[str, ...]) -> list[tuple[str, str | WeftError]]:
+def _look_up(call: Call, jobs: tuple[str, ...]) -> list[tuple[str, str | WeftError]]:
     """Each job as it was named, with its id or the error of looking for it."""
     from weft._cli.find import job_id
     from weft._errors import WeftError
 
-    found: list[tuple[str, str | WeftError]] = []
+    looked_up: list[tuple[str, str | WeftError]] = []
     for named in jobs:
         try:
-            found.append((named, job_id(call.client, named)))
+            looked_up.append((named, job_id(call.client, named)))
         except WeftError as failed:
-            found.append((named, failed))
-    return found
+            looked_up.append((named, failed))
+    return looked_up
 
 
-def _described(call: Call, found: Sequence[tuple[str, str | WeftError]]) -> list[str]:
+def _described(call: Call, named_jobs: Sequence[tuple[str, str | WeftError]]) -> list[str]:
     """A line for each job that was found: id, name, status and age."""
     from weft._cli.text import ago
     from weft._errors import WeftError
     from weft._records import parse_time
 
     lines: list[str] = []
-    for named, id_ in found:
+    for named, id_ in named_jobs:
         if isinstance(id_, str):
             try:
                 job = call.client.jobs.document(id_)
