@@ -34,6 +34,7 @@ from services.core.ports.metric_store import (
     StoredLine,
     StoredPoint,
 )
+from services.core.runtime.address import Address
 from services.core.runtime.home import Home
 from services.core.runtime.quarantine import QuarantineEntry
 
@@ -53,7 +54,7 @@ class ServiceClient:
         self._home = home
         self._name = name
         self._secret = secret
-        self._address = ""
+        self._address: Address | None = None
         self._channel: grpc.aio.Channel | None = None
 
     async def channel(self) -> grpc.aio.Channel:

@@ -14,7 +14,6 @@ import shutil
 import signal
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.status import ADMITTED, RESTING, Status
 from services.core.failpoints.points import under_failpoints
 from services.core.runtime.home import Home, default_home
+from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, alive, identify, read_live_process, send_signal, wait_gone
 from services.local.backup.commands import Backups
 from services.local.backup.restore_marker import refuse_half_restored
@@ -144,16 +144,15 @@ class Platform(Backups):
     def _not_ready(home: Home, service: str) -> str:
         """Why the service is not ready; empty if it is."""
         try:
-            with _direct.open(f"http://{home.address(service + '-ops')}/readyz", timeout=2):
-                return ""
-        except urllib.error.HTTPError as error:
-            try:
-                failing = json.loads(error.read() or b"{}").get("failing", {})
-            except (OSError, http.client.HTTPException, ValueError):  # it died or hung in the middle of its answer
-                return str(error)
-            return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
-        except (OSError, WeftError) as error:
-            return str(error)
+            answer = read_operations(home.address(f"{service}-ops"), "/readyz", timeout_s=2)
+            failing = json.loads(answer.body).get("failing", {})
+        except ConnectionRefusedError:  # nothing listens at its socket yet
+            return "does not answer"
+        except (OSError, http.client.HTTPException, ValueError, WeftError) as error:  # or it died in its answer
+            return str(error) or type(error).__name__
+        if answer.status == http.HTTPStatus.OK:
+            return ""
+        return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
 
     def down_losses(self, home: str | None = None, *, purge: bool = False) -> list[str]:
         """Returns a line for each thing that ``down`` would interrupt or remove; none: nothing is lost."""

@@ -16,6 +16,7 @@ from services.core.ports.metric_store import LineQuery
 from services.core.runtime.home import Home
 from tests.documents import a_job
 from tests.testbed.memory import MemoryJobStore
+from tests.testbed.server import socket_folder
 from tests.waiting import until
 
 
@@ -34,8 +35,11 @@ async def test_a_follower_that_leaves_while_metrics_hangs_leaves_no_task_behind(
 
     store = MemoryJobStore()
     job = await store.insert(a_job())
-    with socket.create_server(("127.0.0.1", 0)) as hanging:
-        home.addresses_file.write_text(json.dumps({"metrics": f"127.0.0.1:{hanging.getsockname()[1]}"}))
+    path = socket_folder() / "hangs"
+    with socket.socket(socket.AF_UNIX) as hanging:
+        hanging.bind(str(path))
+        hanging.listen()
+        home.addresses_file.write_text(json.dumps({"metrics": f"unix:{path}"}))
         client = ServiceClient(home, "metrics", b"secret")
         stream = Following(store, TelemetryClient(client), Watcher(store, every_s=60)).lines(job, LineQuery())
         reading = asyncio.ensure_future(anext(stream))
