@@ -253,6 +253,8 @@ class Agent:
         everything = ProcessMatcher(
             job_dirs=frozenset(str(learner.job_dir) for learner in learners),
             folders=frozenset(str(learner.folder) for learner in learners),
+            # bubblewrap has no environment by which it could be found.
+            identities=tuple(process for learner in learners if (process := learner.process) is not None),
             uids=frozenset(learner.document.uid for learner in learners) if all_of_job and self._uids else frozenset(),
             groups=frozenset(path for learner in learners for path in learner.document.groups),
         )

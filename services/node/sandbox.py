@@ -1,7 +1,8 @@
 """The isolation ``sandbox``: a learner sees the system, read-only, and its own folder, but no others (bubblewrap).
 
 bubblewrap runs under the learner's own user, in a user namespace: it needs no root, and a flaw in it gives a learner no
-rights. The learner has its own /tmp (its TMPDIR), /dev with /dev/shm, /proc and process table. The network is shared,
+rights. Its own environment is empty, and it reads its options and the learner's variables from a descriptor
+(``shim.command``): nothing of a job reaches it before the sandbox is closed. The learner has its own /tmp (its TMPDIR), /dev with /dev/shm, /proc and process table. The network is shared,
 because the learners of a gang connect over loopback. Everything that is not bound is absent: WEFT_HOME, other learners,
 users' homes.
 

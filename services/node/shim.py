@@ -185,19 +185,35 @@ def write_word(path: str, word: str) -> None:
         file.write(word)
 
 
-def command(learner: dict[str, Any], env: dict[str, str]) -> list[str]:
-    """The arguments of execve: the shell with the command; in isolation ``sandbox`` inside bubblewrap."""
+def command(learner: dict[str, Any], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The arguments and the environment of execve: the shell with the command; in isolation ``sandbox`` bubblewrap.
+
+    bubblewrap runs outside the sandbox, so its own environment is empty: variables of the job such as LD_PRELOAD would
+    take it over. It gets all options and the learner's variables from a descriptor, which other users cannot read.
+    """
     shell = ["/bin/sh", "-c", learner["learner"]["command"]]
     if not learner.get("wrap"):
-        return shell
+        return shell, env
     data: list[str] = []
     for entry in learner["plan"]["inputs"]:
         path = f"{env['DATA_DIR']}/{entry['mount']}"
         if os.path.islink(path):  # made by the helper, to data on this machine
             place = os.path.realpath(path)
             data += ["--ro-bind", place, place]
-    *wrap, remount, root = learner["wrap"]
-    return [*wrap, *data, remount, root, "--chdir", env["MODEL_DIR"], "--", *shell]
+    bwrap, *wrap, remount, root = learner["wrap"]
+    options = [*wrap, *data, remount, root, "--chdir", env["MODEL_DIR"], "--clearenv"]
+    for name, value in env.items():
+        options += ["--setenv", name, value]
+    return [bwrap, "--args", str(readable("".join(f"{option}\0" for option in options))), "--", *shell], {}
+
+
+def readable(content: str) -> int:
+    """A descriptor from which a program that is executed reads the content. It is in no folder."""
+    fd = os.memfd_create("weft", 0)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(os.fsencode(content))
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def environment(learner: dict[str, Any], prepared: dict[str, Any]) -> dict[str, str]:
@@ -250,9 +266,9 @@ def become(folder: str, learner: dict[str, Any], start_pipe: int) -> NoReturn:
             signal.signal(sign, signal.SIG_DFL)
         restrict(learner)
         os.chdir(env["MODEL_DIR"])
-        argv = command(learner, env)
+        argv, environ = command(learner, env)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        os.execve(argv[0], argv, env)  # noqa: S606 - the shell in argv is the point
+        os.execve(argv[0], argv, environ)  # noqa: S606 - the shell in argv is the point
     except BaseException as error:  # noqa: BLE001 - the user reads it in stderr; no code of the parent may run here
         os.write(2, f"weft: the command cannot be started: {error}\n".encode(errors="replace"))
     os._exit(CANNOT_RUN)
