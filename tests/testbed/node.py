@@ -41,7 +41,7 @@ def job_id() -> str:
 
 def plan(
     commands: Sequence[str], *, job: str = "", attempt: int = 1, term: int = 1, distribution: str = "none",
-    gpus: float = 0, env: Mapping[str, str] | None = None, memory: int = 2**28,
+    gpus: float = 0, env: Mapping[str, str] | None = None, memory: int = 2**28, tenant: str = "t",
 ) -> AttemptPlan:  # fmt: skip
     """One learner per command, with the variables that the Guardian renders."""
     learners = tuple(
@@ -53,8 +53,9 @@ def plan(
     )  # fmt: skip
     return with_variables(
         AttemptPlan(
-            job=job or job_id(), tenant="t", attempt=attempt, term=term, learners=learners, distribution=distribution,
-            framework="", code_digest="", inputs=(), grace=1000, store_timeout=1000, checkpoint_keep=1,
+            job=job or job_id(), tenant=tenant, attempt=attempt, term=term, learners=learners,
+            distribution=distribution, framework="", code_digest="", inputs=(), grace=1000, store_timeout=1000,
+            checkpoint_keep=1,
         )
     )  # fmt: skip
 
