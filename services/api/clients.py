@@ -113,7 +113,7 @@ class ClusterUsage:
 
     nodes: Sequence[Node]
     isolation: str
-    """How learners are isolated: process | sandbox."""
+    """How learners are isolated: sandbox | process | trusted."""
     used: Size
     """What jobs hold of all nodes together."""
 

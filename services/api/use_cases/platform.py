@@ -85,7 +85,7 @@ class ClusterState(Answer):
     )
     nodes: Annotated[list[ClusterNode] | UnsetType, doc("All nodes. Only while the cluster answers.")] = UNSET
     isolation: Annotated[
-        str | UnsetType, doc("How learners are isolated: process or sandbox. Only while the cluster answers.")
+        str | UnsetType, doc("How learners are isolated: sandbox, process or trusted. Only while the cluster answers.")
     ] = UNSET
     total: Annotated[ResourceSize | UnsetType, doc("Hardware of all ready nodes. Only with `nodes`.")] = UNSET
 

@@ -15,7 +15,7 @@ from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
 
 ISOLATION_LABEL: Final = "weft.dev/isolation"
-"""Label of a node: how its learners are isolated (process | sandbox)."""
+"""Label of a node: how its learners are isolated (sandbox | process | trusted)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
