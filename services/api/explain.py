@@ -20,6 +20,7 @@ from services.core.domain.status import Desired, PendingReason, Status
 _ADVICE: Final[Mapping[str, str]] = {
     PendingReason.NO_MATCHING_FLAVOR: "`weft kill {id}`, and submit it again with less `resources` or fewer `learners`",
     PendingReason.WAITING_FOR_CAPACITY: "it starts by itself once running jobs have ended",
+    PendingReason.WAITING_FOR_DISK: "nothing of the job is wrong: it starts by itself once the operator has made room",
     PendingReason.BACK_OFF: "it is tried again by itself; `retries.backoff` sets the pause",
     PendingReason.RELEASING: "the hardware of its last attempt is being given back; it continues by itself",
     "ExitCode": "`weft logs {id}{rank} --tail 50` shows its last lines",

@@ -34,7 +34,8 @@ NOT_FOUND: Final = "DataNotFound"
 """The store answers, and has no such file: the spec is wrong."""
 _CHUNK: Final = 2**20
 _REDIRECTS: Final = 5
-_TRIES: Final = 6
+_TRIES: Final = 4
+"""Seven seconds of pauses. After that the hardware is given back, and the job is tried again later."""
 _NO_SUCH_HOST: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 _MOVED: Final = frozenset({301, 302, 303, 307, 308})
 
