@@ -37,6 +37,7 @@ from services.core.runtime.processes import (
 )
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import ETCD, PROGRAMS, Program, choose_addresses, prepare
+from services.local.log_rotation import rotate_logs
 from services.local.settings import LocalSettings
 
 _STEADY_S: Final = 5.0
@@ -84,7 +85,10 @@ class Supervisor:
             loop.add_signal_handler(sign, self.stopping.set)
         write_process_file(self._home / "run" / "supervisor.json", _self())
         tasks: list[asyncio.Task[None]] = []
-        coming_up = asyncio.create_task(self._record_came_up())
+        rotating = rotate_logs(
+            self._home / "logs", most_bytes=self._settings.log_bytes, copies=self._settings.log_copies
+        )
+        beside = [asyncio.create_task(self._record_came_up()), asyncio.create_task(rotating)]
         try:
             # All start at the same time: each service waits for its own dependencies.
             tasks.extend(asyncio.create_task(self._supervise(running)) for running in self.running)
@@ -94,7 +98,7 @@ class Supervisor:
                 await task  # raises the reason why a program cannot be started at all
         finally:
             self.stopping.set()
-            for task in (*tasks, coming_up):
+            for task in (*tasks, *beside):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._stop_all()
