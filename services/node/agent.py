@@ -60,6 +60,7 @@ class Agent:
         self._instrumentation = instrumentation
         self.node: Node = capacity.detect(settings)
         self._root = self._home / "node"
+        self.free_space = capacity.free_space(settings)
         self._own_folder = self._root / ".agent"
         self._fences = Fences(self._own_folder / "fences")
         self._uids = Pool(settings.node_uid_first, settings.node_uid_count) if os.geteuid() == 0 else None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from services.core.adapters.etcd import launcher
 from services.core.runtime.processes import alive, identify, read_live_process, send_signal, wait_gone
 from services.local.layout import ETCD, PROGRAMS
 from tests.testbed import sets
@@ -227,3 +228,24 @@ def test_failed_start_does_not_end_running_learners() -> None:
         with Client(running.url, running.key) as client:
             again = client.jobs.get(job.id).wait(HANG_S)
         assert (again.status, again.attempt) == ("COMPLETED", 1)
+
+
+def test_etcd_whose_version_hangs_ends_nothing_and_is_started_once_it_answers(folder: Path) -> None:
+    """The supervisor used to end, and with it every service."""
+    flag, log = folder / "hangs", "logs/supervisor.log"
+    wrapper = folder / "etcd"
+    real = launcher.find_etcd()
+    wrapper.write_text(f'#!/bin/sh\nif [ -e {flag} ]; then exec sleep 600; fi\nexec {real} "$@"\n')
+    wrapper.chmod(0o755)
+    with platform({"ETCD_BIN": str(wrapper)}) as running:
+        others = [running.process(name) for name in ("supervisor", *SERVICES) if name != "etcd"]
+        flag.touch()
+        etcd = running.kill("etcd")
+        eventually(lambda: "service.start_failed" in (running.home / log).read_text())
+        assert all(alive(process) for process in others)
+        flag.unlink()
+        eventually(lambda: running.again("etcd", etcd))
+        with Client(running.url, running.key) as client:
+            spec = {"name": "after", "command": "true", "resources": {"cpus": 0.1, "memory": "64MiB"}}
+            assert client.jobs.submit(spec).wait(HANG_S).status == "COMPLETED"
+        assert all(alive(process) for process in others)

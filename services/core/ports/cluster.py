@@ -32,6 +32,8 @@ class Node:
     """Model of the GPUs, e.g. v100; empty: unknown or none."""
     ready: bool = True
     """False: no learners can be placed on it now."""
+    pressure: str = ""
+    """Why no further learners should be placed on it now, e.g. an almost full disk, for people; empty: nothing."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
