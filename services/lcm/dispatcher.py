@@ -284,7 +284,9 @@ class Dispatcher:
         waiters: list[Waiter] = []
         while limit := min(_PAGE, self.settings.queue_scan - len(waiters)):
             query = JobQuery(statuses=(Status.QUEUED,), after=after)
-            page = await self.jobs.find(query, newest_first=False, limit=limit)
+            left_out: list[Unreadable] = []
+            page = await self.jobs.find(query, newest_first=False, limit=limit, left_out=left_out)
+            self.unreadable.add(left_out)
             waiters += [Waiter.of(job, self._gang(job)) for job in page]
             if len(page) < limit:
                 break

@@ -210,6 +210,14 @@ class Job:
         """Whether nothing of the job runs, holds hardware or will start by itself. Only such a job can be deleted."""
         return self.status in RESTING and not self.holds
 
+    @property
+    def live(self) -> bool:
+        """Whether a service may still have to act on the job: it is not at rest. Every store indexes it.
+
+        The queries of each second read live jobs only, so the number of jobs at rest costs them nothing.
+        """
+        return not self.at_rest
+
     def was_applied(self, key: str, *, since: int) -> bool:
         """Whether ``applied_keys`` has this key with a time after ``since`` (Unix ms)."""
         return any(applied.key == key and applied.time > since for applied in self.applied_keys)
