@@ -101,8 +101,8 @@ class Dispatcher:
     instrumentation: Instrumentation
     quarantine: Quarantine
     sizes: Mapping[str, Size] = field(default_factory=lambda: dict(SIZES))
-    waiting: Sequence[Decision] = ()
-    """The last round's decisions for the jobs that wait, in order. Empty while this process does not lead."""
+    waiting: Mapping[str, Decision] = field(default_factory=dict)
+    """The last round's decisions for the jobs that wait, by id, in order. Empty while this process does not lead."""
     term: int = 0
     """The term of this dispatcher while it leads; else 0."""
     _gangs: dict[str, tuple[int, Gang | None]] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Dispatcher:
                     log.warning("dispatcher.interrupted", why=str(error))
                 finally:
                     self._set_term(0)
-                    self.waiting = ()
+                    self.waiting = {}
             await self._pause(stopping)
 
     # --- leading -------------------------------------------------------------------
@@ -206,8 +206,8 @@ class Dispatcher:
         held = await self._read_held()
         free = await self._judge_admissions(held)
         walk, decisions = await self._walk_queue(free, held.capacity)
-        self.waiting = [decision for decision in decisions if decision.placement is None]
-        self.instrumentation.waiting(decision.job.gang for decision in self.waiting)
+        self.waiting = {decision.job.id: decision for decision in decisions if decision.placement is None}
+        self.instrumentation.waiting(decision.job.gang for decision in self.waiting.values())
         self.instrumentation.holding.set(len(held.jobs))
         admissions: dict[str, Placed] = {}
         for decision in decisions:
