@@ -42,7 +42,7 @@ TURNS: Final = 10
 YEAR_MS: Final = 365 * 24 * 3600 * 1000
 PAGE: Final = 2_000
 """Rows of a transaction while the store is filled: short enough for the services beside it."""
-NEVER_FITS: Final = {"name": "waits", "command": "true", "resources": {"gpus": 1, "gpu_type": "nowhere", "memory": "1GiB"}}
+NEVER_FITS: Final = {"name": "waits", "command": "true", "resources": {"gpus": 1, "gpu_type": "nowhere"}}
 PROMISED: Final = "<= 1.10"
 
 
