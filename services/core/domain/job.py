@@ -215,6 +215,14 @@ class Job:
         return self.status in RESTING and not self.holds
 
     @property
+    def live(self) -> bool:
+        """Whether a service may still have to act on the job: it is not at rest. Every store indexes it.
+
+        The queries of each second read live jobs only, so the number of jobs at rest costs them nothing.
+        """
+        return not self.at_rest
+
+    @property
     def actor_of_desired(self) -> str:
         """The actor of events that carry out ``desired``: the user who changed it last; ``guardian`` where unknown."""
         return self.desired_by or "guardian"

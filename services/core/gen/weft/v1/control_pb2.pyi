@@ -86,7 +86,7 @@ class ExplainReply(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___Waiting]:
-        """in the order of the queue"""
+        """in the order of the question, or of the queue"""
 
     def __init__(
         self,
