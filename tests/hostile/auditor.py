@@ -94,10 +94,10 @@ def leftovers(arena: Arena) -> Iterator[str]:
     yield from _processes(arena)
     for place in _PLACES:
         with suppress(OSError):
-            for entry in os.scandir(place):
+            for path in Path(place).iterdir():
                 with suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_uid in arena.uids and not _is_home(arena, entry.path):
-                        yield entry.path
+                    if path.lstat().st_uid in arena.uids and path not in arena.weft.home.root.parents:
+                        yield str(path)
     yield from _shared_objects(arena)
     root = str(arena.weft.home.root)
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -110,10 +110,6 @@ def leftovers(arena: Arena) -> Iterator[str]:
         for name in names:
             if name.partition(".")[0] in arena.jobs:
                 yield f"group {at}/{name}"
-
-
-def _is_home(arena: Arena, path: str) -> bool:
-    return str(arena.weft.home.root).startswith(f"{path}/") or path == str(arena.weft.home.root)
 
 
 def _processes(arena: Arena) -> Iterator[str]:

@@ -21,6 +21,7 @@ from tests.hostile.tricks import registry
 from tests.testbed.mongo import at_database
 
 _TABLE: Final = pytest.StashKey[Table]()
+_SHOWN: Final = 3_000
 _WANTED: Final = os.environ.get("WEFT_HOSTILE", "")
 
 
@@ -52,12 +53,16 @@ def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     values = getattr(getattr(item, "callspec", None), "params", {})
     if "trick" in values and (report.when == "call" or report.failed):
         table = item.config.stash.setdefault(_TABLE, Table())
         table.add(values["trick"], str(values["arena"]), held=report.passed)
+        if report.failed and call.excinfo is not None:  # at once: a whole run takes long
+            item.config.get_terminal_writer().line(f"\nFELL {item.name}\n{str(call.excinfo.value)[:_SHOWN]}")
     return report
 
 

@@ -196,7 +196,7 @@ def rights_are_gained() -> None:
         ("more files", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (2**20, 2**20 * 8))),
         ("oom_score_adj", lambda: Path("/proc/self/oom_score_adj").write_text("-1000")),
     ):
-        must_fail(name, action)  # type: ignore[arg-type]
+        must_fail(name, action)
     for words in (["su", "-c", "id"], ["sudo", "-n", "id"], ["pkexec", "id"], ["newgrp", "root"], ["mount", "-a"]):
         with suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from tests.hostile.trick import Trick
-from tests.hostile.tricks import of_learners, of_requests
+from tests.hostile.tricks import code, load, of_learners, specs, tenants
 
-TRICKS: Final[tuple[Trick, ...]] = (*of_learners.TRICKS, *of_requests.TRICKS)
+TRICKS: Final[tuple[Trick, ...]] = (
+    *of_learners.TRICKS, *tenants.TRICKS, *specs.TRICKS, *code.TRICKS, *load.TRICKS,
+)  # fmt: skip
 QUICK: Final[tuple[Trick, ...]] = tuple(trick for trick in TRICKS if trick.quick)
