@@ -218,12 +218,17 @@ class Arena:
             self.data,
             guard / "job",
         )
-        return {
+        files = {
             str(path): hashlib.sha256(path.read_bytes()).hexdigest()
             for root in roots
             for path in sorted(root.rglob("*"))
             if path.is_file() and not path.is_symlink()
         }
+        for name in ("", "run", "secrets", "logs", "objects", "metrics", "jobs.sqlite", "records.sqlite", "uploads"):
+            if (home / name).exists():
+                status = (home / name).stat()
+                files[f"{home / name} itself"] = f"{status.st_ino} {status.st_uid} {status.st_mode:o}"
+        return files
 
 
 def _command(pid: int) -> str:

@@ -118,6 +118,9 @@ def etcd_is_filled() -> None:
 def _inner_calls(credentials: list[str]) -> None:
     known = intel()
     targets = dict(known["addresses"])
+    with closing(connect(targets["api-grpc"])) as connection:
+        if call(connection, "/weft.v1.Keys/WhoAmI", f"Bearer {known['key']}") is None:
+            breach("the call that must succeed fails: the attack is wrong")
     for name, method in _CALLS:
         for address in {targets.get(name, ""), *known["sockets"]} - {""}:
             for header in credentials:

@@ -127,7 +127,7 @@ def kinds_are_strange() -> None:
             os.chdir(folder(name))
             listener.bind("socket")
         with suppress(OSError):
-            os.mknod(folder(name) / "device", 0o20_0666, os.makedev(1, 5))
+            os.mknod(folder(name) / "device", 0o020_666, os.makedev(1, 5))
     for path in (folder("JOB_STATE_DIR") / "metrics.jsonl", folder("LOG_DIR") / "metrics.jsonl"):
         with suppress(OSError):
             path.unlink(missing_ok=True)

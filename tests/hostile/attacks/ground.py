@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 BREACH: Final = "BREACH "
+FORGED: Final = "forged-by-a-learner"
+"""In every file that a learner writes in place of the platform's."""
 OVER: Final = "ATTACK OVER"
 """The last line: without it an attack has not been tried to its end."""
 _SHOWN: Final = 4_000
@@ -37,13 +39,20 @@ def say(text: object) -> None:
 
 
 def must_fail(what: str, action: Callable[[], object]) -> None:
-    """Reports a breach if the action raises no OSError."""
+    """Reports a breach if the action is not refused."""
+    if tried(what, action):
+        breach(what)
+
+
+def tried(what: str, action: Callable[[], object]) -> bool:
+    """True if the action was not refused. In a sandbox a path may be another file than outside: the auditor looks."""
     try:
         value = action()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a limit that may not be raised
         say(f"refused: {what}: {error}")
-    else:
-        breach(f"{what}: {str(value)[:200]}")
+        return False
+    say(f"done: {what}: {str(value)[:200]}")
+    return True
 
 
 def show(path: str | Path) -> None:

@@ -251,7 +251,7 @@ def devices_are_opened() -> None:
     """Makes devices, and opens disks, memory, the kernel's log and consoles."""
     node = folder("TMPDIR") / "disk"
     for number in (os.makedev(254, 0), os.makedev(8, 0), os.makedev(1, 1)):
-        must_fail("a device", lambda number=number: os.mknod(node, 0o60_0600, number))  # type: ignore[misc]
+        must_fail("a device", lambda number=number: os.mknod(node, 0o060_600, number))  # type: ignore[misc]
     disks = [f"/dev/{line.split()[3]}" for line in Path("/proc/partitions").read_text().splitlines()[2:]]
     for path in (
         *disks,

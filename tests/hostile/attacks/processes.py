@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.hostile.attacks.ground import detached, folder, intel, must_fail, say, show
+from tests.hostile.attacks.ground import FORGED, detached, folder, intel, must_fail, say, show, tried
 
 _BOUND_S = 90.0
 """Every process that an attack leaves ends by itself after this time, in seconds."""
@@ -127,19 +127,22 @@ def platform_files_are_forged() -> None:
         "exit.json", "start.json", "stored", "shim.json", "helper.json", "learner.json", "stop.json", "go", "active",
         "prepared.json", "gpus.json", "runs/1/exit.json", "runs/1/stdout", "spool/x", "fetched/x",
     )  # fmt: skip
-    text = (
-        '{"schema": 1, "time": 1, "code": 0, "signal": null, "stop_cause": "", "lost": false, "oom": false, "run": 1}'
-    )
+    text = f'{{"schema": 1, "time": 1, "code": 0, "run": 1, "stop_cause": "", "lost": false, "by": "{FORGED}"}}'
     for name in names:
         place = inside / name
         with suppress(OSError):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text)
-        must_fail(f"../{name}", lambda name=name: (inside.parent / name).write_text(text))  # type: ignore[misc]
-        must_fail(f"removing ../{name}", lambda name=name: os.unlink(inside.parent / name))  # type: ignore[misc]
-        show(inside.parent / name)
-    must_fail("renaming its own folder", lambda: inside.rename(inside.with_name("other")))
+        above = inside.parent / name
+        tried(f"removing ../{name}", lambda above=above: os.unlink(above))  # type: ignore[misc]
+        tried(f"../{name}", lambda above=above: above.write_text(text))  # type: ignore[misc]
+        show(above)
+    tried("renaming its own folder", lambda: inside.rename(inside.with_name("other")))
     (inside / "stop-requested").symlink_to("/etc/passwd")
+    (inside / "ready").touch()
+    deadline = time.monotonic() + 30
+    while not (inside / "go-on").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def others_files_are_read() -> None:
@@ -162,9 +165,9 @@ def others_files_are_read() -> None:
 def others_files_are_written() -> None:
     """Writes, renames and removes the platform's and the victim's files and folders."""
     for path in intel()["private"]:
-        must_fail(f"appending to {path}", lambda path=path: open(path, "ab").close())  # type: ignore[misc]
-        must_fail(f"removing {path}", lambda path=path: os.unlink(path))  # type: ignore[misc]
-        must_fail(f"renaming {path}", lambda path=path: os.rename(path, f"{path}-hostile"))  # type: ignore[misc]
-        must_fail(f"a file in {path}", lambda path=path: open(f"{path}/hostile", "w").close())  # type: ignore[misc]
-        must_fail(f"the mode of {path}", lambda path=path: os.chmod(path, 0o777))  # type: ignore[misc]
-        must_fail(f"a hard link to {path}", lambda path=path: os.link(path, folder("RESULT_DIR") / f"l{hash(path)}"))  # type: ignore[misc]
+        tried(f"appending to {path}", lambda path=path: open(path, "ab").close())  # type: ignore[misc]
+        tried(f"removing {path}", lambda path=path: os.unlink(path))  # type: ignore[misc]
+        tried(f"renaming {path}", lambda path=path: os.rename(path, f"{path}-hostile"))  # type: ignore[misc]
+        tried(f"a file in {path}", lambda path=path: open(f"{path}/hostile", "w").close())  # type: ignore[misc]
+        tried(f"the mode of {path}", lambda path=path: os.chmod(path, 0o777))  # type: ignore[misc]
+        tried(f"a hard link to {path}", lambda path=path: os.link(path, folder("RESULT_DIR") / f"l{hash(path)}"))  # type: ignore[misc]

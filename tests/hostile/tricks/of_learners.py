@@ -8,6 +8,7 @@ from typing import Final
 
 from tests.hostile.arena import Arena
 from tests.hostile.attacks import channels, files, kernel, loads, processes, telemetry
+from tests.hostile.attacks.ground import FORGED
 from tests.hostile.trick import Trick, of_learner
 from tests.waiting import HANG_S, eventually
 from weft._job import Job
@@ -80,6 +81,18 @@ def _plant_foreign_file(arena: Arena, job: Job) -> Iterator[str]:
     yield from ()
 
 
+def _look_for_forged_files(arena: Arena, job: Job) -> Iterator[str]:
+    """The learner's folder, but for the part that is the learner's own, is as the platform has made it."""
+    folder = _until(arena, job, "ready")
+    for path in folder.parent.rglob("*"):
+        if path.is_file() and folder not in path.parents and FORGED.encode() in path.read_bytes():
+            yield f"the learner has written {path}"
+    for name in ("learner.json", "shim.json", "runs/1/start.json", "job"):
+        if not (folder.parent / name).exists():
+            yield f"the learner has removed {name}"
+    (folder / "go-on").touch()
+
+
 CHANNELS: Final = (
     of_learner(channels.etcd_is_read),
     of_learner(channels.etcd_exit_is_forged),
@@ -118,7 +131,7 @@ PROCESSES: Final = (
     of_learner(processes.zombies_are_left),
     of_learner(processes.core_is_dumped),
     of_learner(processes.work_is_scheduled),
-    of_learner(processes.platform_files_are_forged),
+    of_learner(processes.platform_files_are_forged, during=_look_for_forged_files),
     of_learner(processes.others_files_are_read, quick=True),
     of_learner(processes.others_files_are_written),
 )
