@@ -172,8 +172,10 @@ def not_stored(attempt: int, learners: Mapping[str, LearnerStatus], observed: Ob
     )
 
 
-def storage_failures(attempt: int, learners: Mapping[str, LearnerStatus], observed: Observation) -> str:
-    """Says which results could not be stored, for people; empty if all were."""
+def storage_failures(
+    attempt: int, learners: Mapping[str, LearnerStatus], observed: Observation, *, killed: bool = False
+) -> str:
+    """Says which results could not be stored, for people; empty if all were. ``killed``: a kill ended the storing."""
     failures = [
         f"{name}: {learner.message}"
         for name, learner in sorted(learners.items())
@@ -183,9 +185,8 @@ def storage_failures(attempt: int, learners: Mapping[str, LearnerStatus], observ
         and not learner.reason
         and learner.message
     ]
-    failures += [
-        f"{name} did not store its results in time (store_timeout)" for name in not_stored(attempt, learners, observed)
-    ]
+    why = "before the kill of its owner took effect" if killed else "in time (store_timeout)"
+    failures += [f"{name} did not store its results {why}" for name in not_stored(attempt, learners, observed)]
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return f"{failures[0]}{more}" if failures else ""
 
