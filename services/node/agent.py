@@ -287,7 +287,7 @@ class Agent:
         end = None if processes else Exit(time=_now_ms(), lost=True)
         return LearnerProcess(
             name=folder.name, attempt=int(folder.parent.name), state="running" if processes else "exited", run=RUN,
-            started=round(folder.stat().st_mtime * 1000), exit=end, node=self.node.name,
+            started=round(folder.stat().st_mtime * 1000), exit=end, readable=False, node=self.node.name,
         )  # fmt: skip
 
     async def _end_unreadable(self, folders: list[Path]) -> None:
