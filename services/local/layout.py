@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from services.core.domain.errors import WeftError
-from services.core.runtime.address import TLS, UNIX
+from services.core.runtime.address import TLS, UNIX, TlsFiles
 from services.core.runtime.durable_files import write_text
 from services.core.runtime.home import SOCKETS, Home
 from services.core.runtime.sockets import make_private_folder
@@ -52,6 +52,8 @@ PROGRAMS: Final = (
 )
 ETCD: Final = Program("etcd", (), ("etcd", "etcd-peer"))
 """Started by its own launcher: its command line is new each time."""
+SUPERVISOR: Final = "supervisor"
+"""The name on the certificate of the supervisor and of `weft status`."""
 FOR_USERS: Final = ("api", "api-grpc")
 """Names of the addresses that are open to users. All others are inner: only the platform's own processes reach them."""
 INNER: Final = tuple(name for program in (ETCD, *PROGRAMS) for name in program.listens if name not in FOR_USERS)
@@ -133,6 +135,21 @@ def listen_for_users(
             listener.close()
         raise
     return listeners
+
+
+def with_certificate(home: Home, service: str, given: TlsFiles | None) -> Home:
+    """The installation as a process sees it that shows the certificate of ``service``; ``given`` replaces it."""
+    return Home(home.root, given or TlsFiles.of(home / "tls", service))
+
+
+def tls_variables(home: Home, service: str) -> dict[str, str]:
+    """Settings for a service that shows the certificate that the installation's authority has made for it."""
+    files = TlsFiles.of(home / "tls", service)
+    return {
+        "WEFT_TLS_AUTHORITY_FILE": str(files.authority),
+        "WEFT_TLS_CERTIFICATE_FILE": str(files.certificate),
+        "WEFT_TLS_KEY_FILE": str(files.key),
+    }
 
 
 def _last_port(home: Home, name: str) -> int:
