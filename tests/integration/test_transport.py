@@ -190,20 +190,20 @@ def test_a_squatter_gets_no_address_and_no_byte_while_services_restart(
         for service in SERVICES:
             killed = weft_up.kill(service)
             eventually(lambda service=service, killed=killed: weft_up.again(service, killed))  # type: ignore[misc]
-    seen = hostile()
+    output = hostile()
     eventually(
         lambda: {service["state"] for service in PLATFORM.status(str(weft_up.home.root))["services"]} == {"ready"}
     )
     if not inner_ports(weft_up):
-        assert seen == "ready\n"
+        assert output == "ready\n"
     # A port for TLS may be taken while its service restarts: then callers demand a certificate and send nothing else.
-    assert "Bearer" not in seen
-    assert "authorization" not in seen
-    assert [line for line in seen.splitlines() if any(line.startswith(f"port {port} ") for port in users)] == []
+    assert "Bearer" not in output
+    assert "authorization" not in output
+    assert [line for line in output.splitlines() if any(line.startswith(f"port {port} ") for port in users)] == []
     with Client(weft_up.url, weft_up.key) as client:
         job = client.jobs.submit({"name": "j", "command": "true", "resources": SMALL})
         assert job.wait(HANG_S).status == "COMPLETED"
-    promise.kept(rounds * len(SERVICES), "restarts of services with a squatter at their addresses, 0 bytes seen")
+    promise.kept(rounds * len(SERVICES), "restarts of services with a squatter at their addresses, 0 bytes output")
 
 
 def test_a_squatter_at_a_free_address_is_seen(tmp_path: Path) -> None:

@@ -123,11 +123,12 @@ async def test_a_client_sends_nothing_to_a_server_of_another_authority(folder: P
     await server.stop(None)
 
 
-async def test_a_renewed_certificate_is_shown_without_a_restart(folder: Path) -> None:
-    port = free_port()
+async def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
+    port, folder = free_port(), tmp_path / "tls"
+    issue(folder, SERVICES, NOW - dt.timedelta(days=183))
     server = await serve(Address(f"tls:127.0.0.1:{port}", TlsFiles.of(folder, "lcm")), SECRET, add)
     first = await shown(port, TlsFiles.of(folder, "api"))
-    issue(folder, SERVICES, NOW + dt.timedelta(days=183))
+    assert issue(folder, SERVICES, NOW) == list(SERVICES)
     assert await shown(port, TlsFiles.of(folder, "api")) != first
     await server.stop(None)
 

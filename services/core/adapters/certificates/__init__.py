@@ -31,7 +31,7 @@ _AUTHORITY: Final = "authority"
 _AUTHORITY_DAYS: Final = 3650
 _SERVICE_DAYS: Final = 365
 _RENEWED_BEFORE_END: Final = dt.timedelta(days=_SERVICE_DAYS / 2)
-_CLOCK_SKEW: Final = dt.timedelta(hours=1)
+_CLOCK_SKEW: Final = dt.timedelta(days=1)
 """Certificates begin to be valid so long before they are made, for machines whose clock is behind."""
 
 
