@@ -113,7 +113,7 @@ class ClusterUsage:
 
     nodes: Sequence[Node]
     isolation: str
-    """How learners are isolated: process | sandbox."""
+    """How learners are isolated: sandbox | process | trusted."""
     used: Size
     """What jobs hold of all nodes together."""
 
@@ -124,8 +124,8 @@ class DispatcherClient:
     def __init__(self, client: ServiceClient) -> None:
         self._client = client
 
-    async def explain(self, job_ids: Sequence[str] = ()) -> Sequence[Waiting]:
-        """Waiting jobs in their order: all, or these."""
+    async def explain(self, job_ids: Sequence[str]) -> Sequence[Waiting]:
+        """Those of these jobs that wait."""
         stub = control_pb2_grpc.QueueStub(await self._client.channel())
         with self._client.answering():
             reply = await stub.Explain(control_pb2.ExplainRequest(job_ids=job_ids), timeout=_OPTIONAL_S)

@@ -15,13 +15,13 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import InvalidRequest, WeftError
-from services.core.domain.status import RESTING
+from services.core.domain.status import ADMITTED, RESTING, Status
 from services.core.failpoints.points import under_failpoints
 from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home, default_home
@@ -156,6 +156,18 @@ class Platform(Backups):
             return ""
         return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
 
+    def down_losses(self, home: str | None = None, *, purge: bool = False) -> list[str]:
+        """Returns a line for each thing that ``down`` would interrupt or remove; none: nothing is lost."""
+        place = _home(home)
+        running = _count_jobs(place, ADMITTED) if _supervisor(place) is not None else 0
+        losses: list[str] = []
+        if running:
+            jobs = "1 job runs" if running == 1 else f"{running} jobs run"
+            losses.append(f"{jobs}; what {'it has' if running == 1 else 'they have'} not stored yet is lost")
+        if purge and (place / "VERSION").exists():
+            losses.append(f"{place.root}: every job, result, checkpoint and key")
+        return losses
+
     def down(self, home: str | None = None, *, purge: bool = False, report: Report = print) -> dict[str, Any]:
         """Stops every process, learners included. Running jobs continue from their checkpoints after the next start.
 
@@ -164,7 +176,7 @@ class Platform(Backups):
         """
         place = _home(home)
         was_running = _supervisor(place)
-        unfinished = _unfinished(place) if was_running is not None else None
+        unfinished = _count_jobs(place, set(Status) - RESTING) if was_running is not None else None
         if was_running is not None:
             report("stopping the services")
         self._stop_services(place)
@@ -245,8 +257,8 @@ class Platform(Backups):
         return check(document)
 
 
-def _unfinished(home: Home) -> int | None:
-    """The number of jobs that have neither ended nor halted, as the api counts them; None if it does not answer."""
+def _count_jobs(home: Home, statuses: Collection[Status]) -> int | None:
+    """The number of jobs in these statuses, as the api counts them; None if it does not answer."""
     try:
         request = urllib.request.Request(
             f"http://{home.address('api')}/v1/cluster?tenant=*", headers={"Authorization": f"Bearer {_admin_key(home)}"}
@@ -255,7 +267,7 @@ def _unfinished(home: Home) -> int | None:
             jobs: dict[str, int] = json.load(answer)["jobs"]
     except (OSError, ValueError, KeyError, WeftError):
         return None  # for display only: the platform is stopped without it
-    return sum(count for status, count in jobs.items() if status not in RESTING)
+    return sum(count for status, count in jobs.items() if status in statuses)
 
 
 def reported_isolation(home: Home) -> dict[str, Any]:

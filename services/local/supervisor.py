@@ -55,6 +55,7 @@ from services.local.layout import (
     tls_variables,
     with_certificate,
 )
+from services.local.log_rotation import rotate_logs
 from services.local.settings import LocalSettings
 
 _STEADY_S: Final = 5.0
@@ -62,6 +63,8 @@ _STEADY_S: Final = 5.0
 only after it: a starting service may wait for its stores."""
 _RETRY_S: Final = 0.5
 """Pause before a failed start is repeated."""
+_FIRST_TRIES: Final = 3
+"""Starts of etcd that fail before the start of the platform fails."""
 _EARLY_HANG_S: Final = 20.0
 """A hang this soon after the start counts as early."""
 _EARLY_HANGS: Final = 2
@@ -105,7 +108,11 @@ class Supervisor:
             loop.add_signal_handler(sign, self.stopping.set)
         write_process_file(self._home / "run" / "supervisor.json", _self())
         tasks: list[asyncio.Task[None]] = []
-        background = [asyncio.create_task(self._record_came_up()), asyncio.create_task(self._renew_certificates())]
+        rotating = rotate_logs(
+            self._home / "logs", most_bytes=self._settings.log_bytes, copies=self._settings.log_copies
+        )
+        loops = (self._record_came_up(), self._renew_certificates(), rotating)
+        beside = [asyncio.create_task(loop) for loop in loops]
         try:
             # All start at the same time: each service waits for its own dependencies.
             tasks.extend(asyncio.create_task(self._supervise(running)) for running in self.running)
@@ -115,7 +122,7 @@ class Supervisor:
                 await task  # raises the reason why a program cannot be started at all
         finally:
             self.stopping.set()
-            for task in (*tasks, *background):
+            for task in (*tasks, *beside):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._stop_all()
@@ -152,16 +159,19 @@ class Supervisor:
 
     async def _supervise(self, running: Running) -> None:
         """Adopts or starts the program, and restarts it whenever it ends, until the supervisor stops."""
-        delay_s = self._settings.restart_delay_s
+        delay_s, failures = self._settings.restart_delay_s, 0
         running.process, running.adopted = read_live_process(self._process_file(running)), True
         while True:
             if running.process is None:
                 try:
-                    self._start(running)
+                    # In a thread: a program that hangs must not stop the supervision of the others.
+                    etcd = await asyncio.to_thread(launcher.usable_etcd) if running.program is ETCD else None
+                    self._start(running, etcd)
                 except (OSError, WeftError) as error:
-                    if not self._came_up:
+                    failures += 1
+                    if self._is_final(running, error, failures):
                         raise
-                    # A full disk must not end what still runs: the start is repeated.
+                    # A full disk or an etcd that does not start must not end what still runs: the start is repeated.
                     log.warning("service.start_failed", service=running.program.name, why=str(error))
                     await asyncio.sleep(_RETRY_S)
                     continue
@@ -185,6 +195,13 @@ class Supervisor:
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, self._settings.restart_delay_max_s)
 
+    def _is_final(self, running: Running, error: OSError | WeftError, failures: int) -> bool:
+        """Whether a failed start ends the supervisor, which reports the error: only while there is nothing to end."""
+        if not isinstance(error, Unavailable):
+            return not self._came_up
+        some_adopted = any(other.adopted and other.process is not None for other in self.running)
+        return not running.restarts and not some_adopted and failures >= _FIRST_TRIES
+
     async def _kill_if_hung(self, running: Running, process: ProcessIdentity) -> None:
         """Kills a process that lives but does nothing: it holds the address and the lease of its successor."""
         limit_s = self._settings.silence_s * 2 ** max(0, running.early_hangs - _EARLY_HANGS)
@@ -199,10 +216,10 @@ class Supervisor:
         log.warning("service.killed", service=running.program.name, why=f"it has done nothing for {limit_s:g} s")
         send_signal(process, signal.SIGKILL)
 
-    def _start(self, running: Running) -> None:
+    def _start(self, running: Running, etcd: launcher.Etcd | None) -> None:
         program = running.program
         log_file = self._home / "logs" / f"{program.name}.log"
-        running.child = self._start_etcd(log_file) if program is ETCD else self._spawn(program, log_file)
+        running.child = self._start_etcd(log_file, etcd) if program is ETCD else self._spawn(program, log_file)
         running.process, running.adopted = identify(running.child.pid), False
         try:
             if running.process is not None:
@@ -236,10 +253,10 @@ class Supervisor:
                 pass_fds=descriptors,
             )
 
-    def _start_etcd(self, log_file: Path) -> subprocess.Popen[bytes]:
+    def _start_etcd(self, log_file: Path, etcd: launcher.Etcd | None) -> subprocess.Popen[bytes]:
         home = with_certificate(self._home, ETCD.name, self._settings.tls_files)
         client, peer = (home.address(name) for name in ETCD.listens)
-        return launcher.start_etcd(self._home / "etcd", client, peer, log_file)
+        return launcher.start_etcd(self._home / "etcd", client, peer, log_file, program=etcd)
 
     def _process_file(self, running: Running) -> Path:
         return self._home / "run" / f"{running.program.name}.json"

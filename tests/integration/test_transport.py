@@ -203,7 +203,7 @@ def test_a_squatter_gets_no_address_and_no_byte_while_services_restart(
     with Client(weft_up.url, weft_up.key) as client:
         job = client.jobs.submit({"name": "j", "command": "true", "resources": SMALL})
         assert job.wait(HANG_S).status == "COMPLETED"
-    promise.kept(rounds * len(SERVICES), "restarts of services with a squatter at their addresses, 0 bytes output")
+    promise.kept(rounds * len(SERVICES), "restarts of services with a squatter at their addresses, 0 bytes seen")
 
 
 def test_a_squatter_at_a_free_address_is_seen(tmp_path: Path) -> None:

@@ -96,6 +96,16 @@ class Settings(BaseSettings):
         default=None, description="PEM file of the private key of `tls_certificate_file`, unencrypted, of mode 600."
     )
 
+    disk_free_bytes: int = Field(
+        default=2**30,
+        ge=0,
+        description="No job is admitted while a disk of the job store, the object store or the nodes has fewer free "
+        "bytes than this and than `disk_free_percent`: running jobs need the rest to end well. 0: never stops.",
+    )
+    disk_free_percent: float = Field(
+        default=5.0, ge=0, le=100, description="The same as a share of the disk, in percent; the lower limit counts."
+    )
+
     @property
     def installation(self) -> Home:
         """The folder layout and the addresses below ``home``."""

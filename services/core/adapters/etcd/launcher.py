@@ -21,6 +21,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -80,6 +81,20 @@ def etcd_version(binary: Path) -> tuple[int, int, int]:
     return version
 
 
+@dataclass(frozen=True, slots=True)
+class Etcd:
+    """A usable etcd of this machine."""
+
+    binary: Path
+    version: tuple[int, int, int]
+
+
+def usable_etcd() -> Etcd:
+    """Finds an etcd and runs it for its version, which may take ten seconds. Raises Unavailable."""
+    binary = find_etcd()
+    return Etcd(binary, etcd_version(binary))
+
+
 def etcd_command(
     binary: Path, version: tuple[int, int, int], data_dir: Path, *, client: Address, peer: Address, token: str
 ) -> list[str]:
@@ -129,20 +144,20 @@ def _tls_options(prefix: str, address: Address) -> dict[str, str]:
 
 
 def start_etcd(
-    data_dir: Path, client: Address, peer: Address, log_file: Path, *, binary: Path | None = None
+    data_dir: Path, client: Address, peer: Address, log_file: Path, *, program: Etcd | None = None
 ) -> subprocess.Popen[bytes]:
     """Empties ``data_dir`` and starts etcd on it, in a session of its own: a terminal's Ctrl-C does not end it.
 
-    Sockets are named ``localhost:N`` and lie in one folder.
+    Sockets are named ``localhost:N`` and lie in one folder. ``program``: the result of ``usable_etcd``, which is called
+    without it.
 
     Raises Unavailable if there is no usable etcd. Returns before etcd answers.
     """
-    chosen = binary or find_etcd()
-    version = etcd_version(chosen)
+    chosen = program or usable_etcd()
     shutil.rmtree(data_dir, ignore_errors=True)
     data_dir.mkdir(mode=0o700, parents=True)
     token = f"weft-{secrets.token_hex(8)}"
-    command = etcd_command(chosen, version, data_dir.absolute(), client=client, peer=peer, token=token)
+    command = etcd_command(chosen.binary, chosen.version, data_dir.absolute(), client=client, peer=peer, token=token)
     return spawn(command, log_file, folder=client.socket.parent if client.socket is not None else None)
 
 

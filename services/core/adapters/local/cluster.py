@@ -36,7 +36,7 @@ class LocalCluster:
         return [
             Node(
                 name=node.name, cpus=node.cpus, memory=node.memory, gpus=node.gpus, gpu_type=node.gpu_type,
-                ready=node.ready, labels={ISOLATION_LABEL: reply.isolation},
+                ready=node.ready, pressure=node.pressure, labels={ISOLATION_LABEL: reply.isolation},
             )
             for node in reply.nodes
         ]  # fmt: skip
