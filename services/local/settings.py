@@ -24,6 +24,11 @@ class LocalSettings(Settings):
         description="How the services and etcd reach one another: sockets in a private folder, or tls: ports of "
         "loopback that demand a certificate. Takes effect when nothing of the platform runs.",
     )
+    operations_transport: Literal["", "sockets", "tls"] = Field(
+        default="",
+        description="How the operations addresses (health, readiness, metrics) are reached, e.g. tls for a Prometheus, "
+        "which cannot read sockets. Default: as `transport`. Takes effect when nothing of the platform runs.",
+    )
     restart_delay_s: float = Field(
         default=0.05,
         gt=0,

@@ -47,6 +47,7 @@ from services.local.layout import (
     ETCD,
     FOR_USERS,
     PROGRAMS,
+    SCRAPER,
     SUPERVISOR,
     Program,
     inner_addresses,
@@ -348,8 +349,10 @@ def _prepare_addresses(settings: LocalSettings) -> dict[str, socket.socket]:
     alive = [name for name in _NAMES if read_live_process(home / "run" / f"{name}.json")]
     if not alive:
         remove_unfinished(home / SOCKETS)
+        operations = settings.operations_transport or settings.transport
+        inner = inner_addresses(home, settings.transport, operations)
         users = {name: address for name, address in _recorded(home).items() if name in FOR_USERS}
-        write_text(home.addresses_file, json.dumps(users | inner_addresses(home, settings.transport)))
+        write_text(home.addresses_file, json.dumps(users | inner))
     if uses_tls(home) and settings.tls_files is None:
         make_certificates(home)
     # An api that runs but hangs hands over nothing, and keeps its ports: the supervisor listens after its end.
@@ -365,7 +368,7 @@ def make_certificates(home: Home) -> list[str]:
     """Makes what is missing or old. Returns the services with a new certificate. Raises WeftError, NoSpace."""
     from services.core.adapters.certificates import issue  # noqa: PLC0415 - only where TLS is used
 
-    return issue(home / "tls", (*_NAMES, SUPERVISOR), datetime.now(UTC))
+    return issue(home / "tls", (*_NAMES, SUPERVISOR, SCRAPER), datetime.now(UTC))
 
 
 def _recorded(home: Home) -> dict[str, str]:

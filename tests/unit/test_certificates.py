@@ -20,7 +20,9 @@ from services.core.adapters.rpc.server import serve
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
 from services.core.runtime.address import Address, TlsFiles
+from services.core.runtime.home import Home
 from services.core.runtime.operations_client import client_context
+from services.local.doctor import examine
 from tests.testbed.hints import Nudged
 from tests.testbed.server import free_port
 
@@ -144,6 +146,16 @@ async def shown(port: int, files: TlsFiles) -> bytes | None:
     with suppress(OSError):
         await writer.wait_closed()
     return certificate
+
+
+@pytest.mark.parametrize(("age_days", "ok"), [(0, True), (330, True), (340, False), (400, False)])
+def test_doctor_says_which_certificate_ends_first(tmp_path: Path, age_days: int, *, ok: bool) -> None:
+    issue(tmp_path / "tls", SERVICES, NOW)
+    (tmp_path / "tls" / "lcm.pem").unlink()
+    issue(tmp_path / "tls", ("lcm",), NOW - dt.timedelta(days=age_days))
+    (line,) = [line for line in examine(Home(tmp_path)) if line["check"] == "certificates"]
+    assert line["ok"] is ok
+    assert line["detail"].startswith("lcm.pem ends first" if age_days else "api.pem ends first")
 
 
 def test_etcd_demands_certificates_of_clients_and_members(folder: Path) -> None:
