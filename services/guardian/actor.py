@@ -188,7 +188,7 @@ class Guardian:
 
     def _unreadable_spec(self, job: Job) -> Verdict:
         if job.desired is Desired.KILL:
-            return Verdict(to=Status.KILLED, reason="Killed", message="killed by its owner", time=self._now)
+            return Verdict(to=Status.KILLED, reason="Killed", message=f"killed by {job.requester}", time=self._now)
         message = "its stored spec cannot be read any more; submit it anew"
         return Verdict(to=Status.FAILED, reason="Misconfigured", message=message, time=self._now)
 
@@ -276,14 +276,16 @@ class Guardian:
             def change(current: Job) -> Job:
                 if current.status is Status.HALTING or current.verdict is not None:
                     return current
-                halting = moved(record(current), Status.HALTING, actor="guardian", now=now, reason="Halted")
+                halting = moved(
+                    record(current), Status.HALTING, actor=current.actor_of_desired, now=now, reason="Halted"
+                )
                 return replace(halting, observed_generation=halting.generation)
 
             job = await self._update(job, change)
         if not observed_state.not_ended(job.attempt.number, self._observed):
             attempt = job.attempt.number
             ran = any(process.attempt == attempt and process.started is not None for process in self._observed.learners)
-            message = "halted by its owner" if ran else "halted by its owner before it had started"
+            message = f"halted by {job.requester}{'' if ran else ' before it had started'}"
             verdict = Verdict(to=Status.HALTED, reason="Halted", message=message, time=self._now)
             return await self._write_verdict(job, verdict, record)
         if await self._ending.stop(job, cause="halt", grace_ms=spec.grace):

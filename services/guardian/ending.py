@@ -137,7 +137,7 @@ class Ending:
             return verdict
         before = f" while it ended: {verdict.message}" if verdict.to is Status.FAILED else ""
         killed = replace(
-            verdict, to=Status.KILLED, reason="Killed", message=f"killed by its owner{before}", budgeted=False
+            verdict, to=Status.KILLED, reason="Killed", message=f"killed by {job.requester}{before}", budgeted=False
         )
         await self._update(
             job, lambda current: replace(current, verdict=killed, observed_generation=current.generation)
@@ -170,7 +170,8 @@ class Ending:
         message = "; ".join(filter(None, (verdict.message, missing)))
 
         def change(current: Job) -> Job:
-            ended = moved(current, verdict.to, actor="guardian", now=now, reason=verdict.reason, message=message)
+            actor = current.actor_of_desired if verdict.to in {Status.KILLED, Status.HALTED} else "guardian"
+            ended = moved(current, verdict.to, actor=actor, now=now, reason=verdict.reason, message=message)
             ended = replace(ended, summary=summary)
             if verdict.to is Status.QUEUED:
                 return _queued_again(ended, limits, verdict, now)

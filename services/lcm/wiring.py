@@ -23,6 +23,12 @@ class LcmPorts:
     clock: Clock
     secret: bytes
 
+    async def close(self) -> None:
+        await self.hints.close()
+        await self.cluster.close()
+        await self.status.close()
+        await self.jobs.close()
+
 
 async def connect(settings: LcmSettings) -> LcmPorts:
     """The ports that the settings name."""

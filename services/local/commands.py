@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import urllib.error
@@ -30,6 +29,7 @@ from services.core.runtime.processes import ProcessIdentity, alive, identify, re
 from services.local.backup.commands import Backups
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, is_free, prepare
+from services.local.learners import end_all
 from services.local.quarantine_report import reported_quarantine
 
 UP_TIMEOUT_S: Final = 60.0
@@ -168,12 +168,7 @@ class Platform(Backups):
             report("stopping the services")
         self._stop_services(place)
         if (place / "node").is_dir():
-            ended = subprocess.run(
-                [sys.executable, "-m", "services.node", "end-all"], env={**os.environ, "WEFT_HOME": str(place.root)},
-                capture_output=True, text=True, check=False, cwd="/",
-            )  # fmt: skip
-            if ended.returncode:
-                raise WeftError(f"some learners could not be ended: {ended.stderr.strip()[-500:]}")
+            end_all(place)
         if purge and place.root.exists():
             if not (place / "VERSION").exists():
                 raise InvalidRequest(f"{place.root} is not a Weft folder (it has no VERSION file); nothing was removed")

@@ -45,7 +45,8 @@ class KeyPair:
     def from_seed(cls, owner: str, seed: bytes) -> KeyPair:
         """The pair of a private key of ``SEED_BYTES`` bytes. Raises WeftError for another length."""
         if len(seed) != SEED_BYTES:
-            raise WeftError(f"the private key of {owner} has {len(seed)} bytes, not {SEED_BYTES}; remove it to get a new one")
+            why = f"the private key of {owner} has {len(seed)} bytes, not {SEED_BYTES}"
+            raise WeftError(f"{why}; remove it to get a new one")
         return cls(owner, Ed25519PrivateKey.from_private_bytes(seed))
 
     @property
@@ -83,7 +84,7 @@ class PublicKeys:
         """Rises when the file has changed."""
 
     def find(self, kid: str) -> PublicKey | None:
-        """The key of this id; None if there is none, or it was replaced more than ``OVERLAP_MS`` ago."""
+        """The key of this id; None if there is none, or it was replaced and its overlap is over."""
         self.refresh()
         key = self._keys.get(kid)
         if key is None:
@@ -117,8 +118,8 @@ class PublicKeys:
             return None
         return found.st_ino, found.st_size, found.st_mtime_ns
 
-    def publish(self, pair: KeyPair) -> None:
-        """Makes the pair's key its owner's current one. Earlier keys of the owner stay valid for ``OVERLAP_MS``.
+    def publish(self, pair: KeyPair, *, overlap_ms: int = OVERLAP_MS) -> None:
+        """Makes the pair's key its owner's current one. Earlier keys of the owner stay valid for ``overlap_ms``.
 
         Durable when it returns. Services that start at the same time do not lose one another's keys.
         """
@@ -129,7 +130,7 @@ class PublicKeys:
                 entries = [entry for entry in entries if entry["id"] != pair.id]
                 for entry in entries:
                     if entry["owner"] == pair.owner and entry.get("until") is None:
-                        entry["until"] = now + OVERLAP_MS
+                        entry["until"] = now + overlap_ms
                 key = base64.b64encode(pair.public_bytes).decode()
                 entries.append({"id": pair.id, "owner": pair.owner, "key": key, "until": None})
                 write_json(self._file, {"keys": entries})

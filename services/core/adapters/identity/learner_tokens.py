@@ -21,6 +21,8 @@ from services.core.domain.tokens import LearnerIdentity, verify_shared
 
 OWNER: Final = "learner-tokens"
 """Of the signing key, in the file of public keys and in the secret store."""
+OVERLAP_MS: Final = 30 * 24 * 3_600_000
+"""A replaced key is accepted for 30 days: learners that run keep their tokens."""
 _AUDIENCE: Final = "intake"
 _KEPT: Final = 10_000
 """Verified tokens that are kept: as many as an installation has live learners."""
