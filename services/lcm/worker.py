@@ -56,7 +56,7 @@ def main() -> int:
     _format_celery_logs(logging.getLogger())
     try:
         broker = Broker.of(settings)
-        nudges = Nudges(settings.installation.address, asyncio.run(wiring.service_secret(settings)))
+        nudges = Nudges(settings.installation.address, asyncio.run(wiring.identity(settings, "worker")).credential)
         nudger = Nudger(at_failpoint(nudges, "services", "worker"))
         operations = settings.installation.address("worker-ops")
     except WeftError as error:

@@ -20,18 +20,16 @@ from kombu.messaging import Producer
 
 from services.core.adapters.celery.app import QUEUE, TASK, make_app
 from services.core.adapters.celery.broker import RABBITMQ, Broker
-from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.adapters.rpc.server import serve
-from services.core.bootstrap.wiring import SERVICE_SECRET
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
 from services.core.ports.hints import Hints
 from services.core.runtime.home import Home
 from services.core.runtime.settings import Settings
+from tests.testbed.identities import guard, install
 from tests.testbed.redis import Redis
 from tests.testbed.server import free_port
-from tests.waiting import HANG_S, in_thread, until
+from tests.waiting import HANG_S, until
 
-SECRET = b"0" * 32
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -129,16 +127,17 @@ class Nudged(control_pb2_grpc.ControlServicer):
 
 
 class Service:
-    """A real server of weft.v1.Control."""
+    """A real server of weft.v1.Control: lcm or guardian."""
 
-    def __init__(self, address: str) -> None:
-        self.address, self.nudged = address, Nudged()
+    def __init__(self, name: str, address: str) -> None:
+        self.name, self.address, self.nudged = name, address, Nudged()
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        self._server = await serve(
-            self.address, SECRET, lambda server: control_pb2_grpc.add_ControlServicer_to_server(self.nudged, server)
-        )
+        def register(server: grpc.aio.Server) -> None:
+            control_pb2_grpc.add_ControlServicer_to_server(self.nudged, server)
+
+        self._server = await serve(self.address, guard(self.name), register)
 
     async def stop(self) -> None:
         assert self._server is not None
@@ -218,6 +217,5 @@ def lay_out(home: Path) -> Path:
     (home / "run").mkdir(parents=True)
     addresses = {name: f"127.0.0.1:{free_port()}" for name in ("lcm", "guardian", "worker-ops")}
     (home / "run" / "addresses.json").write_text(json.dumps(addresses))
-    secrets = FolderSecretStore(home / "secrets")
-    in_thread(lambda: secrets.get_or_create(SERVICE_SECRET, SECRET))
+    install(home)
     return home

@@ -15,6 +15,7 @@ from services.api.job_watcher import Watcher
 from services.core.ports.metric_store import LineQuery
 from services.core.runtime.home import Home
 from tests.documents import a_job
+from tests.testbed.identities import credential
 from tests.testbed.memory import MemoryJobStore
 from tests.waiting import until
 
@@ -36,7 +37,7 @@ async def test_a_follower_that_leaves_while_metrics_hangs_leaves_no_task_behind(
     job = await store.insert(a_job())
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         home.addresses_file.write_text(json.dumps({"metrics": f"127.0.0.1:{hanging.getsockname()[1]}"}))
-        client = ServiceClient(home, "metrics", b"secret")
+        client = ServiceClient(home, "metrics", credential("api", "metrics"))
         stream = Following(store, TelemetryClient(client), Watcher(store, every_s=60)).lines(job, LineQuery())
         reading = asyncio.ensure_future(anext(stream))
         await until(waiting)

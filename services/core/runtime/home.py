@@ -6,7 +6,7 @@ run/addresses.json     name -> "127.0.0.1:port"; clients read it again when a se
 run/<service>.json     pid, start time and boot id of each service; run/came-up: all services have run at the same time
 run/<service>.lease.json  the service's lease in etcd, which its next process revokes
 logs/<service>.log
-secrets/               0600 files: service secret, master key, admin key (docs/adr/0008-secrets.md)
+secrets/               0600 files: keys of services (docs/adr/0015-identities.md), master key, admin key
 restoring.json         a restore has begun and not ended
 jobs.sqlite            JobStore; records.sqlite: RecordStore
 objects/               ObjectStore

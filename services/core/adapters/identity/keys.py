@@ -68,6 +68,7 @@ class PublicKey:
 
 
 def key_id(public: bytes) -> str:
+    """The id of a public key of 32 bytes."""
     return hashlib.sha256(b"weft key id\x00" + public).hexdigest()[:16]
 
 
@@ -103,12 +104,14 @@ class PublicKeys:
         state = self._file_state()
         if state == self._state:
             return
+        self._state = state
         try:
-            keys = _parse(read_json(self._file) or {})
+            document = read_json(self._file)
+            keys = {} if document is None else _parse(document)
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             log.error("public_keys.read_failed", file=str(self._file), why=str(error))  # noqa: TRY400 - no trace needed
-            return  # the keys that were read before stay valid; the next call tries again
-        self._keys, self._state = keys, state
+            return  # the keys that were read before stay valid until the file changes again
+        self._keys = keys
         self.version += 1
 
     def _file_state(self) -> tuple[int, int, int] | None:
@@ -125,7 +128,7 @@ class PublicKeys:
         """
         now = round(self._now_s() * 1000)
         with _locked(self._file):
-            entries = [entry for entry in (read_json(self._file) or {}).get("keys", []) if _is_kept(entry, now)]
+            entries = [entry for entry in _entries(self._file) if _is_kept(entry, now)]
             if not any(entry["id"] == pair.id and entry.get("until") is None for entry in entries):
                 entries = [entry for entry in entries if entry["id"] != pair.id]
                 for entry in entries:
@@ -137,6 +140,15 @@ class PublicKeys:
         self.refresh(now=True)
 
 
+def _entries(file: Path) -> list[Any]:
+    try:
+        document = read_json(file)
+        return [] if document is None else list(document["keys"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        advice = "remove it and restart the platform: each service publishes its key at its start"
+        raise WeftError(f"{file} cannot be read ({type(error).__name__}); {advice}") from error
+
+
 def _is_kept(entry: Any, now: int) -> bool:
     """False for an entry that is over, or that nobody could use."""
     if not isinstance(entry, dict) or not {"id", "owner", "key"} <= set(entry):
@@ -146,7 +158,7 @@ def _is_kept(entry: Any, now: int) -> bool:
 
 def _parse(document: dict[str, Any]) -> dict[str, PublicKey]:
     keys = {}
-    for entry in document.get("keys", []):
+    for entry in document["keys"]:
         public = base64.b64decode(entry["key"], validate=True)
         until = entry.get("until")
         # The id is computed: an entry cannot take the place of another one.

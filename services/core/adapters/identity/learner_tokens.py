@@ -6,8 +6,6 @@ has no expiry of its own: the receiver also compares the attempt in it with the 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
@@ -42,10 +40,8 @@ class LearnerTokenSigner:
 class LearnerTokenVerifier:
     """Verifies learner tokens. ``shared``: the secret of an older installation, which signed its learners' tokens."""
 
-    def __init__(
-        self, keys: PublicKeys, shared: bytes | None = None, *, now_s: Callable[[], float] = time.time
-    ) -> None:
-        self._keys, self._shared, self._now_s = keys, shared, now_s
+    def __init__(self, keys: PublicKeys, shared: bytes | None = None) -> None:
+        self._keys, self._shared = keys, shared
         self._cache: dict[str, LearnerIdentity] = {}
         self._version = keys.version
 
@@ -66,7 +62,7 @@ class LearnerTokenVerifier:
     def _verify(self, token: str) -> LearnerIdentity:
         if self._shared is not None and (learner := verify_shared(self._shared, token)) is not None:
             return learner
-        claims, owner, _ = decode(token, self._keys, _AUDIENCE, now_s=self._now_s(), required=("learner",))
+        claims, owner, _ = decode(token, self._keys, _AUDIENCE, required=("learner",))
         if owner != OWNER:
             raise Unauthenticated("the key of this token does not sign learners' tokens")
         try:

@@ -26,7 +26,8 @@ _RENEW_S: Final = 60
 """A token is replaced so long before it expires."""
 LEEWAY_S: Final = 30
 """Difference of clocks that is tolerated."""
-_MAX_BYTES: Final = 2_000
+_MAX_BYTES: Final = 6_000
+"""gRPC carries 8 KiB of metadata."""
 _CACHED: Final = 1_000
 """Verified tokens that are kept; a service has one for each caller."""
 
@@ -102,7 +103,7 @@ class ServiceTokenVerifier:
         return not replaced and known.made_at - LEEWAY_S <= now < known.expires + LEEWAY_S
 
     def _verify(self, token: str) -> _Verified:
-        claims, owner, until = decode(token, self._keys, self._audience, now_s=self._now_s())
+        claims, owner, until = decode(token, self._keys, self._audience)
         if owner not in SERVICES:
             raise Unauthenticated("the key of this token belongs to no service")
         made_at, expires = claims["iat"], claims["exp"]
@@ -117,11 +118,11 @@ class ServiceTokenVerifier:
 
 
 def decode(
-    token: str, keys: PublicKeys, audience: str, *, now_s: float, required: tuple[str, ...] = ("iat", "exp")
+    token: str, keys: PublicKeys, audience: str, *, required: tuple[str, ...] = ("iat", "exp")
 ) -> tuple[Mapping[str, Any], str, int | None]:
     """Returns (claims, owner of the key, end of the key) of a token with a valid signature, issuer and audience.
 
-    Times are not checked here. Raises Unauthenticated, with the reason. ``now_s``: Unix seconds.
+    Times are not checked here. Raises Unauthenticated, with the reason.
     """
     if len(token) > _MAX_BYTES:
         raise Unauthenticated("this is no token of this installation")
