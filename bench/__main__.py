@@ -17,6 +17,7 @@ BENCHMARKS = {
     "metrics_ingest": "lines and points stored per second; delay until a follower has them",
     "tokens": "what the tokens of services cost per call",
     "takeover": "a part of the platform is killed -> it works again",
+    "scale_history": "a million ended jobs beside a thousand: idle time, list, show, submit",
     "overhead": "a training run on the platform against the same bare processes",
 }
 

@@ -2,7 +2,7 @@
 
     python -m bench.tokens [--calls 4000] [--quick]
 
-The calls go over loopback between two ends in one process, in turn: one without authentication, one with a token. A
+The calls go over sockets between two ends in one process, in turn: one without authentication, one with a token. A
 token is verified once and then kept; the row "verified anew" shows a call's first token. The last line is the ratio of
 the medians of a call with and without.
 """
@@ -23,10 +23,10 @@ import grpc.aio
 from bench.report import Row, show
 from services.core.adapters.identity import KeyPair, PublicKeys, ServiceCredential, ServiceTokenVerifier
 from services.core.adapters.rpc import client
-from services.core.adapters.rpc.server import OPTIONS, Guard
+from services.core.adapters.rpc.server import OPTIONS, Guard, serve
+from services.core.adapters.rpc.transport import Listening, dial
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
-
-_ADDRESS = "127.0.0.1:0"
+from services.core.runtime.address import Address
 
 
 class _Control(control_pb2_grpc.ControlServicer):
@@ -44,18 +44,21 @@ def micros(step: Callable[[], object], times: int) -> list[float]:
     return durations
 
 
-async def calls(pair: KeyPair, keys: PublicKeys, count: int) -> tuple[list[float], list[float]]:
+async def calls(folder: Path, pair: KeyPair, keys: PublicKeys, count: int) -> tuple[list[float], list[float]]:
     """Durations of calls without and with a token, in microseconds; one of each in turn."""
-    guard = Guard("lcm", ServiceTokenVerifier(keys, "lcm"))
-    servers = [grpc.aio.server(options=OPTIONS), grpc.aio.server(interceptors=(guard,), options=OPTIONS)]
-    ports = [server.add_insecure_port(_ADDRESS) for server in servers]
-    for server in servers:
+    open_at, guarded_at = Address(f"unix:{folder}/open"), Address(f"unix:{folder}/guarded")
+
+    def register(server: grpc.aio.Server) -> None:
         control_pb2_grpc.add_ControlServicer_to_server(_Control(), server)
-        await server.start()
-    channels = [
-        grpc.aio.insecure_channel(f"127.0.0.1:{ports[0]}", options=client.OPTIONS),
-        client.connect(f"127.0.0.1:{ports[1]}", ServiceCredential(pair, "lcm")),
+
+    unguarded = grpc.aio.server(options=OPTIONS)
+    register(unguarded)
+    servers = [
+        Listening(unguarded, open_at),
+        await serve(guarded_at, Guard("lcm", ServiceTokenVerifier(keys, "lcm")), register),
     ]
+    await servers[0].start()
+    channels = [dial(open_at, options=client.OPTIONS), client.connect(guarded_at, ServiceCredential(pair, "lcm"))]
     stubs = [control_pb2_grpc.ControlStub(channel) for channel in channels]
     durations: tuple[list[float], list[float]] = ([], [])
     for number in range(count + 200):  # the first ones warm up
@@ -88,7 +91,7 @@ def main() -> None:
         reused = micros(credential.authorization, count)
         anew = micros(lambda: ServiceTokenVerifier(keys, "lcm").verify(token), count)
         kept = micros(lambda: verifier.verify(token), count)
-        without, with_token = asyncio.run(calls(pair, keys, count))
+        without, with_token = asyncio.run(calls(Path(folder), pair, keys, count))
     ratio = statistics.median(with_token) / statistics.median(without)
     faster = statistics.median(anew) / statistics.median(kept)
     show(

@@ -18,6 +18,7 @@ import structlog
 from services.core.domain.errors import WeftError
 from services.core.domain.job import Claim, Job, Verdict, advanced, moved, released
 from services.core.domain.learner import LearnerStatus, step_times
+from services.core.domain.outages import is_outage
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
 from services.core.domain.status_keys import job_prefix
@@ -72,6 +73,7 @@ class Ending:
             instrumentation,
             bound,
         )
+        self._outage_most_ms = round(settings.outage_backoff_s * 1000)
         self._stopped: tuple[str, int] | None = None
         """(cause, grace in ms) of the last stop."""
         self._stopping_since_s: float | None = None
@@ -174,7 +176,7 @@ class Ending:
             ended = moved(current, verdict.to, actor=actor, now=now, reason=verdict.reason, message=message)
             ended = replace(ended, summary=summary)
             if verdict.to is Status.QUEUED:
-                return _queued_again(ended, limits, verdict, now)
+                return _queued_again(ended, limits, verdict, now, outage_most_ms=self._outage_most_ms)
             return replace(ended, observed_generation=current.generation)
 
         ended = await self._update(job, change)
@@ -205,21 +207,25 @@ class Ending:
         return await update(self._ports.jobs, job.id, self._claim, change)
 
 
-def _queued_again(job: Job, limits: Limits, verdict: Verdict, now: int) -> Job:
+def _queued_again(job: Job, limits: Limits, verdict: Verdict, now: int, *, outage_most_ms: int) -> Job:
     """The job with its counters and back-off for the next attempt.
 
     Only a failure of the job itself counts against its retry budget. The back-off doubles: from ``retries.backoff``
-    after its own failures and after roll-backs, from one second after the loss of a machine.
+    after its own failures and after roll-backs, from one second after the loss of a machine or an outage.
     """
     counters, own, undone = job.counters, verdict.budgeted, not job.attempt.committed
+    outage = is_outage(verdict.reason)
     counters = replace(
         counters,
         retries=counters.retries + own,
         restarts=counters.restarts + (not own),
-        rollbacks=counters.rollbacks + 1 if undone and not own else 0,
+        rollbacks=counters.rollbacks + (not outage) if undone and not own else 0,
+        outages=counters.outages + outage,
     )
     if own:
         first_ms, times, most_ms = limits.backoff, counters.retries, _BACKOFF_MOST_MS
+    elif outage:
+        first_ms, times, most_ms = _AFTER_LOSS_MS, counters.outages, outage_most_ms
     elif undone:
         first_ms, times, most_ms = max(limits.backoff, _AFTER_LOSS_MS), counters.rollbacks, _BACKOFF_MOST_MS
     else:

@@ -220,6 +220,7 @@ def with_observed(job: Job, learners: Mapping[str, LearnerStatus], *, expected: 
         data_digest=job.attempt.data_digest or data,
     )
     counters = replace(job.counters, rollbacks=0) if attempt.committed else job.counters
+    counters = replace(counters, outages=0) if attempt.started else counters
     ahead = advanced(job, job_status(learners.values(), expected), actor="guardian", now=now, times=times)
     if (ahead, attempt, counters) == (job, job.attempt, job.counters):
         return job

@@ -131,7 +131,7 @@ class Helper:
                 phase=Phase.WAITING,
             )
         )  # fmt: skip
-        intake = IntakeClient(Path(self._assignment.addresses_file), learner.token)
+        intake = IntakeClient(Path(self._assignment.addresses_file), learner.token, load_settings().tls)
         self._signer.use(intake)
         if "WEFT_FAILPOINTS" in os.environ:  # never in production
             from services.core.failpoints.ports import at_failpoint  # noqa: PLC0415 - as above

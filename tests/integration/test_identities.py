@@ -14,6 +14,7 @@ from services.core.bootstrap import wiring
 from services.core.domain.errors import PermissionDenied, Unauthenticated
 from services.core.domain.service_access import SERVICES
 from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
+from services.core.runtime.address import Address
 from services.core.runtime.settings import Settings
 from tests.testbed.platform import Platform, platform
 from tests.waiting import HANG_S, eventually
@@ -28,7 +29,7 @@ def running() -> Generator[Platform]:
         yield running
 
 
-async def capacity(address: str, caller: Identity, audience: str = "node") -> None:
+async def capacity(address: Address, caller: Identity, audience: str = "node") -> None:
     """Calls the node agent."""
     channel = connect(address, caller.credential(audience))
     try:

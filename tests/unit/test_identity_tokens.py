@@ -326,9 +326,9 @@ def test_entry_with_the_id_of_another_key_does_not_replace_it(tmp_path: Path) ->
     entry = {"id": pair("api").id, "owner": "api", "key": base64.b64encode(stranger.public_bytes).decode()}
     file.write_text(json.dumps({**document, "keys": [*document["keys"], entry]}))
     keys.refresh(now=True)
-    found = keys.find(pair("api").id)
-    assert found is not None
-    assert found.key.public_bytes_raw() == pair("api").public_bytes
+    public = keys.find(pair("api").id)
+    assert public is not None
+    assert public.key.public_bytes_raw() == pair("api").public_bytes
 
 
 def test_private_key_of_a_wrong_length_is_named_in_the_error() -> None:

@@ -15,13 +15,13 @@ from services.core.domain.errors import PermissionDenied, Unauthenticated
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
 from tests.testbed.hints import Nudged
 from tests.testbed.identities import credential, guard, pair
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 
 
 @pytest.fixture
 async def lcm() -> AsyncGenerator[str]:
     """The address of a server of the lcm."""
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
 
     def register(server: grpc.aio.Server) -> None:
         control_pb2_grpc.add_ControlServicer_to_server(Nudged(), server)

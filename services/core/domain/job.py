@@ -127,6 +127,8 @@ class Counters:
     preemptions: int = 0
     rollbacks: int = 0
     """Attempts in a row that could not be provisioned; 0 again after one that could."""
+    outages: int = 0
+    """Attempts in a row that an outage ended before a process ran; 0 again once a process has run."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -211,6 +213,14 @@ class Job:
     def at_rest(self) -> bool:
         """Whether nothing of the job runs, holds hardware or will start by itself. Only such a job can be deleted."""
         return self.status in RESTING and not self.holds
+
+    @property
+    def live(self) -> bool:
+        """Whether a service may still have to act on the job: it is not at rest. Every store indexes it.
+
+        The queries of each second read live jobs only, so the number of jobs at rest costs them nothing.
+        """
+        return not self.at_rest
 
     @property
     def actor_of_desired(self) -> str:

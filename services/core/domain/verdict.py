@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from services.core.domain.job import Job, Verdict
 from services.core.domain.learner import Exit, LearnerStatus
+from services.core.domain.outages import is_outage
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
 
@@ -100,7 +101,7 @@ def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     first = min(fatal or failures, key=lambda learner: (_end_time(learner, now), learner.rank))
     reason, message = describe_failure(first)
     end = first.exit
-    infrastructure = end is not None and end.lost
+    infrastructure = end.lost if end is not None else is_outage(first.reason)
     retry = infrastructure or _may_retry(job, spec, end)
     if retry and job.desired is Desired.HALT:
         return None  # instead of another attempt the job becomes HALTED, and its owner may resume it

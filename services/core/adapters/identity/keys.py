@@ -116,10 +116,10 @@ class PublicKeys:
 
     def _file_state(self) -> tuple[int, int, int] | None:
         try:
-            found = self._file.stat()
+            stat = self._file.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
     def publish(self, pair: KeyPair, *, overlap_ms: int = OVERLAP_MS) -> None:
         """Makes the pair's key its owner's current one. Earlier keys of the owner stay valid for ``overlap_ms``.

@@ -13,8 +13,10 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 
+from services.core.adapters.rpc.transport import dial
 from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY, TIME_KEY
 from services.core.domain.errors import TABLE, Unavailable, WeftError
+from services.core.runtime.address import Address
 
 OPTIONS: Final = (
     # Reconnects to a restarted service within half a second instead of gRPC's two minutes.
@@ -96,12 +98,14 @@ class _StreamCredential(_Authorizing, grpc.aio.UnaryStreamClientInterceptor):
         return await continuation(self._with(client_call_details), request)
 
 
-def connect(address: str, credential: Credential) -> grpc.aio.Channel:
-    """A channel to ``host:port``, whose calls carry the credential. Connects at its first call."""
-    return grpc.aio.insecure_channel(
-        address,
-        interceptors=(_UnaryCredential(credential), _StreamCredential(credential)),
-        options=OPTIONS,
+def connect(address: Address | str, credential: Credential) -> grpc.aio.Channel:
+    """A channel to an inner server, whose calls carry the credential. Connects at its first call.
+
+    Raises as ``dial``.
+    """
+    interceptors = (_UnaryCredential(credential), _StreamCredential(credential))
+    return dial(
+        address if isinstance(address, Address) else Address(address), options=OPTIONS, interceptors=interceptors
     )
 
 

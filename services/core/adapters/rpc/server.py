@@ -18,10 +18,12 @@ import grpc.aio
 import structlog
 from prometheus_client import Counter
 
+from services.core.adapters.rpc.transport import Listening
 from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY, TIME_KEY
 from services.core.domain.errors import Internal, PermissionDenied, Unauthenticated, WeftError, row
 from services.core.domain.service_access import LEARNER_SERVICES, may_call
 from services.core.domain.tokens import LearnerIdentity
+from services.core.runtime.address import Address
 
 OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
@@ -160,16 +162,13 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, m
     await context.abort(grpc.StatusCode[shown.grpc], error.message, trailing)
 
 
-async def serve(address: str, guard: Guard, register: Callable[[grpc.aio.Server], None]) -> grpc.aio.Server:
-    """A started server at ``host:port``. Raises WeftError if the port is taken (``so_reuseport`` would hide that)."""
+async def serve(address: Address | str, guard: Guard, register: Callable[[grpc.aio.Server], None]) -> Listening:
+    """A started server. Raises WeftError if the address is taken (``so_reuseport`` would hide that) or unprotected."""
     server = grpc.aio.server(
         interceptors=(guard,),
         options=OPTIONS,
     )
     register(server)
-    try:
-        server.add_insecure_port(address)
-    except RuntimeError as failed:
-        raise WeftError(f"cannot listen on {address}: the port is taken") from failed
-    await server.start()
-    return server
+    listening = Listening(server, address if isinstance(address, Address) else Address(address))
+    await listening.start()
+    return listening
