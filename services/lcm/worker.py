@@ -63,7 +63,11 @@ def main() -> int:
         return 1
     connection = BrokerConnection()
     service = Service("worker", settings, checks={"broker": connection.ping}, started=True)
-    serving = nudger.run(HttpServer(operations_app(service), operations).serve(service.stopping))
+    serving = nudger.run(
+        HttpServer(operations_app(service, wiring.operations_access(settings, "worker")), operations).serve(
+            service.stopping
+        )
+    )
     app = make_app(broker, works=True)
     on_hint(app, nudger)
     worker = WorkController(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Generator
 from pathlib import Path
@@ -15,6 +16,7 @@ from services.core.domain.errors import PermissionDenied, Unauthenticated
 from services.core.domain.service_access import SERVICES
 from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
 from services.core.runtime.address import Address
+from services.core.runtime.operations_client import OperationsAnswer, read_operations
 from services.core.runtime.settings import Settings
 from tests.testbed.platform import Platform, platform
 from tests.waiting import HANG_S, eventually
@@ -75,3 +77,40 @@ def test_service_with_a_new_key_is_known_to_the_others_without_their_restart(run
         assert job.status == "COMPLETED"
     assert file.read_bytes() != old
     assert {name: running.process(name) for name in others} == others
+
+
+def read(running: Platform, service: str, path: str, authorization: str = "") -> OperationsAnswer:
+    headers = {"Authorization": authorization} if authorization else {}
+    return read_operations(running.home.address(f"{service}-ops"), path, timeout_s=HANG_S, headers=headers)
+
+
+@pytest.mark.parametrize("service", sorted(SERVICES))
+def test_operations_address_shows_health_without_a_key_and_nothing_else(running: Platform, service: str) -> None:
+    assert (read(running, service, "/healthz").status, read(running, service, "/healthz").body) == (200, b"ok\n")
+    ready = read(running, service, "/readyz")
+    assert (ready.status, json.loads(ready.body)) == (200, {"ready": True})
+    for authorization in (
+        "",
+        "Bearer",
+        "Bearer x",
+        "Bearer weft_a_b",
+        f"Basic {running.key}",
+        f"Bearer {running.key}x",
+    ):
+        refused = read(running, service, "/metrics", authorization)
+        assert (refused.status, b"weft_" in refused.body.replace(b"weft_...", b"")) == (401, False)
+    assert read(running, service, "/metrics", f"Bearer {running.key}").status == 200
+    assert json.loads(read(running, service, "/readyz", f"Bearer {running.key}").body) == {"ready": True, "failing": {}}
+
+
+async def test_operations_address_is_read_with_the_token_of_a_service_that_may(running: Platform) -> None:
+    settings = Settings(home=running.home.root)
+    api, node = await wiring.identity(settings, "api"), await wiring.identity(settings, "node")
+    answers = {
+        "may": read(running, "lcm", "/metrics", api.credential("lcm").authorization()),
+        "for another service": read(running, "lcm", "/metrics", api.credential("node").authorization()),
+        "may not": read(running, "lcm", "/metrics", node.credential("lcm").authorization()),
+    }
+    assert {name: answer.status for name, answer in answers.items()} == {
+        "may": 200, "for another service": 401, "may not": 403,
+    }  # fmt: skip

@@ -27,7 +27,7 @@ from services.core.runtime.address import Address
 from services.core.runtime.home import Home
 from services.core.runtime.operations_client import OperationsAnswer, read_operations
 from services.core.runtime.settings import Settings
-from tests.testbed.identities import guard, install
+from tests.testbed.identities import guard, install, operations_headers
 from tests.testbed.redis import Redis
 from tests.testbed.server import free_address
 from tests.waiting import HANG_S, until
@@ -200,7 +200,9 @@ class Worker:
         return sum(float(value) for value in values)
 
     def _ask(self, path: str) -> OperationsAnswer:
-        return read_operations(self.home.address("worker-ops"), f"/{path}", timeout_s=HANG_S)
+        return read_operations(
+            self.home.address("worker-ops"), f"/{path}", timeout_s=HANG_S, headers=operations_headers("worker")
+        )
 
     def end(self) -> None:
         """Kill -9."""

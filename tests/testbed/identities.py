@@ -62,6 +62,11 @@ def credential(caller: str, audience: str) -> ServiceCredential:
     return identity(caller).credential(audience)
 
 
+def operations_headers(service: str) -> dict[str, str]:
+    """For reading the operations address of a service."""
+    return {"Authorization": credential("api", service).authorization()}
+
+
 def learner_credential(learner: LearnerIdentity) -> LearnerCredential:
     return LearnerCredential(SIGNER.mint(learner))
 

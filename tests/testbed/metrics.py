@@ -82,7 +82,9 @@ class MetricsProcess:
 
     def operations(self, path: str) -> str:
         """The body of an answer with any status."""
-        return read_operations(self.home.address("metrics-ops"), path, timeout_s=HANG_S).body.decode()
+        return read_operations(
+            self.home.address("metrics-ops"), path, timeout_s=HANG_S, headers=identities.operations_headers("metrics")
+        ).body.decode()
 
 
 @contextmanager

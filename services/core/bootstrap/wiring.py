@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from services.core.adapters.rpc.server import Guard
     from services.core.adapters.rpc.telemetry import Telemetry
     from services.core.adapters.s3.bucket import Bucket
+    from services.core.bootstrap.operations_access import OperationsAccess
     from services.core.ports.clock import Clock
     from services.core.ports.cluster import Cluster
     from services.core.ports.hints import Hints
@@ -84,6 +85,15 @@ async def guard(settings: Settings, identity: Identity, *, learners: bool = Fals
         shared = await installation_secrets(settings).get(SHARED_SECRET)
         verifier = LearnerTokenVerifier(identity.keys, shared)
     return Guard(identity.name, identity.verifier(), verifier)
+
+
+def operations_access(settings: Settings, service: str) -> OperationsAccess:
+    """Returns what authenticates the readers of a service's operations address."""
+    from services.core.adapters.identity import ServiceTokenVerifier
+    from services.core.bootstrap.operations_access import OperationsAccess
+
+    verifier = ServiceTokenVerifier(_public_keys(settings), service)
+    return OperationsAccess(service, installation_secrets(settings), verifier)
 
 
 async def learner_token_signer(settings: Settings) -> LearnerTokenSigner:

@@ -15,9 +15,12 @@ SERVICES: Final = frozenset({"api", "lcm", "guardian", "metrics", "node", "worke
 LEARNER_SERVICES: Final = frozenset({"weft.v1.Intake"})
 """gRPC services that only learners' helpers may call."""
 
+# The same for the operations addresses (HTTP), besides the first administrator's key.
 _OPERATIONS: Final[Mapping[str, frozenset[str]]] = {"weft.v1.Operations": frozenset({"api"})}
 
 CALLERS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
+    "api": {**_OPERATIONS},
+    "worker": {**_OPERATIONS},
     "lcm": {
         **_OPERATIONS,
         "weft.v1.Control": frozenset({"api", "guardian", "worker"}),
