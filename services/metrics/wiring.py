@@ -24,7 +24,6 @@ class MetricsPorts:
     store: MetricStore
     status: StatusStore
     clock: Clock
-    secret: bytes
 
     async def close(self) -> None:
         await self.store.close()
@@ -54,6 +53,5 @@ async def connect(settings: MetricsSettings) -> MetricsPorts:
         store=store,
         status=await core.status_store(settings),
         clock=core.clock(),
-        secret=await core.service_secret(settings),
     )
     return at_failpoints(ports, "metrics")

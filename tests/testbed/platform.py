@@ -82,9 +82,16 @@ class Platform:
                 pids.append(int(entry.name))
         return pids
 
+    @property
+    def operator(self) -> dict[str, str]:
+        """Headers for operations addresses."""
+        return {"Authorization": f"Bearer {self.key}"}
+
     def counter(self, service: str, name: str) -> float:
         """The sum of a Prometheus counter over its labels."""
-        answer = read_operations(self.home.address(f"{service}-ops"), "/metrics", timeout_s=HANG_S)
+        answer = read_operations(
+            self.home.address(f"{service}-ops"), "/metrics", timeout_s=HANG_S, headers=self.operator
+        )
         text = answer.body.decode()
         return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
 
