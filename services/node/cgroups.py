@@ -23,6 +23,7 @@ from typing import Final
 
 import structlog
 
+from services.core.domain.errors import NoSpace
 from services.core.runtime.durable_files import read_json, write_json
 from services.core.runtime.learner_folder import LearnerDocument
 
@@ -114,10 +115,20 @@ class Groups:
         """An agent that is started from another session is in another group, and makes groups in other places."""
         known = {*self._places(), *map(str, self._bases.values())}
         if known != set(self._places()):
-            write_json(self._places_file, {"places": sorted(known)})
+            self._write_places(known)
+
+    def _write_places(self, places: Collection[str]) -> None:
+        try:
+            write_json(self._places_file, {"places": sorted(places)})
+        except NoSpace as error:  # groups in places that are not written stay after a restart elsewhere
+            log.warning("groups.not_recorded", why=str(error))
 
     def _places(self) -> list[str]:
-        return list((read_json(self._places_file) or {}).get("places", []))
+        try:
+            return [str(place) for place in (read_json(self._places_file) or {}).get("places", [])]
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            log.warning("groups.places_unreadable", why=str(error))
+            return []
 
     @property
     def enforced(self) -> list[str]:
@@ -158,7 +169,7 @@ class Groups:
         kept = {group_name(*folder.parts[-3:]) for folder in learners}
         left = {str(place) for place in self._places() if not _swept(Path(place), kept, self._bases.values())}
         if left != set(self._places()):
-            write_json(self._places_file, {"places": sorted(left)})
+            self._write_places(left)
 
     @classmethod
     def remove_all(cls, folder: Path) -> None:

@@ -59,6 +59,12 @@ class NodeSettings(Settings):
         default=70_000, ge=1000, description="If the agent runs as root, each job gets a user id: the first of them."
     )
     node_uid_count: int = Field(default=10_000, ge=1, description="The number of user ids for jobs.")
+    node_remove_s: float = Field(
+        default=30,
+        gt=0,
+        description="Time to remove the folder of an ended attempt, in seconds. What resists longer is kept in "
+        "quarantine (`weft status`), its hardware is given back, and its removal is tried again later.",
+    )
     node_port_first: int = Field(
         default=20_000,
         ge=1024,
