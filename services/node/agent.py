@@ -76,6 +76,7 @@ class Agent:
         self._instrumentation = instrumentation
         self.node: Node = capacity.detect(settings)
         self._root = self._home / "node"
+        self.free_space = capacity.free_space(settings)
         self._own_folder = self._root / ".agent"
         self._fences = Fences(self._own_folder / "fences")
         self._uids = Pool(settings.node_uid_first, settings.node_uid_count) if os.geteuid() == 0 else None
@@ -315,7 +316,7 @@ class Agent:
         end = None if processes else Exit(time=_now_ms(), lost=True)
         return LearnerProcess(
             name=folder.name, attempt=int(folder.parent.name), state="running" if processes else "exited", run=RUN,
-            started=round(folder.stat().st_mtime * 1000), exit=end, node=self.node.name,
+            started=round(folder.stat().st_mtime * 1000), exit=end, readable=False, node=self.node.name,
         )  # fmt: skip
 
     async def _end_unreadable(self, folders: list[Path]) -> None:

@@ -27,7 +27,7 @@ from services.core.runtime.settings import Settings
 from services.core.strategies.registry import with_variables
 from services.node.cgroups import Groups
 from services.node.isolation import ISOLATION_FILE
-from tests.testbed.server import free_port, own_numbers
+from tests.testbed.server import free_address, own_numbers
 from tests.testbed.signals import kill_all
 from tests.waiting import HANG_S
 
@@ -73,8 +73,7 @@ class NodeProcess:
             "PATH": os.environ["PATH"], "WEFT_HOME": str(self.home.root), "WEFT_NODE_GPUS": "4",
             "WEFT_NODE_HELPER_COMMAND": shlex.join(helper), **own_numbers(), **environment,
         }  # fmt: skip
-        ports = {"node": free_port(), "node-ops": free_port()}
-        self.addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+        self.addresses = {name: free_address() for name in ("node", "node-ops")}
         (self.home.root / "run").mkdir(parents=True)
         self.home.addresses_file.write_text(json.dumps(self.addresses))
         self.process: subprocess.Popen[bytes] | None = None
