@@ -37,6 +37,7 @@ from services.core.strategies.registry import with_variables
 from services.node import capacity, cgroups, reservation, sdk
 from services.node.allocation import Pool, Taken, pick_gpus, pick_ports
 from services.node.cgroups import Groups
+from services.node.disk_watch import DiskWatch
 from services.node.fences import Fences
 from services.node.instrumentation import Instrumentation
 from services.node.isolation import Isolation, choose
@@ -86,7 +87,7 @@ class Agent:
         self._users = Users(self._own_folder / "users", self._uids, self._trace_of) if self._uids else None
         self._picking = asyncio.Lock()
         """Held while a uid is chosen: looking through what is left of it takes time."""
-        self._retrying: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self._only_tenant = OnlyTenant(self._own_folder)
         self._groups: Groups
         self._unreadable: dict[Path, str] = {}
@@ -115,13 +116,13 @@ class Agent:
         await asyncio.to_thread(sdk.install, agent._home / "sdk")
         await agent._adopt()
         agent._update_gauges()
-        agent._retrying = asyncio.create_task(agent._retry_leftovers())
+        watch = DiskWatch(settings, instrumentation, agent._learners.values)
+        agent._background = [asyncio.create_task(loop()) for loop in (agent._retry_leftovers, watch.run)]
         return agent
 
     async def close(self) -> None:
         """Learners, shims and helpers live on."""
-        if self._retrying is not None:
-            await end_tasks([self._retrying], within_s=0)
+        await end_tasks(self._background, within_s=0)
         await self._supervisor.close()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)

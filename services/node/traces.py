@@ -49,7 +49,7 @@ def trace_of(uid: int, places: Places | None = None) -> str:
 def files_of(uid: int, places: Places | None = None) -> Iterator[str]:
     """Paths of the user's files, outermost only; at the end "..." if there was too much to look through."""
     budget = iter(range(_MAX_ENTRIES))
-    mounts = _mounts((places or Places()).proc)
+    mounts = mount_points((places or Places()).proc)
     for top in (places or Places()).folders:
         with suppress(OSError):
             yield from _Walk(uid, mounts, budget).below(os.open(top, _FOLDER), os.path.realpath(top))
@@ -88,8 +88,8 @@ class _Walk:
             os.close(fd)
 
 
-def _mounts(proc: Path) -> frozenset[str]:
-    """Mount points, which are not looked into: one may never answer."""
+def mount_points(proc: Path = Path("/proc")) -> frozenset[str]:
+    """Paths of all mounts. Walks do not look into them: one may never answer."""
     try:
         lines = (proc / "self/mountinfo").read_bytes().splitlines()
     except OSError:
