@@ -260,7 +260,7 @@ class Agent:
     def _make(self, folder: JobFolder, attempt: int, documents: list[LearnerDocument]) -> None:
         for document in documents:
             self._groups.make(document)
-        with undo_on_failure(lambda: cgroups.remove(path for document in documents for path in document.groups)):
+        with undo_on_failure(lambda: cgroups.remove(_groups_of_documents(documents))):
             reservation.make(folder, attempt, documents)
 
     async def _spawn(self, plan: AttemptPlan) -> None:
@@ -298,7 +298,7 @@ class Agent:
             # bubblewrap has no environment by which it could be found.
             identities=tuple(process for learner in learners if (process := learner.process) is not None),
             uids=frozenset(learner.document.uid for learner in learners) if all_of_job and self._uids else frozenset(),
-            groups=frozenset(path for learner in learners for path in learner.document.groups),
+            groups=frozenset(_groups_of(learners)),
         )
         gone = await kill_all(everything.members, timeout_s=_GONE_S)
         await end_tasks(tasks)
@@ -391,7 +391,12 @@ class Agent:
     def _detect_isolation(self) -> None:
         """Finds out which control groups can be made, and publishes the isolation."""
         self._groups, unenforced = Groups.find(
-            self._own_folder, pids=self._settings.node_pids, wanted=self._settings.node_cgroups
+            self._own_folder,
+            pids=self._settings.node_pids,
+            wanted=self._settings.node_cgroups,
+            of_helpers=cgroups.Limits(
+                self._settings.node_helper_memory, self._settings.node_helper_cpus, self._settings.node_helper_pids
+            ),
         )
         if self._settings.node_limits == "required":
             self.isolation.check_required(self._groups.enforced, unenforced)
@@ -464,6 +469,16 @@ def _matcher(folders: list[Path]) -> ProcessMatcher:
         job_dirs=frozenset(str(folder / JOB_FOLDER) for folder in folders),
         folders=frozenset(str(folder) for folder in folders),
     )
+
+
+def _groups_of(learners: Iterable[Learner]) -> list[str]:
+    """Of learners and their helpers."""
+    return _groups_of_documents(learner.document for learner in learners)
+
+
+def _groups_of_documents(documents: Iterable[LearnerDocument]) -> list[str]:
+    own = [path for document in documents for path in document.groups]
+    return [*own, *map(cgroups.helper_group, own)]
 
 
 def _survivors() -> Unavailable:

@@ -55,6 +55,18 @@ class NodeSettings(Settings):
     node_pids: int = Field(
         default=4096, ge=64, description="Limit of processes and threads of one learner, if control groups can be made."
     )
+    node_helper_memory: int = Field(
+        default=4 * 2**30,
+        gt=0,
+        description="Memory that one helper and the environment that it builds may use, in bytes or e.g. 4GB, if "
+        "control groups can be made. A helper that is ended for it is started again.",
+    )
+    node_helper_cpus: float = Field(
+        default=1, gt=0, description="Weight of one helper and what it builds beside learners, in CPUs."
+    )
+    node_helper_pids: int = Field(
+        default=1024, ge=64, description="Limit of processes and threads of one helper and what it builds."
+    )
     node_uid_first: int = Field(
         default=70_000, ge=1000, description="If the agent runs as root, each job gets a user id: the first of them."
     )
@@ -105,7 +117,7 @@ class NodeSettings(Settings):
         "never.",
     )
 
-    @field_validator("node_memory", "node_disk", mode="before")
+    @field_validator("node_memory", "node_disk", "node_helper_memory", mode="before")
     @classmethod
     def _bytes(cls, value: object) -> int | None:
         return None if value is None else parse_bytes(value)
