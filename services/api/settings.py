@@ -14,6 +14,17 @@ MIB: Final = 2**20
 class ApiSettings(Settings):
     max_code_bytes: int = Field(default=512 * MIB, gt=0, description="Largest code archive that is accepted, in bytes.")
     max_spec_bytes: int = Field(default=256 * 1024, gt=0, description="Longest text of a job spec, in bytes.")
+    max_learners: int = Field(
+        default=1_000,
+        gt=0,
+        description="Most learners of a job that is submitted: each takes a shim and a helper of about 30 MB.",
+    )
+    max_gang_bytes: int = Field(
+        default=16 * MIB,
+        gt=0,
+        description="Most bytes of the commands and environment variables of all learners of a job: each "
+        "learner gets them in a file of its own.",
+    )
     key_cache_s: float = Field(
         default=2.0,
         ge=0,
