@@ -21,7 +21,7 @@ def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
 
     ``learners``: the reports of the current attempt, by learner name; of some there may be none yet. ``now``: Unix ms.
 
-    Order of precedence: a kill, then success, then a failure, then different data, then a halt. Success comes before failure: once all
+    Order of precedence: a kill, success, a failure, different data, a halt. Success comes before failure: once all
     deciding roles have succeeded, the failure of another role must not train the job again.
     """
     if job.desired is Desired.KILL:
