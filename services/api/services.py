@@ -15,6 +15,7 @@ from services.api.keys import Keys
 from services.api.platform import Platform
 from services.api.settings import ApiSettings
 from services.api.submit import Submissions
+from services.api.tenant_storage import TenantStorage
 from services.api.uploads import Uploads
 
 
@@ -25,6 +26,7 @@ class ApiServices:
     jobs: Jobs
     submissions: Submissions
     uploads: Uploads
+    storage: TenantStorage
     artifacts: Artifacts
     telemetry: TelemetryClient
     following: Following

@@ -153,9 +153,9 @@ class Submissions:
             message = "no code of this digest was uploaded; send the code itself"
             raise InvalidRequest(f"/code_digest: {message}", errors=(FieldError("/code_digest", message),))
 
-    async def keep_code(self, upload: Upload, key: str) -> None:
-        """Stores the code; it is durable when this returns."""
-        await upload.store(self._objects, key)
+    async def keep_code(self, upload: Upload, key: str) -> bool:
+        """Stores the code; it is durable when this returns. Returns False if it was stored before."""
+        return await upload.store(self._objects, key)
 
     async def submit(
         self, principal: Principal, tenant: str, spec: JobSpec, *, code_digest: str, key: str | None, trace: str

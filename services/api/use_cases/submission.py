@@ -108,9 +108,13 @@ async def _take_code(services: ApiServices, tenant: str, incoming: Incoming, *, 
         if incoming.upload is not None:
             incoming.code_digest = (await incoming.upload.finish()).digest
             if keep:
-                await services.submissions.keep_code(incoming.upload, code_key(tenant, incoming.code_digest))
-        elif incoming.code_digest and keep:
-            await services.submissions.check_code_is_stored(tenant, incoming.code_digest)
+                await services.storage.check(tenant, incoming.upload.size)
+                if await services.submissions.keep_code(incoming.upload, code_key(tenant, incoming.code_digest)):
+                    await services.storage.add(tenant, incoming.upload.size)
+        elif keep:
+            await services.storage.check(tenant)
+            if incoming.code_digest:
+                await services.submissions.check_code_is_stored(tenant, incoming.code_digest)
 
 
 def _plan_answer(plan: Plan, limits: SubmitLimits) -> JobPlan:
