@@ -98,7 +98,7 @@ def _summary(job: Job, waiting: Waiting | None, *, now: int) -> str:
         message = _end_message(job)
         return f"is {job.status.value}{_run_time(job)}{f': {message}' if message else ''}"
     if job.observed_generation < job.generation and job.desired is not Desired.RUN:
-        return f"is {job.status.value}; a {job.desired.value} by its owner is under way"
+        return f"is {job.status.value}; a {job.desired.value} by {job.requester} is under way"
     duration = f" for {_span(now - job.state.since)}{_attempt(job)}"
     return f"is {job.status.value}{duration}" + (f": {job.state.message}" if job.state.message else "")
 
@@ -106,7 +106,7 @@ def _summary(job: Job, waiting: Waiting | None, *, now: int) -> str:
 def _end_message(job: Job) -> str:
     if job.state.message or job.status is not Status.KILLED:
         return job.state.message
-    return "its owner ended it" if job.desired is Desired.KILL else ""
+    return f"killed by {job.requester}" if job.desired is Desired.KILL else ""
 
 
 def _run_time(job: Job) -> str:

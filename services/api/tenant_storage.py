@@ -2,8 +2,8 @@
 
 Usage is counted by listing the tenant's objects, a page at a time, in the background. It is kept in a record, so a
 restart counts nothing anew. Between two counts the code that is uploaded is added; results of jobs are in the next
-count. A submission starts a count when the last one is older than ``count_s``: a silent tenant costs nothing. One tenant
-is counted at a time.
+count. A submission starts a count when the last one is older than ``count_s``: a silent tenant costs nothing. Tenants
+are counted one at a time.
 """
 
 from __future__ import annotations

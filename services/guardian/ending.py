@@ -78,6 +78,8 @@ class Ending:
         """(cause, grace in ms) of the last stop."""
         self._stopping_since_s: float | None = None
         """On the boot-time clock: a wall clock that jumps must not cost results."""
+        self._killed_since_s: float | None = None
+        """When a kill of a job that has succeeded was seen; on the same clock."""
 
     async def step(
         self,
@@ -96,10 +98,12 @@ class Ending:
             missing = ""
             if verdict.to is not Status.KILLED:
                 job = await self._to_storing(job, learners)
-                left_ms = limits.grace + limits.store_timeout - self._stopping_ms()
+                left_ms = self._storing_left_ms(job, limits)
                 if observed_state.not_stored(job.attempt.number, learners, observed) and left_ms > 0:
                     return min(self._settings.observe_s, left_ms / 1000)
-                missing = observed_state.storage_failures(job.attempt.number, learners, observed)
+                missing = observed_state.storage_failures(
+                    job.attempt.number, learners, observed, killed=job.desired is Desired.KILL
+                )
             job = await self._finish(job, limits, verdict, missing)
         await self._release(job)
         return 0.0
@@ -120,13 +124,22 @@ class Ending:
         self._stopping_since_s = now if self._stopping_since_s is None else self._stopping_since_s
         return (now - self._stopping_since_s) * 1000
 
+    def _storing_left_ms(self, job: Job, limits: Limits) -> float:
+        """How long storing may still take: ``store_timeout`` after the grace; after a kill only the grace."""
+        left_ms = limits.grace + limits.store_timeout - self._stopping_ms()
+        if job.desired is not Desired.KILL:
+            return left_ms
+        now = self._ports.clock.boottime()
+        self._killed_since_s = now if self._killed_since_s is None else self._killed_since_s
+        return min(left_ms, limits.grace - (now - self._killed_since_s) * 1000)
+
     async def _apply_kill(self, job: Job, verdict: Verdict) -> Verdict:
         """The verdict that counts: a kill that came later replaces every verdict but COMPLETED."""
         if job.desired is not Desired.KILL or verdict.to in {Status.KILLED, Status.COMPLETED}:
             return verdict
         before = f" while it ended: {verdict.message}" if verdict.to is Status.FAILED else ""
         killed = replace(
-            verdict, to=Status.KILLED, reason="Killed", message=f"killed by its owner{before}", budgeted=False
+            verdict, to=Status.KILLED, reason="Killed", message=f"killed by {job.requester}{before}", budgeted=False
         )
         await self._update(
             job, lambda current: replace(current, verdict=killed, observed_generation=current.generation)
@@ -159,7 +172,8 @@ class Ending:
         message = "; ".join(filter(None, (verdict.message, missing)))
 
         def change(current: Job) -> Job:
-            ended = moved(current, verdict.to, actor="guardian", now=now, reason=verdict.reason, message=message)
+            actor = current.actor_of_desired if verdict.to in {Status.KILLED, Status.HALTED} else "guardian"
+            ended = moved(current, verdict.to, actor=actor, now=now, reason=verdict.reason, message=message)
             ended = replace(ended, summary=summary)
             if verdict.to is Status.QUEUED:
                 return _queued_again(ended, limits, verdict, now, outage_most_ms=self._outage_most_ms)

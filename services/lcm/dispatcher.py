@@ -107,8 +107,8 @@ class Dispatcher:
     sizes: Mapping[str, Size] = field(default_factory=lambda: dict(SIZES))
     free_space: FreeSpace | None = None
     """Of the platform's own stores; None: not watched."""
-    waiting: Sequence[Decision] = ()
-    """The last round's decisions for the jobs that wait, in order. Empty while this process does not lead."""
+    waiting: Mapping[str, Decision] = field(default_factory=dict)
+    """The last round's decisions for the jobs that wait, by id, in order. Empty while this process does not lead."""
     term: int = 0
     """The term of this dispatcher while it leads; else 0."""
     _gangs: dict[str, tuple[int, Gang | None]] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Dispatcher:
                     log.warning("dispatcher.interrupted", why=str(error))
                 finally:
                     self._set_term(0)
-                    self.waiting = ()
+                    self.waiting = {}
             await self._pause(stopping)
 
     # --- leading -------------------------------------------------------------------
@@ -215,8 +215,8 @@ class Dispatcher:
         free = await self._judge_admissions(held)
         walk, decisions = await self._walk_queue(free, held)
         self._record_shortage(held.shortage)
-        self.waiting = [decision for decision in decisions if decision.placement is None]
-        self.instrumentation.waiting(decision.job.gang for decision in self.waiting)
+        self.waiting = {decision.job.id: decision for decision in decisions if decision.placement is None}
+        self.instrumentation.waiting(decision.job.gang for decision in self.waiting.values())
         self.instrumentation.holding.set(len(held.jobs))
         admissions: dict[str, Placed] = {}
         for decision in decisions:
@@ -309,7 +309,9 @@ class Dispatcher:
         waiters: list[Waiter] = []
         while limit := min(_PAGE, self.settings.queue_scan - len(waiters)):
             query = JobQuery(statuses=(Status.QUEUED,), after=after)
-            page = await self.jobs.find(query, newest_first=False, limit=limit)
+            left_out: list[Unreadable] = []
+            page = await self.jobs.find(query, newest_first=False, limit=limit, left_out=left_out)
+            self.unreadable.add(left_out)
             waiters += [Waiter.of(job, self._gang(job)) for job in page]
             if len(page) < limit:
                 break

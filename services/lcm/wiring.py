@@ -24,6 +24,12 @@ class LcmPorts:
     clock: Clock
     secret: bytes
 
+    async def close(self) -> None:
+        await self.hints.close()
+        await self.cluster.close()
+        await self.status.close()
+        await self.jobs.close()
+
 
 def free_space(settings: LcmSettings) -> FreeSpace:
     """The file systems of stores that are on this machine; servers elsewhere have their own limits."""

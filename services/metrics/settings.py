@@ -53,7 +53,7 @@ class MetricsSettings(Settings):
     metrics_late_s: float = Field(
         default=5.0,
         ge=0,
-        description="Seconds after the declared end of an attempt in which its learners may still append.",
+        description="Seconds after the declared end of a job or an attempt in which its learners may still append.",
     )
     metrics_drain_s: float = Field(
         default=5.0, gt=0, description="Time that running calls have to end when the service stops, in seconds."

@@ -228,7 +228,7 @@ def test_permanent_error_is_not_tried_again(site: Site, tmp_path: Path, status: 
 def test_data_store_that_stays_away_is_an_outage_and_not_the_job_s_fault(site: Site, tmp_path: Path) -> None:
     site.status = 503
     fetch = Fetching(tmp_path, site.url())
-    fetch.progress.wait = lambda _: None  # type: ignore[method-assign]
+    fetch.progress.wait = lambda seconds: None  # type: ignore[method-assign]
     with pytest.raises(FetchFailed, match="503") as refused:
         fetch()
     assert is_outage(refused.value.reason)

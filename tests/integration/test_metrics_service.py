@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import time
-import urllib.error
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
@@ -474,11 +473,7 @@ async def test_the_service_is_ready_a_member_and_has_metrics(
 
 
 def _ready(service: MetricsProcess) -> bool:
-    try:
-        return bool(json.loads(service.operations("/readyz"))["ready"])
-    except urllib.error.HTTPError as error:  # 503: not yet
-        error.close()
-        return False
+    return bool(json.loads(service.operations("/readyz"))["ready"])
 
 
 async def _members(status: StatusStore) -> bool:

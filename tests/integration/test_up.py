@@ -112,14 +112,16 @@ def test_second_up_and_second_down_change_nothing(folder: Path) -> None:
         assert weft(home, "down").returncode == 0
     assert nobody_runs(home)
     assert weft(home, "down").returncode == 0
-    assert weft(home, "down", "--purge").returncode == 0
+    refused = weft(home, "down", "--purge")
+    assert (refused.returncode, f"{home}: every job, result, checkpoint and key" in refused.stderr) == (2, True)
+    assert weft(home, "down", "--purge", "--yes").returncode == 0
     assert not home.exists()
 
 
 def test_purge_refuses_a_folder_that_is_not_wefts(folder: Path) -> None:
     (folder / "mine").mkdir()
     (folder / "mine" / "precious").write_text("x")
-    assert "nothing was removed" in one_line(weft(folder / "mine", "down", "--purge"))
+    assert "nothing was removed" in one_line(weft(folder / "mine", "down", "--purge", "--yes"))
     assert (folder / "mine" / "precious").exists()
 
 
@@ -133,7 +135,10 @@ def test_running_job_continues_after_down_and_up(stores: Stores, request: pytest
         with Client(running.url, running.key) as client:
             job = client.jobs.submit({"name": "j", "command": command, "resources": {"cpus": 1, "memory": "64MiB"}})
             eventually(lambda: list(job.logs()))
-        output = weft(running.home.root, "down")
+        refused = weft(running.home.root, "down")
+        assert (refused.returncode, "1 job runs" in refused.stderr, "--yes" in refused.stderr) == (2, True, True)
+        assert running.processes_of(job.id) != []
+        output = weft(running.home.root, "down", "--yes")
         assert "1 unfinished job goes on after the next `weft up`" in output.stderr
         assert running.processes_of(job.id) == []
         running.up()

@@ -50,9 +50,10 @@ def test_explanation_of_a_failed_job_names_the_command_for_the_learners_last_lin
     )  # fmt: skip
 
 
-def test_explanation_of_a_killed_job_names_its_owner() -> None:
-    killed = job(Status.KILLED, desired=Desired.KILL, released=NOW)
-    assert explained(killed)[0].endswith(": its owner ended it")
+@pytest.mark.parametrize(("actor", "name"), [("user:eve", "eve"), ("", "its owner")])
+def test_explanation_of_a_killed_job_names_the_user_who_killed_it(actor: str, name: str) -> None:
+    killed = job(Status.KILLED, desired=Desired.KILL, desired_by=actor, released=NOW)
+    assert explained(killed)[0].endswith(f": killed by {name}")
 
 
 def test_explanation_of_a_halted_job_names_the_resume_command() -> None:

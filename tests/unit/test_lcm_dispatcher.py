@@ -320,7 +320,7 @@ async def test_a_waiting_job_with_an_unreadable_spec_blocks_no_other(plane: Cont
     job_id = await plane.submit(nonsense=True)
     other = await plane.submit()
     await plane.reached(other, Status.PENDING)
-    assert [(decision.job.id, decision.pending_reason) for decision in process.service.waiting] == [
+    assert [(decision.job.id, decision.pending_reason) for decision in process.service.waiting.values()] == [
         (job_id, "Misconfigured")
     ]
     with capture_logs() as logs:
@@ -358,7 +358,7 @@ async def test_policy_orders_each_scan_and_every_job_is_decided_once(
     process = await plane.start_lcm(queue_scan=2, policy="newest-first")
     await plane.reached(second, Status.PENDING)
     await asyncio.sleep(1)  # virtual time: one more round
-    assert [decision.job.id for decision in process.service.waiting] == [third, first, fifth, fourth]
+    assert [decision.job.id for decision in process.service.waiting.values()] == [third, first, fifth, fourth]
 
 
 async def test_max_pending_applies_to_jobs_beyond_queue_scan(plane: ControlPlane) -> None:

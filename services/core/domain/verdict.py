@@ -25,7 +25,7 @@ def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     deciding roles have succeeded, the failure of another role must not train the job again.
     """
     if job.desired is Desired.KILL:
-        return Verdict(to=Status.KILLED, reason="Killed", message="killed by its owner", time=now)
+        return Verdict(to=Status.KILLED, reason="Killed", message=f"killed by {job.requester}", time=now)
     if _completed(spec, learners):
         return Verdict(to=Status.COMPLETED, reason="", message="", time=now)
     failed = _first_failure(job, spec, learners, now)
@@ -34,7 +34,7 @@ def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     if job.desired is Desired.RUN and (changed := _mixed_data(job, spec, learners, now)) is not None:
         return changed
     if job.desired is Desired.HALT and sum(_is_over(learner) for learner in learners.values()) == spec.learners:
-        return Verdict(to=Status.HALTED, reason="Halted", message="halted by its owner", time=now)
+        return Verdict(to=Status.HALTED, reason="Halted", message=f"halted by {job.requester}", time=now)
     return None
 
 

@@ -899,7 +899,7 @@ class JobEvent(_message.Message):
     seq: _builtins.int
     """Counts the events of the job from 1."""
     actor: _builtins.str
-    """Origin of the change: user:<name>, lcm or guardian."""
+    """Origin of the change: user:<name>, or user:<tenant>/<name>; lcm; guardian."""
     generation: _builtins.int
     """Generation of the job at that time."""
     from_status: _builtins.str

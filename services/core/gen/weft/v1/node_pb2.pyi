@@ -40,7 +40,7 @@ class CapacityReply(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     ISOLATION_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
-    """of new learners: process | sandbox"""
+    """of new learners: sandbox | process | trusted"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCapacity]:
         """this machine, the only node"""
