@@ -13,6 +13,7 @@ from services.api.instrumentation import Instrumentation
 from services.api.jobs import Jobs
 from services.api.keys import Keys
 from services.api.platform import Platform
+from services.api.search_budget import SearchBudget
 from services.api.settings import ApiSettings
 from services.api.submit import Submissions
 from services.api.tenant_storage import TenantStorage
@@ -27,6 +28,7 @@ class ApiServices:
     submissions: Submissions
     uploads: Uploads
     storage: TenantStorage
+    searches: SearchBudget
     artifacts: Artifacts
     telemetry: TelemetryClient
     following: Following

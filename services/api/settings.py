@@ -29,6 +29,15 @@ class ApiSettings(Settings):
         gt=0,
         description="A tenant's objects are counted again at a submission if the last count is so old, in seconds.",
     )
+    tenant_searches: int = Field(default=2, gt=0, description="Most searches through logs of one tenant at a time.")
+    tenant_search_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds that a tenant may search logs without a pause. Then searches are answered 429.",
+    )
+    tenant_search_share: float = Field(
+        default=0.25, gt=0, description="Seconds of search time that a tenant earns back in each second."
+    )
     max_learners: int = Field(
         default=1_000,
         gt=0,

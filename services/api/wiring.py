@@ -20,6 +20,7 @@ from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
 from services.api.keys import ensure_admin_key, move_pepper, open_keys
 from services.api.platform import Platform
+from services.api.search_budget import SearchBudget
 from services.api.services import ApiServices
 from services.api.settings import ApiSettings
 from services.api.submit import Submissions
@@ -111,6 +112,12 @@ async def open_services(
                 ),
                 uploads=uploads,
                 storage=storage,
+                searches=SearchBudget(
+                    clock,
+                    window_s=settings.tenant_search_s,
+                    share=settings.tenant_search_share,
+                    at_a_time=settings.tenant_searches,
+                ),
                 artifacts=Artifacts(objects, instrumentation),
                 telemetry=telemetry,
                 following=Following(store, telemetry, Watcher(store, every_s=settings.follow_poll_s)),

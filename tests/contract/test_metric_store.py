@@ -7,6 +7,7 @@ import json
 import math
 import signal
 import sys
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
+from services.core.adapters.sqlite.metrics.lines import LineReader
 from services.core.domain.errors import InvalidRequest, NotFound, Unavailable
 from services.core.ports.metric_store import (
     Batch,
@@ -590,3 +592,25 @@ async def test_bounds_do_not_apply_to_what_is_restored(bounded: Bounded) -> None
     assert await store.counts(JOB) == (1, 2)
     assert await store.left_out(JOB) == {}
     await store.close()
+
+
+async def test_searches_that_take_all_their_workers_do_not_delay_other_reads(
+    store: MetricStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.append(JOB, [log(0, "line")])
+    searching, go_on = threading.Semaphore(0), threading.Event()
+    read = LineReader.read
+
+    def held(reader: LineReader, limit: int) -> list[StoredLine]:
+        if reader._query.search is not None:
+            searching.release()
+            assert go_on.wait(HANG_S)
+        return read(reader, limit)
+
+    monkeypatch.setattr(LineReader, "read", held)
+    searches = [asyncio.create_task(store.lines(JOB, LineQuery(search="l"))) for _ in range(20)]
+    assert await asyncio.to_thread(searching.acquire, timeout=HANG_S)
+    assert await texts(store) == ["line"]
+    assert await store.counts(JOB) == (1, 0)
+    go_on.set()
+    assert [len(found) for found in await asyncio.gather(*searches)] == [1] * 20

@@ -1,8 +1,8 @@
 """MetricStore with a folder per job. Threads do all disk I/O; the event loop only dispatches it.
 
 Appends to one job that wait together become one transaction and so two fsyncs (lines, then offsets and points): 1,000
-ranks cost little more than one. An invalid append is refused alone. Writers and readers have separate threads, so that
-long searches do not delay appends.
+ranks cost little more than one. An invalid append is refused alone. Writers, readers and searches have threads of their
+own, so that long searches delay neither appends nor other reads.
 
 Damaged files affect only their own job: every call for it raises Quarantined, and its files stay unchanged for repair.
 """
@@ -55,6 +55,8 @@ _GROUP: Final = 64
 """Appends in one transaction: enough to share the fsyncs, few enough to bound the memory."""
 _WRITERS: Final = 3
 _READERS: Final = 4
+_SEARCHERS: Final = 2
+"""Threads for searches: however many wait, other reads do not wait for them."""
 _LEAST_FREE: Final = 2**20
 _LOADING: Final = ".loading-"
 """Prefix of the names of folders of jobs that are being loaded; they are renamed when they are complete."""
@@ -93,6 +95,7 @@ class SqliteMetricStore:
         self._draining: set[asyncio.Task[None]] = set()
         self._writers = ThreadPoolExecutor(_WRITERS, "metrics-write")
         self._readers = ThreadPoolExecutor(_READERS, "metrics-read")
+        self._searchers = ThreadPoolExecutor(_SEARCHERS, "metrics-search")
 
     @classmethod
     async def open(
@@ -196,7 +199,8 @@ class SqliteMetricStore:
         def read(file: JobFile) -> list[StoredLine]:
             return LineReader(file, query, deadline=deadline).read(limit)
 
-        return await self._read(job_id, read, otherwise=[])
+        pool = self._readers if query.search is None else self._searchers
+        return await self._run(pool, lambda: self._use(job_id, read, create=False, otherwise=[]))
 
     async def points(self, job_id: str, query: PointQuery, *, limit: int = 10_000) -> Sequence[StoredPoint]:
         return await self._read_points(job_id, lambda reader: reader.points(query, limit), otherwise=[])
@@ -299,6 +303,7 @@ class SqliteMetricStore:
         await asyncio.gather(*self._draining)
         await asyncio.to_thread(self._writers.shutdown)
         await asyncio.to_thread(self._readers.shutdown)
+        await asyncio.to_thread(self._searchers.shutdown)
         await asyncio.to_thread(self._open.close)
         if self._lock is not None and not self._closed:
             os.close(self._lock)
