@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc.aio
@@ -105,6 +105,8 @@ class Summary:
     """From 0 to 1; None if the job does not report it."""
     eta_ms: int | None
     """Milliseconds until the end; None if it is not known."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Lines and points beyond a bound of the job: bound -> count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,7 @@ class TelemetryClient:
         return Summary(
             lines=reply.lines, points=reply.points, latest=latest,
             progress=reply.progress if reply.progress >= 0 else None,
-            eta_ms=reply.eta_ms if reply.eta_ms >= 0 else None,
+            eta_ms=reply.eta_ms if reply.eta_ms >= 0 else None, left_out=dict(reply.left_out),
         )  # fmt: skip
 
 

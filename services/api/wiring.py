@@ -20,9 +20,11 @@ from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
 from services.api.keys import ensure_admin_key, move_pepper, open_keys
 from services.api.platform import Platform
+from services.api.search_budget import SearchBudget
 from services.api.services import ApiServices
 from services.api.settings import ApiSettings
 from services.api.submit import Submissions
+from services.api.tenant_storage import TenantStorage
 from services.api.uploads import Uploads
 from services.core.bootstrap import wiring
 from services.core.domain.errors import Unavailable
@@ -69,8 +71,15 @@ async def open_services(
         quarantine = Quarantine(clock.now_ms, registry)
         keys = await open_keys(records, secrets, clock, quarantine, cache_s=settings.key_cache_s)
         await ensure_admin_key(keys, installation, clock)
-        uploads = Uploads(settings.installation / "uploads", max_bytes=settings.max_code_bytes)
+        uploads = Uploads(
+            settings.installation / "uploads", max_bytes=settings.max_code_bytes, most=settings.max_uploads,
+            most_of_tenant=settings.max_tenant_uploads,
+        )  # fmt: skip
         uploads.open()
+        storage = TenantStorage(
+            objects, records, clock, most_bytes=settings.tenant_bytes, count_s=settings.tenant_count_s
+        )
+        closing.push_async_callback(storage.close)
         idempotency_keys = IdempotencyKeys(records, clock)
         sweeping = asyncio.create_task(idempotency_keys.keep_swept(every_s=_SWEEP_S, limit=_SWEPT))
         closing.callback(sweeping.cancel)
@@ -103,6 +112,13 @@ async def open_services(
                     instrumentation=instrumentation,
                 ),
                 uploads=uploads,
+                storage=storage,
+                searches=SearchBudget(
+                    clock,
+                    window_s=settings.tenant_search_s,
+                    share=settings.tenant_search_share,
+                    at_a_time=settings.tenant_searches,
+                ),
                 artifacts=Artifacts(objects, instrumentation),
                 telemetry=telemetry,
                 following=Following(store, telemetry, Watcher(store, every_s=settings.follow_poll_s)),

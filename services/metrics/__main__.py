@@ -32,10 +32,11 @@ from services.metrics.wiring import connect
 async def main(service: Service) -> None:
     """Serves until the service is to stop; then ends the followers and lets running appends finish."""
     settings = MetricsSettings()
-    ports = await connect(settings)
+    instrumentation = Instrumentation()
+    ports = await connect(settings, lambda bound, count: instrumentation.left_out.labels(bound).inc(count))
     authenticating = await guard(settings, await identity(settings, "metrics"), learners=True)
     service.checks |= {"metric store": ports.store.ping, "status store": ports.status.ping}
-    instrumentation, notifier, attempts = Instrumentation(), Notifier(), Attempts(ports.status)
+    notifier, attempts = Notifier(), Attempts(ports.status)
     heartbeats = Heartbeats(ports.clock, remember_s=settings.metrics_remember_s)
     instrumentation.learners.set_function(lambda: len(heartbeats))
     reports = Reports(ports.status, attempts)

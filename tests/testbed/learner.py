@@ -79,7 +79,7 @@ class Learner:
         )
         job = JobFolder(self.home / "node" / self.job)
         job.path.parent.mkdir(mode=0o711, exist_ok=True)
-        self.folder = reservation.make(job, plan.attempt, documents)[0].folder
+        self.folder = reservation.make(job, plan.attempt, documents, plan)[0].folder
 
     def code(self, **files: str) -> str:
         """Uploads code. Returns its digest."""

@@ -22,6 +22,8 @@ class Telemetry:
     async def summary(self, job_id: str) -> Mapping[str, Any]:
         """``{lines, points, latest: {name: {value, step}}}``, for a job's document.
 
+        With ``left_out``, bound -> count, if lines or points are beyond a bound of the job.
+
         NaN and infinities are words, because the document is JSON. Names are storable. Raises Unavailable.
         """
         with translating():
@@ -33,7 +35,8 @@ class Telemetry:
             }
             for stored in reply.latest
         }
-        return {"lines": reply.lines, "points": reply.points, "latest": latest}
+        summary = {"lines": reply.lines, "points": reply.points, "latest": latest}
+        return {**summary, "left_out": dict(reply.left_out)} if reply.left_out else summary
 
     async def close(self) -> None:
         await self._channel.close()
