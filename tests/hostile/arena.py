@@ -17,14 +17,14 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from tests.hostile.combinations import Combination, own_uids, running
 from tests.testbed.platform import Platform
 from tests.waiting import HANG_S, eventually
-from weft import Client
+from weft import Client, Conflict
 from weft._archive import Archive, Listing
 from weft._job import Job
 
@@ -91,11 +91,10 @@ class Arena:
     def mend(self) -> None:
         """After a trick that has fallen: ends its jobs and replaces the guard, so that the next one starts anew."""
         for job in self.attacker.jobs.list():
-            if not job.at_rest:
-                job.kill()
+            end(job)
         guard = self.guard.refresh()
         if (guard.status, guard.attempt) != ("PROCESSING", 1):
-            guard.kill()
+            end(guard)
             self.guard = self._make_guard()
 
     def next_job(self) -> Iterator[str]:
@@ -229,6 +228,13 @@ class Arena:
                 status = (home / name).stat()
                 files[f"{home / name} itself"] = f"{status.st_ino} {status.st_uid} {status.st_mode:o}"
         return files
+
+
+def end(job: Job) -> None:
+    """Kills the job, unless it has ended."""
+    if not job.at_rest:
+        with suppress(Conflict):
+            job.kill()
 
 
 def _command(pid: int) -> str:

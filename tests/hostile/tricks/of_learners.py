@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.hostile.arena import Arena
+from tests.hostile.arena import Arena, end
 from tests.hostile.attacks import channels, files, kernel, loads, processes, telemetry
 from tests.hostile.attacks.ground import FORGED
 from tests.hostile.trick import Trick, of_learner
@@ -41,7 +41,7 @@ def _restart_services(arena: Arena, job: Job) -> Iterator[str]:
 
 def _kill(arena: Arena, job: Job) -> Iterator[str]:
     _until(arena, job, "ready")
-    job.kill()
+    end(job)
     yield from ()
 
 
@@ -54,7 +54,7 @@ def _halt_and_resume(arena: Arena, job: Job) -> Iterator[str]:
         return
     job.resume()
     eventually(lambda: job.refresh().status not in {"HALTED", "RESUMED", "QUEUED", "PENDING"})
-    job.kill()
+    end(job)
 
 
 def _work_on(arena: Arena, job: Job) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _plant_foreign_file(arena: Arena, job: Job) -> Iterator[str]:
     inner.mkdir(mode=0o700)
     (inner / "file").write_text("root's")
     (inner / "file").chmod(0o600)
-    job.kill()
+    end(job)
     yield from ()
 
 
