@@ -140,7 +140,7 @@ class Arena:
             "ports": sorted(owners),
             "ports_of": {str(port): service for port, service in owners.items()},
             "open_ports": [int(addresses[name].rpartition(":")[2]) for name in ("api", "api-grpc")],
-            "sockets": sorted(str(path) for path in self.weft.home.root.rglob("*") if path.is_socket()),
+            "sockets": sorted(self.sockets()),
             "pids": sorted(self.pids()),
             "commands": {str(pid): _command(pid) for pid in self.pids()},
             "private": [str(path) for path in self.private_paths()],
@@ -174,6 +174,12 @@ class Arena:
                 if target in inodes:
                     found[inodes[target]] = name
         return found
+
+    def sockets(self) -> set[str]:
+        """Paths of the sockets in the platform's folder on which a process listens."""
+        lines = Path("/proc/net/unix").read_text().splitlines()[1:]
+        paths = {fields[7] for line in lines if len(fields := line.split(None, 7)) == 8}
+        return {path for path in paths if path.startswith(f"{self.weft.home.root}/")}
 
     def private_paths(self) -> list[Path]:
         """Files and folders that an attacker may neither read nor change."""
