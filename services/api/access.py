@@ -60,6 +60,10 @@ class Principal:
             tenants = "all tenants" if tenant == ALL_TENANTS else "another tenant"
             raise PermissionDenied(f"only an admin's key may name {tenants}")
 
+    def actor_on(self, job: Job) -> str:
+        """The caller as the actor of a change to the job: ``user:ada``, and ``user:acme/ada`` from another tenant."""
+        return f"user:{self.user}" if self.tenant == job.tenant else f"user:{self.tenant}/{self.user}"
+
     def visible(self, job: Job | None, job_id: str) -> Job:
         """The job. Raises NotFound, in the same words, if it is missing, deleted or another tenant's."""
         if job is None or job.deleted is not None or not (self.admin or job.tenant == self.tenant):

@@ -34,6 +34,7 @@ from services.core.ports.metric_store import (
     StoredLine,
     StoredPoint,
 )
+from services.core.runtime.address import Address
 from services.core.runtime.home import Home
 from services.core.runtime.quarantine import QuarantineEntry
 
@@ -53,7 +54,7 @@ class ServiceClient:
         self._home = home
         self._name = name
         self._secret = secret
-        self._address = ""
+        self._address: Address | None = None
         self._channel: grpc.aio.Channel | None = None
 
     async def channel(self) -> grpc.aio.Channel:
@@ -112,7 +113,7 @@ class ClusterUsage:
 
     nodes: Sequence[Node]
     isolation: str
-    """How learners are isolated: process | sandbox."""
+    """How learners are isolated: sandbox | process | trusted."""
     used: Size
     """What jobs hold of all nodes together."""
 
@@ -123,8 +124,8 @@ class DispatcherClient:
     def __init__(self, client: ServiceClient) -> None:
         self._client = client
 
-    async def explain(self, job_ids: Sequence[str] = ()) -> Sequence[Waiting]:
-        """Waiting jobs in their order: all, or these."""
+    async def explain(self, job_ids: Sequence[str]) -> Sequence[Waiting]:
+        """Those of these jobs that wait."""
         stub = control_pb2_grpc.QueueStub(await self._client.channel())
         with self._client.answering():
             reply = await stub.Explain(control_pb2.ExplainRequest(job_ids=job_ids), timeout=_OPTIONAL_S)

@@ -72,8 +72,8 @@ class Job(Answer):
     pending_reason: Annotated[
         str,
         doc(
-            "Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing or Misconfigured; "
-            "else empty."
+            "Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing, "
+            "WaitingForDisk or Misconfigured; else empty."
         ),
     ]
     at_rest: Annotated[bool, doc("It has ended or is HALTED, and has released all of its hardware.")]
@@ -108,7 +108,9 @@ class JobEvent(Answer, rename={"from_status": "from"}):
 
     seq: Annotated[int, doc("Counts the events of the job from 1.")]
     time: Annotated[Time, doc("When it happened.")]
-    actor: Annotated[str, doc("Origin of the change: user:<name>, lcm or guardian.")]
+    actor: Annotated[
+        str, doc("Origin of the change: user:<name> (user:<tenant>/<name> of another tenant), lcm, guardian.")
+    ]
     generation: Annotated[int, doc("Generation of the job at that time.")]
     from_status: Annotated[str | None, doc("Status before; null for the first event.")]
     to: Annotated[str, doc("Status after; RESUMED marks a resume and is followed by QUEUED.")]

@@ -140,7 +140,7 @@ class Jobs:
                 raise PreconditionFailed(
                     f"job {job_id} is at generation {job.generation}, not {generation}: read it again"
                 )
-            return with_desired(job, desired, actor=f"user:{principal.user}", now=self._clock.now_ms())
+            return with_desired(job, desired, actor=principal.actor_on(job), now=self._clock.now_ms())
 
         if key is None:
             done = DesiredResult(await jobs.update(self._store, job_id, None, change), replayed=False)

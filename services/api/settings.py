@@ -20,8 +20,10 @@ class ApiSettings(Settings):
         description="How long an API key is cached, in seconds: a revoked key may work for this long.",
     )
     follow_poll_s: float = Field(
-        default=0.1, gt=0, description="Interval at which a followed job is polled, in seconds."
-    )
+        default=0.03, gt=0,
+        description="Interval at which the api reads which jobs have changed while any job is followed, in seconds. It"
+        " is one small read, however many followers there are.",
+    )  # fmt: skip
     keepalive_s: float = Field(
         default=15.0,
         gt=0,

@@ -41,10 +41,7 @@ async def main(service: Service) -> None:
     finally:
         await server.stop(1)
         await membership.leave()
-        await ports.hints.close()
-        await ports.cluster.close()
-        await ports.status.close()
-        await ports.jobs.close()
+        await ports.close()
 
 
 if __name__ == "__main__":

@@ -30,3 +30,9 @@ class GuardianPorts:
     summaries: Summaries
     secret: bytes
     sizes: Mapping[str, Size]
+
+    async def close(self) -> None:
+        await self.hints.close()
+        await self.cluster.close()
+        await self.status.close()
+        await self.jobs.close()

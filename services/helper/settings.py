@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.core.runtime.address import TlsFiles
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperSettings:
@@ -24,6 +26,9 @@ class HelperSettings:
     drain_s: float = 60.0
     """WEFT_HELPER_DRAIN_S: how long a learner's end waits for an unavailable metrics service, in seconds. After that
     the learner counts as stored and its hardware is given back; unsent lines are in its stored logs only."""
+    tls: TlsFiles | None = None
+    """WEFT_TLS_AUTHORITY_FILE, WEFT_TLS_CERTIFICATE_FILE, WEFT_TLS_KEY_FILE: those of the node agent, whose child the
+    helper is."""
 
 
 def load_settings(environ: Mapping[str, str] = os.environ) -> HelperSettings:
@@ -34,4 +39,10 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> HelperSettings:
         http_allow=tuple(part.strip() for part in environ.get("WEFT_HTTP_ALLOW", "").split(",") if part.strip()),
         http_max_bytes=int(environ.get("WEFT_HTTP_MAX_BYTES", defaults.http_max_bytes)),
         drain_s=float(environ.get("WEFT_HELPER_DRAIN_S", defaults.drain_s)),
+        tls=_tls(environ),
     )
+
+
+def _tls(environ: Mapping[str, str]) -> TlsFiles | None:
+    paths = [environ.get(f"WEFT_TLS_{name}_FILE", "") for name in ("AUTHORITY", "CERTIFICATE", "KEY")]
+    return TlsFiles(*(Path(path) for path in paths)) if all(paths) else None

@@ -20,7 +20,7 @@ from services.lcm.dispatcher import Dispatcher
 from services.lcm.instrumentation import Instrumentation
 from services.lcm.rpc import Control, Queue
 from services.lcm.settings import LcmSettings
-from services.lcm.wiring import connect
+from services.lcm.wiring import connect, free_space
 
 
 async def main(service: Service) -> None:
@@ -42,6 +42,7 @@ async def main(service: Service) -> None:
         membership,
         instrumentation,
         quarantine,
+        free_space=free_space(settings),
     )
 
     def register(server: grpc.aio.Server) -> None:
@@ -63,10 +64,7 @@ async def main(service: Service) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         await server.stop(1)
         await membership.leave()
-        await ports.hints.close()
-        await ports.cluster.close()
-        await ports.status.close()
-        await ports.jobs.close()
+        await ports.close()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ from services.lcm.settings import LcmSettings
 from services.lcm.wiring import LcmPorts
 
 _DOCUMENTS: Final = 200
-"""Documents that one search for unreadable ones reads: about 1 % of a core while it goes through a large store."""
+"""Documents of a page of the search for unreadable ones: about 1 % of a core for a second."""
+_PAGES: Final = 5
+"""Pages between two pauses, however many documents there are: a million old jobs cost no more than a thousand."""
 log = structlog.get_logger()
 
 
@@ -39,11 +41,18 @@ class BackgroundTasks:
         await self._repeat(self._settings.collect_s, self._collect)
 
     async def find_unreadable(self) -> None:
-        """Reads all documents, a page every ``sweep_s``; at the end it begins again after ``quarantine_s``."""
+        """Reads all documents in turns: up to ``_PAGES`` pages, one each ``sweep_s``, then a pause of ``quarantine_s``.
+
+        Each turn continues where the last one ended, and begins again after the end.
+        """
         while True:
-            self._at_end = True
-            await self._run(self._find_unreadable)
-            await self._ports.clock.sleep(self._settings.quarantine_s if self._at_end else self._settings.sweep_s)
+            self._at_end, pages = False, 0
+            while not self._at_end and pages < _PAGES:
+                pages += 1
+                if not await self._run(self._find_unreadable):
+                    break
+                await self._ports.clock.sleep(self._settings.sweep_s)
+            await self._ports.clock.sleep(self._settings.quarantine_s)
 
     async def watch_cluster(self) -> None:
         """Wakes the dispatcher when the cluster's capacity may have changed.
@@ -72,9 +81,12 @@ class BackgroundTasks:
             await self._run(task)
             await self._ports.clock.sleep(seconds)
 
-    async def _run(self, task: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, task: Callable[[], Awaitable[None]]) -> bool:
+        """Runs the task once. Returns whether it succeeded."""
         try:
-            with log_unexpected("background.failed", expected=WeftError, task=task.__name__):
+            with log_unexpected("background.failed", expected=WeftError, task=task.__name__) as edge:
                 await task()
         except WeftError as error:
             log.warning("background.interrupted", task=task.__name__, why=str(error))
+            return False
+        return not edge.failed

@@ -22,6 +22,6 @@ class LcmSettings(Settings):
     )  # fmt: skip
     quarantine_s: float = Field(
         default=30, gt=0,
-        description="Pause between two searches through all job documents for unreadable ones, in seconds. Documents"
-        " of jobs that hold hardware are checked in every round.",
+        description="Pause between two searches for unreadable job documents, in seconds. A search reads the next 1,000"
+        " documents of the store. Documents of jobs that wait or hold hardware are checked in every round.",
     )  # fmt: skip

@@ -11,6 +11,7 @@ from services.core.ports.cluster import Cluster
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobStore
 from services.core.ports.status_store import StatusStore
+from services.core.runtime.free_space import FreeSpace
 from services.lcm.settings import LcmSettings
 
 
@@ -22,6 +23,20 @@ class LcmPorts:
     hints: Hints
     clock: Clock
     secret: bytes
+
+    async def close(self) -> None:
+        await self.hints.close()
+        await self.cluster.close()
+        await self.status.close()
+        await self.jobs.close()
+
+
+def free_space(settings: LcmSettings) -> FreeSpace:
+    """The file systems of stores that are on this machine; servers elsewhere have their own limits."""
+    home = settings.installation
+    folders = [("the platform", home.root)]
+    folders += [("the object store", home / "objects")] if settings.object_store == "folder" else []
+    return FreeSpace(folders, settings.disk_free_bytes, settings.disk_free_percent)
 
 
 async def connect(settings: LcmSettings) -> LcmPorts:

@@ -12,24 +12,24 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import InvalidRequest, WeftError
-from services.core.domain.status import RESTING
+from services.core.domain.status import ADMITTED, RESTING, Status
 from services.core.failpoints.points import under_failpoints
 from services.core.runtime.home import Home, default_home
+from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, alive, identify, read_live_process, send_signal, wait_gone
 from services.local.backup.commands import Backups
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, is_free, prepare
+from services.local.learners import end_all
 from services.local.quarantine_report import reported_quarantine
 
 UP_TIMEOUT_S: Final = 60.0
@@ -144,16 +144,27 @@ class Platform(Backups):
     def _not_ready(home: Home, service: str) -> str:
         """Why the service is not ready; empty if it is."""
         try:
-            with _direct.open(f"http://{home.address(service + '-ops')}/readyz", timeout=2):
-                return ""
-        except urllib.error.HTTPError as error:
-            try:
-                failing = json.loads(error.read() or b"{}").get("failing", {})
-            except (OSError, http.client.HTTPException, ValueError):  # it died or hung in the middle of its answer
-                return str(error)
-            return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
-        except (OSError, WeftError) as error:
-            return str(error)
+            answer = read_operations(home.address(f"{service}-ops"), "/readyz", timeout_s=2)
+            failing = json.loads(answer.body).get("failing", {})
+        except ConnectionRefusedError:  # nothing listens at its socket yet
+            return "does not answer"
+        except (OSError, http.client.HTTPException, ValueError, WeftError) as error:  # or it died in its answer
+            return str(error) or type(error).__name__
+        if answer.status == http.HTTPStatus.OK:
+            return ""
+        return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
+
+    def down_losses(self, home: str | None = None, *, purge: bool = False) -> list[str]:
+        """Returns a line for each thing that ``down`` would interrupt or remove; none: nothing is lost."""
+        place = _home(home)
+        running = _count_jobs(place, ADMITTED) if _supervisor(place) is not None else 0
+        losses: list[str] = []
+        if running:
+            jobs = "1 job runs" if running == 1 else f"{running} jobs run"
+            losses.append(f"{jobs}; what {'it has' if running == 1 else 'they have'} not stored yet is lost")
+        if purge and (place / "VERSION").exists():
+            losses.append(f"{place.root}: every job, result, checkpoint and key")
+        return losses
 
     def down(self, home: str | None = None, *, purge: bool = False, report: Report = print) -> dict[str, Any]:
         """Stops every process, learners included. Running jobs continue from their checkpoints after the next start.
@@ -163,17 +174,12 @@ class Platform(Backups):
         """
         place = _home(home)
         was_running = _supervisor(place)
-        unfinished = _unfinished(place) if was_running is not None else None
+        unfinished = _count_jobs(place, set(Status) - RESTING) if was_running is not None else None
         if was_running is not None:
             report("stopping the services")
         self._stop_services(place)
         if (place / "node").is_dir():
-            ended = subprocess.run(
-                [sys.executable, "-m", "services.node", "end-all"], env={**os.environ, "WEFT_HOME": str(place.root)},
-                capture_output=True, text=True, check=False, cwd="/",
-            )  # fmt: skip
-            if ended.returncode:
-                raise WeftError(f"some learners could not be ended: {ended.stderr.strip()[-500:]}")
+            end_all(place)
         if purge and place.root.exists():
             if not (place / "VERSION").exists():
                 raise InvalidRequest(f"{place.root} is not a Weft folder (it has no VERSION file); nothing was removed")
@@ -249,8 +255,8 @@ class Platform(Backups):
         return check(document)
 
 
-def _unfinished(home: Home) -> int | None:
-    """The number of jobs that have neither ended nor halted, as the api counts them; None if it does not answer."""
+def _count_jobs(home: Home, statuses: Collection[Status]) -> int | None:
+    """The number of jobs in these statuses, as the api counts them; None if it does not answer."""
     try:
         request = urllib.request.Request(
             f"http://{home.address('api')}/v1/cluster?tenant=*", headers={"Authorization": f"Bearer {_admin_key(home)}"}
@@ -259,7 +265,7 @@ def _unfinished(home: Home) -> int | None:
             jobs: dict[str, int] = json.load(answer)["jobs"]
     except (OSError, ValueError, KeyError, WeftError):
         return None  # for display only: the platform is stopped without it
-    return sum(count for status, count in jobs.items() if status not in RESTING)
+    return sum(count for status, count in jobs.items() if status in statuses)
 
 
 def reported_isolation(home: Home) -> dict[str, Any]:

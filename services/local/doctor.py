@@ -111,7 +111,12 @@ def _objects(home: Home) -> tuple[str, bool, str, str]:
 
 def _sandbox() -> str:
     """Checks by a short trial that the isolation ``sandbox`` can be had. Weft works without it."""
-    plain = "learners are plain processes (isolation process)"
+    root = os.geteuid() == 0
+    plain = (
+        "learners are plain processes (isolation process)"
+        if root
+        else ("learners share the platform's user (isolation trusted: for one tenant)")
+    )
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         return f"no bubblewrap: {plain}; to keep them apart: apt-get install bubblewrap, then weft down and up"

@@ -31,6 +31,12 @@ class LocalSettings(Settings):
         description="A service that hangs (stopped, or deadlocked) for this many seconds is killed and restarted;"
         " 0: never.",
     )
+    log_bytes: int = Field(
+        default=64 * 2**20,
+        gt=0,
+        description="A service's log of more bytes is rotated: copied to `<name>.log.1`, and emptied.",
+    )
+    log_copies: int = Field(default=3, ge=0, description="Number of rotated copies that are kept of each log.")
     drain_s: float = Field(
         default=10, gt=0, description="Time that a service has to stop before it is killed, in seconds."
     )

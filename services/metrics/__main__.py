@@ -11,10 +11,11 @@ import prometheus_client
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
 from services.core.bootstrap.service import Service, run
-from services.core.bootstrap.wiring import object_urls
+from services.core.bootstrap.wiring import job_store, object_urls
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.runtime.membership import Membership
 from services.core.runtime.quarantine import Quarantine
+from services.metrics.attempt_ends import AttemptEnds
 from services.metrics.attempts import Attempts
 from services.metrics.damaged_files import watch_damaged_files
 from services.metrics.following import Follower, Notifier
@@ -38,8 +39,9 @@ async def main(service: Service) -> None:
     instrumentation.learners.set_function(lambda: len(heartbeats))
     reports = Reports(ports.status, attempts)
     signing = Signing(attempts, object_urls(settings))
+    ends = AttemptEnds(lambda: job_store(settings), attempts, ports.clock, late_s=settings.metrics_late_s)
     intake = Intake(
-        ports.store, attempts, reports, heartbeats, notifier, instrumentation, settings.metrics_gather_s, signing
+        ports.store, attempts, reports, heartbeats, notifier, instrumentation, settings.metrics_gather_s, signing, ends
     )
     pace = (notifier, service.stopping, settings.metrics_keep_alive_s, settings.metrics_follow_pause_s)
     telemetry = Telemetry(ports.store, attempts, heartbeats, Follower(*pace), Follower(*pace), instrumentation)
@@ -66,6 +68,7 @@ async def main(service: Service) -> None:
     finally:
         await server.stop(0)
         await membership.leave()
+        await ends.close()
         await ports.close()
 
 

@@ -33,6 +33,11 @@ class MetricsSettings(Settings):
         description="How long helpers may gather lines of a job without followers before they send them, in seconds. "
         "Each request costs the learner's machine about two milliseconds.",
     )
+    metrics_late_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="Seconds after the declared end of a job or an attempt in which its learners may still append.",
+    )
     metrics_drain_s: float = Field(
         default=5.0, gt=0, description="Time that running calls have to end when the service stops, in seconds."
     )

@@ -42,6 +42,7 @@ from services.node.learner import JobFolder, Learner, job_folders, owner, read_g
 from services.node.learner_supervisor import LearnerSupervisor, end_tasks, helper_environment
 from services.node.processes import ProcessMatcher, kill_all
 from services.node.settings import NodeSettings
+from services.node.tenants import OnlyTenant
 
 STEPS: Final = ("reserve", "learners", "activate")
 _SHIMS_S: Final = 2.0
@@ -59,13 +60,13 @@ class Agent:
         self._instrumentation = instrumentation
         self.node: Node = capacity.detect(settings)
         self._root = self._home / "node"
+        self.free_space = capacity.free_space(settings)
         self._own_folder = self._root / ".agent"
         self._fences = Fences(self._own_folder / "fences")
         self._uids = Pool(settings.node_uid_first, settings.node_uid_count) if os.geteuid() == 0 else None
         self._ports = Pool(settings.node_port_first, settings.node_port_count)
-        self.isolation: Isolation = choose(
-            settings.node_isolation, user=settings.node_uid_first if self._uids else None
-        )
+        self.isolation: Isolation = choose(settings, user=settings.node_uid_first if self._uids else None)
+        self._only_tenant = OnlyTenant(self._own_folder)
         self._groups: Groups
         self._unreadable: dict[Path, str] = {}
         """Folders of learners whose ``learner.json`` cannot be read -> the error."""
@@ -84,7 +85,8 @@ class Agent:
     async def start(cls, settings: NodeSettings, instrumentation: Instrumentation) -> Self:
         """An agent that has adopted all learners of this machine.
 
-        WeftError if another agent runs for this WEFT_HOME, or if learners could not reach their folders.
+        WeftError if another agent runs for this WEFT_HOME, if learners could not reach their folders, or if required
+        limits cannot be enforced.
         """
         agent = cls(settings, instrumentation)
         agent._make_own_folders()
@@ -179,6 +181,8 @@ class Agent:
             return  # an attempt keeps what it was reserved with, even if the plan differs now
         if plan.schema < PLAN_SCHEMA:
             plan = with_variables(plan)  # of a Guardian that left it to the agent to render them
+        if self.isolation.is_trusted:
+            self._only_tenant.check(plan.tenant)
         taken = self._taken()
         uid = pick_uid(plan.job, taken, self._uids) if self._uids else os.getuid()
         allotment = reservation.Allotment(
@@ -211,9 +215,17 @@ class Agent:
         log.info("attempt.reserved", job=plan.job, attempt=plan.attempt, learners=len(documents), uid=uid)
 
     def _with_isolation(self, document: LearnerDocument, folder: Path) -> LearnerDocument:
-        """The document with the sandbox's command and the control groups."""
-        wrap = self.isolation.sandbox.wrap(document, folder) if self.isolation.sandbox else ()
-        return replace(document, wrap=wrap, groups=self._groups.paths(document))
+        """The document with the sandbox's command, the control groups and the limits."""
+        isolation = self.isolation
+        of_user = self._settings.node_pids * (len(document.plan.learners) if self._uids else 1)
+        return replace(
+            document,
+            wrap=isolation.sandbox.wrap(document, folder) if isolation.sandbox else (),
+            groups=self._groups.paths(document),
+            private_tmp=isolation.private_tmp,
+            seccomp=isolation.seccomp,
+            processes=0 if "pids" in self._groups.enforced else of_user,
+        )
 
     def _make(self, folder: JobFolder, attempt: int, documents: list[LearnerDocument]) -> None:
         for document in documents:
@@ -253,6 +265,8 @@ class Agent:
         everything = ProcessMatcher(
             job_dirs=frozenset(str(learner.job_dir) for learner in learners),
             folders=frozenset(str(learner.folder) for learner in learners),
+            # bubblewrap has no environment by which it could be found.
+            identities=tuple(process for learner in learners if (process := learner.process) is not None),
             uids=frozenset(learner.document.uid for learner in learners) if all_of_job and self._uids else frozenset(),
             groups=frozenset(path for learner in learners for path in learner.document.groups),
         )
@@ -273,7 +287,7 @@ class Agent:
         end = None if processes else Exit(time=_now_ms(), lost=True)
         return LearnerProcess(
             name=folder.name, attempt=int(folder.parent.name), state="running" if processes else "exited", run=RUN,
-            started=round(folder.stat().st_mtime * 1000), exit=end, node=self.node.name,
+            started=round(folder.stat().st_mtime * 1000), exit=end, readable=False, node=self.node.name,
         )  # fmt: skip
 
     async def _end_unreadable(self, folders: list[Path]) -> None:
@@ -325,6 +339,8 @@ class Agent:
         self._groups, unenforced = Groups.find(
             self._own_folder, pids=self._settings.node_pids, wanted=self._settings.node_cgroups
         )
+        if self._settings.node_limits == "required":
+            self.isolation.check_required(self._groups.enforced, unenforced)
         self.isolation.write(self._home / "run", self._groups.enforced, unenforced)
         log.info(
             "node.isolation_chosen",

@@ -2,7 +2,8 @@
 
 Both versions: in v1 each controller has a tree, v2 has one. Groups are made below the agent's own, whose limits then
 hold for learners, too. v2 allows no groups below one that has processes: there they are beside it, below its parent.
-Where none can be made, memory and CPUs are only counted by the scheduler.
+Where none can be made, memory and CPUs are only counted by the scheduler, and processes are limited per user by
+RLIMIT_NPROC (``shim.restrict``).
 
 CPUs are weights, not a quota: learners may use idle cores, and get their parts when all are busy. RLIMIT_AS is not
 used, because programs map more than they use.
@@ -107,7 +108,7 @@ class Groups:
                     bases = {"": base} if base else {}
         groups = cls(bases, version=version, places_file=folder / _PLACES_FILE, pids=pids)
         groups._save_places()
-        return groups, "" if bases else f"memory, CPUs and processes are counted, not enforced: control groups: {why}"
+        return groups, "" if bases else f"memory and CPUs are counted, not enforced: control groups: {why}"
 
     def _save_places(self) -> None:
         """An agent that is started from another session is in another group, and makes groups in other places."""

@@ -26,6 +26,7 @@ from services.core.runtime.learner_folder import (
     RUNS_FOLDER,
     SPOOL_FOLDER,
     STOP_FILE,
+    STORED_FILE,
     LearnerDocument,
 )
 from services.core.runtime.undo import undo_on_failure
@@ -137,6 +138,7 @@ def _make_learner(folder: Path, document: LearnerDocument) -> None:
         for name, content in accounts(document).items():
             (folder / name).write_text(content)
             (folder / name).chmod(0o644)
-    reserve(folder / STOP_FILE)
+    for name in (STOP_FILE, STORED_FILE):
+        reserve(folder / name)
     write_gpus(folder, document)
     write_json(folder / LEARNER_FILE, dump(document))

@@ -35,7 +35,18 @@ class NodeSettings(Settings):
     node_isolation: Literal["auto", "process", "sandbox"] = Field(
         default="auto",
         description="How learners are isolated. sandbox: by bubblewrap; process: by a user per job, if the agent runs "
-        "as root; auto: sandbox if it works on this machine.",
+        "as root; auto: sandbox if it works on this machine, else process. Without root, process separates nothing: it "
+        "is called trusted, and serves one tenant.",
+    )
+    node_seccomp: bool = Field(
+        default=True,
+        description="Filter the system calls of learners, as container runtimes do by default.",
+    )
+    node_limits: Literal["auto", "required"] = Field(
+        default="auto",
+        description="required: the node agent refuses to start where learners are not in isolation sandbox, or where "
+        "memory and processes are not limited by control groups. auto: it runs, and `weft status` shows what "
+        "is missing.",
     )
     node_cgroups: bool = Field(
         default=True,

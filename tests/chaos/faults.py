@@ -258,6 +258,13 @@ def small_volume(home: Path) -> Generator[None]:
 
 
 @contextmanager
+def small_disk(at: Path, mib: int) -> Generator[None]:
+    """Mounts a file system of so many MiB, with root as its owner. Needs root."""
+    with _mounted(["-t", "tmpfs", "-o", f"size={mib}m,mode=755", "weft-chaos"], at):
+        yield
+
+
+@contextmanager
 def _mounted(words: list[str], at: Path) -> Generator[None]:
     subprocess.run(["mount", *words, str(at)], check=True)
     try:

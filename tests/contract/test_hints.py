@@ -14,8 +14,10 @@ from services.core.adapters.celery.hints import CeleryHints, DropHints
 from services.core.adapters.rpc.hints import RpcHints
 from services.core.domain.errors import InvalidRequest
 from services.core.ports.hints import Hints
+from services.core.runtime.address import Address
 from services.core.runtime.settings import Settings
 from tests.testbed.hints import SECRET, Carrier, Service, Worker, arrives
+from tests.testbed.server import free_address, socket_folder
 from tests.waiting import tries_within, until
 
 CLOSES_S = 30.0
@@ -86,8 +88,7 @@ async def test_hints_go_by_the_broker_if_the_direct_call_fails(
     carrier: Carrier, worker: Worker, services: dict[str, Service]
 ) -> None:
     delivered = worker.counter("weft_hints_delivered_total")
-    with socket.create_server(("127.0.0.1", 0)) as refuses:
-        unused_address = _address(refuses)
+    unused_address = Address(free_address())
     hints = RpcHints(lambda _: unused_address, SECRET, otherwise=CeleryHints(carrier.settings))
     try:
         await arrives(hints, services["guardian"], "desired", "by the broker")
@@ -167,9 +168,12 @@ async def test_direct_hints_to_a_stopped_service_are_dropped_and_later_hints_arr
 
 
 async def test_hanging_service_does_not_delay_the_sender_of_a_direct_hint(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, and never answered
+    path = socket_folder() / "silent"
+    with socket.socket(socket.AF_UNIX) as silent:  # connections are made, and never answered
+        silent.bind(str(path))
+        silent.listen()
         for stopwatch in tries_within(1):
-            hints = RpcHints(lambda _: _address(silent), SECRET)
+            hints = RpcHints(lambda _: Address(f"unix:{path}"), SECRET)
             with stopwatch:
                 for number in range(1500):
                     await hints.send("admitted", str(number))

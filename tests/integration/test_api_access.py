@@ -126,6 +126,16 @@ async def test_a_revocation_by_another_process_takes_effect_within_key_cache_s(t
             await until(refused)
 
 
+async def test_the_history_names_the_admin_of_another_tenant_who_killed_the_job(api: Api) -> None:
+    admin = (await api.admin.get("/v1/whoami")).json()
+    async with api.client(await api.key("ada", "acme")) as ada:
+        job = (await ada.post("/v1/jobs", json=SPEC)).json()["id"]
+        assert (await api.admin.patch(f"/v1/jobs/{job}", json={"desired": "kill"})).status_code == 202
+        [_, killed] = (await ada.get(f"/v1/jobs/{job}/history")).json()["events"]
+        assert (killed["to"], killed["actor"]) == ("KILLED", f"user:{admin['tenant']}/{admin['user']}")
+        assert f"killed by {admin['tenant']}/{admin['user']}" in (await ada.get(f"/v1/jobs/{job}/explain")).text
+
+
 async def test_secrets_of_keys_are_in_no_answer_and_no_file(api: Api) -> None:
     key = await api.key("ada", "acme")
     secret = key.rpartition("_")[2]

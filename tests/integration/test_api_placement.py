@@ -19,7 +19,7 @@ from services.core.runtime.settings import Settings
 from services.lcm.settings import LcmSettings
 from tests.testbed.api import SPEC, Api, running_api
 from tests.testbed.lcm import running_lcm
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.waiting import until
 
 SECRET = b"s" * 32
@@ -72,7 +72,7 @@ async def _keep_secret(home: Path) -> None:
 
 @pytest.fixture
 async def installation(tmp_path: Path) -> AsyncIterator[Installation]:
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     async with running_api(tmp_path, {"lcm": address}, before=lambda: _keep_secret(tmp_path)) as api:
         installation = Installation(api, tmp_path, address)
         async with installation.lcm:

@@ -22,7 +22,7 @@ from services.helper.ship.shipper import Shipper
 from services.helper.spool import Spool
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import TENANT, Learner
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.waiting import until
 
 JOB = "j0"
@@ -51,7 +51,7 @@ class HelperTest(Learner):
 
 @pytest.fixture
 async def learner() -> AsyncGenerator[HelperTest]:
-    intake = Intake(f"127.0.0.1:{free_port()}")
+    intake = Intake(free_address())
     await intake.start()
     made = HelperTest(intake)
     yield made
@@ -121,7 +121,7 @@ async def test_no_line_is_lost_when_the_metrics_service_restarts_at_another_addr
     await until(lambda: len(learner.intake.lines) >= 5)
     await learner.intake.stop()
     await until((learner.folder / "runs/1/exit.json").exists)
-    learner.intake.address = f"127.0.0.1:{free_port()}"
+    learner.intake.address = free_address()
     learner.metrics_at(learner.intake.address)
     await learner.intake.start()
     await learner.ended()

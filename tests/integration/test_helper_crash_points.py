@@ -23,7 +23,7 @@ from tests.testbed.failpoints import FailpointFolder, ways
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import TENANT, Learner
 from tests.testbed.scripted_http import Answer, Request, scripted
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.waiting import until
 
 JOB = "j0"
@@ -106,7 +106,7 @@ def entry(path: str) -> dict[str, object]:
 
 @asynccontextmanager
 async def fed(failpoints: FailpointFolder, answer: Callable[[Request, int], Answer]) -> AsyncGenerator[Fed]:
-    intake = Intake(f"127.0.0.1:{free_port()}")
+    intake = Intake(free_address())
     await intake.start()
     with scripted(answer) as site:
         learner = Fed(intake, failpoints, f"{site.url}/part")

@@ -22,7 +22,7 @@ from services.helper.fetch.progress import FetchProgress
 from services.helper.objects import UrlSigner
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import TENANT, Learner
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 
 JOB = "j0"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's learners have users of their own")
@@ -60,7 +60,7 @@ class HostileLearner(Learner):
 
 @pytest.fixture
 async def learner() -> AsyncGenerator[HostileLearner]:
-    intake = Intake(f"127.0.0.1:{free_port()}")
+    intake = Intake(free_address())
     await intake.start()
     made = HostileLearner(intake)
     yield made

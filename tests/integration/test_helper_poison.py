@@ -10,7 +10,7 @@ import pytest
 
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import Learner
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.waiting import until
 
 DRAIN_S = 1
@@ -24,7 +24,7 @@ GARBAGE = {
 
 @pytest.fixture
 async def intake() -> AsyncGenerator[Intake]:
-    server = Intake(f"127.0.0.1:{free_port()}")
+    server = Intake(free_address())
     await server.start()
     yield server
     await server.stop()

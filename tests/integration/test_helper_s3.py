@@ -20,7 +20,7 @@ from services.core.ports.object_urls import ObjectRequest
 from tests.testbed.intake import SECRET, Intake
 from tests.testbed.learner import TENANT, Learner
 from tests.testbed.s3 import BUCKET, S3
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.waiting import until
 
 JOB = "j0"
@@ -62,7 +62,7 @@ class HelperTest(Learner):
 
 @pytest.fixture
 async def learner(own_s3: S3) -> AsyncGenerator[HelperTest]:
-    intake = Intake(f"127.0.0.1:{free_port()}")
+    intake = Intake(free_address())
     await intake.start()
     made = HelperTest(intake, own_s3)
     yield made
@@ -237,7 +237,7 @@ def full_s3(s3_binary: Path, tmp_path: Path) -> Iterator[S3]:
 
 @pytest.fixture
 async def crowded(full_s3: S3) -> AsyncGenerator[HelperTest]:
-    intake = Intake(f"127.0.0.1:{free_port()}")
+    intake = Intake(free_address())
     await intake.start()
     learner = HelperTest(intake, full_s3)
     yield learner

@@ -276,10 +276,10 @@ class ControlPlane:
         await self.hints.send("submitted", job.id)
         return job.id
 
-    async def set_desired(self, job_id: str, desired: Desired) -> Job:
-        """The job after its owner's halt, resume or kill."""
-        now = self.clock.now_ms()
-        job = await update(self.jobs, job_id, None, lambda job: with_desired(job, desired, actor="user:ada", now=now))
+    async def set_desired(self, job_id: str, desired: Desired, *, by: str = "ada") -> Job:
+        """The job after a user's halt, resume or kill."""
+        now, actor = self.clock.now_ms(), f"user:{by}"
+        job = await update(self.jobs, job_id, None, lambda job: with_desired(job, desired, actor=actor, now=now))
         await self.hints.send("desired", job_id)
         return job
 

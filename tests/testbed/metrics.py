@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,8 +25,9 @@ from services.core.domain.tokens import LearnerIdentity, mint
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.runtime.home import Home
+from services.core.runtime.operations_client import read_operations
 from services.core.runtime.settings import Settings
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,6 @@ CALL_S = 30.0
 """For one call: a service that answers later is taken for one that is away."""
 WIDTH = 10
 """Bytes of each line and point."""
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def job_id() -> str:
@@ -50,14 +49,14 @@ class MetricsProcess:
         self.home = Home(root / "home")
         self._environment = {"WEFT_METRICS_KEEP_ALIVE_S": "0.5", **(environment or {})}
         self.log = root / "metrics.log"
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = free_address()
         self._process: subprocess.Popen[bytes] | None = None
         (self.home / "run").mkdir(parents=True)
         secrets = installation_secrets(Settings(home=self.home.root))
         # On a thread: the caller may be asynchronous, with a running event loop.
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, secrets.put(SERVICE_SECRET, SECRET)).result()
-        addresses = {"etcd": etcd_address, "metrics": self.address, "metrics-ops": f"127.0.0.1:{free_port()}"}
+        addresses = {"etcd": etcd_address, "metrics": self.address, "metrics-ops": free_address()}
         self.home.addresses_file.write_text(json.dumps(addresses))
 
     def start(self) -> None:
@@ -87,8 +86,8 @@ class MetricsProcess:
         return self._process.wait(HANG_S)
 
     def operations(self, path: str) -> str:
-        with _direct.open(f"http://{self.home.address('metrics-ops')}{path}", timeout=HANG_S) as answer:
-            return str(answer.read().decode())
+        """The body of an answer with any status."""
+        return read_operations(self.home.address("metrics-ops"), path, timeout_s=HANG_S).body.decode()
 
 
 @contextmanager

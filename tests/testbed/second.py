@@ -16,7 +16,7 @@ from typing import Final
 
 from services.core.runtime.home import Home
 from services.core.runtime.processes import ProcessIdentity, identify, send_signal, wait_gone
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 
 _OWN: Final = frozenset({"run", "logs", "lock"})
 
@@ -43,7 +43,7 @@ class Second:
                 (view / entry.name).symlink_to(entry)
         addresses = {name: through(address) for name, address in home.addresses().items()}
         for name in (service, f"{service}-ops"):
-            addresses[name] = f"127.0.0.1:{free_port()}"
+            addresses[name] = free_address()
         (view / "run" / "addresses.json").write_text(json.dumps(addresses))
 
     @property

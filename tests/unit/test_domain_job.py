@@ -177,9 +177,9 @@ def test_a_halt_or_kill_of_a_job_that_holds_hardware_applies_at_its_release() ->
 
 def test_applying_the_desired_state_again_changes_nothing() -> None:
     halted = set_desired(a_job(), D.HALT, actor="a", now=NOW)
-    assert apply_desired(halted, actor="lcm", now=NOW) is halted
+    assert apply_desired(halted, now=NOW) is halted
     ended = at_status(running(), S.FAILED)
-    assert apply_desired(replace(ended, released=NOW, desired=D.KILL), actor="lcm", now=NOW).status is S.FAILED
+    assert apply_desired(replace(ended, released=NOW, desired=D.KILL), now=NOW).status is S.FAILED
 
 
 def test_the_latest_applied_keys_are_kept_and_the_oldest_dropped() -> None:

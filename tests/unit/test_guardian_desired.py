@@ -8,6 +8,7 @@ import pytest
 
 from services.core.domain.errors import IllegalTransition
 from services.core.domain.status import Desired, Status
+from services.core.use_cases.jobs import history
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
@@ -297,6 +298,40 @@ async def test_a_job_that_has_succeeded_completes_in_spite_of_a_kill(plane: Cont
     assert len(plane.helpers.stored) == 1
 
 
+async def test_a_kill_ends_the_storing_of_a_job_that_has_succeeded_after_its_grace(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    job_id = await plane.submit(grace="2s")
+    plane.helpers.fate(job_id, store_s=None)
+    await plane.reached(job_id, Status.STORING)
+    await plane.set_desired(job_id, Desired.KILL)
+    job = await plane.rested(job_id, within_s=3)
+    assert (job.status, job.observed_generation) == (Status.COMPLETED, job.generation)
+    assert job.state.message == "worker-0 did not store its results before the kill of its owner took effect"
+    assert await plane.leftovers() == []
+
+
+async def test_a_halt_during_the_storing_of_a_job_that_has_succeeded_keeps_its_results(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    job_id = await plane.submit(grace="1s")
+    plane.helpers.fate(job_id, store_s=8)
+    await plane.reached(job_id, Status.STORING)
+    await plane.set_desired(job_id, Desired.HALT)
+    job = await plane.rested(job_id)
+    assert (job.status, job.observed_generation) == (Status.COMPLETED, job.generation)
+    assert len(plane.helpers.stored) == 1
+
+
+async def test_a_halt_during_the_storing_of_a_failed_attempt_prevents_the_retry(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    job_id = await plane.submit(retries={"max": 3, "backoff": "0s"})
+    plane.helpers.fate(job_id, code=3, store_s=2)
+    await plane.reached(job_id, Status.STORING)
+    await plane.set_desired(job_id, Desired.HALT)
+    job = await plane.rested(job_id)
+    assert (job.status, job.attempt.number) == (Status.HALTED, 1)
+    assert job.observed_generation == job.generation
+
+
 async def test_a_queued_job_is_killed_during_the_release_of_its_last_attempt(plane: ControlPlane) -> None:
     await plane.start_pool()
     teardown = plane.cluster.hold("teardown")
@@ -308,3 +343,42 @@ async def test_a_queued_job_is_killed_during_the_release_of_its_last_attempt(pla
     job = await plane.rested(job_id)
     assert (job.status, job.attempt.number) == (Status.KILLED, 1)
     assert await plane.leftovers() == []
+
+
+# --- who requested it ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("desired", "to"), [(Desired.HALT, Status.HALTED), (Desired.KILL, Status.KILLED)])
+@pytest.mark.parametrize("when", [Status.QUEUED, Status.PENDING, Status.PROCESSING])
+async def test_the_history_names_the_user_who_halted_or_killed_the_job(
+    plane: ControlPlane, when: Status, desired: Desired, to: Status
+) -> None:
+    job_id = await plane.submit(learners=100 if when is Status.QUEUED else 1)
+    plane.helpers.fate(job_id, run_s=1_000)
+    if when is Status.PROCESSING:
+        await plane.start_pool()
+    await plane.reached(job_id, when)
+    await plane.set_desired(job_id, desired, by="eve")
+    if when is Status.PENDING:
+        await plane.start_pool()
+    job = await plane.rested(job_id)
+    [*_, last] = await history(plane.jobs, job)
+    assert (last.to, last.actor) == (to, "user:eve")
+    assert "owner" not in last.message
+    if when is not Status.QUEUED:
+        verb = "killed" if desired is Desired.KILL else "halted"
+        assert last.message.startswith(f"{verb} by eve")
+
+
+async def test_a_kill_by_another_user_after_a_halt_names_the_user_who_killed_the_job(plane: ControlPlane) -> None:
+    job_id = await plane.submit()
+    plane.helpers.fate(job_id, run_s=1_000, on_term=None)
+    await plane.start_pool()
+    await plane.running(job_id)
+    await plane.set_desired(job_id, Desired.HALT, by="ada")
+    await plane.reached(job_id, Status.HALTING)
+    await plane.set_desired(job_id, Desired.KILL, by="eve")
+    job = await plane.rested(job_id)
+    actors = {event.to: event.actor for event in await history(plane.jobs, job)}
+    assert (actors[Status.HALTING], actors[Status.KILLED]) == ("user:ada", "user:eve")
+    assert job.state.message == "killed by eve"

@@ -60,12 +60,12 @@ def test_reports_of_learners_that_the_job_does_not_have_are_ignored() -> None:
     assert merged(stranger, impostor, observed=ended("chief-0")) == {}
 
 
-def test_a_learner_that_ran_counts_as_not_stored_until_its_report() -> None:
+def test_a_learner_that_ran_counts_as_not_stored_until_the_cluster_has_recorded_it() -> None:
     observed = ended("worker-0")
     assert observed_state.not_stored(1, merged(observed=observed), observed) == ["worker-0"]
     assert observed_state.not_stored(1, {}, observed) == ["worker-0"]
-    stored = merged(report("worker-0", 1, Phase.STORED), observed=observed)
-    assert observed_state.not_stored(1, stored, observed) == []
+    reported = merged(report("worker-0", 1, Phase.STORED), observed=observed)
+    assert observed_state.not_stored(1, reported, observed) == ["worker-0"]
 
 
 def test_stored_results_are_known_from_the_cluster() -> None:

@@ -13,12 +13,16 @@ import pytest
 
 from services.core.runtime.processes import identify, write_process_file
 from services.local.commands import PLATFORM
+from tests.testbed.server import socket_folder
 
 
 @pytest.fixture
 def cut_off() -> Iterator[str]:
     """Address of a server that says 503 and dies in the midst of why."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    path = socket_folder() / "dies-in-its-answer"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
 
         def serve() -> None:
             connection, _ = listener.accept()
@@ -28,7 +32,7 @@ def cut_off() -> Iterator[str]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        yield f"unix:{path}"
         thread.join()
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from services.core.domain.errors import InvalidSpec
-from services.core.formats.spec_text import MAX_DEPTH, parse_spec_text
+from services.core.formats.spec_text import parse_spec_text
+from weft.spec_text import MAX_DEPTH
 
 ALIASES = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
     b"%c: &%c [%s]\n" % (98 + level, 98 + level, b",".join([b"*%c" % (97 + level)] * 9)) for level in range(9)

@@ -85,7 +85,7 @@ class ClusterState(Answer):
     )
     nodes: Annotated[list[ClusterNode] | UnsetType, doc("All nodes. Only while the cluster answers.")] = UNSET
     isolation: Annotated[
-        str | UnsetType, doc("How learners are isolated: process or sandbox. Only while the cluster answers.")
+        str | UnsetType, doc("How learners are isolated: sandbox, process or trusted. Only while the cluster answers.")
     ] = UNSET
     total: Annotated[ResourceSize | UnsetType, doc("Hardware of all ready nodes. Only with `nodes`.")] = UNSET
 
@@ -139,7 +139,7 @@ async def get_queue(services: ApiServices, principal: Principal, params: TenantP
     """Jobs that wait, in the order of the queue."""
     query = JobQuery(tenant=principal.listed_tenant(params.tenant), statuses=(Status.QUEUED,))
     jobs = await services.jobs.waiting(query, limit=_MOST_WAITING)
-    positions = await services.platform.waiting() if jobs else {}
+    positions = await services.platform.waiting([job.id for job in jobs]) if jobs else {}
     waiting = [_waiting(job, positions.get(job.id)) for job in jobs]
     waiting.sort(key=lambda job: _LAST_POSITION if job.position is UNSET else job.position)
     return GetQueueReply(waiting=waiting)

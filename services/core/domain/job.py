@@ -127,6 +127,8 @@ class Counters:
     preemptions: int = 0
     rollbacks: int = 0
     """Attempts in a row that could not be provisioned; 0 again after one that could."""
+    outages: int = 0
+    """Attempts in a row that an outage ended before a process ran; 0 again once a process has run."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -164,7 +166,9 @@ class Job:
     rev: int = 1
     """Revision, set by the store; each replace adds 1."""
     desired: Desired = Desired.RUN
-    """The state that the owner wants."""
+    """The state that its users want."""
+    desired_by: str = ""
+    """The actor of the latest change of ``desired``; empty: none yet."""
     generation: int = 1
     """Each change of ``desired`` adds 1."""
     observed_generation: int = 0
@@ -209,6 +213,24 @@ class Job:
     def at_rest(self) -> bool:
         """Whether nothing of the job runs, holds hardware or will start by itself. Only such a job can be deleted."""
         return self.status in RESTING and not self.holds
+
+    @property
+    def live(self) -> bool:
+        """Whether a service may still have to act on the job: it is not at rest. Every store indexes it.
+
+        The queries of each second read live jobs only, so the number of jobs at rest costs them nothing.
+        """
+        return not self.at_rest
+
+    @property
+    def actor_of_desired(self) -> str:
+        """The actor of events that carry out ``desired``: the user who changed it last; ``guardian`` where unknown."""
+        return self.desired_by or "guardian"
+
+    @property
+    def requester(self) -> str:
+        """The user who changed ``desired`` last, for messages: ``ada``; ``its owner`` where unknown."""
+        return self.desired_by.removeprefix("user:") or "its owner"
 
     def was_applied(self, key: str, *, since: int) -> bool:
         """Whether ``applied_keys`` has this key with a time after ``since`` (Unix ms)."""
@@ -278,7 +300,7 @@ def admitted(job: Job, *, placement: Mapping[str, str], dispatcher_term: int, no
 
 
 def set_desired(job: Job, desired: Desired, *, actor: str, now: int) -> Job:
-    """Returns the job with the owner's ``desired`` state and the next generation.
+    """Returns the job with another ``desired`` state, its ``actor`` (``user:<name>``) and the next generation.
 
     A job that holds no hardware gets the desired status at once. For another one its Guardian applies it. Kill wins
     over halt: a halt after a kill, like a repeated request, returns the same job.
@@ -301,11 +323,11 @@ def set_desired(job: Job, desired: Desired, *, actor: str, now: int) -> Job:
         return job
     elif desired is Desired.HALT and job.status is Status.HALTED:
         return job
-    job = replace(job, desired=desired, generation=job.generation + 1, updated=now)
+    job = replace(job, desired=desired, desired_by=actor, generation=job.generation + 1, updated=now)
     if desired is Desired.RUN:
         job = moved(moved(job, Status.RESUMED, actor=actor, now=now), Status.QUEUED, actor=actor, now=now)
         return replace(job, observed_generation=job.generation, not_before=0)
-    return apply_desired(job, actor=actor, now=now)
+    return apply_desired(job, now=now)
 
 
 def with_applied_key(job: Job, key: str, *, now: int) -> tuple[Job, tuple[AppliedKey, ...]]:
@@ -314,20 +336,21 @@ def with_applied_key(job: Job, key: str, *, now: int) -> tuple[Job, tuple[Applie
     return replace(job, applied_keys=(*job.applied_keys[cut:], AppliedKey(key=key, time=now))), job.applied_keys[:cut]
 
 
-def apply_desired(job: Job, *, actor: str, now: int) -> Job:
-    """Returns a QUEUED or HALTED job without hardware in the status that its owner desires; any other unchanged."""
+def apply_desired(job: Job, *, now: int) -> Job:
+    """Returns a QUEUED or HALTED job without hardware in the status that is desired; any other unchanged."""
     if job.holds or job.status not in {Status.QUEUED, Status.HALTED}:
         return job
     goal = {Desired.HALT: Status.HALTED, Desired.KILL: Status.KILLED}.get(job.desired)
     if goal is None or goal is job.status:
         return job
-    return replace(moved(job, goal, actor=actor, now=now), observed_generation=job.generation)
+    job = moved(job, goal, actor=job.actor_of_desired, now=now)
+    return replace(job, observed_generation=job.generation)
 
 
 def released(job: Job, *, now: int) -> Job:
     """Returns the job without its claim, after all that its attempt held is gone. The last write of a Guardian."""
     job = replace(job, released=now, guardian=replace(job.guardian, holder="", nonce=""), updated=now)
-    return apply_desired(job, actor="guardian", now=now)
+    return apply_desired(job, now=now)
 
 
 def removed(job: Job, *, now: int) -> Job:

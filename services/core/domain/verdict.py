@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from services.core.domain.job import Job, Verdict
 from services.core.domain.learner import Exit, LearnerStatus
+from services.core.domain.outages import is_outage
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
 
@@ -24,14 +25,14 @@ def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     deciding roles have succeeded, the failure of another role must not train the job again.
     """
     if job.desired is Desired.KILL:
-        return Verdict(to=Status.KILLED, reason="Killed", message="killed by its owner", time=now)
+        return Verdict(to=Status.KILLED, reason="Killed", message=f"killed by {job.requester}", time=now)
     if _completed(spec, learners):
         return Verdict(to=Status.COMPLETED, reason="", message="", time=now)
     failed = _first_failure(job, spec, learners, now)
     if failed is not None:
         return failed
     if job.desired is Desired.HALT and sum(_is_over(learner) for learner in learners.values()) == spec.learners:
-        return Verdict(to=Status.HALTED, reason="Halted", message="halted by its owner", time=now)
+        return Verdict(to=Status.HALTED, reason="Halted", message=f"halted by {job.requester}", time=now)
     return None
 
 
@@ -100,7 +101,7 @@ def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     first = min(fatal or failures, key=lambda learner: (_end_time(learner, now), learner.rank))
     reason, message = describe_failure(first)
     end = first.exit
-    infrastructure = end is not None and end.lost
+    infrastructure = end.lost if end is not None else is_outage(first.reason)
     retry = infrastructure or _may_retry(job, spec, end)
     if retry and job.desired is Desired.HALT:
         return None  # instead of another attempt the job becomes HALTED, and its owner may resume it

@@ -115,6 +115,12 @@ class LearnerDocument(Assignment):
     """The sandbox's command, to which the learner's is appended; empty in isolation ``process``."""
     groups: tuple[str, ...] = ()
     """The folders of its control groups; empty where there are none."""
+    private_tmp: bool = False
+    """The shim gives it its own /tmp, /var/tmp, /dev/shm and IPC (isolation ``process``; a sandbox has them)."""
+    seccomp: str = ""
+    """The filter of its system calls, in hexadecimal digits; empty: none."""
+    processes: int = 0
+    """The limit of processes and threads of its user, for machines without a ``pids`` controller; 0: none."""
     schema: int = SCHEMA
 
     @property

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from services.core.domain.errors import WeftError
 from services.core.runtime.learner_folder import Assignment
+from services.helper.fetch.faults import outage_of
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.learner_files import MAX_DEPTH
 from services.helper.objects import UrlSigner, open_objects
@@ -103,6 +104,8 @@ class _Restoration:
                     out.write(chunk)
                     self._progress.check()
         except WeftError as error:
+            if (outage := outage_of(error)) is not None:
+                raise outage from error
             raise FetchFailed(REASON, f"checkpoint {file.path} cannot be restored: {error.message}") from error
         if hashing.hexdigest() != file.sha256:
             raise FetchFailed(REASON, f"checkpoint {file.path} is damaged in the object store")

@@ -24,8 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services.core.domain.outages import Outage
 from services.core.frameworks import Framework, find
 from services.core.runtime.undo import undo_on_failure
+from services.helper.fetch.faults import outage_of_build
 from services.helper.fetch.lock import hold_lock
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.log import log_event
@@ -39,6 +41,10 @@ _FILES: Final = (".whl", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".tar")
 """Endings of valid names that uv takes for files."""
 _MAX_REQUIREMENTS: Final = 256 * 2**10
 _LAST_LINES: Final = 12
+_OUTAGES: Final = {
+    Outage.NO_SPACE: "The disk of the machine's caches is full.",
+    Outage.INDEX_UNAVAILABLE: "The package index does not answer.",
+}
 _COMPILE_S: Final = 600
 
 
@@ -83,7 +89,7 @@ def required_environment(framework: str, model_dir: Path) -> EnvironmentSpec | N
 def prepare(spec: EnvironmentSpec, cache: Path, progress: FetchProgress) -> Path:
     """Returns the environment's folder, complete; builds it if needed.
 
-    Raises FetchFailed with the last lines of uv's output, FetchCancelled.
+    Raises FetchFailed with the last lines of uv's output (an outage if the index is away), FetchCancelled.
     """
     envs = cache / "envs"
     for folder in (cache, envs):
@@ -231,8 +237,8 @@ class _Uv:
 
     def run(self, *arguments: str) -> None:
         """Runs uv with the arguments. Raises FetchFailed with the last lines of its output."""
-        log = self._cache.parent / "envs" / f".{os.getpid()}.log"
-        with log.open("w+b") as out:
+        # In memory: on a full disk the file would not contain the reason.
+        with os.fdopen(os.memfd_create("uv"), "w+b") as out:
             process = subprocess.Popen(
                 [self._binary, *arguments], cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 pass_fds=(self._lock,), env=self._environment(),
@@ -240,12 +246,13 @@ class _Uv:
             code = _wait(process, self._progress, None)
             out.seek(0)
             output = out.read().decode("utf-8", "replace")
-        log.unlink(missing_ok=True)
         if code != 0:
             lines = [line for line in output.splitlines() if line.strip() and not line.startswith("Using Python")]
             last = "\n".join(lines[-_LAST_LINES:])
             log_event("uv.failed", arguments=arguments, code=code, output=last)
-            raise FetchFailed(REASON, f"the environment cannot be built. {_advice(last)} uv says: {last}")
+            outage = outage_of_build(output)
+            why = _OUTAGES[outage] if outage is not None else _advice(last)
+            raise FetchFailed(outage or REASON, f"the environment cannot be built. {why} uv says: {last}")
 
     def _environment(self) -> dict[str, str]:
         out = {
@@ -272,10 +279,6 @@ def _mirror() -> str:
 
 def _advice(output: str) -> str:
     low = output.lower()
-    if "no space" in low or "os error 28" in low:
-        return "This machine's disk is full: make room under the platform's cache folder."
-    if any(word in low for word in ("dns", "connect", "timed out", "network", "certificate")):
-        return "The package index does not answer: check the network, or ask the operator about the mirror."
     if "no wheels" in low or "no usable wheels" in low or "only-binary" in low or "building source" in low:
         return "Only packages that come as wheels can be installed: choose a version that has one for this machine."
     return "Check the job's requirements.txt."

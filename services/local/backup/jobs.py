@@ -26,7 +26,7 @@ def as_restored(job: Job, *, halted: bool, now: int, message: str) -> Job:
     if job.holds:
         job = released(job, now=now)
     if halted and job.status is Status.QUEUED:
-        job = replace(job, desired=Desired.HALT, generation=job.generation + 1)
+        job = replace(job, desired=Desired.HALT, desired_by=ACTOR, generation=job.generation + 1)
         job = moved(
             job, Status.HALTED, actor=ACTOR, now=now, reason=REASON, message=f"{message}; resume it to continue"
         )

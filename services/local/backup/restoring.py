@@ -12,8 +12,6 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from typing import Any, BinaryIO, Final
 from services.core.bootstrap import wiring
 from services.core.domain.codec import load
 from services.core.domain.document import read_job
-from services.core.domain.errors import Conflict, InvalidRequest, WeftError
+from services.core.domain.errors import Conflict, InvalidRequest
 from services.core.domain.job import SCHEMA, Event
 from services.core.domain.status import Status
 from services.core.ports.job_store import DispatcherDoc, JobQuery
@@ -42,6 +40,7 @@ from services.local.backup.keys import BackupKey
 from services.local.backup.saving import BOOTSTRAP, FORMAT, INSTALLATION, Progress
 from services.local.backup.stores import TENANTS, Stores, opened
 from services.local.layout import ETCD, PROGRAMS, VERSION, prepare
+from services.local.learners import end_all
 
 _CONCURRENT_WRITES: Final = 64
 """Concurrent writes share the store's fsyncs."""
@@ -192,12 +191,7 @@ def _end_learners(home: Home) -> None:
     """Ends learners that still run and removes the node agent's folders: attempt numbers restart from the backup."""
     if not any((home / "node").iterdir()):
         return
-    ended = subprocess.run(
-        [sys.executable, "-m", "services.node", "end-all"], env={**os.environ, "WEFT_HOME": str(home.root)},
-        capture_output=True, text=True, check=False, cwd="/",
-    )  # fmt: skip
-    if ended.returncode:
-        raise WeftError(f"some learners could not be ended: {ended.stderr.strip()[-500:]}")
+    end_all(home)
     for folder in (home / "node").iterdir():
         shutil.rmtree(folder)
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from weft._cli.call import Call, Stop, command
+from weft._cli.confirm import YES, confirm
 
 _HOME_HELP = "The installation's folder; WEFT_HOME."
 
@@ -50,10 +51,11 @@ def up_command(call: Call, home: str | None, gpus: int | None, port: int | None)
 @command("down")
 @click.option("--home", metavar="DIR", help=_HOME_HELP)
 @click.option("--purge", is_flag=True, help="Remove the folder, too: every job, result and key.")
-def down_command(call: Call, home: str | None, purge: bool) -> None:
+@YES
+def down_command(call: Call, home: str | None, purge: bool, yes: bool) -> None:
     """Stop the platform on this machine.
 
-    Jobs that ran go on, from their checkpoints, after the next `weft up`.
+    Jobs that ran go on, from their checkpoints, after the next `weft up`. Asks first if jobs run, and with --purge.
     """
     from weft._cli.local import platform, translated
     from weft._cli.notices import note
@@ -61,6 +63,10 @@ def down_command(call: Call, home: str | None, purge: bool) -> None:
     from weft._profile import read_config, write_config
 
     with translated():
+        if not yes:
+            losses: list[str] = platform().down_losses(home, purge=purge)
+            if losses:
+                confirm("stop the platform" + (" and remove its folder" if purge else ""), losses, yes=False)
         answer: dict[str, Any] = platform().down(home, purge=purge, report=note)
     if purge and "local" in (config := read_config()).profiles:
         write_config(config.without("local"))

@@ -12,8 +12,10 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from services.core.adapters.rpc.transport import dial
 from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY
 from services.core.domain.errors import TABLE, Unavailable, WeftError
+from services.core.runtime.address import Address
 
 OPTIONS: Final = (
     # Reconnects to a restarted service within half a second instead of gRPC's two minutes.
@@ -57,13 +59,15 @@ class _StreamCredential(_Credential, grpc.aio.UnaryStreamClientInterceptor):
         return await continuation(self._with(client_call_details), request)
 
 
-def connect(address: str, *, secret: bytes | None = None, learner_token: str = "") -> grpc.aio.Channel:
-    """A channel to ``host:port``, as a service (``secret``) or as a learner's helper. Connects at its first call."""
+def connect(address: Address | str, *, secret: bytes | None = None, learner_token: str = "") -> grpc.aio.Channel:
+    """A channel to an inner server, as a service (``secret``) or as a learner's helper. Connects at its first call.
+
+    Raises as ``dial``.
+    """
     authorization = f"Bearer {secret.hex()}" if secret is not None else f"Learner {learner_token}"
-    return grpc.aio.insecure_channel(
-        address,
-        interceptors=(_UnaryCredential(authorization), _StreamCredential(authorization)),
-        options=OPTIONS,
+    interceptors = (_UnaryCredential(authorization), _StreamCredential(authorization))
+    return dial(
+        address if isinstance(address, Address) else Address(address), options=OPTIONS, interceptors=interceptors
     )
 
 

@@ -18,6 +18,7 @@ from services.core.adapters.rpc.client import connect, translating
 from services.core.domain.errors import InvalidRequest, Unavailable
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
 from services.core.ports.hints import Hints
+from services.core.runtime.address import Address
 
 SERVICES: Final = {"submitted": "lcm", "released": "lcm", "desired": "guardian", "admitted": "guardian"}
 """Topic -> who wants to hear of it."""
@@ -29,11 +30,11 @@ log = structlog.get_logger()
 
 
 class Nudges:
-    def __init__(self, address: Callable[[str], str], secret: bytes) -> None:
-        """``address``: service -> ``host:port``, asked for each hint, because a restarted platform may have moved."""
+    def __init__(self, address: Callable[[str], Address], secret: bytes) -> None:
+        """``address``: service -> address, read for each hint, because a restarted platform may have moved."""
         self._address = address
         self._secret = secret
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[Address, grpc.aio.Channel] = {}
 
     async def nudge(self, topic: str, job_id: str, traceparent: str) -> None:
         """Returns when the service has heard of it. InvalidRequest for a topic nobody listens to; Unavailable."""
@@ -46,7 +47,7 @@ class Nudges:
         with translating():
             await control_pb2_grpc.ControlStub(channel).Nudge(request, timeout=_TIMEOUT_S, metadata=metadata)
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
+    def _channel(self, address: Address) -> grpc.aio.Channel:
         if address not in self._channels:
             self._channels[address] = connect(address, secret=self._secret)
         return self._channels[address]
@@ -60,7 +61,7 @@ class Nudges:
 class RpcHints:
     """See ``services.core.ports.hints.Hints``."""
 
-    def __init__(self, address: Callable[[str], str], secret: bytes, *, otherwise: Hints | None = None) -> None:
+    def __init__(self, address: Callable[[str], Address], secret: bytes, *, otherwise: Hints | None = None) -> None:
         """``otherwise``: sends the hints whose service did not answer; closed with this. None: they are dropped."""
         self._nudges = Nudges(address, secret)
         self._otherwise = otherwise

@@ -17,9 +17,11 @@ import grpc
 import grpc.aio
 import structlog
 
+from services.core.adapters.rpc.transport import Listening
 from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY
 from services.core.domain.errors import Internal, PermissionDenied, Unauthenticated, WeftError, row
 from services.core.domain.tokens import LearnerIdentity, verify
+from services.core.runtime.address import Address
 
 LEARNER_SERVICES: Final = frozenset({"weft.v1.Intake"})
 OPTIONS: Final = (
@@ -126,16 +128,13 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, m
     await context.abort(grpc.StatusCode[shown.grpc], error.message, trailing)
 
 
-async def serve(address: str, secret: bytes, register: Callable[[grpc.aio.Server], None]) -> grpc.aio.Server:
-    """A started server at ``host:port``. Raises WeftError if the port is taken (``so_reuseport`` would hide that)."""
+async def serve(address: Address | str, secret: bytes, register: Callable[[grpc.aio.Server], None]) -> Listening:
+    """A started server. Raises WeftError if the address is taken (``so_reuseport`` would hide that) or unprotected."""
     server = grpc.aio.server(
         interceptors=(Guard(secret),),
         options=OPTIONS,
     )
     register(server)
-    try:
-        server.add_insecure_port(address)
-    except RuntimeError as failed:
-        raise WeftError(f"cannot listen on {address}: the port is taken") from failed
-    await server.start()
-    return server
+    listening = Listening(server, address if isinstance(address, Address) else Address(address))
+    await listening.start()
+    return listening

@@ -9,12 +9,13 @@ from typing import Any, Final
 from services.core.adapters.rpc.client import connect, translating
 from services.core.domain.text import storable
 from services.core.gen.weft.v1 import metrics_pb2, metrics_pb2_grpc
+from services.core.runtime.address import Address
 
 _TIMEOUT_S: Final = 5
 
 
 class Telemetry:
-    def __init__(self, address: str, secret: bytes) -> None:
+    def __init__(self, address: Address, secret: bytes) -> None:
         self._channel = connect(address, secret=secret)
         self._stub = metrics_pb2_grpc.TelemetryStub(self._channel)
 

@@ -555,8 +555,8 @@ class Job(_message.Message):
     message: _builtins.str
     """The reason in words; may be empty."""
     pending_reason: _builtins.str
-    """Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing or
-    Misconfigured; else empty.
+    """Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing,
+    WaitingForDisk or Misconfigured; else empty.
     """
     pending_message: _builtins.str
     """Why it waits, in words. Only while it waits and the dispatcher answers."""
@@ -899,7 +899,7 @@ class JobEvent(_message.Message):
     seq: _builtins.int
     """Counts the events of the job from 1."""
     actor: _builtins.str
-    """Origin of the change: user:<name>, lcm or guardian."""
+    """Origin of the change: user:<name>, or user:<tenant>/<name>; lcm; guardian."""
     generation: _builtins.int
     """Generation of the job at that time."""
     from_status: _builtins.str
