@@ -159,9 +159,9 @@ TELEMETRY: Final = (
     of_learner(telemetry.values_are_hostile, check=_has_fine, quick=True),
     of_learner(telemetry.steps_and_times_are_hostile, check=_has_fine),
     of_learner(telemetry.series_are_many),
-    of_learner(telemetry.line_is_long),
-    of_learner(telemetry.output_is_binary),
-    of_learner(telemetry.lines_are_many),
+    of_learner(telemetry.line_is_long, finishes=False),
+    of_learner(telemetry.output_is_binary, finishes=False),
+    of_learner(telemetry.lines_are_many, finishes=False),
     of_learner(telemetry.sources_are_links),
 )
 LOADS: Final = (
