@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.hostile.arena import Arena
+from tests.hostile.arena import Arena, end
 from tests.hostile.attacks.ground import BREACH, OVER
 from weft import NotFinished, NotFound
 from weft._job import Job
 
-_END_S: Final = 240.0
+_END_S: Final = 180.0
 """An attack ends within this time, in seconds: its bounds sum up to less."""
 _LINES: Final = 10_000
 _FILES: Final = 300
@@ -83,7 +83,7 @@ def judge(
         job.wait(_END_S)
     except NotFinished as error:
         yield f"the end does not come: {error}"
-        job.kill()
+        end(job)
         return
     if job.status not in ends:
         yield f"the attack is {job.status} ({job.reason}: {job.message})"
