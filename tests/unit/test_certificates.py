@@ -24,10 +24,10 @@ from services.core.runtime.home import Home
 from services.core.runtime.operations_client import client_context
 from services.local.doctor import examine
 from tests.testbed.hints import Nudged
+from tests.testbed.identities import credential, guard
 from tests.testbed.server import free_port
 
 NOW = dt.datetime.now(dt.UTC)
-SECRET = b"of this test"
 SERVICES = ("lcm", "api")
 
 
@@ -89,7 +89,7 @@ def add(server: grpc.aio.Server) -> None:
 
 
 async def nudge(address: Address) -> None:
-    channel = connect(address, secret=SECRET)
+    channel = connect(address, credential("api", "lcm"))
     try:
         with translating("lcm"):
             await control_pb2_grpc.ControlStub(channel).Nudge(control_pb2.NudgeRequest(topic="submitted"), timeout=20)
@@ -100,7 +100,7 @@ async def nudge(address: Address) -> None:
 async def test_a_server_answers_clients_of_its_authority_only(folder: Path, tmp_path: Path) -> None:
     text, strangers = f"tls:127.0.0.1:{free_port()}", tmp_path / "strangers"
     issue(strangers, SERVICES, NOW)
-    server = await serve(Address(text, TlsFiles.of(folder, "lcm")), SECRET, add)
+    server = await serve(Address(text, TlsFiles.of(folder, "lcm")), guard("lcm"), add)
     ours, theirs = TlsFiles.of(folder, "api"), TlsFiles.of(strangers, "api")
     await nudge(Address(text, ours))
     mixed = TlsFiles(ours.authority, theirs.certificate, theirs.key)  # knows our authority, but is not of it
@@ -118,7 +118,7 @@ async def test_a_client_sends_nothing_to_a_server_of_another_authority(folder: P
     def register(server: grpc.aio.Server) -> None:
         control_pb2_grpc.add_ControlServicer_to_server(nudged, server)
 
-    server = await serve(Address(text, TlsFiles.of(tmp_path / "strangers", "lcm")), SECRET, register)
+    server = await serve(Address(text, TlsFiles.of(tmp_path / "strangers", "lcm")), guard("lcm"), register)
     with pytest.raises(Unavailable):
         await nudge(Address(text, TlsFiles.of(folder, "api")))
     assert nudged.heard == []
@@ -128,7 +128,7 @@ async def test_a_client_sends_nothing_to_a_server_of_another_authority(folder: P
 async def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
     port, folder = free_port(), tmp_path / "tls"
     issue(folder, SERVICES, NOW - dt.timedelta(days=183))
-    server = await serve(Address(f"tls:127.0.0.1:{port}", TlsFiles.of(folder, "lcm")), SECRET, add)
+    server = await serve(Address(f"tls:127.0.0.1:{port}", TlsFiles.of(folder, "lcm")), guard("lcm"), add)
     first = await shown(port, TlsFiles.of(folder, "api"))
     assert issue(folder, SERVICES, NOW) == list(SERVICES)
     assert await shown(port, TlsFiles.of(folder, "api")) != first
