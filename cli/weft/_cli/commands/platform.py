@@ -130,7 +130,7 @@ def status_command(call: Call, home: str | None) -> None:
             Column("ADDRESS"), Column("WHY", flexible=True),
         ]  # fmt: skip
         rows = [
-            [s["name"], s["state"], s["pid"] or "-", s["restarts"], s.get("address") or "-", s.get("why") or ""]
+            [s["name"], s["state"], s["pid"] or "-", s["restarts"], _short(s.get("address") or "-"), s.get("why") or ""]
             for s in answer["services"]
         ]
         return f"{where}\n\n{table(columns, rows, wide=wide)}{_quarantine(answer, wide=wide)}"
@@ -163,3 +163,8 @@ def doctor_command(call: Call, home: str | None) -> None:
     emit(call, {"checks": checks}, people=people, names=(c["check"] for c in checks if not c["ok"]))
     if not all(check["ok"] for check in checks):
         raise Stop(1)
+
+
+def _short(address: str) -> str:
+    """The address for a table: the paths of sockets are long, and all lie in one folder (-o json has them)."""
+    return "socket" if address.startswith("unix:") else address
