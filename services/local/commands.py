@@ -23,12 +23,13 @@ from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.status import ADMITTED, RESTING, Status
 from services.core.failpoints.points import under_failpoints
+from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home, default_home
 from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, alive, identify, read_live_process, send_signal, wait_gone
 from services.local.backup.commands import Backups
 from services.local.backup.restore_marker import refuse_half_restored
-from services.local.layout import PROGRAMS, is_free, prepare
+from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
 from services.local.learners import end_all
 from services.local.quarantine_report import admin_key, reported_quarantine
 
@@ -42,7 +43,8 @@ Report = Callable[[str], None]
 
 
 def _home(home: str | None) -> Home:
-    return Home(Path(home).absolute()) if home else Home(default_home())
+    place = Home(Path(home).absolute()) if home else Home(default_home())
+    return with_certificate(place, SUPERVISOR, TlsFiles.given())
 
 
 def _supervisor(home: Home) -> ProcessIdentity | None:

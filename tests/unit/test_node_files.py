@@ -17,7 +17,7 @@ from services.core.strategies.registry import with_variables
 from services.node import sdk
 from services.node.capacity import detect
 from services.node.fences import Fences
-from services.node.files import remove_tree
+from services.node.files import NotRemoved, remove_tree
 from services.node.learner import JobFolder, Learner, read_learner
 from services.node.reservation import Allotment, documents, make
 from services.node.settings import NodeSettings
@@ -135,6 +135,61 @@ def test_a_tree_with_closed_folders_is_removed_and_links_are_not_followed(tmp_pa
     remove_tree(tree)
     assert not tree.exists()
     assert (outside / "kept").exists()
+
+
+def test_three_thousand_folders_inside_one_another_are_removed(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    folder = os.open(tree, os.O_RDONLY)
+    for _ in range(3000):  # no path may be so long: each is made below the descriptor of the last
+        os.mkdir("deeper-and-deeper-and-deeper", dir_fd=folder)
+        below = os.open("deeper-and-deeper-and-deeper", os.O_RDONLY, dir_fd=folder)
+        os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=below))
+        os.close(folder)
+        folder = below
+    os.close(folder)
+    remove_tree(tree)
+    assert not tree.exists()
+
+
+def test_names_that_are_no_text_are_removed(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in (b"\xff\xfe", b"a\nb", b"\xed\xa0\x80", b"-rf", b"*", b" ", b"x" * 255):
+        inner = tree / os.fsdecode(name)
+        inner.mkdir()
+        (inner / os.fsdecode(b"\xfflink")).symlink_to("/")
+        os.mkfifo(inner / "pipe")
+    remove_tree(tree)
+    assert not tree.exists()
+
+
+def test_a_link_in_place_of_the_folder_is_removed_and_its_target_is_not(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target/kept").touch()
+    (tmp_path / "tree").symlink_to(tmp_path / "target")
+    remove_tree(tmp_path / "tree")
+    assert not (tmp_path / "tree").is_symlink()
+    assert (tmp_path / "target/kept").exists()
+    remove_tree(tmp_path / "tree")  # nothing is there
+
+
+def test_a_removal_that_takes_too_long_ends_and_a_later_one_continues(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "a/b").mkdir(parents=True)
+    with pytest.raises(NotRemoved, match="too much to remove at once"):
+        remove_tree(tree, within_s=-1)
+    assert tree.exists()
+    remove_tree(tree)
+    assert not tree.exists()
+
+
+def test_names_that_a_removal_itself_uses_do_not_confuse_it(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    for name in (".moved-0", ".moved-0/.moved-1", ".moved-1/x/.moved-0"):
+        (tree / name / "full").mkdir(parents=True)
+    remove_tree(tree)
+    assert not tree.exists()
 
 
 def test_the_sdk_is_copied_for_all_users_and_not_replaced_by_the_same(tmp_path: Path) -> None:

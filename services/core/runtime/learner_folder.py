@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +38,8 @@ PREPARED_FILE: Final = "prepared.json"
 GO_FILE: Final = "go"
 STOP_FILE: Final = "stop.json"
 STORED_FILE: Final = "stored"
+DISK_FILE: Final = "disk.json"
+"""Written by the agent before it ends a learner that wrote too much: ``{why}``."""
 SPOOL_FOLDER: Final = "spool"
 RUNS_FOLDER: Final = "runs"
 JOB_FOLDER: Final = "job"
@@ -203,9 +205,17 @@ class LearnerFolder:
         name = exit_file(run)
         try:
             document = self.read(name)
-            return None if document is None else _exit(document)
+            return None if document is None else self._with_disk(_exit(document))
         except MALFORMED:
             return Exit(time=self._changed_ms(name), lost=True)
+
+    def _with_disk(self, end: Exit) -> Exit:
+        """A stop by the platform that came first remains the cause."""
+        try:
+            document = self.read(DISK_FILE) if end.natural else None
+        except MALFORMED:
+            document = {}
+        return end if document is None else replace(end, disk_exceeded=str(document.get("why", "it wrote too much")))
 
     def stop_mark(self) -> StopMark | None:
         """None also if it cannot be read: the next stop replaces it."""
