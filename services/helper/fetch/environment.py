@@ -96,14 +96,13 @@ def prepare(spec: EnvironmentSpec, cache: Path, progress: FetchProgress) -> Path
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o711)  # learners pass through; they cannot list it
     place = envs / spec.digest
-    if (place / _OK).exists():
-        return place
     waiting = f"waiting for another learner that builds the environment: {spec.label}"
     with hold_lock(envs / f"{spec.digest}.lock", progress, waiting) as lock:
         if not (place / _OK).exists():
             progress.report(f"building the environment: {spec.label}")
             with undo_on_failure(lambda: shutil.rmtree(place, ignore_errors=True)):
                 _build(spec, place, cache, lock, progress)
+        os.utime(place / _OK)  # used now: the cache removes those that were not used for longest
     return place
 
 
@@ -179,7 +178,16 @@ def _build(spec: EnvironmentSpec, place: Path, cache: Path, lock: int, progress:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     place.chmod(0o755)
-    uv = _Uv(cache, lock, progress)
+    with hold_lock(cache / "uv.lock", progress, "waiting for room in the package cache", shared=True) as packages:
+        os.utime(packages)
+        _install(spec, place, _Uv(cache, lock, progress))
+    progress.report(f"compiling the environment: {spec.label}")
+    _compile(spec.python, place / "venv", lock, progress)
+    _make_readable(place)
+    (place / _OK).touch()
+
+
+def _install(spec: EnvironmentSpec, place: Path, uv: _Uv) -> None:
     venv = place / "venv"
     uv.run("venv", "--no-project", "--python", str(spec.python), str(venv))
     target = ("--python", str(venv / "bin" / "python"), "--only-binary", ":all:")
@@ -193,10 +201,6 @@ def _build(spec: EnvironmentSpec, place: Path, cache: Path, lock: int, progress:
             (place / "constraints.txt").write_text(_constraints(spec.lock))
             arguments += ("-c", str(place / "constraints.txt"))
         uv.run("pip", "install", *target, *arguments)
-    progress.report(f"compiling the environment: {spec.label}")
-    _compile(spec.python, venv, lock, progress)
-    _make_readable(place)
-    (place / _OK).touch()
 
 
 def _constraints(lock: str) -> str:
