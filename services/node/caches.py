@@ -1,4 +1,4 @@
-"""Bounds the caches of this machine: environments, packages that uv has downloaded, and data. Least recently used goes first.
+"""Bounds the caches of this machine: environments, packages that uv has downloaded, and data, the oldest use first.
 
 Nothing that is in use is removed. An entry is removed under the lock that its users hold (``services.helper.fetch``),
 an environment only if no learner of this machine names it, and none that may name it soon is being prepared. Data is
