@@ -226,7 +226,7 @@ class Agent:
                 self._learners.pop(place, None)
 
         with undo_on_failure(forget):
-            await asyncio.to_thread(self._make, folder, plan.attempt, documents)
+            await asyncio.to_thread(self._make, folder, plan, documents)
         self._update_gauges()
         log.info("attempt.reserved", job=plan.job, attempt=plan.attempt, learners=len(documents), uid=uid)
 
@@ -258,11 +258,11 @@ class Agent:
             processes=0 if "pids" in self._groups.enforced else of_user,
         )
 
-    def _make(self, folder: JobFolder, attempt: int, documents: list[LearnerDocument]) -> None:
+    def _make(self, folder: JobFolder, plan: AttemptPlan, documents: list[LearnerDocument]) -> None:
         for document in documents:
             self._groups.make(document)
         with undo_on_failure(lambda: cgroups.remove(_groups_of_documents(documents))):
-            reservation.make(folder, attempt, documents)
+            reservation.make(folder, plan.attempt, documents, plan)
 
     async def _spawn(self, plan: AttemptPlan) -> None:
         learners = self._reserved(plan)

@@ -17,14 +17,14 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from tests.hostile.combinations import Combination, own_uids, running
 from tests.testbed.platform import Platform
 from tests.waiting import HANG_S, eventually
-from weft import Client
+from weft import Client, Conflict
 from weft._archive import Archive, Listing
 from weft._job import Job
 
@@ -91,11 +91,10 @@ class Arena:
     def mend(self) -> None:
         """After a trick that has fallen: ends its jobs and replaces the guard, so that the next one starts anew."""
         for job in self.attacker.jobs.list():
-            if not job.at_rest:
-                job.kill()
+            end(job)
         guard = self.guard.refresh()
         if (guard.status, guard.attempt) != ("PROCESSING", 1):
-            guard.kill()
+            end(guard)
             self.guard = self._make_guard()
 
     def next_job(self) -> Iterator[str]:
@@ -141,7 +140,7 @@ class Arena:
             "ports": sorted(owners),
             "ports_of": {str(port): service for port, service in owners.items()},
             "open_ports": [int(addresses[name].rpartition(":")[2]) for name in ("api", "api-grpc")],
-            "sockets": sorted(str(path) for path in self.weft.home.root.rglob("*") if path.is_socket()),
+            "sockets": sorted(self.sockets()),
             "pids": sorted(self.pids()),
             "commands": {str(pid): _command(pid) for pid in self.pids()},
             "private": [str(path) for path in self.private_paths()],
@@ -161,7 +160,7 @@ class Arena:
                 fields = line.split()
                 if fields[3] == "0A":
                     inodes[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
-        found: dict[int, str] = {}
+        listening: dict[int, str] = {}
         supervisor = self.weft.process("supervisor").pid
         for name, pid in {
             **{name: self.weft.process(name).pid for name in _SERVICES},
@@ -173,8 +172,14 @@ class Arena:
                 except FileNotFoundError:
                     continue
                 if target in inodes:
-                    found[inodes[target]] = name
-        return found
+                    listening[inodes[target]] = name
+        return listening
+
+    def sockets(self) -> set[str]:
+        """Paths of the sockets in the platform's folder on which a process listens."""
+        lines = Path("/proc/net/unix").read_text().splitlines()[1:]
+        paths = {fields[7] for line in lines if len(fields := line.split(None, 7)) == 8}
+        return {path for path in paths if path.startswith(f"{self.weft.home.root}/")}
 
     def private_paths(self) -> list[Path]:
         """Files and folders that an attacker may neither read nor change."""
@@ -229,6 +234,13 @@ class Arena:
                 status = (home / name).stat()
                 files[f"{home / name} itself"] = f"{status.st_ino} {status.st_uid} {status.st_mode:o}"
         return files
+
+
+def end(job: Job) -> None:
+    """Kills the job, unless it has ended."""
+    if not job.at_rest:
+        with suppress(Conflict):
+            job.kill()
 
 
 def _command(pid: int) -> str:

@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from tests.hostile.arena import BOUNDS, Arena
+from tests.hostile.arena import BOUNDS, Arena, end
 from tests.hostile.trick import judge
 from weft._job import Job
 
@@ -65,7 +65,7 @@ def refused_or_ended(arena: Arena, documents: Iterable[tuple[str, object]]) -> I
 
 def ended(arena: Arena, job: Job) -> Iterator[str]:
     arena.jobs.add(job.id)
-    job.kill()
+    end(job)
     yield from judge(arena, job, ends={"KILLED", "COMPLETED", "FAILED"}, reads=False)
 
 

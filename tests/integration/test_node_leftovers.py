@@ -15,7 +15,7 @@ import pytest
 from services.core.adapters.local.cluster import LocalCluster
 from services.core.adapters.rpc.client import connect
 from services.core.adapters.rpc.operations import ask_quarantine
-from services.core.bootstrap.wiring import service_secret
+from services.core.bootstrap.wiring import identity
 from services.core.domain.errors import ResourceExhausted
 from services.core.runtime.quarantine import FOLDER, QuarantineEntry
 from services.core.runtime.settings import Settings
@@ -42,7 +42,8 @@ async def cluster(node: NodeProcess) -> AsyncGenerator[LocalCluster]:
 
 @pytest.fixture
 async def channel(node: NodeProcess) -> AsyncGenerator[grpc.aio.Channel]:
-    connection = connect(node.addresses["node"], secret=await service_secret(Settings(home=node.home.root)))
+    caller = await identity(Settings(home=node.home.root), "api")
+    connection = connect(node.addresses["node"], caller.credential("node"))
     yield connection
     await connection.close()
 

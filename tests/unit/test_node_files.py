@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from services.core.domain.errors import StaleFence
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.durable_files import read_json, write_json
 from services.core.runtime.home import Home
-from services.core.runtime.learner_folder import LearnerDocument
+from services.core.runtime.learner_folder import LearnerDocument, read_gang
 from services.core.strategies.registry import with_variables
 from services.node import sdk
 from services.node.capacity import detect
@@ -40,7 +41,7 @@ def learner(tmp_path: Path) -> Learner:
     allotment = Allotment(os.getuid(), os.getgid(), {"worker-0": (), "worker-1": ()}, {})
     (tmp_path / "node").mkdir()
     reserved = documents(with_variables(plan), allotment, home=Home(tmp_path), isolation="process")
-    return make(JobFolder(tmp_path / "node" / "j1"), 1, reserved)[0]
+    return make(JobFolder(tmp_path / "node" / "j1"), 1, reserved, plan)[0]
 
 
 def test_a_lower_attempt_or_term_is_refused(tmp_path: Path) -> None:
@@ -86,7 +87,42 @@ def test_learner_json_has_no_token_and_no_environment_of_other_learners(learner:
     assert "s-0" in text
     assert "token-1" not in text
     assert "s-1" not in text
-    assert [other.name for other in learner.document.plan.learners] == ["worker-0", "worker-1"]
+    assert "worker-1" not in text
+
+
+def test_names_of_a_gang_are_in_one_file_that_all_its_learners_read(learner: Learner) -> None:
+    assert read_gang(learner.folder, learner.document.plan) == ["worker-0", "worker-1"]
+
+
+def test_gang_of_a_learner_that_an_older_agent_made_is_in_its_own_file(learner: Learner) -> None:
+    (learner.folder.parent / ".gang.json").unlink()
+    (own,) = learner.document.plan.learners
+    plan = replace(learner.document.plan, learners=(replace(own, name="worker-1", rank=1), own))
+    assert read_gang(learner.folder, plan) == ["worker-0", "worker-1"]
+
+
+def test_files_of_a_gang_grow_with_its_learners_and_not_with_their_square(tmp_path: Path) -> None:
+    """10,000 learners once had 10,000 plans of 10,000 learners."""
+
+    def size(count: int) -> int:
+        names = [f"worker-{index}" for index in range(count)]
+        plan = AttemptPlan(
+            job=f"j{count}", tenant="t", attempt=1, term=1, distribution="none", framework="", code_digest="",
+            inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
+            learners=tuple(
+                LearnerPlan(
+                    name=name, role="worker", rank=rank, command="true", cpus=1, memory=1, gpus=0, node="n", token="t"
+                )
+                for rank, name in enumerate(names)
+            ),
+        )  # fmt: skip
+        allotment = Allotment(os.getuid(), os.getgid(), dict.fromkeys(names, ()), {})
+        reserved = documents(with_variables(plan), allotment, home=Home(tmp_path), isolation="process")
+        (tmp_path / "node").mkdir(exist_ok=True)
+        make(JobFolder(tmp_path / "node" / f"j{count}"), 1, reserved, plan)
+        return sum(path.stat().st_size for path in (tmp_path / "node" / f"j{count}").rglob("*.json"))
+
+    assert size(200) < 11 * size(20)
 
 
 def test_a_learner_of_a_newer_version_is_not_read(learner: Learner) -> None:

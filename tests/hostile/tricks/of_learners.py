@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.hostile.arena import Arena
+from tests.hostile.arena import Arena, end
 from tests.hostile.attacks import channels, files, kernel, loads, processes, telemetry
 from tests.hostile.attacks.ground import FORGED
 from tests.hostile.trick import Trick, of_learner
@@ -41,7 +41,7 @@ def _restart_services(arena: Arena, job: Job) -> Iterator[str]:
 
 def _kill(arena: Arena, job: Job) -> Iterator[str]:
     _until(arena, job, "ready")
-    job.kill()
+    end(job)
     yield from ()
 
 
@@ -54,7 +54,7 @@ def _halt_and_resume(arena: Arena, job: Job) -> Iterator[str]:
         return
     job.resume()
     eventually(lambda: job.refresh().status not in {"HALTED", "RESUMED", "QUEUED", "PENDING"})
-    job.kill()
+    end(job)
 
 
 def _work_on(arena: Arena, job: Job) -> Iterator[str]:
@@ -77,15 +77,17 @@ def _plant_foreign_file(arena: Arena, job: Job) -> Iterator[str]:
     inner.mkdir(mode=0o700)
     (inner / "file").write_text("root's")
     (inner / "file").chmod(0o600)
-    job.kill()
+    end(job)
     yield from ()
 
 
 def _look_for_forged_files(arena: Arena, job: Job) -> Iterator[str]:
     """The learner's folder, but for the part that is the learner's own, is as the platform has made it."""
     folder = _until(arena, job, "ready")
+    output = folder.parent / "runs" / "1"  # holds what the learner prints
+    own = {folder, output / "stdout", output / "stderr", folder.parent / "spool"}
     for path in folder.parent.rglob("*"):
-        if path.is_file() and folder not in path.parents and FORGED.encode() in path.read_bytes():
+        if path.is_file() and not own & {path, *path.parents} and FORGED.encode() in path.read_bytes():
             yield f"the learner has written {path}"
     for name in ("learner.json", "shim.json", "runs/1/start.json", "job"):
         if not (folder.parent / name).exists():
@@ -157,9 +159,9 @@ TELEMETRY: Final = (
     of_learner(telemetry.values_are_hostile, check=_has_fine, quick=True),
     of_learner(telemetry.steps_and_times_are_hostile, check=_has_fine),
     of_learner(telemetry.series_are_many),
-    of_learner(telemetry.line_is_long),
-    of_learner(telemetry.output_is_binary),
-    of_learner(telemetry.lines_are_many),
+    of_learner(telemetry.line_is_long, finishes=False),
+    of_learner(telemetry.output_is_binary, finishes=False),
+    of_learner(telemetry.lines_are_many, finishes=False),
     of_learner(telemetry.sources_are_links),
 )
 LOADS: Final = (
