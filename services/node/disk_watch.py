@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,8 @@ from services.node.instrumentation import Instrumentation
 from services.node.learner import Learner
 from services.node.settings import NodeSettings
 
+CACHES_FILE: Final = "node-caches.json"
+"""In WEFT_HOME/run, for `weft status`: ``{bytes: {kind: bytes}, max_bytes}``."""
 _SHARE: Final = 20
 """A round is followed by a pause of so many times its length at least."""
 log = structlog.get_logger()
@@ -84,7 +87,9 @@ class CacheWatch:
         self, settings: NodeSettings, instrumentation: Instrumentation, learners: Callable[[], Collection[Learner]]
     ) -> None:
         home = settings.installation
-        self._caches = Caches(home / "cache", settings.node_cache or disk_size(home.root) // 4, learners)
+        self._max_bytes = settings.node_cache or disk_size(home.root) // 4
+        self._caches = Caches(home / "cache", self._max_bytes, learners)
+        self._report = home / "run" / CACHES_FILE
         self._pause_s = settings.node_cache_check_s
         self._instrumentation = instrumentation
 
@@ -97,6 +102,8 @@ class CacheWatch:
                 for kind, size in sizes.items():
                     self._instrumentation.cache.labels(kind).set(size)
                 self._instrumentation.cache_removed.inc(removed)
+                with suppress(NoSpace):  # it is for people only
+                    write_json(self._report, {"bytes": sizes, "max_bytes": self._max_bytes}, durable=False)
             await asyncio.sleep(max(self._pause_s, _SHARE * (time.monotonic() - began)))
 
 
