@@ -95,6 +95,7 @@ async def open_services(
                 ),
                 submissions=Submissions(
                     store=store,
+                    records=records,
                     objects=objects,
                     hints=hints,
                     clock=clock,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.core.bootstrap import wiring as core
-from services.core.failpoints.ports import at_failpoints
+from services.core.failpoints.ports import at_failpoint, at_failpoints
 from services.core.ports.clock import Clock
 from services.core.ports.cluster import Cluster
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobStore
 from services.core.ports.status_store import StatusStore
+from services.lcm.erasure import ErasurePorts
 from services.lcm.settings import LcmSettings
 
 
@@ -28,6 +29,17 @@ class LcmPorts:
         await self.cluster.close()
         await self.status.close()
         await self.jobs.close()
+
+
+async def connect_erasure(settings: LcmSettings, ports: LcmPorts) -> ErasurePorts:
+    """The ports of the erasure, beside ``ports``. Close ``records`` and ``telemetry`` at the end."""
+    return ErasurePorts(
+        jobs=ports.jobs,
+        records=at_failpoint(await core.record_store(settings), "records", "lcm"),
+        objects=at_failpoint(core.object_store(settings), "objects", "lcm"),
+        telemetry=at_failpoint(core.telemetry(settings, ports.secret), "telemetry", "lcm"),
+        clock=ports.clock,
+    )
 
 
 async def connect(settings: LcmSettings) -> LcmPorts:
