@@ -186,7 +186,7 @@ class Jobs:
         if kill and not job.at_rest:
             await self._kill_and_wait(principal, job)
 
-        actor = f"user:{principal.user}"
+        actor = principal.actor_on(job)
 
         def change(job: Job) -> Job:
             return removed(principal.visible(job, job_id), actor=actor, now=self._clock.now_ms())

@@ -14,6 +14,7 @@ from services.api.jobs import Jobs
 from services.api.keys import Keys
 from services.api.platform import Platform
 from services.api.settings import ApiSettings
+from services.api.storage import Storage
 from services.api.submit import Submissions
 from services.api.uploads import Uploads
 
@@ -29,6 +30,7 @@ class ApiServices:
     telemetry: TelemetryClient
     following: Following
     platform: Platform
+    storage: Storage
     instrumentation: Instrumentation
     checks: Mapping[str, Callable[[], Awaitable[object]]]
     """What readiness depends on: name of a port -> its ping."""

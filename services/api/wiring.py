@@ -22,6 +22,7 @@ from services.api.keys import ensure_admin_key, move_pepper, open_keys
 from services.api.platform import Platform
 from services.api.services import ApiServices
 from services.api.settings import ApiSettings
+from services.api.storage import Storage
 from services.api.submit import Submissions
 from services.api.uploads import Uploads
 from services.core.bootstrap import wiring
@@ -107,6 +108,7 @@ async def open_services(
                 telemetry=telemetry,
                 following=Following(store, telemetry, Watcher(store, every_s=settings.follow_poll_s)),
                 platform=platform,
+                storage=Storage(objects, clock),
                 instrumentation=instrumentation,
                 checks={"jobs": store.ping, "records": records.ping, "objects": objects.ping},
                 stopping=stopping,

@@ -222,8 +222,8 @@ class MongoJobStore:
                 page = await self._jobs.collection.find(where).sort(order).limit(limit - len(jobs)).to_list()
             if not page:
                 break
-            found = [job_or_unreadable(str(entry["_id"]), entry.get("job"), entry.get("rev")) for entry in page]
-            jobs.extend(job for job in found if isinstance(job, Job))
+            entries = [job_or_unreadable(str(entry["_id"]), entry.get("job"), entry.get("rev")) for entry in page]
+            jobs.extend(job for job in entries if isinstance(job, Job))
             place = (page[-1]["job"]["deleted"], str(page[-1]["_id"]))
         return jobs
 
