@@ -9,7 +9,7 @@ are measured in turns, so that other programs of the machine disturb both alike:
 * idle: processor time of all processes of the platform over the same seconds.
 * list, list of a status, show (a job from anywhere in the history), submit (a job that no node can hold) over HTTP.
 
-The rows "ratio" divide the platform with many jobs by the one with few: the median of each turn's ratio.
+The rows "ratio" divide the platform with many jobs by the one with few: for calls, the medians of each of ten turns.
 """
 
 from __future__ import annotations
@@ -125,12 +125,16 @@ def fill(platform: Platform, document: dict[str, Any], count: int) -> list[str]:
     return ids
 
 
-def one_turn(sides: Sequence[Side], *, seconds: float, calls: int) -> None:
-    """Measures each side once: first both idle, then their calls one by one."""
+def measure_idle(sides: Sequence[Side], *, seconds: float) -> None:
+    """Measures the processor time of all sides over the same seconds."""
     before = [(side.cpu_seconds(), time.monotonic()) for side in sides]
     time.sleep(seconds)
     for side, (used, began) in zip(sides, before, strict=True):
         side.idle.append((side.cpu_seconds() - used) / (time.monotonic() - began))
+
+
+def measure_calls(sides: Sequence[Side], *, calls: int) -> None:
+    """Measures the calls of all sides, one by one."""
     for _ in range(calls):
         for side in random.sample(sides, len(sides)):
             job_id = random.choice(side.ids)
@@ -142,7 +146,7 @@ def one_turn(sides: Sequence[Side], *, seconds: float, calls: int) -> None:
 
 def ratios(few: Side, many: Side) -> list[Row]:
     """Returns the rows of the ratios, turn by turn."""
-    rows = [Row("ratio: idle", [many.idle[turn] / few.idle[turn] for turn in range(len(few.idle))], "x", PROMISED)]
+    rows = [Row("ratio: idle, of all seconds", [sum(many.idle) / sum(few.idle)], "x", PROMISED)]
     for name, values in few.calls.items():
         size = len(values) // len(few.idle)
         by_turn = [
@@ -171,7 +175,9 @@ def measure(few: int, many: int, *, seconds: float, calls: int) -> list[Row]:
         time.sleep(SETTLE_S)
         turns = TURNS if calls >= TURNS else 1
         for _ in range(turns):
-            one_turn(sides, seconds=seconds / turns, calls=max(1, calls // turns))
+            measure_idle(sides, seconds=seconds / turns)
+        for _ in range(turns):
+            measure_calls(sides, calls=max(1, calls // turns))
     rows = [Row(f"idle, {side.title}", side.idle, "cores") for side in sides]
     rows += [Row(f"{name}, {side.title}", side.calls[name]) for name in sides[0].calls for side in sides]
     return rows + ratios(*sides)

@@ -15,8 +15,9 @@ from services.api.keys import Keys
 from services.api.platform import Platform
 from services.api.search_budget import SearchBudget
 from services.api.settings import ApiSettings
+from services.api.storage import Storage
+from services.api.storage_bound import StorageBound
 from services.api.submit import Submissions
-from services.api.tenant_storage import TenantStorage
 from services.api.uploads import Uploads
 
 
@@ -27,12 +28,13 @@ class ApiServices:
     jobs: Jobs
     submissions: Submissions
     uploads: Uploads
-    storage: TenantStorage
+    storage_bound: StorageBound
     searches: SearchBudget
     artifacts: Artifacts
     telemetry: TelemetryClient
     following: Following
     platform: Platform
+    storage: Storage
     instrumentation: Instrumentation
     checks: Mapping[str, Callable[[], Awaitable[object]]]
     """What readiness depends on: name of a port -> its ping."""

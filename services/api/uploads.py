@@ -38,11 +38,6 @@ class Code:
     size: int
 
 
-def code_key(tenant: str, digest: str) -> str:
-    """Key of a tenant's code in the object store."""
-    return f"tenants/{tenant}/code/{digest.removeprefix('sha256:')}"
-
-
 class Uploads:
     """The spool. ``folder`` belongs to this process alone."""
 

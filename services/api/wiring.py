@@ -23,8 +23,9 @@ from services.api.platform import Platform
 from services.api.search_budget import SearchBudget
 from services.api.services import ApiServices
 from services.api.settings import ApiSettings
+from services.api.storage import Storage
+from services.api.storage_bound import StorageBound
 from services.api.submit import Submissions
-from services.api.tenant_storage import TenantStorage
 from services.api.uploads import Uploads
 from services.core.bootstrap import wiring
 from services.core.domain.errors import Unavailable
@@ -76,10 +77,10 @@ async def open_services(
             most_of_tenant=settings.max_tenant_uploads,
         )  # fmt: skip
         uploads.open()
-        storage = TenantStorage(
+        storage_bound = StorageBound(
             objects, records, clock, most_bytes=settings.tenant_bytes, count_s=settings.tenant_count_s
         )
-        closing.push_async_callback(storage.close)
+        closing.push_async_callback(storage_bound.close)
         idempotency_keys = IdempotencyKeys(records, clock)
         sweeping = asyncio.create_task(idempotency_keys.keep_swept(every_s=_SWEEP_S, limit=_SWEPT))
         closing.callback(sweeping.cancel)
@@ -105,6 +106,7 @@ async def open_services(
                 ),
                 submissions=Submissions(
                     store=store,
+                    records=records,
                     objects=objects,
                     hints=hints,
                     clock=clock,
@@ -112,7 +114,7 @@ async def open_services(
                     instrumentation=instrumentation,
                 ),
                 uploads=uploads,
-                storage=storage,
+                storage_bound=storage_bound,
                 searches=SearchBudget(
                     clock,
                     window_s=settings.tenant_search_s,
@@ -123,6 +125,7 @@ async def open_services(
                 telemetry=telemetry,
                 following=Following(store, telemetry, Watcher(store, every_s=settings.follow_poll_s)),
                 platform=platform,
+                storage=Storage(objects, clock),
                 instrumentation=instrumentation,
                 checks={"jobs": store.ping, "records": records.ping, "objects": objects.ping},
                 stopping=stopping,

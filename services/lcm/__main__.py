@@ -17,10 +17,11 @@ from services.core.runtime.quarantine import Quarantine
 from services.lcm.background import BackgroundTasks
 from services.lcm.collector import Collector
 from services.lcm.dispatcher import Dispatcher
+from services.lcm.erasure import Eraser
 from services.lcm.instrumentation import Instrumentation
 from services.lcm.rpc import Control, Queue
 from services.lcm.settings import LcmSettings
-from services.lcm.wiring import connect, free_space
+from services.lcm.wiring import connect, connect_erasure, free_space
 
 
 async def main(service: Service) -> None:
@@ -54,8 +55,11 @@ async def main(service: Service) -> None:
     service.started = True
     collector = Collector(ports.jobs, ports.status, ports.cluster, instrumentation)
     background = BackgroundTasks(ports, settings, dispatcher, collector)
+    erasure = await connect_erasure(settings, ports)
+    eraser = Eraser(erasure, settings, instrumentation, all_readable=lambda: not dispatcher.unreadable.any)
     loops = (background.copy_histories, background.collect, background.watch_cluster, background.find_unreadable)
     tasks = [asyncio.create_task(loop()) for loop in loops]
+    tasks += [asyncio.create_task(loop(eraser)) for loop in (background.erase, background.mark_unnamed_code)]
     try:
         await dispatcher.run(service.stopping)
     finally:
@@ -64,6 +68,8 @@ async def main(service: Service) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         await server.stop(1)
         await membership.leave()
+        await erasure.telemetry.close()
+        await erasure.records.close()
         await ports.close()
 
 

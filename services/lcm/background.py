@@ -14,12 +14,13 @@ from services.core.domain.errors import WeftError
 from services.core.runtime.edges import log_unexpected
 from services.lcm.collector import Collector
 from services.lcm.dispatcher import Dispatcher
+from services.lcm.erasure import Eraser
 from services.lcm.history import copy_histories
 from services.lcm.settings import LcmSettings
 from services.lcm.wiring import LcmPorts
 
-_DOCUMENTS: Final = 200
-"""Documents of a page of the search for unreadable ones: about 1 % of a core for a second."""
+_DOCUMENTS: Final = 50
+"""Documents of a page of the search for unreadable ones: a few milliseconds."""
 _PAGES: Final = 5
 """Pages between two pauses, however many documents there are: a million old jobs cost no more than a thousand."""
 log = structlog.get_logger()
@@ -60,6 +61,26 @@ class BackgroundTasks:
         Events of single learners are ignored: hardware becomes free by a release, which sends a hint of its own.
         """
         await self._repeat(self._settings.sweep_s, self._watch_cluster)
+
+    async def erase(self, eraser: Eraser) -> None:
+        """Erases the data of deleted jobs every ``sweep_s``, and then code, while this process leads."""
+
+        async def erase() -> None:
+            term = self._dispatcher.term
+            if term:
+                await eraser.erase_jobs()
+                await eraser.remove_code(term)
+
+        await self._repeat(self._settings.sweep_s, erase)
+
+    async def mark_unnamed_code(self, eraser: Eraser) -> None:
+        """Searches for code that no job names every ``unnamed_code_s``, while this process leads."""
+
+        async def mark_unnamed_code() -> None:
+            if self._dispatcher.term:
+                await eraser.mark_unnamed_code()
+
+        await self._repeat(self._settings.unnamed_code_s, mark_unnamed_code)
 
     async def _copy_histories(self) -> None:
         await copy_histories(self._ports.jobs, limit=self._settings.history_batch)

@@ -36,6 +36,9 @@ class Instrumentation:
             "Admissions of an older dispatcher that were withdrawn.",
             registry=registry,
         )
+        self.deleted_jobs = Counter("weft_deleted_jobs", "Deleted jobs whose data was erased.", registry=registry)
+        self.deleted_objects = Counter("weft_deleted_objects", "Objects that were erased.", registry=registry)
+        self.deleted_bytes = Counter("weft_deleted_bytes", "Size of the objects that were erased.", registry=registry)
         self.collected = Counter(
             "weft_lcm_collected", "Jobs whose leftovers were removed.", ("where",), registry=registry
         )

@@ -28,8 +28,23 @@ class LcmSettings(Settings):
         description="How often leftovers of released jobs are searched for, in seconds. Those found twice in a row are"
         " removed.",
     )  # fmt: skip
+    deleted_keep_s: float = Field(
+        default=7 * 86_400, ge=0,
+        description="How long the objects, logs and metrics of a deleted job are kept, in seconds: an operator can"
+        " still save them. 0: they are erased at once. Its document and history stay.",
+    )  # fmt: skip
+    code_grace_s: float = Field(
+        default=600, ge=120,
+        description="Code that no job names is removed so many seconds after that was found: a submission under way"
+        " must be able to keep it. At least twice what a submission may take from its check to its answer.",
+    )  # fmt: skip
+    unnamed_code_s: float = Field(
+        default=3_600, gt=0,
+        description="Pause between two searches for stored code that no job names, e.g. of submissions that were cut"
+        " off, in seconds. A search reads the names of at most 10,000 archives.",
+    )  # fmt: skip
     quarantine_s: float = Field(
         default=30, gt=0,
-        description="Pause between two searches for unreadable job documents, in seconds. A search reads the next 1,000"
+        description="Pause between two searches for unreadable job documents, in seconds. A search reads the next 250"
         " documents of the store. Documents of jobs that wait or hold hardware are checked in every round.",
     )  # fmt: skip

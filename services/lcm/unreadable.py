@@ -71,6 +71,11 @@ class UnreadableJobs:
         self.add(page)
         return not self._after
 
+    @property
+    def any(self) -> bool:
+        """Whether a stored document is known that cannot be read, of this version or a newer one."""
+        return bool(self._known)
+
     def add(self, unreadable: Sequence[Unreadable]) -> None:
         """Puts these documents into quarantine until they are readable, except those of a newer version."""
         for document in unreadable:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from services.core.adapters.rpc.server import Guard
 from services.core.bootstrap import wiring as core
-from services.core.failpoints.ports import at_failpoints
+from services.core.failpoints.ports import at_failpoint, at_failpoints
 from services.core.ports.clock import Clock
 from services.core.ports.cluster import Cluster
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobStore
 from services.core.ports.status_store import StatusStore
 from services.core.runtime.free_space import FreeSpace
+from services.lcm.erasure import ErasurePorts
 from services.lcm.settings import LcmSettings
 
 
@@ -37,6 +38,18 @@ def free_space(settings: LcmSettings) -> FreeSpace:
     folders = [("the platform", home.root)]
     folders += [("the object store", home / "objects")] if settings.object_store == "folder" else []
     return FreeSpace(folders, settings.disk_free_bytes, settings.disk_free_percent)
+
+
+async def connect_erasure(settings: LcmSettings, ports: LcmPorts) -> ErasurePorts:
+    """The ports of the erasure, beside ``ports``. Close ``records`` and ``telemetry`` at the end."""
+    identity = await core.identity(settings, "lcm")
+    return ErasurePorts(
+        jobs=ports.jobs,
+        records=at_failpoint(await core.record_store(settings), "records", "lcm"),
+        objects=at_failpoint(core.object_store(settings), "objects", "lcm"),
+        telemetry=at_failpoint(core.telemetry(settings, identity), "telemetry", "lcm"),
+        clock=ports.clock,
+    )
 
 
 async def connect(settings: LcmSettings) -> tuple[LcmPorts, Guard]:

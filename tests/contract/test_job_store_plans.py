@@ -63,6 +63,9 @@ async def use_everything(store: JobStore) -> None:
     for tenant in (None, "acme"):
         await store.count(JobQuery(tenant=tenant))
     await store.unreadable()
+    deleted = (await store.to_erase(deleted_until=NOW, limit=1))[0]
+    await store.to_erase(deleted_until=NOW, after=deleted)
+    assert not await store.names_code("acme", "sha256:ab")
     await store.changes((await store.changes(None)).position)
     await store.append_history(job.id, job.tenant, job.history_tail)
     await store.history(job.id, after_seq=1)
@@ -74,17 +77,17 @@ async def use_everything(store: JobStore) -> None:
 @pytest.fixture
 def statements() -> Generator[set[str]]:
     """SQL of each statement that any connection runs from now on."""
-    run_statements: set[str] = set()
+    traced: set[str] = set()
 
     def trace(connection: apsw.Connection) -> None:
         def add(_: object, statement: str, __: object) -> bool:
-            run_statements.add(statement)
+            traced.add(statement)
             return True
 
         connection.exec_trace = add
 
     apsw.connection_hooks.append(trace)
-    yield run_statements
+    yield traced
     apsw.connection_hooks.remove(trace)
 
 
@@ -132,11 +135,20 @@ async def test_a_file_of_the_version_before_gets_its_indexes_and_keeps_its_jobs(
     before = await store.find(JobQuery(deleted=True), limit=1000)
     await world.close()
     connection = apsw.Connection(str(tmp_path / "jobs.sqlite"))
-    for index in ("live", "changed", "with_tail", "of_tenant", "by_user", "by_name", "counted"):
+    for index in (
+        "live",
+        "changed",
+        "with_tail",
+        "of_tenant",
+        "by_user",
+        "by_name",
+        "counted",
+        "with_code",
+        "to_erase",
+    ):
         connection.execute(f"DROP INDEX jobs_{index}")
     for statement in (
-        "ALTER TABLE jobs DROP COLUMN live",
-        "ALTER TABLE jobs DROP COLUMN change",
+        *(f"ALTER TABLE jobs DROP COLUMN {column}" for column in ("live", "change", "code", "to_erase")),
         "DROP TABLE changes",
         "CREATE INDEX jobs_holding ON jobs(holder, id) WHERE holds",
         "CREATE INDEX jobs_untrimmed ON jobs(id) WHERE tail",

@@ -46,7 +46,7 @@ async def test_submission_beyond_what_a_tenant_may_store_is_refused_and_others_a
         async with full, other:
             store(api, "full", LIMIT + 1)
             await api.submit(params={"tenant": "full"})  # it starts the count
-            await api.services.storage.counted()
+            await api.services.storage_bound.counted()
             for refused in (await send(full, code(10)), await full.post("/v1/jobs", json=SPEC)):
                 assert refused.status_code == 507
                 problem = refused.json()
@@ -70,7 +70,7 @@ async def test_usage_survives_a_restart_and_is_counted_again_when_it_is_old(tmp_
         async with client:
             store(api, "acme", LIMIT + 1)
             assert (await client.post("/v1/jobs", json=SPEC)).status_code == 201
-            await api.services.storage.counted()
+            await api.services.storage_bound.counted()
     async with running_api(tmp_path, tenant_bytes=LIMIT, tenant_count_s=3600) as api:
         client = api.client(await api.key("bob", "acme"))
         async with client:
@@ -80,7 +80,7 @@ async def test_usage_survives_a_restart_and_is_counted_again_when_it_is_old(tmp_
         client = api.client(await api.key("eve", "acme"))
         async with client:
             await client.post("/v1/jobs", json=SPEC)
-            await api.services.storage.counted()
+            await api.services.storage_bound.counted()
             assert (await client.post("/v1/jobs", json=SPEC)).status_code == 201
 
 
@@ -91,7 +91,7 @@ async def test_many_objects_are_counted_in_pages(tmp_path: Path) -> None:
             for number in range(1_050):
                 store(api, "acme", 100, name=f"file-{number}")
             assert (await client.post("/v1/jobs", json=SPEC)).status_code == 201
-            await api.services.storage.counted()
+            await api.services.storage_bound.counted()
             assert "stores 105000 bytes" in (await client.post("/v1/jobs", json=SPEC)).json()["detail"]
 
 

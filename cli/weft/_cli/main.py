@@ -49,6 +49,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "login": ("account", "Sign in to a platform and make it current."),
         "logout": ("account", "Forget a platform and its key."),
         "whoami": ("account", "Show the user of the key."),
+        "storage": ("account", "Show what the tenant has stored."),
         "profile": ("account", "List the platforms you know, or switch to one."),
     },
     "More": {

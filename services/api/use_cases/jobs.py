@@ -113,7 +113,7 @@ async def kill_job(
 
 
 async def delete_job(services: ApiServices, principal: Principal, job_id: str, *, kill: bool) -> None:
-    """Hides the job; its document stays. Raises Conflict while it is live, unless ``kill``."""
+    """Hides the job; its data is erased later. Raises Conflict while it is live, unless ``kill``."""
     await services.jobs.delete(principal, job_id, kill=kill)
 
 

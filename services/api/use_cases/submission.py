@@ -13,7 +13,7 @@ from services.api.framework_answer import FrameworkEntry, framework_answer
 from services.api.job_answer import Job, ResourceSize, job_answer, size_answer, total
 from services.api.services import ApiServices
 from services.api.submit import Plan, check_gang
-from services.api.uploads import Upload, code_key
+from services.api.uploads import Upload
 from services.core.domain.spec import JobSpec, dump_spec
 
 
@@ -108,11 +108,11 @@ async def _take_code(services: ApiServices, tenant: str, incoming: Incoming, *, 
         if incoming.upload is not None:
             incoming.code_digest = (await incoming.upload.finish()).digest
             if keep:
-                await services.storage.check(tenant, incoming.upload.size)
-                if await services.submissions.keep_code(incoming.upload, code_key(tenant, incoming.code_digest)):
-                    await services.storage.add(tenant, incoming.upload.size)
+                await services.storage_bound.check(tenant, incoming.upload.size)
+                if await services.submissions.keep_code(incoming.upload, tenant, incoming.code_digest):
+                    await services.storage_bound.add(tenant, incoming.upload.size)
         elif keep:
-            await services.storage.check(tenant)
+            await services.storage_bound.check(tenant)
             if incoming.code_digest:
                 await services.submissions.check_code_is_stored(tenant, incoming.code_digest)
 

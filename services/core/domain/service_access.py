@@ -27,7 +27,7 @@ CALLERS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
         "weft.v1.Queue": frozenset({"api"}),
     },
     "guardian": {**_OPERATIONS, "weft.v1.Control": frozenset({"api", "lcm", "worker"})},
-    "metrics": {**_OPERATIONS, "weft.v1.Telemetry": frozenset({"api", "guardian"})},
+    "metrics": {**_OPERATIONS, "weft.v1.Telemetry": frozenset({"api", "guardian", "lcm"})},
     "node": {**_OPERATIONS, "weft.v1.Node": frozenset({"lcm", "guardian"})},
 }
 """Called service -> its gRPC service -> the services that may call it."""

@@ -163,6 +163,21 @@ class JobStore(Protocol):
         """
         ...
 
+    async def to_erase(self, *, deleted_until: int, after: Job | None = None, limit: int = 100) -> Sequence[Job]:
+        """Returns deleted jobs that are not erased, in the order of (deleted, id); fewer than ``limit``: no more.
+
+        ``deleted_until``: only those deleted at this time (Unix ms) or before. ``after``: only those that come after
+        this job. Unreadable documents are skipped.
+        """
+        ...
+
+    async def names_code(self, tenant: str, digest: str) -> bool:
+        """Whether a job of the tenant that is not erased has this code digest. A linearizable read.
+
+        Also True while the store has a document that does not show its tenant: it may name any code.
+        """
+        ...
+
     async def delete(self, job_id: str) -> None:
         """Removes the document and its history for good. No error where there is none."""
         ...

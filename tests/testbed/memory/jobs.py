@@ -103,6 +103,20 @@ class MemoryJobStore:
         position = len(self._writes)
         return Changes(revisions=dict(self._writes[position if after is None else after :]), position=position)
 
+    async def to_erase(self, *, deleted_until: int, after: Job | None = None, limit: int = 100) -> Sequence[Job]:
+        jobs = [job for job in map(self._read_or_unreadable, self._ids) if isinstance(job, Job) and job.erased is None]
+        due = sorted((job for job in jobs if (job.deleted or 2**63) <= deleted_until), key=_by_deletion)
+        return [job for job in due if after is None or _by_deletion(job) > _by_deletion(after)][:limit]
+
+    async def names_code(self, tenant: str, digest: str) -> bool:
+        for job in map(self._read_or_unreadable, self._ids):
+            if isinstance(job, Job):
+                if (job.tenant, job.code_digest, job.erased) == (tenant, digest, None):
+                    return True
+            elif not isinstance(job.document.get("tenant"), str) or job.document.get("code_digest") == digest:
+                return True
+        return False
+
     async def delete(self, job_id: str) -> None:
         self._history.pop(job_id, None)
         if self._jobs.pop(job_id, None) is not None:
@@ -150,6 +164,10 @@ def _read(job_id: str, stored: Job | str) -> Job:
     except (ValueError, RecursionError) as error:
         raise Quarantined(f"the document of job {job_id} is not JSON: {error}") from error
     return read_job(job_id, document)
+
+
+def _by_deletion(job: Job) -> tuple[int, str]:
+    return job.deleted or 0, job.id
 
 
 def _matches(job: Job, query: JobQuery) -> bool:

@@ -61,6 +61,8 @@ _INDEXES: Final = (
     IndexModel([("job.tenant", 1), ("job.deleted", 1), ("job.spec.tags", 1), ("_id", 1)], name="tags"),
     IndexModel([("live", 1), ("holds", 1), ("_id", 1)], name="live"),
     IndexModel([("tail", 1), ("_id", 1)], name="tail"),
+    IndexModel([("job.tenant", 1), ("job.code_digest", 1), ("job.erased", 1)], name="code"),
+    IndexModel([("job.erased", 1), ("job.deleted", 1), ("_id", 1)], name="to_erase"),
     IndexModel([("changed", 1), ("_id", 1), ("rev", 1)], name="changed"),
 )
 _HISTORY_INDEX: Final = IndexModel([("job", 1), ("seq", 1)], name="job_seq", unique=True)
@@ -205,6 +207,31 @@ class MongoJobStore:
             documents = await cursor.sort("changed", DESCENDING).limit(_CHANGES).to_list()
         revisions = {str(document["_id"]): int(document["rev"]) for document in documents}
         return Changes(revisions=revisions, position=max([after, *map(_time, documents)]))
+
+    async def to_erase(self, *, deleted_until: int, after: Job | None = None, limit: int = 100) -> Sequence[Job]:
+        jobs: list[Job] = []
+        due: Document = {"job.erased": None, "job.deleted": {"$gte": 0, "$lte": deleted_until}}
+        place = None if after is None else (after.deleted, after.id)
+        order = [("job.deleted", ASCENDING), ("_id", ASCENDING)]
+        while len(jobs) < limit:
+            where = dict(due)
+            if place is not None:
+                later = {"job.erased": None, "job.deleted": {"$gt": place[0], "$lte": deleted_until}}
+                where = {"$or": [{"job.erased": None, "job.deleted": place[0], "_id": {"$gt": place[1]}}, later]}
+            with translated():
+                page = await self._jobs.collection.find(where).sort(order).limit(limit - len(jobs)).to_list()
+            if not page:
+                break
+            entries = [job_or_unreadable(str(entry["_id"]), entry.get("job"), entry.get("rev")) for entry in page]
+            jobs.extend(job for job in entries if isinstance(job, Job))
+            place = (page[-1]["job"]["deleted"], str(page[-1]["_id"]))
+        return jobs
+
+    async def names_code(self, tenant: str, digest: str) -> bool:
+        for where in ({"job.tenant": tenant, "job.code_digest": digest, "job.erased": None}, {"job.tenant": None}):
+            if await self._jobs.get(where) is not None:
+                return True
+        return False
 
     async def delete(self, job_id: str) -> None:
         # In this order: a crash in between leaves a job that can be deleted again, not a history without its job.

@@ -1,4 +1,4 @@
-"""Reads from the metrics service what a job has reported so far."""
+"""Reads from the metrics service what a job has reported so far, and removes it there."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from services.core.gen.weft.v1 import metrics_pb2, metrics_pb2_grpc
 from services.core.runtime.address import Address
 
 _TIMEOUT_S: Final = 5
+_FORGET_S: Final = 60
+"""Removing the files of a long job takes a while."""
 
 
 class Telemetry:
@@ -37,6 +39,11 @@ class Telemetry:
         }
         summary = {"lines": reply.lines, "points": reply.points, "latest": latest}
         return {**summary, "left_out": dict(reply.left_out)} if reply.left_out else summary
+
+    async def forget(self, job_id: str) -> None:
+        """Removes all logs and metrics of the job. No error where there are none. Raises Unavailable."""
+        with translating():
+            await self._stub.Forget(metrics_pb2.ForgetRequest(job_id=job_id), timeout=_FORGET_S)
 
     async def close(self) -> None:
         await self._channel.close()

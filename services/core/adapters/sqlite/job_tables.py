@@ -21,6 +21,7 @@ from services.core.domain.status import RESTING
 from services.core.ports.job_store import JobQuery
 
 _HOLDS: Final = "coalesce(doc->>'$.attempt.number', 0) > 0 AND doc->>'$.released' IS NULL"
+_UNLESS_ERASED: Final = "CASE WHEN doc->>'$.erased' IS NULL THEN doc->>'$.{}' END"
 _AT_REST: Final = ", ".join(f"'{status}'" for status in sorted(RESTING))
 _COMPUTED: Final = {
     "schema INTEGER": "coalesce(doc->>'$.schema', 1)",
@@ -48,6 +49,9 @@ TABLES: Final[Sequence[str | AddedColumn]] = (
     )""",
     # Files of older versions get these at their next start. No row is written; only the indexes are built.
     AddedColumn("jobs", "live", f"INTEGER {_where_json(f'NOT (status IN ({_AT_REST}) AND NOT holds)')} VIRTUAL"),
+    # NULL once the job's data is erased: it names no code, and nothing of it is to be erased.
+    AddedColumn("jobs", "code", f"TEXT {_where_json(_UNLESS_ERASED.format('code_digest'))} VIRTUAL"),
+    AddedColumn("jobs", "to_erase", f"INTEGER {_where_json(_UNLESS_ERASED.format('deleted'))} VIRTUAL"),
     AddedColumn("jobs", "change", "INTEGER NOT NULL DEFAULT 0"),
     "CREATE INDEX IF NOT EXISTS jobs_by_tenant ON jobs(tenant, deleted, status, id)",
     "CREATE INDEX IF NOT EXISTS jobs_by_status ON jobs(status, id)",
@@ -58,6 +62,8 @@ TABLES: Final[Sequence[str | AddedColumn]] = (
     "CREATE INDEX IF NOT EXISTS jobs_with_tail ON jobs(tail, id)",
     "CREATE INDEX IF NOT EXISTS jobs_counted ON jobs(deleted, status, tenant, schema)",
     "CREATE INDEX IF NOT EXISTS jobs_changed ON jobs(change, id, rev)",
+    "CREATE INDEX IF NOT EXISTS jobs_with_code ON jobs(tenant, code)",
+    "CREATE INDEX IF NOT EXISTS jobs_to_erase ON jobs(to_erase, id)",
     "DROP INDEX IF EXISTS jobs_holding",
     "DROP INDEX IF EXISTS jobs_untrimmed",
     """CREATE TABLE IF NOT EXISTS history(
@@ -72,6 +78,14 @@ TABLES: Final[Sequence[str | AddedColumn]] = (
 )
 
 
+TO_ERASE: Final = (
+    "SELECT id, doc, rev, to_erase FROM jobs INDEXED BY jobs_to_erase"
+    " WHERE to_erase <= ? AND (to_erase, id) > (?, ?) ORDER BY to_erase, id LIMIT ?"
+)
+NAMES_CODE: Final = (
+    "SELECT 1 FROM jobs INDEXED BY jobs_with_code WHERE tenant = ? AND code = ?"
+    " UNION ALL SELECT 1 FROM jobs INDEXED BY jobs_with_code WHERE tenant IS NULL LIMIT 1"
+)
 BY_ID: Final = "jobs INDEXED BY sqlite_autoindex_jobs_1"
 """The index of the primary key."""
 Values: TypeAlias = tuple[str | int, ...]

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import apsw
 
 from services.core.adapters.sqlite.database import Database
-from services.core.adapters.sqlite.job_tables import BY_ID, TABLES, Scan, counts, scans
+from services.core.adapters.sqlite.job_tables import BY_ID, NAMES_CODE, TABLES, TO_ERASE, Scan, counts, scans
 from services.core.adapters.sqlite.place import MOUNTS
 from services.core.domain.codec import dump, load
 from services.core.domain.document import read_job
@@ -155,6 +155,24 @@ class SqliteJobStore:
             return Changes(revisions=revisions, position=int(str(rows[-1][0])) if rows else after)
 
         return await self._database.read(read)
+
+    async def to_erase(self, *, deleted_until: int, after: Job | None = None, limit: int = 100) -> Sequence[Job]:
+        jobs: list[Job] = []
+        place = (-1, "") if after is None else (after.deleted or 0, after.id)
+        while len(jobs) < limit:
+            rows = await self._rows(TO_ERASE, (deleted_until, *place, limit - len(jobs)))
+            if not rows:
+                break
+            page = [_readable(str(job_id), str(doc), rev) for job_id, doc, rev, _ in rows]
+            jobs.extend(job for job in page if isinstance(job, Job))
+            place = (int(str(rows[-1][3])), str(rows[-1][0]))
+        return jobs
+
+    async def names_code(self, tenant: str, digest: str) -> bool:
+        return bool(await self._rows(NAMES_CODE, (tenant, digest)))
+
+    async def _rows(self, select: str, values: Sequence[str | int]) -> list[tuple[Any, ...]]:
+        return await self._database.read(lambda connection: connection.execute(select, tuple(values)).fetchall())
 
     async def delete(self, job_id: str) -> None:
         def write(connection: apsw.Connection) -> None:

@@ -25,7 +25,7 @@ _TRIES: Final = 5
 log = structlog.get_logger()
 
 
-class TenantStorage:
+class StorageBound:
     def __init__(
         self, objects: ObjectStore, records: RecordStore, clock: Clock, *, most_bytes: int, count_s: float
     ) -> None:
