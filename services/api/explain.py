@@ -26,6 +26,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "ExitCode": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "Signalled": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "OOMKilled": "request more with `resources.memory`",
+    "DiskExceeded": "write less, e.g. keep fewer checkpoints, and submit it again",
     "DataChanged": "submit it again once the data no longer changes; its learners must all read one version",
     Outage.NO_SPACE: "nothing of the job is wrong: it continues by itself once the operator has made room",
     Outage.INDEX_UNAVAILABLE: "nothing of the job is wrong: it continues by itself once the package index answers",
@@ -58,8 +59,21 @@ class JobExplanation(Answer):
     ] = UNSET
 
 
-def explain(job: Job, waiting: Waiting | None, *, now: int) -> JobExplanation:
-    """The job's state, its reason, and hints. ``waiting``: the dispatcher's decision, if known. ``now``: Unix ms."""
+_BOUNDS: Final[Mapping[str, str]] = {
+    "log_bytes": "log lines (WEFT_METRICS_JOB_LOG_BYTES)",
+    "points": "metric points (WEFT_METRICS_JOB_POINTS)",
+    "series": "points of further curves (WEFT_METRICS_JOB_SERIES)",
+    "sources": "lines and points of further files (WEFT_METRICS_JOB_SOURCES)",
+}
+
+
+def explain(
+    job: Job, waiting: Waiting | None, *, now: int, left_out: Mapping[str, int] | None = None
+) -> JobExplanation:
+    """The job's state, its reason, and hints. ``waiting``: the dispatcher's decision, if known. ``now``: Unix ms.
+
+    ``left_out``: lines and points beyond a bound of the job, bound -> count.
+    """
     state = job.state
     pending = waiting.pending_reason if waiting else state.pending_reason
     return JobExplanation(
@@ -69,7 +83,7 @@ def explain(job: Job, waiting: Waiting | None, *, now: int) -> JobExplanation:
         reason=state.reason,
         message=state.message,
         pending_reason=pending,
-        hints=_hints(job, pending),
+        hints=[*_hints(job, pending), *_bounds_reached(left_out or {})],
         queue_position=waiting.position if waiting else UNSET,
     )
 
@@ -119,6 +133,13 @@ def _hints(job: Job, pending: str) -> list[str]:
     hints = [_ADVICE[code] for code in (pending, job.state.reason) if code in _ADVICE]
     hints += _NEXT.get(job.status, ())
     return [hint.format(id=job.id, rank=rank) for hint in hints]
+
+
+def _bounds_reached(left_out: Mapping[str, int]) -> list[str]:
+    return [
+        f"{count:,} {_BOUNDS.get(bound, bound)} are beyond the job's limit, and left out; its stored files have them"
+        for bound, count in sorted(left_out.items())
+    ]
 
 
 def _span(ms: int) -> str:

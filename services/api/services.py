@@ -13,8 +13,10 @@ from services.api.instrumentation import Instrumentation
 from services.api.jobs import Jobs
 from services.api.keys import Keys
 from services.api.platform import Platform
+from services.api.search_budget import SearchBudget
 from services.api.settings import ApiSettings
 from services.api.submit import Submissions
+from services.api.tenant_storage import TenantStorage
 from services.api.uploads import Uploads
 
 
@@ -25,6 +27,8 @@ class ApiServices:
     jobs: Jobs
     submissions: Submissions
     uploads: Uploads
+    storage: TenantStorage
+    searches: SearchBudget
     artifacts: Artifacts
     telemetry: TelemetryClient
     following: Following

@@ -82,6 +82,22 @@ def read_spec(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
     return spec
 
 
+def check_gang(spec: JobSpec, *, max_learners: int, max_bytes: int) -> None:
+    """Raises InvalidSpec for a gang that has more learners, or larger ones, than this platform takes."""
+    variables = sum(len(name) + len(value) for name, value in spec.env.items())
+    size = sum(role.count * (len(role.command or spec.command) + variables) for role in spec.roles.values())
+    if spec.learners > max_learners:
+        why = f"this platform takes jobs of at most {max_learners} learners (WEFT_MAX_LEARNERS)"
+    elif size > max_bytes:
+        why = (
+            f"the commands and variables of its {spec.learners} learners have {size} bytes together, and this platform "
+            f"takes {max_bytes} (WEFT_MAX_GANG_BYTES); put long ones into the code"
+        )
+    else:
+        return
+    raise InvalidSpec(f"/roles: {why}", errors=(FieldError("/roles", why),))
+
+
 async def read_spec_in_thread(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
     """As ``read_spec``; a long spec takes tens of milliseconds and is read in a thread."""
     return read_spec(text, kind) if len(text) < _LONG_SPEC else await asyncio.to_thread(read_spec, text, kind)
@@ -137,9 +153,9 @@ class Submissions:
             message = "no code of this digest was uploaded; send the code itself"
             raise InvalidRequest(f"/code_digest: {message}", errors=(FieldError("/code_digest", message),))
 
-    async def keep_code(self, upload: Upload, key: str) -> None:
-        """Stores the code; it is durable when this returns."""
-        await upload.store(self._objects, key)
+    async def keep_code(self, upload: Upload, key: str) -> bool:
+        """Stores the code; it is durable when this returns. Returns False if it was stored before."""
+        return await upload.store(self._objects, key)
 
     async def submit(
         self, principal: Principal, tenant: str, spec: JobSpec, *, code_digest: str, key: str | None, trace: str

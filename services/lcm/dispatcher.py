@@ -125,7 +125,8 @@ class Dispatcher:
 
     def __post_init__(self) -> None:
         self._policy = find_policy(self.settings.policy)  # a wrong name ends the service at its start, with the names
-        self.unreadable = UnreadableJobs(self.jobs, self.cluster, self.quarantine, self.sizes)
+        self._least = Size(0, self.settings.learner_min_cpus, self.settings.learner_min_memory)
+        self.unreadable = UnreadableJobs(self.jobs, self.cluster, self.quarantine, self.sizes, self._least)
 
     def wake(self) -> None:
         """Starts the next round now: something may have changed."""
@@ -344,7 +345,7 @@ class Dispatcher:
 
     async def fit(self, spec: JobSpec) -> Fit:
         """Whether a job of this spec would be admitted if it were submitted now. Raises as ``snapshot``."""
-        return (await self.snapshot()).fit(gang_of(spec, self.sizes))
+        return (await self.snapshot()).fit(gang_of(spec, self.sizes, self._least))
 
     async def snapshot(self) -> Snapshot:
         """The cluster and the queue, at most two sweeps old: of the last round, or read now if that is older.
@@ -415,7 +416,7 @@ class Dispatcher:
         fingerprint, known = hash(repr(job.spec)), self._gangs.get(job.id)
         if known is None or known[0] != fingerprint:
             try:
-                gang = gang_of(parse_spec(job.spec), self.sizes)
+                gang = gang_of(parse_spec(job.spec), self.sizes, self._least)
                 known = (fingerprint, self._shared_gangs.setdefault(gang, gang))
             except InvalidSpec as error:
                 known = (fingerprint, None)

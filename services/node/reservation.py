@@ -28,6 +28,7 @@ from services.core.runtime.learner_folder import (
     STOP_FILE,
     STORED_FILE,
     LearnerDocument,
+    write_gang,
 )
 from services.core.runtime.undo import undo_on_failure
 from services.node.environment import fill_environment
@@ -87,18 +88,14 @@ def _document(
     gpus, sdk = allotment.gpus[learner.name], str(home / "sdk")
     env = fill_environment(plan, learner, job_dir=str(folder / JOB_FOLDER), sdk=sdk, gpus=gpus, ports=allotment.ports)
     own = replace(learner, variables={})  # they are in ``env``, filled
-    others = tuple(
-        own if other is learner else replace(other, token="", env={}, variables={}, command="")
-        for other in plan.learners
-    )
     return LearnerDocument(
-        plan=replace(plan, learners=others, variables={}), learner=own, uid=allotment.uid, gid=allotment.gid, gpus=gpus,
+        plan=replace(plan, learners=(own,), variables={}), learner=own, uid=allotment.uid, gid=allotment.gid, gpus=gpus,
         ports=allotment.ports, env=env, isolation=isolation, home=str(home.root),
         addresses_file=str(home.addresses_file), objects=objects, cache=str(home / "cache"), sdk=sdk,
     )  # fmt: skip
 
 
-def make(job: JobFolder, attempt: int, learner_documents: list[LearnerDocument]) -> list[Learner]:
+def make(job: JobFolder, attempt: int, learner_documents: list[LearnerDocument], plan: AttemptPlan) -> list[Learner]:
     """Makes the folders, durably. Raises NoSpace, with nothing left of them, if the disk is full."""
     new, place = job.half_made(attempt), job.attempt(attempt)
 
@@ -115,6 +112,7 @@ def make(job: JobFolder, attempt: int, learner_documents: list[LearnerDocument])
             remove_tree(new)
         new.mkdir()
         new.chmod(_PASSABLE)
+        write_gang(new, plan)
         for document in learner_documents:
             _make_learner(new / document.learner.name, document)
         sync_folder(new)

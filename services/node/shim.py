@@ -266,10 +266,18 @@ def give_up_privileges(program: bytes) -> None:
         call("prctl", _SET_SECCOMP, _FILTER, ctypes.c_char_p(filter_), 0, 0)
 
 
-def local_data(learner: dict[str, Any], env: dict[str, str]) -> list[str]:
-    """The places of data on this machine to which the helper has linked."""
-    paths = [f"{env['DATA_DIR']}/{entry['mount']}" for entry in learner["plan"]["inputs"]]
-    return [os.path.realpath(path) for path in paths if os.path.islink(path)]
+def local_data(learner: dict[str, Any], data_dir: str) -> list[str]:
+    """The places of data on this machine to which the helper has linked. No other link is followed."""
+    places: list[str] = []
+    for entry in learner["plan"]["inputs"]:
+        *parts, name = entry["mount"].split("/")
+        try:
+            folder = open_below(data_dir, *parts)
+            places.append(os.readlink(name, dir_fd=folder))
+            os.close(folder)
+        except OSError:
+            continue  # it was downloaded
+    return places
 
 
 def command(learner: dict[str, Any], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -281,7 +289,7 @@ def command(learner: dict[str, Any], env: dict[str, str]) -> tuple[list[str], di
     shell = ["/bin/sh", "-c", learner["learner"]["command"]]
     if not learner.get("wrap"):
         return shell, env
-    data = [word for place in local_data(learner, env) for word in ("--ro-bind", place, place)]
+    data = [word for place in local_data(learner, env["DATA_DIR"]) for word in ("--ro-bind", place, place)]
     bwrap, *wrap, remount, root = learner["wrap"]
     options = [*wrap, *data, remount, root, "--chdir", env["MODEL_DIR"], "--clearenv"]
     if learner.get("seccomp"):
@@ -364,7 +372,7 @@ def become(folder: str, learner: dict[str, Any], start_pipe: int) -> NoReturn:
         for sign in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
             signal.signal(sign, signal.SIG_DFL)
         if learner.get("private_tmp"):
-            kept = [learner["home"], sys.base_prefix, *local_data(learner, env)]
+            kept = [learner["home"], sys.base_prefix, *local_data(learner, env["DATA_DIR"])]
             call("unshare", _NEW_MOUNTS | _NEW_IPC)
             own_shared_folders(open_below(folder, "job", "tmp"), kept, learner["learner"]["memory"])
         restrict(learner)
@@ -489,9 +497,9 @@ class Shim:
     def request_checkpoint(self) -> None:
         """Makes the file that ``weft.checkpoint_requested`` tests. The folder is the learner's: no link is followed."""
         try:
-            fd = os.open(
-                f"{self.folder}/job/stop-requested", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644
-            )
+            job = open_below(self.folder, "job")
+            fd = os.open("stop-requested", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=job)
+            os.close(job)
         except OSError:
             return  # it exists, or the disk is full: SIGTERM has the same meaning
         if os.geteuid() == 0:

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from services.core.adapters.local.cluster import LocalCluster
-from services.core.bootstrap.wiring import service_secret
+from services.core.bootstrap.wiring import identity
 from services.core.domain.ids import RANDOM_BITS, make_id
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.home import Home
@@ -73,7 +73,11 @@ class NodeProcess:
             "PATH": os.environ["PATH"], "WEFT_HOME": str(self.home.root), "WEFT_NODE_GPUS": "4",
             "WEFT_NODE_HELPER_COMMAND": shlex.join(helper), **own_numbers(), **environment,
         }  # fmt: skip
-        self.addresses = {name: free_address() for name in ("node", "node-ops")}
+        names = ("node", "node-ops")
+        self.addresses = {name: free_address() for name in names}
+        if user is not None:  # services use folders of their own user only
+            (root / "s").mkdir(mode=0o700)
+            self.addresses = {name: f"unix:{root}/s/{name}" for name in names}
         (self.home.root / "run").mkdir(parents=True)
         self.home.addresses_file.write_text(json.dumps(self.addresses))
         self.process: subprocess.Popen[bytes] | None = None
@@ -112,8 +116,8 @@ class NodeProcess:
 
     async def cluster(self) -> LocalCluster:
         with _as_user(self._user):
-            secret = await service_secret(Settings(home=self.home.root))
-        return LocalCluster(self.addresses["node"], secret=secret)
+            caller = await identity(Settings(home=self.home.root), "guardian")
+            return LocalCluster(self.addresses["node"], caller.credential("node"))
 
     def folder(self, gang: AttemptPlan, rank: int = 0) -> Path:
         return self.home / "node" / gang.job / str(gang.attempt) / gang.learners[rank].name

@@ -67,3 +67,14 @@ def test_explanation_of_a_job_that_waits_out_an_outage_says_that_nothing_is_wron
     assert answer.summary == ("waits at place 1: the index does not answer; trying again (it is tried again in 40 s)")
     assert (answer.reason, answer.pending_reason) == ("PackageIndexUnavailable", "BackOff")
     assert answer.hints == ["nothing of the job is wrong: it continues by itself once the package index answers"]
+
+
+def test_explanation_names_the_bound_that_left_out_lines_and_its_setting() -> None:
+    answer = explain(job(Status.PROCESSING), None, now=NOW, left_out={"log_bytes": 12_000, "series": 1})
+    assert answer.hints[-2:] == [
+        f"{what} are beyond the job's limit, and left out; its stored files have them"
+        for what in (
+            "12,000 log lines (WEFT_METRICS_JOB_LOG_BYTES)",
+            "1 points of further curves (WEFT_METRICS_JOB_SERIES)",
+        )
+    ]

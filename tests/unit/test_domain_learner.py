@@ -243,6 +243,24 @@ def test_only_the_job_s_own_failures_count_against_its_retries(
     assert verdict.message.endswith(again) == (to is W.QUEUED)
 
 
+@pytest.mark.parametrize(("retries", "to"), [(0, W.FAILED), (1, W.QUEUED)])
+def test_gang_that_fetched_two_versions_of_its_data_on_different_nodes_fails_with_a_reason(
+    retries: int, to: Status
+) -> None:
+    spec = a_spec({"worker": {"count": 3}}, retries={"max": retries})
+    reports = learners(spec, worker_0=None, worker_1=None, worker_2=None)
+    same = {name: replace(learner, data_digest="sha256:1") for name, learner in reports.items()}
+    assert decide_verdict(a_job(), spec, same, now=NOW) is None
+    mixed = {**same, "worker-2": replace(same["worker-2"], data_digest="sha256:2")}
+    verdict = decide_verdict(a_job(), spec, mixed, now=NOW)
+    assert verdict is not None
+    assert (verdict.to, verdict.reason, verdict.learner) == (to, "DataChanged", "worker-2")
+    assert verdict.message.startswith("learners worker-0 and worker-2 fetched different versions of the data")
+    assert decide_verdict(a_job(desired=HALT), spec, mixed, now=NOW) is None
+    unknown = {**same, "worker-2": replace(same["worker-2"], data_digest="")}
+    assert decide_verdict(a_job(), spec, unknown, now=NOW) is None
+
+
 @pytest.mark.parametrize(("used", "to"), [(0, W.HALTED), (5, W.FAILED)])
 def test_a_crash_during_a_halt_ends_in_halted_while_retries_are_left(used: int, to: Status) -> None:
     spec = a_spec(retries={"max": 5})

@@ -13,8 +13,9 @@ import shutil
 from pathlib import Path
 
 from services.core.domain.errors import WeftError
+from services.core.domain.outages import Outage
 from services.core.domain.plan import Folder, Input
-from services.core.runtime.learner_folder import JOB_FOLDER, JOB_FOLDERS, Assignment, LearnerFolder
+from services.core.runtime.learner_folder import JOB_FOLDER, JOB_FOLDERS, Assignment, LearnerFolder, read_gang
 from services.helper.fetch.code import fetch_code
 from services.helper.fetch.faults import outage_of
 from services.helper.fetch.progress import FetchFailed, FetchProgress, FetchResult
@@ -53,8 +54,15 @@ def _fetch_into(
     if assignment.plan.checkpoint_attempts:
         from services.helper.fetch.checkpoints import restore
 
-        restore(assignment, staging / JOB_FOLDERS[Folder.CHECKPOINT], signer, progress)
+        restore(assignment, _gang(folder, assignment), staging / JOB_FOLDERS[Folder.CHECKPOINT], signer, progress)
     return result
+
+
+def _gang(folder: LearnerFolder, assignment: Assignment) -> list[str]:
+    try:
+        return read_gang(folder.root, assignment.plan)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FetchFailed(Outage.MACHINE_FAULT, f"the file with the gang's learners is damaged: {error}") from error
 
 
 def _prepare_environment(assignment: Assignment, model_dir: Path, result: FetchResult, progress: FetchProgress) -> None:
