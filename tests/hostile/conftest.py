@@ -15,7 +15,8 @@ import pytest
 
 from tests.hostile.arena import Arena
 from tests.hostile.arena import arena as running_arena
-from tests.hostile.combinations import QUICK, Combination, possible, store_settings
+from tests.hostile.auditor import sweep
+from tests.hostile.combinations import QUICK, Combination, own_uids, possible, store_settings
 from tests.hostile.table import Table
 from tests.hostile.tricks import registry
 from tests.testbed.mongo import at_database
@@ -48,8 +49,13 @@ def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
     def mongo() -> str:
         return at_database(request.getfixturevalue("mongo_server"), f"weft_hostile_{uuid.uuid4().hex[:12]}")
 
-    with running_arena(combination, store_settings(combination, mongo)) as made:
-        yield made
+    try:
+        with running_arena(combination, store_settings(combination, mongo)) as made:
+            yield made
+    finally:
+        user, uids = own_uids(combination)
+        if user != os.geteuid() or user == 0:  # not where learners have the user id of this process
+            sweep(uids)
 
 
 @pytest.hookimpl(wrapper=True)

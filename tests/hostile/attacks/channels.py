@@ -235,10 +235,10 @@ def _overhear(address: str, listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with closing(connection):
             connection.settimeout(0.3)
+            received = b""
             # A gRPC client sends its request after the server's settings.
             with suppress(OSError):
                 connection.sendall(bytes.fromhex("000000040000000000"))
-                received = b""
                 while chunk := connection.recv(65_536):
                     received += chunk
             if received:
