@@ -15,8 +15,7 @@ from services.api.keys import Keys
 from services.api.platform import Platform
 from services.api.search_budget import SearchBudget
 from services.api.settings import ApiSettings
-from services.api.storage import Storage
-from services.api.storage_bound import StorageBound
+from services.api.storage import Storage, StorageBound
 from services.api.submit import Submissions
 from services.api.uploads import Uploads
 

@@ -23,8 +23,7 @@ from services.api.platform import Platform
 from services.api.search_budget import SearchBudget
 from services.api.services import ApiServices
 from services.api.settings import ApiSettings
-from services.api.storage import Storage
-from services.api.storage_bound import StorageBound
+from services.api.storage import Storage, StorageBound
 from services.api.submit import Submissions
 from services.api.uploads import Uploads
 from services.core.bootstrap import wiring

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from services.api.uploads import Uploads
 from services.core.domain.errors import ResourceExhausted
@@ -84,7 +85,8 @@ async def test_usage_survives_a_restart_and_is_counted_again_when_it_is_old(tmp_
             assert (await client.post("/v1/jobs", json=SPEC)).status_code == 201
 
 
-async def test_many_objects_are_counted_in_pages(tmp_path: Path) -> None:
+async def test_many_objects_are_counted_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.api.storage._PAGE", 100)
     async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
         client = api.client(await api.key("ada", "acme"))
         async with client:

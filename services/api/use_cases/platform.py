@@ -181,7 +181,7 @@ async def get_storage(services: ApiServices, principal: Principal, params: Stora
     tenant = principal.acting_tenant(params.tenant)
     usage = await services.storage.of(tenant)
     return TenantStorage(
-        tenant=tenant, bytes=sum(usage.size.values()), objects=usage.objects, kinds=usage.size,
+        tenant=tenant, bytes=usage.bytes, objects=usage.objects, kinds=usage.size,
         measured=as_time(usage.measured), complete=usage.complete,
     )  # fmt: skip
 
