@@ -68,11 +68,7 @@ def others_jobs_over_grpc(arena: Arena) -> Iterator[str]:
         ("ListArtifacts", lambda job: jobs_pb2.ListArtifactsRequest(job_id=job)),
         ("GetArtifact", lambda job: jobs_pb2.GetArtifactRequest(job_id=job, path="attempts/1/results/worker-0/key")),
     ]
-<<<<<<< HEAD
-    with grpc.insecure_channel(arena.weft.home.address("api-grpc").target) as channel:
-=======
     with grpc.insecure_channel(arena.weft.home.addresses()["api-grpc"]) as channel:
->>>>>>> wt-hostile
         stub = jobs_pb2_grpc.JobsStub(channel)
         for name, request in requests:
             for job in (arena.guard.id, arena.vault.id):
