@@ -209,8 +209,9 @@ class Platform(Backups):
                 send_signal(orphan, signal.SIGKILL)
 
     def status(self, home: str | None = None) -> dict[str, Any]:
-        """``{running, home, url, grpc, isolation, services, quarantine}``; a service: ``{name, state, pid, restarts,
-        address, why}``.
+        """``{running, home, url, grpc, isolation, caches, services, quarantine}``.
+
+        A service is ``{name, state, pid, restarts, address, why}``.
 
         ``isolation`` is ``{name, why, enforced}``; empty until the node agent has reported it.
         """
@@ -241,6 +242,7 @@ class Platform(Backups):
             "url": f"http://{addresses['api']}" if supervisor is not None and "api" in addresses else "",
             "grpc": addresses.get("api-grpc", "") if supervisor is not None else "",
             "isolation": reported_isolation(place) if supervisor is not None else {},
+            "caches": reported_caches(place) if supervisor is not None else {},
             "quarantine": asyncio.run(reported_quarantine(place)) if supervisor is not None else None,
             "services": services,
         }
@@ -277,6 +279,16 @@ def reported_isolation(home: Home) -> dict[str, Any]:
         report = json.loads((home / "run" / "node-isolation.json").read_text())
         return {"name": str(report["isolation"]), "why": str(report["why"]), "enforced": list(report["enforced"])}
     except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def reported_caches(home: Home) -> dict[str, Any]:
+    """What the node agent measured last: ``{bytes: {kind: bytes}, max_bytes}``; empty before that."""
+    try:
+        report = json.loads((home / "run" / "node-caches.json").read_text())
+        sizes = {str(kind): int(size) for kind, size in report["bytes"].items()}
+        return {"bytes": sizes, "max_bytes": int(report["max_bytes"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 

@@ -37,7 +37,7 @@ from services.core.strategies.registry import with_variables
 from services.node import capacity, cgroups, reservation, sdk
 from services.node.allocation import Pool, Taken, pick_gpus, pick_ports
 from services.node.cgroups import Groups
-from services.node.disk_watch import DiskWatch
+from services.node.disk_watch import CacheWatch, DiskWatch
 from services.node.fences import Fences
 from services.node.instrumentation import Instrumentation
 from services.node.isolation import Isolation, choose
@@ -116,8 +116,9 @@ class Agent:
         await asyncio.to_thread(sdk.install, agent._home / "sdk")
         await agent._adopt()
         agent._update_gauges()
-        watch = DiskWatch(settings, instrumentation, agent._learners.values)
-        agent._background = [asyncio.create_task(loop()) for loop in (agent._retry_leftovers, watch.run)]
+        disk = DiskWatch(settings, instrumentation, lambda: list(agent._learners.values()))
+        caches = CacheWatch(settings, instrumentation, lambda: list(agent._learners.values()))
+        agent._background = [asyncio.create_task(loop()) for loop in (agent._retry_leftovers, disk.run, caches.run)]
         return agent
 
     async def close(self) -> None:

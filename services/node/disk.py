@@ -46,8 +46,8 @@ class _Level:
     """Folders that are not looked through yet."""
 
 
-def measure(folder: Path, uid: int, *, max_bytes: int, max_files: int) -> DiskUse:
-    """What belongs to the user below the folder. Ends early once a bound is exceeded.
+def measure(folder: Path, uid: int | None, *, max_bytes: int, max_files: int) -> DiskUse:
+    """What belongs to the user (None: to any) below the folder. Ends early once a bound is exceeded.
 
     The learner may move folders meanwhile: what then cannot be found again is counted by the next walk.
     """
@@ -58,7 +58,7 @@ def measure(folder: Path, uid: int, *, max_bytes: int, max_files: int) -> DiskUs
 
 
 class _Walk:
-    def __init__(self, uid: int, max_bytes: int, max_files: int) -> None:
+    def __init__(self, uid: int | None, max_bytes: int, max_files: int) -> None:
         self.use = DiskUse()
         self._uid = uid
         self._bounds = (max_bytes, max_files)
@@ -111,7 +111,7 @@ class _Walk:
             if status.st_ino in self._linked:
                 return
             self._linked.add(status.st_ino)
-        if status.st_uid == self._uid:
+        if self._uid in {None, status.st_uid}:
             self.use.files += 1
             self.use.size += status.st_blocks * _BLOCK
 

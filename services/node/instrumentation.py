@@ -18,6 +18,10 @@ class Instrumentation:
         self.disk_exceeded = Counter(
             "weft_node_disk_exceeded", "Learners that were ended because they wrote too much", registry=registry
         )
+        self.cache = Gauge("weft_node_cache_bytes", "Bytes in the caches", ["cache"], registry=registry)
+        self.cache_removed = Counter(
+            "weft_node_cache_removed", "Entries of caches that were removed to keep to the bound", registry=registry
+        )
         self.gpus = Gauge("weft_node_gpus", "GPU slots of this machine", ["state"], registry=registry)
 
     def count_gpus(self, total: int, used: float) -> None:

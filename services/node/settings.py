@@ -87,6 +87,16 @@ class NodeSettings(Settings):
         description="Pause between two rounds that measure what learners have written, in seconds. Longer if a round "
         "takes long: measuring takes a twentieth of the time at most.",
     )
+    node_cache: int | None = Field(
+        default=None,
+        gt=0,
+        description="Bytes that the caches of this machine may have on the disk, or e.g. 200GB: environments, "
+        "downloaded packages and data. What was not used for longest is removed, nothing that is in use. Default: a "
+        "quarter of the file system that holds WEFT_HOME.",
+    )
+    node_cache_check_s: float = Field(
+        default=60, gt=0, description="Pause between two looks at the size of the caches, in seconds."
+    )
     node_remove_s: float = Field(
         default=30,
         gt=0,
@@ -117,7 +127,7 @@ class NodeSettings(Settings):
         "never.",
     )
 
-    @field_validator("node_memory", "node_disk", "node_helper_memory", mode="before")
+    @field_validator("node_memory", "node_disk", "node_cache", "node_helper_memory", mode="before")
     @classmethod
     def _bytes(cls, value: object) -> int | None:
         return None if value is None else parse_bytes(value)

@@ -106,7 +106,7 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
             ids["LONG" if ids["JOB"] else "JOB"] = output.json["id"]
     assert {series["name"] for series in answers["metrics"]["series"]} == {"loss"}
     assert [file["kind"] for file in answers["download"]["files"]] == ["results", "results"]
-    assert answers["status"]["isolation"]["name"] in {"process", "sandbox"}
+    assert answers["status"]["isolation"]["name"] in {"process", "sandbox", "trusted"}
     assert answers["delete"] == {"jobs": [{"id": id_, "deleted": True} for id_ in ids.values()]}
     every = {name for section in COMMANDS.values() for name in section}
     assert every - set(answers) == {"logs"}

@@ -9,6 +9,7 @@ import hmac
 import json
 from dataclasses import asdict
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -16,6 +17,7 @@ from services.core.bootstrap import wiring
 from services.core.domain.errors import InvalidRequest, Unauthenticated
 from services.core.domain.service_access import SERVICES
 from services.core.domain.tokens import LearnerIdentity
+from services.core.ports.object_urls import ObjectRequest
 from services.core.runtime.settings import Settings
 from tests.testbed.identities import identity
 
@@ -72,3 +74,20 @@ async def test_services_that_start_at_the_same_time_all_publish_their_keys(tmp_p
 async def test_unknown_service_gets_no_identity(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="learner-tokens is no service"):
         await wiring.identity(Settings(home=tmp_path), "learner-tokens")
+
+
+def test_urls_for_helpers_are_signed_with_credentials_of_their_own(tmp_path: Path) -> None:
+    for name in ("store", "signing"):
+        lines = ["[default]", f"aws_access_key_id = {name}-id", f"aws_secret_access_key = {name}-key"]
+        (tmp_path / name).write_text("\n".join(lines))
+    place = {"home": tmp_path, "object_store": "s3://bucket", "s3_credentials_file": tmp_path / "store"}
+    request = ObjectRequest("get", "tenants/acme/x")
+
+    def signed_by(**more: Path) -> str:
+        urls = wiring.object_urls(Settings(**{**place, **more}))  # type: ignore[arg-type]
+        assert urls is not None
+        (credential,) = parse_qs(urlsplit(urls.url(request)).query)["X-Amz-Credential"]
+        return credential.partition("/")[0]
+
+    assert signed_by() == "store-id"
+    assert signed_by(s3_signing_credentials_file=tmp_path / "signing") == "signing-id"

@@ -145,14 +145,18 @@ async def record_store(settings: Settings) -> RecordStore:
     return await SqliteRecordStore.open(settings.installation / "records.sqlite")
 
 
-def _bucket(settings: Settings) -> Bucket | None:
-    """Returns the S3 bucket of the settings; None where objects are in a folder. Raises InvalidRequest."""
+def _bucket(settings: Settings, *, signs: bool = False) -> Bucket | None:
+    """Returns the S3 bucket of the settings; None where objects are in a folder. Raises InvalidRequest.
+
+    ``signs``: with the credentials for the URLs of helpers.
+    """
     if settings.object_store == "folder":
         return None
     from services.core.adapters.s3.bucket import Credentials, bucket, read_credentials
 
-    if settings.s3_credentials_file is not None:
-        credentials = read_credentials(settings.s3_credentials_file)
+    credentials_file = (signs and settings.s3_signing_credentials_file) or settings.s3_credentials_file
+    if credentials_file is not None:
+        credentials = read_credentials(credentials_file)
     else:
         credentials = Credentials(settings.s3_access_key, settings.s3_secret_key, settings.s3_session_token)
     return bucket(
@@ -173,8 +177,8 @@ def object_store(settings: Settings) -> ObjectStore:
 
 
 def object_urls(settings: Settings) -> ObjectUrls | None:
-    """Returns the signer of URLs for helpers; None where they use the folder. Does no I/O."""
-    bucket = _bucket(settings)
+    """Returns the signer of URLs for helpers; None where they use the folder. Does no network I/O."""
+    bucket = _bucket(settings, signs=True)
     if bucket is None:
         return None
     from services.core.adapters.s3.signing import Signer

@@ -54,6 +54,11 @@ class Settings(BaseSettings):
         description="File with access key, secret key and session token, in the format of Amazon's tools (section "
         "[default]). Replaces the three settings.",
     )
+    s3_signing_credentials_file: Path | None = Field(
+        default=None,
+        description="The same, for the credentials with which helpers' URLs are signed; rights to get and put objects "
+        "suffice. Default: the credentials of the store.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Lowest level that is logged. Logs are JSON, one object per line."
     )

@@ -27,10 +27,12 @@ from typing import Final
 from services.core.domain.outages import Outage
 from services.core.frameworks import Framework, find
 from services.core.runtime.undo import undo_on_failure
+from services.helper.fetch.build_user import as_user, build_user, give, own_folder
 from services.helper.fetch.faults import outage_of_build
 from services.helper.fetch.lock import hold_lock
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.log import log_event
+from services.helper.settings import load_settings
 
 REASON: Final = "EnvironmentFailed"
 _SCHEMA: Final = "1"
@@ -96,14 +98,13 @@ def prepare(spec: EnvironmentSpec, cache: Path, progress: FetchProgress) -> Path
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o711)  # learners pass through; they cannot list it
     place = envs / spec.digest
-    if (place / _OK).exists():
-        return place
     waiting = f"waiting for another learner that builds the environment: {spec.label}"
     with hold_lock(envs / f"{spec.digest}.lock", progress, waiting) as lock:
         if not (place / _OK).exists():
             progress.report(f"building the environment: {spec.label}")
             with undo_on_failure(lambda: shutil.rmtree(place, ignore_errors=True)):
                 _build(spec, place, cache, lock, progress)
+        os.utime(place / _OK)  # used now: the cache removes those that were not used for longest
     return place
 
 
@@ -179,7 +180,18 @@ def _build(spec: EnvironmentSpec, place: Path, cache: Path, lock: int, progress:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     place.chmod(0o755)
-    uv = _Uv(cache, lock, progress)
+    with hold_lock(cache / "uv.lock", progress, "waiting for room in the package cache", shared=True) as packages:
+        os.utime(packages)
+        uv = _Uv(cache, lock, progress)
+        give(place, uv.user)
+        _install(spec, place, uv)
+    progress.report(f"compiling the environment: {spec.label}")
+    _compile(spec.python, place / "venv", lock, progress, uv.user)
+    _make_readable(place)
+    (place / _OK).touch()
+
+
+def _install(spec: EnvironmentSpec, place: Path, uv: _Uv) -> None:
     venv = place / "venv"
     uv.run("venv", "--no-project", "--python", str(spec.python), str(venv))
     target = ("--python", str(venv / "bin" / "python"), "--only-binary", ":all:")
@@ -193,10 +205,6 @@ def _build(spec: EnvironmentSpec, place: Path, cache: Path, lock: int, progress:
             (place / "constraints.txt").write_text(_constraints(spec.lock))
             arguments += ("-c", str(place / "constraints.txt"))
         uv.run("pip", "install", *target, *arguments)
-    progress.report(f"compiling the environment: {spec.label}")
-    _compile(spec.python, venv, lock, progress)
-    _make_readable(place)
-    (place / _OK).touch()
 
 
 def _constraints(lock: str) -> str:
@@ -204,12 +212,12 @@ def _constraints(lock: str) -> str:
     return "\n".join(line.removesuffix("\\").strip() for line in lock.splitlines() if re.match(r"[A-Za-z0-9]", line))
 
 
-def _compile(python: Path, venv: Path, lock: int, progress: FetchProgress) -> None:
+def _compile(python: Path, venv: Path, lock: int, progress: FetchProgress, user: int | None) -> None:
     """Writes byte code, which learners cannot. The bare interpreter does: it runs nothing of the environment."""
     command = [str(python), "-I", "-S", "-m", "compileall", "-q", "-j", "0", str(venv / "lib")]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(lock,),
-        env={"PATH": os.defpath},
+        env={"PATH": os.defpath}, **as_user(user),
     )  # fmt: skip
     _wait(process, progress, _COMPILE_S)  # files that are no valid Python do not make it fail
 
@@ -230,8 +238,9 @@ class _Uv:
         import uv  # noqa: PLC0415 - needed for a build only, not for an environment that exists
 
         self._binary = uv.find_uv_bin()
+        self.user = build_user(load_settings().build_uid, (Path(self._binary), cache / "uv"))
         self._cache = cache / "uv"
-        self._cache.mkdir(mode=0o700, exist_ok=True)
+        own_folder(self._cache, self.user)
         self._lock = lock
         self._progress = progress
 
@@ -241,7 +250,7 @@ class _Uv:
         with os.fdopen(os.memfd_create("uv"), "w+b") as out:
             process = subprocess.Popen(
                 [self._binary, *arguments], cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                pass_fds=(self._lock,), env=self._environment(),
+                pass_fds=(self._lock,), env=self._environment(), **as_user(self.user),
             )  # fmt: skip
             code = _wait(process, self._progress, None)
             out.seek(0)
@@ -260,6 +269,10 @@ class _Uv:
             # As root, learners cannot write to it: one file for all environments that have it.
             "UV_LINK_MODE": "hardlink" if os.geteuid() == 0 else "copy", "NO_COLOR": "1",
         }  # fmt: skip
+        if self.user is not None:  # it cannot read the configuration in root's home
+            out |= {"HOME": str(self._cache), "TMPDIR": str(self._cache)}
+            for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+                out.pop(name, None)
         if not out.get("UV_DEFAULT_INDEX") and not out.get("UV_INDEX_URL") and (mirror := _mirror()):
             out["UV_DEFAULT_INDEX"] = mirror
         return out

@@ -66,6 +66,7 @@ def fetch_http(
     place = data / assignment.plan.tenant / hashlib.sha256(url.encode()).hexdigest()
     place.mkdir(parents=True, exist_ok=True)
     with hold_lock(place / "lock", progress, f"waiting for another learner that downloads {name}"):
+        os.utime(place / "lock")  # used now: the cache removes what was not used for longest
         body, digest = versions.file(entry), versions.digest(entry)
         if digest is None or not body.exists():
             _refresh(url, name, place, settings, progress)

@@ -90,6 +90,17 @@ def _isolation(answer: dict[str, Any]) -> str:
     return f"isolation {isolation['name']}{enforced}" + (f" ({isolation['why']})" if isolation["why"] else "")
 
 
+def _caches(answer: dict[str, Any]) -> str:
+    """What environments, packages and data take of the disk; empty before the node agent has measured it."""
+    from weft._cli.text import size
+
+    caches = answer.get("caches") or {}
+    if not caches:
+        return ""
+    kinds = ", ".join(f"{kind} {size(count)}" for kind, count in caches["bytes"].items())
+    return f"{size(sum(caches['bytes'].values()))} of {size(caches['max_bytes'])} ({kinds})"
+
+
 def _quarantine(answer: dict[str, Any], *, wide: bool) -> str:
     """What the services cannot read and left alone; empty if there is none."""
     from weft._cli.output import Column, table
@@ -121,6 +132,7 @@ def status_command(call: Call, home: str | None) -> None:
                 ("gRPC", answer.get("grpc")),
                 ("folder", answer.get("home")),
                 ("learners", _isolation(answer)),
+                ("caches", _caches(answer)),
             ]
         )
         if not answer["running"]:

@@ -6,7 +6,7 @@ Use ``connect`` once per server and process; generated stubs take the channel. E
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -63,6 +63,16 @@ class LearnerCredential:
         return False
 
 
+@contextmanager
+def _cancelled_with_us(call: Any) -> Generator[None]:
+    """Cancels the call if we are cancelled while we wait for it."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+
+
 class _Authorizing:
     def __init__(self, credential: Credential) -> None:
         self._credential = credential
@@ -71,22 +81,25 @@ class _Authorizing:
         entry = ("authorization", self._credential.authorization())
         return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), entry))
 
+    async def _tried_again(self, call: Any, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        """The call; a second one if it was refused for its time and the credential has taken over the server's."""
+        with _cancelled_with_us(call):
+            if not call.done() or await call.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                return call
+            server_ms = dict(await call.trailing_metadata() or ()).get(TIME_KEY)
+        if server_ms is None or not self._credential.correct(int(server_ms)):
+            return call
+        return await continuation(self._with(details), request)
+
 
 class _UnaryCredential(_Authorizing, grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
         call = await continuation(self._with(client_call_details), request)
-        try:
-            if await call.code() is not grpc.StatusCode.UNAUTHENTICATED:
-                return call
-            server_ms = dict(await call.trailing_metadata() or ()).get(TIME_KEY)
-        except asyncio.CancelledError:
-            call.cancel()
-            raise
-        if server_ms is None or not self._credential.correct(int(server_ms)):
-            return call
-        return await continuation(self._with(client_call_details), request)
+        with _cancelled_with_us(call):
+            await call.code()
+        return await self._tried_again(call, continuation, client_call_details, request)
 
 
 class _StreamCredential(_Authorizing, grpc.aio.UnaryStreamClientInterceptor):
@@ -95,7 +108,10 @@ class _StreamCredential(_Authorizing, grpc.aio.UnaryStreamClientInterceptor):
     async def intercept_unary_stream(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        return await continuation(self._with(client_call_details), request)
+        call = await continuation(self._with(client_call_details), request)
+        with _cancelled_with_us(call):
+            await call.initial_metadata()  # comes with the first reply, or with the refusal
+        return await self._tried_again(call, continuation, client_call_details, request)
 
 
 def connect(address: Address | str, credential: Credential) -> grpc.aio.Channel:
