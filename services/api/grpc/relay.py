@@ -22,7 +22,7 @@ class _End(asyncio.Protocol):
     """One end of a joined pair."""
 
     def __init__(self, peer: _End | None = None) -> None:
-        self.peer = peer
+        self.peer: _End | None = peer
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
