@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from services.core.runtime.home import Home
 from services.core.runtime.settings import Settings
 from services.core.strategies.registry import with_variables
 from services.node.cgroups import Groups
+from services.node.files import remove_tree
 from services.node.isolation import ISOLATION_FILE
 from tests.testbed.server import free_address, own_numbers
 from tests.testbed.signals import kill_all
@@ -193,4 +193,4 @@ def node_process(
         node.end(signal.SIGKILL)
         kill_all(lambda: living_with(str(root)))
         Groups.remove_all(node.home / "node" / ".agent")
-        shutil.rmtree(root)
+        remove_tree(root)  # learners of tests make trees that no other program removes
