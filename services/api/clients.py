@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import grpc.aio
 
-from services.core.adapters.rpc.client import connect, streaming, translating
+from services.core.adapters.rpc.client import Credential, connect, streaming, translating
 from services.core.adapters.rpc.operations import ask_quarantine
 from services.core.domain.errors import Unavailable
 from services.core.domain.sizes import Size
@@ -50,10 +50,10 @@ _FOLLOW_S: Final = 24 * 3600.0
 class ServiceClient:
     """The channel to one other service, by its name in the addresses file."""
 
-    def __init__(self, home: Home, name: str, secret: bytes) -> None:
+    def __init__(self, home: Home, name: str, credential: Credential) -> None:
         self._home = home
         self._name = name
-        self._secret = secret
+        self._credential = credential
         self._address: Address | None = None
         self._channel: grpc.aio.Channel | None = None
 
@@ -65,7 +65,7 @@ class ServiceClient:
             raise Unavailable(f"the {self._name} service is not there yet", retry_after_s=1) from None
         if self._channel is None or address != self._address:
             await self.close()
-            self._address, self._channel = address, connect(address, secret=self._secret)
+            self._address, self._channel = address, connect(address, self._credential)
         return self._channel
 
     @contextmanager

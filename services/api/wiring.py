@@ -48,20 +48,21 @@ async def open_services(
     """
     async with contextlib.AsyncExitStack() as closing:
         installation, clock = wiring.installation_secrets(settings), wiring.clock()
-        secret = await wiring.service_secret(settings)
+        identity = await wiring.identity(settings, "api")
         store = at_failpoint(await wiring.job_store(settings), "jobs", "api")
         closing.push_async_callback(store.close)
         records = at_failpoint(await wiring.record_store(settings), "records", "api")
         closing.push_async_callback(records.close)
         objects = at_failpoint(wiring.object_store(settings), "objects", "api")
-        hints = at_failpoint(wiring.hints(settings, secret), "hints", "api")
+        hints = at_failpoint(wiring.hints(settings, identity), "hints", "api")
         closing.push_async_callback(hints.close)
         try:
             await objects.ping()  # wrong settings are reported here and not by the first job
         except Unavailable as error:  # it may come back, and most requests do not need it
             log.warning("object_store.not_reached", error=str(error))
         clients = {
-            name: ServiceClient(settings.installation, name, secret) for name in ("metrics", "lcm", "node", "guardian")
+            name: ServiceClient(settings.installation, name, identity.credential(name))
+            for name in ("metrics", "lcm", "node", "guardian")
         }
         for client in clients.values():
             closing.push_async_callback(client.close)

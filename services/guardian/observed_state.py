@@ -185,7 +185,7 @@ def storage_failures(
         and not learner.reason
         and learner.message
     ]
-    why = "before the kill of its owner took effect" if killed else "in time (store_timeout)"
+    why = "before its kill took effect" if killed else "in time (store_timeout)"
     failures += [f"{name} did not store its results {why}" for name in not_stored(attempt, learners, observed)]
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return f"{failures[0]}{more}" if failures else ""

@@ -53,7 +53,7 @@ class Provisioning:
             check_current=lambda: check_current(self._ports.jobs, job, self._claim),
         )  # fmt: skip
         try:
-            plan = render(job, spec, term=self._claim.term, secret=self._ports.secret, sizes=self._ports.sizes)
+            plan = render(job, spec, term=self._claim.term, mint=self._ports.mint, sizes=self._ports.sizes)
             for number, step in enumerate(steps[self._done :], start=self._done):
                 await self._record_progress(job, number, step, "doing")
                 await self._ports.cluster.do(step, plan)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import grpc.aio
 
-from services.core.adapters.rpc.client import connect, translating
+from services.core.adapters.rpc.client import LearnerCredential, connect, translating
 from services.core.domain.errors import Unavailable
 from services.core.gen.weft.v1.metrics_pb2 import (
     AppendReply,
@@ -94,7 +94,7 @@ class IntakeClient:
     async def _connected(self) -> grpc.aio.Channel:
         if self._channel is None:
             self._address = self._read_address()
-            self._channel = connect(self._address, learner_token=self._token)
+            self._channel = connect(self._address, LearnerCredential(self._token))
         return self._channel
 
     async def _close_if_moved(self) -> None:

@@ -39,10 +39,5 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> HelperSettings:
         http_allow=tuple(part.strip() for part in environ.get("WEFT_HTTP_ALLOW", "").split(",") if part.strip()),
         http_max_bytes=int(environ.get("WEFT_HTTP_MAX_BYTES", defaults.http_max_bytes)),
         drain_s=float(environ.get("WEFT_HELPER_DRAIN_S", defaults.drain_s)),
-        tls=_tls(environ),
+        tls=TlsFiles.given(environ),
     )
-
-
-def _tls(environ: Mapping[str, str]) -> TlsFiles | None:
-    paths = [environ.get(f"WEFT_TLS_{name}_FILE", "") for name in ("AUTHORITY", "CERTIFICATE", "KEY")]
-    return TlsFiles(*(Path(path) for path in paths)) if all(paths) else None

@@ -26,7 +26,7 @@ from services.lcm.wiring import connect, free_space
 async def main(service: Service) -> None:
     """Serves until ``service.stopping`` is set."""
     settings = LcmSettings()
-    ports = await connect(settings)
+    ports, guard = await connect(settings)
     service.checks |= {"jobs": ports.jobs.ping, "status": ports.status.ping, "cluster": ports.cluster.ping}
     membership = Membership("lcm", ports.status, ports.clock, settings)
     await membership.start()
@@ -50,7 +50,7 @@ async def main(service: Service) -> None:
         control_pb2_grpc.add_QueueServicer_to_server(Queue(dispatcher), server)
         add_operations(server, quarantine)
 
-    server = await serve(settings.installation.address("lcm"), ports.secret, register)
+    server = await serve(settings.installation.address("lcm"), guard, register)
     service.started = True
     collector = Collector(ports.jobs, ports.status, ports.cluster, instrumentation)
     background = BackgroundTasks(ports, settings, dispatcher, collector)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.core.adapters.rpc.server import Guard
 from services.core.bootstrap import wiring as core
 from services.core.failpoints.ports import at_failpoints
 from services.core.ports.clock import Clock
@@ -22,7 +23,6 @@ class LcmPorts:
     cluster: Cluster
     hints: Hints
     clock: Clock
-    secret: bytes
 
     async def close(self) -> None:
         await self.hints.close()
@@ -39,15 +39,14 @@ def free_space(settings: LcmSettings) -> FreeSpace:
     return FreeSpace(folders, settings.disk_free_bytes, settings.disk_free_percent)
 
 
-async def connect(settings: LcmSettings) -> LcmPorts:
-    """The ports that the settings name."""
-    secret = await core.service_secret(settings)
+async def connect(settings: LcmSettings) -> tuple[LcmPorts, Guard]:
+    """The ports that the settings name, and what authenticates callers."""
+    identity = await core.identity(settings, "lcm")
     ports = LcmPorts(
         jobs=await core.job_store(settings),
         status=await core.status_store(settings),
-        cluster=core.cluster(settings, secret),
-        hints=core.direct_hints(settings, secret),
+        cluster=core.cluster(settings, identity),
+        hints=core.direct_hints(settings, identity),
         clock=core.clock(),
-        secret=secret,
     )
-    return at_failpoints(ports, "lcm")
+    return at_failpoints(ports, "lcm"), await core.guard(settings, identity)

@@ -55,7 +55,7 @@ def main() -> int:
     _format_celery_logs(logging.getLogger())
     try:
         broker = Broker.of(settings)
-        nudges = Nudges(settings.installation.address, asyncio.run(wiring.service_secret(settings)))
+        nudges = Nudges(settings.installation.address, asyncio.run(wiring.identity(settings, "worker")).credential)
         nudger = Nudger(at_failpoint(nudges, "services", "worker"))
         operations = settings.installation.address("worker-ops").inner
     except WeftError as error:
@@ -63,7 +63,11 @@ def main() -> int:
         return 1
     connection = BrokerConnection()
     service = Service("worker", settings, checks={"broker": connection.ping}, started=True)
-    serving = nudger.run(HttpServer(operations_app(service), operations).serve(service.stopping))
+    serving = nudger.run(
+        HttpServer(operations_app(service, wiring.operations_access(settings, "worker")), operations).serve(
+            service.stopping
+        )
+    )
     app = make_app(broker, works=True)
     on_hint(app, nudger)
     worker = WorkController(

@@ -23,14 +23,15 @@ from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.status import ADMITTED, RESTING, Status
 from services.core.failpoints.points import under_failpoints
+from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home, default_home
 from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, alive, identify, read_live_process, send_signal, wait_gone
 from services.local.backup.commands import Backups
 from services.local.backup.restore_marker import refuse_half_restored
-from services.local.layout import PROGRAMS, is_free, prepare
+from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
 from services.local.learners import end_all
-from services.local.quarantine_report import reported_quarantine
+from services.local.quarantine_report import admin_key, reported_quarantine
 
 UP_TIMEOUT_S: Final = 60.0
 START_FAILURES_MOST: Final = 4
@@ -42,7 +43,8 @@ Report = Callable[[str], None]
 
 
 def _home(home: str | None) -> Home:
-    return Home(Path(home).absolute()) if home else Home(default_home())
+    place = Home(Path(home).absolute()) if home else Home(default_home())
+    return with_certificate(place, SUPERVISOR, TlsFiles.given())
 
 
 def _supervisor(home: Home) -> ProcessIdentity | None:
@@ -144,8 +146,9 @@ class Platform(Backups):
     def _not_ready(home: Home, service: str) -> str:
         """Why the service is not ready; empty if it is."""
         try:
-            answer = read_operations(home.address(f"{service}-ops"), "/readyz", timeout_s=2)
-            failing = json.loads(answer.body).get("failing", {})
+            headers = {"Authorization": f"Bearer {asyncio.run(admin_key(home))}"}
+            answer = read_operations(home.address(f"{service}-ops"), "/readyz", timeout_s=2, headers=headers)
+            failing = json.loads(answer.body).get("failing", {service: "not ready"})
         except ConnectionRefusedError:  # nothing listens at its socket yet
             return "does not answer"
         except (OSError, http.client.HTTPException, ValueError, WeftError) as error:  # or it died in its answer

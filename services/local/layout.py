@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from services.core.domain.errors import WeftError
-from services.core.runtime.address import TLS, UNIX
+from services.core.runtime.address import TLS, UNIX, TlsFiles
 from services.core.runtime.durable_files import write_text
 from services.core.runtime.home import SOCKETS, Home
 from services.core.runtime.sockets import make_private_folder
@@ -52,6 +52,10 @@ PROGRAMS: Final = (
 )
 ETCD: Final = Program("etcd", (), ("etcd", "etcd-peer"))
 """Started by its own launcher: its command line is new each time."""
+SUPERVISOR: Final = "supervisor"
+"""The name on the certificate of the supervisor and of `weft status`."""
+SCRAPER: Final = "prometheus"
+"""The name on the certificate for the operator's Prometheus."""
 FOR_USERS: Final = ("api", "api-grpc")
 """Names of the addresses that are open to users. All others are inner: only the platform's own processes reach them."""
 INNER: Final = tuple(name for program in (ETCD, *PROGRAMS) for name in program.listens if name not in FOR_USERS)
@@ -95,17 +99,18 @@ def _ephemeral() -> tuple[int, int]:
     return int(low), int(high)
 
 
-def inner_addresses(home: Home, transport: Transport) -> dict[str, str]:
+def inner_addresses(home: Home, transport: Transport, operations: Transport) -> dict[str, str]:
     """An address for each of ``INNER``: a socket, or a port of loopback for mutual TLS (the previous one if it is free,
-    so that helpers that outlived the platform reach it again).
+    so that helpers that outlived the platform reach it again). ``operations``: of the addresses named ``*-ops``.
     """
-    if transport == "sockets":
-        # etcd reads a socket's name as host:port, so it must have that form.
-        names = {"etcd": "localhost:1", "etcd-peer": "localhost:2"}
-        return {name: f"{UNIX}{home / SOCKETS / names.get(name, name)}" for name in INNER}
+    # etcd reads a socket's name as host:port, so it must have that form.
+    names = {"etcd": "localhost:1", "etcd-peer": "localhost:2"}
     chosen: dict[str, str] = {}
     with ExitStack() as held:  # until all are chosen, so that no port is chosen twice
         for name in INNER:
+            if (operations if name.endswith("-ops") else transport) == "sockets":
+                chosen[name] = f"{UNIX}{home / SOCKETS / names.get(name, name)}"
+                continue
             holder = held.enter_context(listen_lasting("127.0.0.1", first=_last_port(home, name)))
             chosen[name] = f"{TLS}127.0.0.1:{holder.getsockname()[1]}"
     return chosen
@@ -133,6 +138,21 @@ def listen_for_users(
             listener.close()
         raise
     return listeners
+
+
+def with_certificate(home: Home, service: str, given: TlsFiles | None) -> Home:
+    """The installation as a process sees it that shows the certificate of ``service``; ``given`` replaces it."""
+    return Home(home.root, given or TlsFiles.of(home / "tls", service))
+
+
+def tls_variables(home: Home, service: str) -> dict[str, str]:
+    """Settings for a service that shows the certificate that the installation's authority has made for it."""
+    files = TlsFiles.of(home / "tls", service)
+    return {
+        "WEFT_TLS_AUTHORITY_FILE": str(files.authority),
+        "WEFT_TLS_CERTIFICATE_FILE": str(files.certificate),
+        "WEFT_TLS_KEY_FILE": str(files.key),
+    }
 
 
 def _last_port(home: Home, name: str) -> int:

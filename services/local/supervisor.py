@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ import structlog
 from services.core.adapters.etcd import launcher
 from services.core.bootstrap.service import configure_logging
 from services.core.domain.errors import NoSpace, Unavailable, WeftError
+from services.core.runtime.address import TLS
 from services.core.runtime.durable_files import write_json, write_text
 from services.core.runtime.held_sockets import for_child, receive
 from services.core.runtime.home import SOCKETS, Home
@@ -41,7 +43,19 @@ from services.core.runtime.processes import (
 )
 from services.core.runtime.sockets import remove_unfinished
 from services.local.backup.restore_marker import refuse_half_restored
-from services.local.layout import ETCD, FOR_USERS, PROGRAMS, Program, inner_addresses, listen_for_users, prepare
+from services.local.layout import (
+    ETCD,
+    FOR_USERS,
+    PROGRAMS,
+    SCRAPER,
+    SUPERVISOR,
+    Program,
+    inner_addresses,
+    listen_for_users,
+    prepare,
+    tls_variables,
+    with_certificate,
+)
 from services.local.log_rotation import rotate_logs
 from services.local.settings import LocalSettings
 
@@ -58,6 +72,7 @@ _EARLY_HANGS: Final = 2
 _EARLY_HANGS_MOST: Final = 7
 """After ``_EARLY_HANGS`` early hangs in a row the time limit doubles with each further one, at most to the 7th: a slow
 machine must not be mistaken for a hung service for ever."""
+_CERTIFICATES_CHECKED_S: Final = 12 * 3600.0
 _NAMES: Final = tuple(program.name for program in (ETCD, *PROGRAMS))
 log = structlog.get_logger()
 
@@ -79,7 +94,9 @@ class Running:
 class Supervisor:
     def __init__(self, settings: LocalSettings, held: Mapping[str, socket.socket]) -> None:
         """``held``: the listening sockets of the api, by name of their address."""
-        self._settings, self._home, self._held = settings, settings.installation, dict(held)
+        self._settings, self._held = settings, dict(held)
+        self._home = with_certificate(settings.installation, SUPERVISOR, settings.tls_files)
+        self._own_authority = settings.tls_files is None and uses_tls(self._home)
         self.stopping = asyncio.Event()
         self.running = [Running(program) for program in (ETCD, *PROGRAMS)]
         self._came_up = (self._home / "run" / "came-up").exists()
@@ -95,7 +112,8 @@ class Supervisor:
         rotating = rotate_logs(
             self._home / "logs", most_bytes=self._settings.log_bytes, copies=self._settings.log_copies
         )
-        beside = [asyncio.create_task(self._record_came_up()), asyncio.create_task(rotating)]
+        loops = (self._record_came_up(), self._renew_certificates(), rotating)
+        beside = [asyncio.create_task(loop) for loop in loops]
         try:
             # All start at the same time: each service waits for its own dependencies.
             tasks.extend(asyncio.create_task(self._supervise(running)) for running in self.running)
@@ -123,6 +141,22 @@ class Supervisor:
         self._came_up = True
         with contextlib.suppress(OSError):
             (self._home / "run" / "came-up").touch()
+
+    async def _renew_certificates(self) -> None:
+        """Renews certificates in time, and restarts their services, one after the other, to show the new ones."""
+        while self._own_authority:
+            await asyncio.sleep(_CERTIFICATES_CHECKED_S)
+            try:
+                renewed = await asyncio.to_thread(make_certificates, self._home)
+            except (OSError, WeftError) as error:
+                log.warning("certificates.not_renewed", why=str(error))
+                continue
+            for running in self.running:
+                # etcd reads its files at each handshake.
+                if running.program.name in renewed and running.program is not ETCD and running.process is not None:
+                    log.info("certificate.renewed", service=running.program.name)
+                    send_signal(running.process, signal.SIGTERM)
+                    await _wait_ended(running.process)
 
     async def _supervise(self, running: Running) -> None:
         """Adopts or starts the program, and restarts it whenever it ends, until the supervisor stops."""
@@ -201,10 +235,13 @@ class Supervisor:
 
     def _spawn(self, program: Program, log_file: Path) -> subprocess.Popen[bytes]:
         variables: dict[str, str] = {}
+        if self._own_authority:
+            variables = tls_variables(self._home, program.name)
         descriptors: tuple[int, ...] = ()
         if program.name == "api":
             self._held = self._held or _listen(self._settings)
-            variables, descriptors = for_child(self._held)
+            inherited, descriptors = for_child(self._held)
+            variables |= inherited
         with log_file.open("ab") as output:
             return subprocess.Popen(
                 program.argv,
@@ -218,7 +255,8 @@ class Supervisor:
             )
 
     def _start_etcd(self, log_file: Path, etcd: launcher.Etcd | None) -> subprocess.Popen[bytes]:
-        client, peer = (self._home.address(name) for name in ETCD.listens)
+        home = with_certificate(self._home, ETCD.name, self._settings.tls_files)
+        client, peer = (home.address(name) for name in ETCD.listens)
         return launcher.start_etcd(self._home / "etcd", client, peer, log_file, program=etcd)
 
     def _process_file(self, running: Running) -> Path:
@@ -311,10 +349,26 @@ def _prepare_addresses(settings: LocalSettings) -> dict[str, socket.socket]:
     alive = [name for name in _NAMES if read_live_process(home / "run" / f"{name}.json")]
     if not alive:
         remove_unfinished(home / SOCKETS)
+        operations = settings.operations_transport or settings.transport
+        inner = inner_addresses(home, settings.transport, operations)
         users = {name: address for name, address in _recorded(home).items() if name in FOR_USERS}
-        write_text(home.addresses_file, json.dumps(users | inner_addresses(home, "sockets")))
+        write_text(home.addresses_file, json.dumps(users | inner))
+    if uses_tls(home) and settings.tls_files is None:
+        make_certificates(home)
     # An api that runs but hangs hands over nothing, and keeps its ports: the supervisor listens after its end.
     return receive(home / SOCKETS) if "api" in alive else _listen(settings)
+
+
+def uses_tls(home: Home) -> bool:
+    """Whether inner servers listen with TLS, by the recorded addresses."""
+    return any(address.startswith(TLS) for address in _recorded(home).values())
+
+
+def make_certificates(home: Home) -> list[str]:
+    """Makes what is missing or old. Returns the services with a new certificate. Raises WeftError, NoSpace."""
+    from services.core.adapters.certificates import issue  # noqa: PLC0415 - only where TLS is used
+
+    return issue(home / "tls", (*_NAMES, SUPERVISOR, SCRAPER), datetime.now(UTC))
 
 
 def _recorded(home: Home) -> dict[str, str]:

@@ -11,7 +11,7 @@ import prometheus_client
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
 from services.core.bootstrap.service import Service, run
-from services.core.bootstrap.wiring import job_store, object_urls
+from services.core.bootstrap.wiring import guard, identity, job_store, object_urls
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.runtime.membership import Membership
 from services.core.runtime.quarantine import Quarantine
@@ -34,6 +34,7 @@ async def main(service: Service) -> None:
     settings = MetricsSettings()
     instrumentation = Instrumentation()
     ports = await connect(settings, lambda bound, count: instrumentation.left_out.labels(bound).inc(count))
+    authenticating = await guard(settings, await identity(settings, "metrics"), learners=True)
     service.checks |= {"metric store": ports.store.ping, "status store": ports.status.ping}
     notifier, attempts = Notifier(), Attempts(ports.status)
     heartbeats = Heartbeats(ports.clock, remember_s=settings.metrics_remember_s)
@@ -54,7 +55,7 @@ async def main(service: Service) -> None:
 
     quarantine = Quarantine(ports.clock.now_ms, prometheus_client.REGISTRY)
     membership = Membership("metrics", ports.status, ports.clock, settings)
-    server = await serve(settings.installation.address("metrics"), ports.secret, register)
+    server = await serve(settings.installation.address("metrics"), authenticating, register)
     try:
         async with asyncio.TaskGroup() as group:
             damaged_files = watch_damaged_files(ports.store, quarantine, ports.clock)

@@ -25,7 +25,6 @@ class MetricsPorts:
     store: MetricStore
     status: StatusStore
     clock: Clock
-    secret: bytes
 
     async def close(self) -> None:
         await self.store.close()
@@ -62,6 +61,5 @@ async def connect(settings: MetricsSettings, on_left_out: Callable[[str, int], N
         store=store,
         status=await core.status_store(settings),
         clock=core.clock(),
-        secret=await core.service_secret(settings),
     )
     return at_failpoints(ports, "metrics")

@@ -12,7 +12,7 @@ import structlog
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
 from services.core.bootstrap.service import Service, run
-from services.core.bootstrap.wiring import clock, service_secret
+from services.core.bootstrap.wiring import clock, guard, identity
 from services.core.gen.weft.v1 import node_pb2_grpc
 from services.core.runtime.quarantine import LEARNER, Quarantine
 from services.node.agent import Agent
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 async def serve_node(service: Service, settings: NodeSettings) -> None:
     """Serves until the service is stopped. Learners live on."""
-    secret = await service_secret(settings)
+    authenticating = await guard(settings, await identity(settings, "node"))
     agent = await Agent.start(settings, Instrumentation(prometheus_client.REGISTRY))
     quarantine = Quarantine(clock().now_ms, prometheus_client.REGISTRY)
     checking = asyncio.create_task(_check_files(agent, quarantine))
@@ -39,7 +39,7 @@ async def serve_node(service: Service, settings: NodeSettings) -> None:
             node_pb2_grpc.add_NodeServicer_to_server(servicer, server)
             add_operations(server, quarantine)
 
-        server = await serve(settings.installation.address("node"), secret, register)
+        server = await serve(settings.installation.address("node"), authenticating, register)
         service.started = True
         await service.stopping.wait()
         agent.end_watches()

@@ -21,7 +21,7 @@ from typing import Final
 
 from services.core.adapters.rpc.hints import SERVICES as HEARERS
 from services.core.adapters.rpc.hints import Nudges
-from services.core.bootstrap.wiring import service_secret
+from services.core.bootstrap.wiring import identity
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
 from services.core.runtime.settings import Settings
@@ -207,7 +207,7 @@ class Faults:
 
     async def _hint_again(self, service: str) -> None:
         settings = Settings(home=self._platform.home.root)
-        nudges = Nudges(settings.installation.address, await service_secret(settings))
+        nudges = Nudges(settings.installation.address, (await identity(settings, "worker")).credential)
         try:
             for job in sorted({attempt.parent.name for attempt in (settings.installation / "node").glob("*/[0-9]*")}):
                 for topic in sorted(topic for topic, hearer in HEARERS.items() if hearer == service):

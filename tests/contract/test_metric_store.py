@@ -613,4 +613,4 @@ async def test_searches_that_take_all_their_workers_do_not_delay_other_reads(
     assert await texts(store) == ["line"]
     assert await store.counts(JOB) == (1, 0)
     go_on.set()
-    assert [len(found) for found in await asyncio.gather(*searches)] == [1] * 20
+    assert [len(lines) for lines in await asyncio.gather(*searches)] == [1] * 20

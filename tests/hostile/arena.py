@@ -161,7 +161,7 @@ class Arena:
                 fields = line.split()
                 if fields[3] == "0A":
                     inodes[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
-        found: dict[int, str] = {}
+        listening: dict[int, str] = {}
         supervisor = self.weft.process("supervisor").pid
         for name, pid in {
             **{name: self.weft.process(name).pid for name in _SERVICES},
@@ -173,8 +173,8 @@ class Arena:
                 except FileNotFoundError:
                     continue
                 if target in inodes:
-                    found[inodes[target]] = name
-        return found
+                    listening[inodes[target]] = name
+        return listening
 
     def private_paths(self) -> list[Path]:
         """Files and folders that an attacker may neither read nor change."""

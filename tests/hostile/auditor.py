@@ -127,15 +127,15 @@ def _processes(arena: Arena) -> Iterator[str]:
 
 def _is_of(pid: int, pids: set[int]) -> bool:
     """True if it descends from one of them."""
-    seen = 0
-    while pid > 1 and seen < 100:
+    ancestors = 0
+    while pid > 1 and ancestors < 100:
         if pid in pids:
             return True
         try:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, IndexError):
             return False
-        seen += 1
+        ancestors += 1
     return False
 
 
@@ -149,13 +149,13 @@ def _services(arena: Arena) -> set[int]:
                 children.setdefault(parent, []).append(int(entry.name))
     node = arena.weft.process("node").pid
     front = [arena.weft.process("supervisor").pid]
-    found = set(front)
+    services = set(front)
     while front:
         pid = front.pop()
         below = [] if pid == node else children.get(pid, [])
-        found.update(below)
+        services.update(below)
         front += below
-    return found
+    return services
 
 
 def _shared_objects(arena: Arena) -> Iterator[str]:

@@ -93,11 +93,11 @@ def judge(
     yield from (line for line in lines if line.startswith(BREACH))
     if finishes and OVER not in lines:
         yield f"the attack was not tried to its end: {lines[-3:]}"
-    yield from seen(arena, "its output", "\n".join(lines))
+    yield from leaked(arena, "its output", "\n".join(lines))
     yield from _stored(arena, job)
 
 
-def seen(arena: Arena, where: str, text: str) -> Iterator[str]:
+def leaked(arena: Arena, where: str, text: str) -> Iterator[str]:
     """Yields the names of canaries and secrets that the text holds."""
     for name, secret in arena.secret_texts().items():
         if secret in text:
@@ -118,7 +118,7 @@ def _stored(arena: Arena, job: Job) -> Iterator[str]:
             for path in paths:
                 if not path.resolve().is_relative_to(place.resolve()):
                     yield f"a download leaves its folder: {path}"
-                yield from seen(arena, f"the stored file {path.name!r}", path.read_bytes().decode("latin-1"))
+                yield from leaked(arena, f"the stored file {path.name!r}", path.read_bytes().decode("latin-1"))
 
 
 def _words(name: str) -> str:

@@ -20,7 +20,7 @@ from services.core.runtime.learner_folder import LearnerFolder
 from services.helper.metrics_client import IntakeClient
 from services.helper.ship.shipper import Shipper
 from services.helper.spool import Spool
-from tests.testbed.intake import SECRET, Intake
+from tests.testbed.intake import Intake
 from tests.testbed.learner import TENANT, Learner
 from tests.testbed.server import free_address
 from tests.waiting import until
@@ -32,7 +32,7 @@ class HelperTest(Learner):
     """With a test server that keeps what it receives."""
 
     def __init__(self, intake: Intake) -> None:
-        super().__init__(job=JOB, secret=SECRET, metrics=intake.address)
+        super().__init__(job=JOB, metrics=intake.address)
         self._environment = {"WEFT_DATA_PATHS": str(self.home / "allowed")}
         self.intake = intake
 

@@ -20,7 +20,7 @@ from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.checkpoints import restore
 from services.helper.fetch.progress import FetchProgress
 from services.helper.objects import UrlSigner
-from tests.testbed.intake import SECRET, Intake
+from tests.testbed.intake import Intake
 from tests.testbed.learner import TENANT, Learner
 from tests.testbed.server import free_address
 
@@ -32,7 +32,7 @@ class HostileLearner(Learner):
     """With a test server, and a folder that the operator allows as data."""
 
     def __init__(self, intake: Intake) -> None:
-        super().__init__(job=JOB, secret=SECRET, metrics=intake.address)
+        super().__init__(job=JOB, metrics=intake.address)
         self.intake = intake
         self.shared = self.home / "allowed"
         self.shared.mkdir()

@@ -84,8 +84,8 @@ async def test_all_variables_reach_the_command_unchanged(node: NodeProcess, clus
     gang = plan(["tr '\\0' '\\1' < /proc/self/environ"], env=given)
     await start(cluster, gang)
     await await_exit(cluster, gang)
-    seen = dict(entry.split("=", 1) for entry in node.output(gang).split("\1") if entry)
-    assert given.items() <= seen.items()
+    environment = dict(entry.split("=", 1) for entry in node.output(gang).split("\1") if entry)
+    assert given.items() <= environment.items()
     await teardown(cluster, gang)
 
 

@@ -71,7 +71,7 @@ def wait_for(job: Job, status: str) -> None:
 def why_not_ready(weft: Platform) -> str:
     """The reason that the worker gives for not being ready; empty if it is ready."""
     try:
-        answer = read_operations(weft.home.address("worker-ops"), "/readyz", timeout_s=HANG_S)
+        answer = read_operations(weft.home.address("worker-ops"), "/readyz", timeout_s=HANG_S, headers=weft.operator)
     except OSError as error:
         return str(error)
     return "" if answer.status == HTTPStatus.OK else answer.body.decode()

@@ -13,6 +13,8 @@ import grpc
 import pytest
 
 from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.adapters.identity import KeyPair, LearnerTokenSigner
+from services.core.adapters.identity.learner_tokens import OWNER
 from services.core.adapters.s3.wire import Wire
 from services.core.adapters.sqlite import SqliteJobStore
 from services.core.domain.errors import (
@@ -29,7 +31,8 @@ from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.ports.status_store import StatusStore
 from tests.testbed.etcd import Etcd
-from tests.testbed.metrics import SECRET, Helper, MetricsProcess, Peer, Reader, job_id, running
+from tests.testbed.identities import credential, learner_credential
+from tests.testbed.metrics import Helper, MetricsProcess, Peer, Reader, job_id, running
 from tests.testbed.s3 import S3
 from tests.waiting import Stopwatch, tries_within, until
 
@@ -125,15 +128,15 @@ async def test_a_learner_may_write_for_itself_only(helper: HelperOf, reader: Rea
 
 async def test_bad_credentials_are_refused(service: MetricsProcess, helper: HelperOf, clients: list[Peer]) -> None:
     await helper().append()  # the service is up
-    stranger = helper(secret=b"another installation's secret")
+    stranger = helper(signer=LearnerTokenSigner(KeyPair.from_seed(OWNER, b"another installation".ljust(32))))
     with pytest.raises(Unauthenticated):
         await stranger.append()
-    as_service = Peer(service, metrics_pb2_grpc.IntakeStub, secret=SECRET)
-    as_learner = Peer(service, metrics_pb2_grpc.TelemetryStub, learner_token="x.y")
+    as_service = Peer(service, metrics_pb2_grpc.IntakeStub, credential("api", "metrics"))
+    as_learner = Peer(service, metrics_pb2_grpc.TelemetryStub, learner_credential(stranger.me))
     clients += [as_service, as_learner]
     with pytest.raises(PermissionDenied):
         await as_service.call("Append", pb.AppendRequest())
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(PermissionDenied):
         await as_learner.call("Lines", pb.LinesRequest(job_id="j0"))
 
 

@@ -14,25 +14,23 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
+import grpc.aio
 from kombu.messaging import Producer
 
 from services.core.adapters.celery.app import QUEUE, TASK, make_app
 from services.core.adapters.celery.broker import RABBITMQ, Broker
-from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.adapters.rpc.server import serve
 from services.core.adapters.rpc.transport import Listening
-from services.core.bootstrap.wiring import SERVICE_SECRET
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
 from services.core.ports.hints import Hints
 from services.core.runtime.address import Address
 from services.core.runtime.home import Home
 from services.core.runtime.operations_client import OperationsAnswer, read_operations
 from services.core.runtime.settings import Settings
+from tests.testbed.identities import guard, install, operations_headers
 from tests.testbed.redis import Redis
 from tests.testbed.server import free_address
-from tests.waiting import HANG_S, in_thread, until
-
-SECRET = b"0" * 32
+from tests.waiting import HANG_S, until
 
 
 class Server(Protocol):
@@ -129,16 +127,17 @@ class Nudged(control_pb2_grpc.ControlServicer):
 
 
 class Service:
-    """A real server of weft.v1.Control."""
+    """A real server of weft.v1.Control: lcm or guardian."""
 
-    def __init__(self, address: Address) -> None:
-        self.address, self.nudged = address, Nudged()
+    def __init__(self, name: str, address: Address) -> None:
+        self.name, self.address, self.nudged = name, address, Nudged()
         self._server: Listening | None = None
 
     async def start(self) -> None:
-        self._server = await serve(
-            self.address, SECRET, lambda server: control_pb2_grpc.add_ControlServicer_to_server(self.nudged, server)
-        )
+        def register(server: grpc.aio.Server) -> None:
+            control_pb2_grpc.add_ControlServicer_to_server(self.nudged, server)
+
+        self._server = await serve(self.address, guard(self.name), register)
 
     async def stop(self) -> None:
         assert self._server is not None
@@ -201,7 +200,9 @@ class Worker:
         return sum(float(value) for value in values)
 
     def _ask(self, path: str) -> OperationsAnswer:
-        return read_operations(self.home.address("worker-ops"), f"/{path}", timeout_s=HANG_S)
+        return read_operations(
+            self.home.address("worker-ops"), f"/{path}", timeout_s=HANG_S, headers=operations_headers("worker")
+        )
 
     def end(self) -> None:
         """Kill -9."""
@@ -214,6 +215,5 @@ def lay_out(home: Path) -> Path:
     (home / "run").mkdir(parents=True)
     addresses = {name: free_address() for name in ("lcm", "guardian", "worker-ops")}
     (home / "run" / "addresses.json").write_text(json.dumps(addresses))
-    secrets = FolderSecretStore(home / "secrets")
-    in_thread(lambda: secrets.get_or_create(SERVICE_SECRET, SECRET))
+    install(home)
     return home

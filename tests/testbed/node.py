@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from services.core.adapters.local.cluster import LocalCluster
-from services.core.bootstrap.wiring import service_secret
+from services.core.bootstrap.wiring import identity
 from services.core.domain.ids import RANDOM_BITS, make_id
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.home import Home
@@ -112,8 +112,8 @@ class NodeProcess:
 
     async def cluster(self) -> LocalCluster:
         with _as_user(self._user):
-            secret = await service_secret(Settings(home=self.home.root))
-        return LocalCluster(self.addresses["node"], secret=secret)
+            caller = await identity(Settings(home=self.home.root), "guardian")
+        return LocalCluster(self.addresses["node"], caller.credential("node"))
 
     def folder(self, gang: AttemptPlan, rank: int = 0) -> Path:
         return self.home / "node" / gang.job / str(gang.attempt) / gang.learners[rank].name

@@ -16,7 +16,7 @@ from services.core.runtime.home import Home
 from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
 from services.local.commands import PLATFORM
-from services.local.layout import FOR_USERS
+from services.local.layout import FOR_USERS, SUPERVISOR, with_certificate
 from tests.testbed.server import free_port, own_numbers
 from tests.waiting import HANG_S
 
@@ -25,7 +25,8 @@ class Platform:
     """Keeps its folder over all its lives. ``environment``: settings (``WEFT_*``) for every service."""
 
     def __init__(self, root: Path, environment: Mapping[str, str]) -> None:
-        self.home, self._environment = Home(root), {**own_numbers(), **environment}
+        self.home = with_certificate(Home(root), SUPERVISOR, None)
+        self._environment = {**own_numbers(), **environment}
         self.hints = self._environment.get("WEFT_HINTS") != "drop"
         self.url = self.key = ""
 
@@ -81,9 +82,16 @@ class Platform:
                 pids.append(int(entry.name))
         return pids
 
+    @property
+    def operator(self) -> dict[str, str]:
+        """Headers for operations addresses."""
+        return {"Authorization": f"Bearer {self.key}"}
+
     def counter(self, service: str, name: str) -> float:
         """The sum of a Prometheus counter over its labels."""
-        answer = read_operations(self.home.address(f"{service}-ops"), "/metrics", timeout_s=HANG_S)
+        answer = read_operations(
+            self.home.address(f"{service}-ops"), "/metrics", timeout_s=HANG_S, headers=self.operator
+        )
         text = answer.body.decode()
         return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
 

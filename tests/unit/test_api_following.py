@@ -21,6 +21,7 @@ from services.core.ports.job_store import Changes
 from services.core.ports.metric_store import LineQuery
 from services.core.runtime.home import Home
 from tests.documents import NOW, a_job
+from tests.testbed.identities import credential
 from tests.testbed.memory import MemoryJobStore
 from tests.testbed.server import socket_folder
 from tests.waiting import until
@@ -46,7 +47,7 @@ async def test_a_follower_that_leaves_while_metrics_hangs_leaves_no_task_behind(
         hanging.bind(str(path))
         hanging.listen()
         home.addresses_file.write_text(json.dumps({"metrics": f"unix:{path}"}))
-        client = ServiceClient(home, "metrics", b"secret")
+        client = ServiceClient(home, "metrics", credential("api", "metrics"))
         stream = Following(store, TelemetryClient(client), Watcher(store, every_s=60)).lines(job, LineQuery())
         reading = asyncio.ensure_future(anext(stream))
         await until(waiting)

@@ -306,7 +306,7 @@ async def test_a_kill_ends_the_storing_of_a_job_that_has_succeeded_after_its_gra
     await plane.set_desired(job_id, Desired.KILL)
     job = await plane.rested(job_id, within_s=3)
     assert (job.status, job.observed_generation) == (Status.COMPLETED, job.generation)
-    assert job.state.message == "worker-0 did not store its results before the kill of its owner took effect"
+    assert job.state.message == "worker-0 did not store its results before its kill took effect"
     assert await plane.leftovers() == []
 
 

@@ -482,8 +482,9 @@ async def test_nothing_is_admitted_while_the_only_nodes_disk_is_almost_full_and_
         first, second = [await plane.submit() for _ in range(2)]
         await asyncio.sleep(30)
         assert [(await plane.job(job_id)).status for job_id in (first, second)] == [Status.QUEUED] * 2
-        assert {decision.pending_reason for decision in process.service.waiting} == {PendingReason.WAITING_FOR_DISK}
-        why = {decision.message for decision in process.service.waiting}
+        reasons = {decision.pending_reason for decision in process.service.waiting.values()}
+        assert reasons == {PendingReason.WAITING_FOR_DISK}
+        why = {decision.message for decision in process.service.waiting.values()}
         assert why == {"the disk of learners is almost full; it starts when there is room"}
         fit = await process.service.fit(parse_spec({"name": "x", "command": "true"}))
         assert (fit.verdict, fit.message) == ("later", *why)
@@ -523,5 +524,5 @@ async def test_job_that_can_never_fit_is_told_so_while_admission_is_held(plane: 
     plane.cluster.nodes[:] = [replace(node, pressure="full")]
     await plane.submit(resources={"cpus": 4000})
     await asyncio.sleep(3)
-    (decision,) = process.service.waiting
+    (decision,) = process.service.waiting.values()
     assert decision.pending_reason is PendingReason.NO_MATCHING_FLAVOR

@@ -29,15 +29,22 @@ def listen(home: Home, **requests: int) -> dict[str, str]:
 
 
 def test_every_inner_server_gets_a_socket_of_its_own_and_no_port(tmp_path: Path) -> None:
-    addresses = inner_addresses(Home(tmp_path), "sockets")
+    addresses = inner_addresses(Home(tmp_path), "sockets", "sockets")
     assert addresses.keys() == set(INNER)
     assert len(set(addresses.values())) == len(INNER)
     assert {str(Path(address).parent) for address in addresses.values()} == {f"unix:{tmp_path}/run/s"}
 
 
+def test_operations_addresses_may_demand_tls_while_all_others_are_sockets(tmp_path: Path) -> None:
+    addresses = inner_addresses(Home(tmp_path), "sockets", "tls")
+    assert {name for name, address in addresses.items() if address.startswith("tls:")} == {
+        f"{service}-ops" for service in ("metrics", "node", "lcm", "guardian", "api", "worker")
+    }
+
+
 def test_chosen_ports_are_outside_the_range_of_outgoing_connections(tmp_path: Path) -> None:
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    addresses = {**inner_addresses(Home(tmp_path), "tls"), **listen(Home(tmp_path))}
+    addresses = {**inner_addresses(Home(tmp_path), "tls", "tls"), **listen(Home(tmp_path))}
     ports = [int(address.rpartition(":")[2]) for address in addresses.values()]
     assert addresses.keys() == {*INNER, *FOR_USERS}
     assert [port for port in ports if low <= port <= high] == []
@@ -56,11 +63,11 @@ def test_addresses_for_users_are_reused_while_their_ports_are_free(tmp_path: Pat
 
 def test_tls_addresses_are_reused_and_no_two_servers_get_one_port(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    first = inner_addresses(home, "tls")
+    first = inner_addresses(home, "tls", "tls")
     record(home, first)
-    assert inner_addresses(home, "tls") == first
+    assert inner_addresses(home, "tls", "tls") == first
     record(home, {**first, "guardian": first["lcm"]})
-    assert len(set(inner_addresses(home, "tls").values())) == len(INNER)
+    assert len(set(inner_addresses(home, "tls", "tls").values())) == len(INNER)
 
 
 def test_a_requested_port_that_is_taken_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ from services.core.runtime.address import SOCKET_PATH_BYTES, Address
 from services.core.runtime.held_sockets import for_child, take_inherited
 from services.core.runtime.sockets import SocketPlace, connect_socket, make_private_folder, remove_unfinished
 from tests.testbed.hints import Nudged
+from tests.testbed.identities import credential, guard
 
 ROOT = Path(__file__).parents[2]
-SECRET = b"of this test"
+
 LISTENS_AND_DIES = """
 import os, signal, sys
 from pathlib import Path
@@ -51,7 +52,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 async def nudge(address: str) -> None:
-    channel = connect(address, secret=SECRET)
+    channel = connect(address, credential("api", "lcm"))
     try:
         with translating("lcm"):
             await control_pb2_grpc.ControlStub(channel).Nudge(control_pb2.NudgeRequest(topic="submitted"), timeout=30)
@@ -64,15 +65,15 @@ def add(server: grpc.aio.Server) -> None:
 
 
 async def test_calls_reach_a_server_whatever_the_length_of_its_path(path: Path) -> None:
-    server = await serve(f"unix:{path}", SECRET, add)
+    server = await serve(f"unix:{path}", guard("lcm"), add)
     await nudge(f"unix:{path}")
     await server.stop(None)
 
 
 async def test_a_second_server_is_refused_and_the_first_goes_on(path: Path) -> None:
-    server = await serve(f"unix:{path}", SECRET, add)
+    server = await serve(f"unix:{path}", guard("lcm"), add)
     with pytest.raises(WeftError, match="another process serves there"):
-        await serve(f"unix:{path}", SECRET, add)
+        await serve(f"unix:{path}", guard("lcm"), add)
     with pytest.raises(WeftError, match="another process serves there"):
         SocketPlace.take(path)
     await nudge(f"unix:{path}")
@@ -88,7 +89,7 @@ async def test_a_server_takes_the_place_of_a_socket_that_a_killed_process_has_le
         assert stat.S_ISSOCK(path.stat().st_mode)
         with pytest.raises(ConnectionRefusedError):
             connect_socket(path, 5)
-        server = await serve(f"unix:{path}", SECRET, add)
+        server = await serve(f"unix:{path}", guard("lcm"), add)
         await nudge(f"unix:{path}")
         await server.stop(None)
     assert [entry.name for entry in path.parent.iterdir() if entry.name.startswith(".")] == []
@@ -107,7 +108,10 @@ def test_unfinished_sockets_of_killed_processes_are_removed(folder: Path) -> Non
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701, 0o1777])
 def test_a_folder_that_others_may_enter_is_refused_by_servers_and_clients(folder: Path, mode: int) -> None:
     folder.chmod(mode)
-    for use in (lambda: SocketPlace.take(folder / "lcm"), lambda: connect(f"unix:{folder}/lcm", secret=SECRET)):
+    for use in (
+        lambda: SocketPlace.take(folder / "lcm"),
+        lambda: connect(f"unix:{folder}/lcm", credential("api", "lcm")),
+    ):
         with pytest.raises(WeftError, match="with mode 0700"):
             use()
 
@@ -136,19 +140,19 @@ def test_a_link_in_the_place_of_a_lock_is_refused(folder: Path, tmp_path: Path) 
 
 def test_a_missing_folder_means_that_the_service_is_not_there_yet(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="does not exist yet"):
-        connect(f"unix:{tmp_path}/none/lcm", secret=SECRET)
+        connect(f"unix:{tmp_path}/none/lcm", credential("api", "lcm"))
 
 
 async def test_plain_tcp_is_refused_by_inner_servers_and_their_clients() -> None:
     with pytest.raises(InvalidRequest, match="is plain TCP"):
-        await serve("127.0.0.1:1", SECRET, add)
+        await serve("127.0.0.1:1", guard("lcm"), add)
     with pytest.raises(InvalidRequest, match="is plain TCP"):
-        connect("127.0.0.1:1", secret=SECRET)
+        connect("127.0.0.1:1", credential("api", "lcm"))
 
 
 async def test_tls_without_certificates_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="WEFT_TLS_AUTHORITY_FILE"):
-        await serve("tls:127.0.0.1:1", SECRET, add)
+        await serve("tls:127.0.0.1:1", guard("lcm"), add)
 
 
 def test_the_limit_of_a_path_is_the_kernel_s(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 from typing import Final, cast
 
-from services.core.runtime.sockets import open_private_folder, short_path
+from services.core.runtime.sockets import open_private_folder, short_path, without_delay
 
 _CONNECTIONS_MOST: Final = 4_096
 """Connections beyond are closed at once; each costs three descriptors."""
@@ -89,6 +89,7 @@ class Relay:
 
     def __init__(self, held: socket.socket, path: Path) -> None:
         self._held, self._path = held, path
+        without_delay(held)
         self._outer: set[_Outer] = set()
         self._joining: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None

@@ -13,7 +13,7 @@ import uvicorn
 
 from services.core.domain.errors import WeftError
 from services.core.runtime.address import Address
-from services.core.runtime.sockets import SocketPlace
+from services.core.runtime.sockets import SocketPlace, without_delay
 
 _BACKLOG: Final = 2048
 
@@ -26,6 +26,8 @@ class HttpServer:
 
     def __init__(self, app: Any, address: Address, *, held: socket.socket | None = None) -> None:
         self._address, self._held = address, held
+        if held is not None:
+            without_delay(held)
         files = address.files()
         tls: dict[str, Any] = {}
         if files is not None:
@@ -77,7 +79,5 @@ def listen_tcp(address: Address) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:  # uvicorn itself would end the whole process with SystemExit
         raise WeftError(f"cannot listen on {address}: {error.strerror}") from None
-    # Connections inherit this option. asyncio sets it only on sockets that it creates. Without it each response
-    # waits 40 ms for an acknowledgement between its head and its body.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    without_delay(listener)
     return listener

@@ -9,9 +9,11 @@ Inner servers and their clients refuse the third form (``inner``), so no setting
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from services.core.domain.errors import InvalidRequest
 
@@ -29,6 +31,17 @@ class TlsFiles:
     """Certificates of the authority whose certificates are accepted."""
     certificate: Path
     key: Path
+
+    @classmethod
+    def of(cls, folder: Path, service: str) -> Self:
+        """The files that the installation's own authority makes for a service, whether or not they exist."""
+        return cls(folder / "authority.pem", folder / f"{service}.pem", folder / f"{service}.key")
+
+    @classmethod
+    def given(cls, environ: Mapping[str, str] = os.environ) -> Self | None:
+        """The files that the three settings WEFT_TLS_*_FILE name; None unless all do."""
+        paths = [environ.get(f"WEFT_TLS_{name}_FILE", "") for name in ("AUTHORITY", "CERTIFICATE", "KEY")]
+        return cls(*(Path(path) for path in paths)) if all(paths) else None
 
 
 @dataclass(frozen=True, slots=True)

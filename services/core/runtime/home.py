@@ -8,7 +8,7 @@ run/<service>.json     pid, start time and boot id of each service; run/came-up:
 run/<service>.lease.json  the service's lease in etcd, which its next process revokes
 logs/<service>.log
 tls/                   with WEFT_TRANSPORT=tls: the installation's authority, certificates and keys
-secrets/               0600 files: service secret, master key, admin key (docs/adr/0008-secrets.md)
+secrets/               0600 files: keys of services (docs/adr/0015-identities.md), master key, admin key
 restoring.json         a restore has begun and not ended
 jobs.sqlite            JobStore; records.sqlite: RecordStore
 objects/               ObjectStore

@@ -114,11 +114,5 @@ class Settings(BaseSettings):
     @property
     def tls_files(self) -> TlsFiles | None:
         """The files for mutual TLS; None unless all three are set."""
-        return tls_files(self.tls_authority_file, self.tls_certificate_file, self.tls_key_file)
-
-
-def tls_files(authority: Path | None, certificate: Path | None, key: Path | None) -> TlsFiles | None:
-    """The files, if all three are given."""
-    if authority is None or certificate is None or key is None:
-        return None
-    return TlsFiles(authority, certificate, key)
+        files = (self.tls_authority_file, self.tls_certificate_file, self.tls_key_file)
+        return TlsFiles(*files) if all(files) else None  # type: ignore[arg-type]

@@ -87,9 +87,9 @@ def gang_of(spec: JobSpec, sizes: Mapping[str, Size], least: Size = NOTHING) -> 
 
     ``least``: what each learner is charged at least, for its shim and its helper.
     """
-    each = {name: _at_least(spec.role_resources(name, sizes), least) for name in spec.roles}
+    sizes_of_roles = {name: _at_least(spec.role_resources(name, sizes), least) for name in spec.roles}
     learners = [
-        (learner_name(name, index), each[name], role.gpu_type or spec.resources.gpu_type)
+        (learner_name(name, index), sizes_of_roles[name], role.gpu_type or spec.resources.gpu_type)
         for name, role in spec.roles.items()
         for index in range(role.count)
     ]

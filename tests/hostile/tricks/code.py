@@ -14,7 +14,7 @@ from tests.hostile.sending import (
     ANY_END,
     is_refusal,
 )
-from tests.hostile.trick import Trick, judge, of_request, seen
+from tests.hostile.trick import Trick, judge, leaked, of_request
 from weft import WeftError
 
 
@@ -127,7 +127,7 @@ def requirements_have_options(arena: Arena) -> Iterator[str]:
             job = arena.submit({"name": "requirements", "command": "true", "framework": "python"}, code)
         for failure in judge(arena, job, ends={"FAILED"}, finishes=False):
             yield f"{line[:60]!r}: {failure}"
-        yield from seen(arena, f"the message for {line[:60]!r}", job.message)
+        yield from leaked(arena, f"the message for {line[:60]!r}", job.message)
         if "root:x:0" in job.message:
             yield f"the message for {line[:60]!r} shows a file of the system"
 

@@ -1,4 +1,4 @@
-"""Tricks of a user who wants what is another tenant's."""
+"""Tricks of a user holder wants what is another tenant's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.hostile.sending import (
     request,
     spec_with,
 )
-from tests.hostile.trick import Trick, judge, of_request, seen
+from tests.hostile.trick import Trick, judge, leaked, of_request
 from tests.waiting import eventually
 
 _UP: Final = (
@@ -43,7 +43,7 @@ def others_jobs_over_rest(arena: Arena) -> Iterator[str]:
                 status, body = request(arena, method.upper(), f"{place}?kill=true", b"{}" if method != "get" else b"")
                 if status != 404 and not (status == 400 and method == "patch"):
                     yield f"{method} {place}: {status} {body[:200]!r}"
-                yield from seen(arena, place, body.decode("latin-1"))
+                yield from leaked(arena, place, body.decode("latin-1"))
 
 
 @of_request("tenants")
@@ -68,7 +68,7 @@ def others_jobs_over_grpc(arena: Arena) -> Iterator[str]:
         ("ListArtifacts", lambda job: jobs_pb2.ListArtifactsRequest(job_id=job)),
         ("GetArtifact", lambda job: jobs_pb2.GetArtifactRequest(job_id=job, path="attempts/1/results/worker-0/key")),
     ]
-    with grpc.insecure_channel(arena.weft.home.address("api-grpc")) as channel:
+    with grpc.insecure_channel(arena.weft.home.address("api-grpc").target) as channel:
         stub = jobs_pb2_grpc.JobsStub(channel)
         for name, request in requests:
             for job in (arena.guard.id, arena.vault.id):
@@ -103,9 +103,9 @@ def another_tenant_is_named(arena: Arena) -> Iterator[str]:
         "X-Weft-User": "admin",
         "X-Original-URL": "/v1/keys",
     }
-    who = json.loads(request(arena, "GET", "/v1/whoami", headers=headers)[1])
-    if who["tenant"] == VICTIM or who["scope"] == "admin":
-        yield f"headers change the caller: {who}"
+    holder = json.loads(request(arena, "GET", "/v1/whoami", headers=headers)[1])
+    if holder["tenant"] == VICTIM or holder["scope"] == "admin":
+        yield f"headers change the caller: {holder}"
     digest = arena.vault.document["code_digest"]
     kind = {"Content-Type": "application/json"}
     status, body = request(arena, "POST", f"/v1/jobs?code_digest={digest}", spec, kind)
@@ -132,7 +132,7 @@ def paths_lead_above(arena: Arena) -> Iterator[str]:
             status, body = request(arena, "GET", path)
             if status >= 500:
                 yield f"GET {path}: {status} {body[:200]!r}"
-            yield from seen(arena, path, body.decode("latin-1"))
+            yield from leaked(arena, path, body.decode("latin-1"))
             if b"root:x:0" in body:
                 yield f"GET {path} gives /etc/passwd"
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from services.core.adapters.rpc.client import connect, streaming, translating
+from services.core.adapters.rpc.client import Credential, connect, streaming, translating
 from services.core.domain.codec import dump, load
 from services.core.domain.errors import Unavailable
 from services.core.domain.plan import AttemptPlan
@@ -24,10 +24,10 @@ _REMOVE_S: Final = 600.0
 
 
 class LocalCluster:
-    """``address`` is the node agent's; ``secret`` authenticates calls between services."""
+    """``address`` is the node agent's; ``credential`` is for calls of it."""
 
-    def __init__(self, address: Address | str, *, secret: bytes) -> None:
-        self._channel = connect(address, secret=secret)
+    def __init__(self, address: Address | str, credential: Credential) -> None:
+        self._channel = connect(address, credential)
         self._stub = node_pb2_grpc.NodeStub(self._channel)
 
     async def capacity(self) -> Sequence[Node]:

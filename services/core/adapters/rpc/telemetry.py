@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.core.adapters.rpc.client import connect, translating
+from services.core.adapters.rpc.client import Credential, connect, translating
 from services.core.domain.text import storable
 from services.core.gen.weft.v1 import metrics_pb2, metrics_pb2_grpc
 from services.core.runtime.address import Address
@@ -15,8 +15,8 @@ _TIMEOUT_S: Final = 5
 
 
 class Telemetry:
-    def __init__(self, address: Address, secret: bytes) -> None:
-        self._channel = connect(address, secret=secret)
+    def __init__(self, address: Address, credential: Credential) -> None:
+        self._channel = connect(address, credential)
         self._stub = metrics_pb2_grpc.TelemetryStub(self._channel)
 
     async def summary(self, job_id: str) -> Mapping[str, Any]:

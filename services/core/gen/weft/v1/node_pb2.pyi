@@ -81,8 +81,9 @@ class NodeCapacity(_message.Message):
     gpu_type: _builtins.str
     """the first GPU's name; empty without a driver"""
     ready: _builtins.bool
+    """false: nothing new is placed here"""
     pressure: _builtins.str
-    """why no further learners should be placed on it now; empty: nothing       // false: nothing new is placed here"""
+    """why no further learners should be placed on it now; empty: nothing"""
     def __init__(
         self,
         *,
