@@ -36,6 +36,8 @@ _ADVICE: Final[Mapping[str, str]] = {
     "DataNotFound": "correct `url` of its data store and `path` of its inputs, and submit it again",
     "EnvironmentFailed": "correct requirements.txt (packages are installed from wheels only) and submit it again",
 }
+_AFTER_AN_ATTEMPT: Final = frozenset({PendingReason.BACK_OFF, PendingReason.RELEASING})
+"""Reasons to wait that follow from the end of an attempt, whose own reason is shown as well."""
 _NEXT: Final[Mapping[Status, tuple[str, ...]]] = {
     Status.DOWNLOADING: ("its code, data and packages are being prepared; new packages take longest",),
     Status.PROCESSING: ("`weft logs -f {id}` follows what it prints", "`weft metrics {id}` shows its curves"),
@@ -92,7 +94,7 @@ def _summary(job: Job, waiting: Waiting | None, *, now: int) -> str:
     if job.status is Status.QUEUED:
         place = f"waits at place {waiting.position}" if waiting else "waits"
         why = waiting.message if waiting else job.state.message
-        if waiting and waiting.pending_reason == PendingReason.BACK_OFF and job.state.message:
+        if waiting and waiting.pending_reason in _AFTER_AN_ATTEMPT and job.state.message:
             why = f"{job.state.message} ({waiting.message})"
         return f"{place}: {why}" if why else f"{place} to be admitted"
     if job.at_rest or job.finished is not None:

@@ -66,6 +66,8 @@ def test_explanation_of_a_job_that_waits_out_an_outage_says_that_nothing_is_wron
     answer = explain(queued, waiting, now=NOW)
     assert answer.summary == ("waits at place 1: the index does not answer; trying again (it is tried again in 40 s)")
     assert (answer.reason, answer.pending_reason) == ("PackageIndexUnavailable", "BackOff")
+    releasing = Waiting(job_id=ID, pending_reason="Releasing", message="it gives back its hardware", position=1)
+    assert "the index does not answer" in explain(queued, releasing, now=NOW).summary
     assert answer.hints == ["nothing of the job is wrong: it continues by itself once the package index answers"]
 
 
