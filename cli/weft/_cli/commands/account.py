@@ -88,13 +88,8 @@ def whoami_command(call: Call) -> None:
 def storage_command(call: Call) -> None:
     """Show what the tenant has stored.
 
-    <<<<<<< HEAD
-    Bytes of code, results, logs and checkpoints. Deleted jobs count until the operator's retention time is over. The
-    figures are at most a minute old.
-    =======
     Bytes of code, results, logs and checkpoints, at most a minute old. Deleted jobs count until the operator's
     retention time is over.
-    >>>>>>> wt-history
     """
     from weft._cli.output import details, emit
 
