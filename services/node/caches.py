@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +151,7 @@ def _time(path: Path) -> float:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[bool]:
+def _locked(path: Path) -> Generator[bool]:
     """False if another process holds it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from services.helper.log import log_event
 
@@ -30,9 +30,17 @@ def build_user(uid: int, reached: Sequence[Path]) -> int | None:
     return uid
 
 
-def as_user(uid: int | None) -> dict[str, Any]:
-    """Arguments of Popen; None: the own user."""
-    return {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+class PopenUser(TypedDict):
+    """Arguments of Popen."""
+
+    user: int | None
+    group: int | None
+    extra_groups: list[int] | None
+
+
+def as_user(uid: int | None) -> PopenUser:
+    """None: the own user."""
+    return {"user": uid, "group": uid, "extra_groups": None if uid is None else []}
 
 
 def give(path: Path, uid: int | None) -> None:

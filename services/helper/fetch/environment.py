@@ -215,7 +215,7 @@ def _constraints(lock: str) -> str:
 def _compile(python: Path, venv: Path, lock: int, progress: FetchProgress, user: int | None) -> None:
     """Writes byte code, which learners cannot. The bare interpreter does: it runs nothing of the environment."""
     command = [str(python), "-I", "-S", "-m", "compileall", "-q", "-j", "0", str(venv / "lib")]
-    process = subprocess.Popen(
+    process: subprocess.Popen[bytes] = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(lock,),
         env={"PATH": os.defpath}, **as_user(user),
     )  # fmt: skip
@@ -248,7 +248,7 @@ class _Uv:
         """Runs uv with the arguments. Raises FetchFailed with the last lines of its output."""
         # In memory: on a full disk the file would not contain the reason.
         with os.fdopen(os.memfd_create("uv"), "w+b") as out:
-            process = subprocess.Popen(
+            process: subprocess.Popen[bytes] = subprocess.Popen(
                 [self._binary, *arguments], cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 pass_fds=(self._lock,), env=self._environment(), **as_user(self.user),
             )  # fmt: skip
