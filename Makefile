@@ -3,7 +3,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-stress check fuzz promise chaos bench fmt lock proto sdk docs clean
+.PHONY: help setup demo test test-stress check fuzz promise chaos hostile bench fmt lock proto sdk docs clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -13,6 +13,7 @@ R ?=
 N ?=
 SEED ?=
 FILES ?=
+ON ?=
 
 help: ## This list
 	@echo "Weft: train deep-learning models on a shared platform."
@@ -47,6 +48,10 @@ chaos: setup ## Processes killed and worse, and an auditor (SEED=17 N=200)
 	@scripts/test-packages.sh
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(N),--faults $(N)) $(ARGS)
 
+hostile: setup ## Tricks of hostile learners and users, and an auditor (ON=...)
+	@scripts/test-packages.sh
+	@WEFT_HOSTILE=$(or $(ON),all) $(BIN)/pytest --timeout 900 -q --tb=short tests/hostile $(ARGS)
+
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)
 
@@ -65,7 +70,7 @@ sdk: setup ## Generate the SDK's synchronous modules from cli/weft/_aio/
 	@$(BIN)/python scripts/sdk.py
 
 docs: setup ## Generate the pages that are made from the code
-	@for page in settings schema api_reference architecture; do $(BIN)/python scripts/$$page.py || exit 1; done
+	@for page in settings schema api_reference architecture hostile; do $(BIN)/python scripts/$$page.py || exit 1; done
 
 clean: ## Remove caches and build outputs (.venv stays)
 	@rm -rf build dist cli/build cli/dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache htmlcov .coverage .coverage.*

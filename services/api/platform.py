@@ -47,7 +47,7 @@ class ClusterState:
 
     nodes: Sequence[Node] | None
     isolation: str | None
-    """How learners are isolated: process | sandbox."""
+    """How learners are isolated: sandbox | process | trusted."""
     used: Size | None
     """What jobs of all tenants hold of the nodes."""
     jobs: Mapping[Status, int]

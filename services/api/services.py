@@ -13,9 +13,11 @@ from services.api.instrumentation import Instrumentation
 from services.api.jobs import Jobs
 from services.api.keys import Keys
 from services.api.platform import Platform
+from services.api.search_budget import SearchBudget
 from services.api.settings import ApiSettings
-from services.api.storage import Storage
+from services.api.storage_usage import StorageUsage
 from services.api.submit import Submissions
+from services.api.tenant_storage import TenantStorage
 from services.api.uploads import Uploads
 
 
@@ -26,11 +28,13 @@ class ApiServices:
     jobs: Jobs
     submissions: Submissions
     uploads: Uploads
+    storage: TenantStorage
+    searches: SearchBudget
     artifacts: Artifacts
     telemetry: TelemetryClient
     following: Following
     platform: Platform
-    storage: Storage
+    storage_usage: StorageUsage
     instrumentation: Instrumentation
     checks: Mapping[str, Callable[[], Awaitable[object]]]
     """What readiness depends on: name of a port -> its ping."""

@@ -87,6 +87,22 @@ def read_spec(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
     return spec
 
 
+def check_gang(spec: JobSpec, *, max_learners: int, max_bytes: int) -> None:
+    """Raises InvalidSpec for a gang that has more learners, or larger ones, than this platform takes."""
+    variables = sum(len(name) + len(value) for name, value in spec.env.items())
+    size = sum(role.count * (len(role.command or spec.command) + variables) for role in spec.roles.values())
+    if spec.learners > max_learners:
+        why = f"this platform takes jobs of at most {max_learners} learners (WEFT_MAX_LEARNERS)"
+    elif size > max_bytes:
+        why = (
+            f"the commands and variables of its {spec.learners} learners have {size} bytes together, and this platform "
+            f"takes {max_bytes} (WEFT_MAX_GANG_BYTES); put long ones into the code"
+        )
+    else:
+        return
+    raise InvalidSpec(f"/roles: {why}", errors=(FieldError("/roles", why),))
+
+
 async def read_spec_in_thread(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
     """As ``read_spec``; a long spec takes tens of milliseconds and is read in a thread."""
     return read_spec(text, kind) if len(text) < _LONG_SPEC else await asyncio.to_thread(read_spec, text, kind)
@@ -145,14 +161,18 @@ class Submissions:
             message = "no code of this digest was uploaded; send the code itself"
             raise InvalidRequest(f"/code_digest: {message}", errors=(FieldError("/code_digest", message),))
 
-    async def keep_code(self, upload: Upload, tenant: str, code_digest: str) -> None:
-        """Stores the code; it is durable when this returns, and is not removed while the job is inserted."""
+    async def keep_code(self, upload: Upload, tenant: str, code_digest: str) -> bool:
+        """Stores the code; it is durable when this returns, and is not removed while the job is inserted.
+
+        Returns False if it was stored before.
+        """
+        stored = False
         for _ in range(_TRIES):
             began_s = self._clock.boottime()
             await self._claim_code(tenant, code_digest)
-            await upload.store(self._objects, code_key(tenant, code_digest))
+            stored = await upload.store(self._objects, code_key(tenant, code_digest)) or stored
             if self._clock.boottime() - began_s < code_removal.CLAIM_S / 2:
-                return
+                return stored
             # A slow upload used up its claim. The next turn finds the code stored, or stores it again.
         raise Unavailable("the object store is too slow to keep the code; send it again", retry_after_s=5)
 

@@ -21,13 +21,13 @@ from services.lcm.erasure import Eraser
 from services.lcm.instrumentation import Instrumentation
 from services.lcm.rpc import Control, Queue
 from services.lcm.settings import LcmSettings
-from services.lcm.wiring import connect, connect_erasure
+from services.lcm.wiring import connect, connect_erasure, free_space
 
 
 async def main(service: Service) -> None:
     """Serves until ``service.stopping`` is set."""
     settings = LcmSettings()
-    ports = await connect(settings)
+    ports, guard = await connect(settings)
     service.checks |= {"jobs": ports.jobs.ping, "status": ports.status.ping, "cluster": ports.cluster.ping}
     membership = Membership("lcm", ports.status, ports.clock, settings)
     await membership.start()
@@ -43,6 +43,7 @@ async def main(service: Service) -> None:
         membership,
         instrumentation,
         quarantine,
+        free_space=free_space(settings),
     )
 
     def register(server: grpc.aio.Server) -> None:
@@ -50,7 +51,7 @@ async def main(service: Service) -> None:
         control_pb2_grpc.add_QueueServicer_to_server(Queue(dispatcher), server)
         add_operations(server, quarantine)
 
-    server = await serve(settings.installation.address("lcm"), ports.secret, register)
+    server = await serve(settings.installation.address("lcm"), guard, register)
     service.started = True
     collector = Collector(ports.jobs, ports.status, ports.cluster, instrumentation)
     background = BackgroundTasks(ports, settings, dispatcher, collector)

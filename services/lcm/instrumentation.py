@@ -19,6 +19,9 @@ class Instrumentation:
         self._admitted = Counter("lcm_trainings", "Gangs admitted.", ("framework",), registry=registry)
         self._waiting = Gauge("trainer_queue_size", "Jobs that wait.", ("gpuType",), registry=registry)
         self.holding = Gauge("weft_lcm_jobs_holding", "Jobs that hold hardware.", registry=registry)
+        self.held = Gauge(
+            "weft_lcm_admission_held", "1 while an almost full disk stops admission, else 0.", registry=registry
+        )
         self.term = Gauge(
             "weft_lcm_dispatcher_term",
             "Term of this dispatcher; 0 while it does not lead.",

@@ -15,6 +15,14 @@ class LcmSettings(Settings):
         " behind that one could be admitted.",
     )  # fmt: skip
     history_batch: int = Field(default=500, gt=0, description="How many jobs' history one sweep copies.")
+    learner_min_cpus: float = Field(
+        default=0.01, ge=0,
+        description="CPU cores that each learner is charged at least when it is placed, for its shim and its helper.",
+    )  # fmt: skip
+    learner_min_memory: int = Field(
+        default=32 * 2**20, ge=0,
+        description="Memory that each learner is charged at least when it is placed, in bytes. See `learner_min_cpus`.",
+    )  # fmt: skip
     collect_s: float = Field(
         default=10, gt=0,
         description="How often leftovers of released jobs are searched for, in seconds. Those found twice in a row are"

@@ -28,8 +28,11 @@ _RECHECKED: Final = 100
 
 
 class UnreadableJobs:
-    def __init__(self, jobs: JobStore, cluster: Cluster, quarantine: Quarantine, sizes: Mapping[str, Size]) -> None:
-        self._jobs, self._cluster, self._quarantine, self._sizes = jobs, cluster, quarantine, sizes
+    def __init__(
+        self, jobs: JobStore, cluster: Cluster, quarantine: Quarantine, sizes: Mapping[str, Size], least: Size
+    ) -> None:
+        """``least``: what each learner is charged at least."""
+        self._jobs, self._cluster, self._quarantine, self._sizes, self._least = jobs, cluster, quarantine, sizes, least
         self._known: dict[str, Unreadable] = {}
         self._placed: dict[str, Placed] = {}
         """By job id: what each job held when its document could last be read."""
@@ -114,6 +117,6 @@ class UnreadableJobs:
             return None
         spec, placement = partial
         try:
-            return gang_of(parse_spec(spec), self._sizes), placement
+            return gang_of(parse_spec(spec), self._sizes, self._least), placement
         except InvalidSpec:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.core.adapters.rpc.server import Guard
 from services.core.bootstrap import wiring as core
 from services.core.failpoints.ports import at_failpoint, at_failpoints
 from services.core.ports.clock import Clock
@@ -11,6 +12,7 @@ from services.core.ports.cluster import Cluster
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobStore
 from services.core.ports.status_store import StatusStore
+from services.core.runtime.free_space import FreeSpace
 from services.lcm.erasure import ErasurePorts
 from services.lcm.settings import LcmSettings
 
@@ -22,7 +24,6 @@ class LcmPorts:
     cluster: Cluster
     hints: Hints
     clock: Clock
-    secret: bytes
 
     async def close(self) -> None:
         await self.hints.close()
@@ -37,20 +38,27 @@ async def connect_erasure(settings: LcmSettings, ports: LcmPorts) -> ErasurePort
         jobs=ports.jobs,
         records=at_failpoint(await core.record_store(settings), "records", "lcm"),
         objects=at_failpoint(core.object_store(settings), "objects", "lcm"),
-        telemetry=at_failpoint(core.telemetry(settings, ports.secret), "telemetry", "lcm"),
+        telemetry=at_failpoint(core.telemetry(settings, await core.identity(settings, "lcm")), "telemetry", "lcm"),
         clock=ports.clock,
     )
 
 
-async def connect(settings: LcmSettings) -> LcmPorts:
-    """The ports that the settings name."""
-    secret = await core.service_secret(settings)
+def free_space(settings: LcmSettings) -> FreeSpace:
+    """The file systems of stores that are on this machine; servers elsewhere have their own limits."""
+    home = settings.installation
+    folders = [("the platform", home.root)]
+    folders += [("the object store", home / "objects")] if settings.object_store == "folder" else []
+    return FreeSpace(folders, settings.disk_free_bytes, settings.disk_free_percent)
+
+
+async def connect(settings: LcmSettings) -> tuple[LcmPorts, Guard]:
+    """The ports that the settings name, and what authenticates callers."""
+    identity = await core.identity(settings, "lcm")
     ports = LcmPorts(
         jobs=await core.job_store(settings),
         status=await core.status_store(settings),
-        cluster=core.cluster(settings, secret),
-        hints=core.direct_hints(settings, secret),
+        cluster=core.cluster(settings, identity),
+        hints=core.direct_hints(settings, identity),
         clock=core.clock(),
-        secret=secret,
     )
-    return at_failpoints(ports, "lcm")
+    return at_failpoints(ports, "lcm"), await core.guard(settings, identity)

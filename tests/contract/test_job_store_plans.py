@@ -77,17 +77,17 @@ async def use_everything(store: JobStore) -> None:
 @pytest.fixture
 def statements() -> Generator[set[str]]:
     """SQL of each statement that any connection runs from now on."""
-    traced: set[str] = set()
+    run_statements: set[str] = set()
 
     def trace(connection: apsw.Connection) -> None:
         def add(_: object, statement: str, __: object) -> bool:
-            traced.add(statement)
+            run_statements.add(statement)
             return True
 
         connection.exec_trace = add
 
     apsw.connection_hooks.append(trace)
-    yield traced
+    yield run_statements
     apsw.connection_hooks.remove(trace)
 
 

@@ -21,7 +21,9 @@ from services.core.ports.job_store import Changes
 from services.core.ports.metric_store import LineQuery
 from services.core.runtime.home import Home
 from tests.documents import NOW, a_job
+from tests.testbed.identities import credential
 from tests.testbed.memory import MemoryJobStore
+from tests.testbed.server import socket_folder
 from tests.waiting import until
 
 
@@ -40,9 +42,12 @@ async def test_a_follower_that_leaves_while_metrics_hangs_leaves_no_task_behind(
 
     store = MemoryJobStore()
     job = await store.insert(a_job())
-    with socket.create_server(("127.0.0.1", 0)) as hanging:
-        home.addresses_file.write_text(json.dumps({"metrics": f"127.0.0.1:{hanging.getsockname()[1]}"}))
-        client = ServiceClient(home, "metrics", b"secret")
+    path = socket_folder() / "hangs"
+    with socket.socket(socket.AF_UNIX) as hanging:
+        hanging.bind(str(path))
+        hanging.listen()
+        home.addresses_file.write_text(json.dumps({"metrics": f"unix:{path}"}))
+        client = ServiceClient(home, "metrics", credential("api", "metrics"))
         stream = Following(store, TelemetryClient(client), Watcher(store, every_s=60)).lines(job, LineQuery())
         reading = asyncio.ensure_future(anext(stream))
         await until(waiting)

@@ -34,7 +34,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "halt": ("control", "Let jobs checkpoint and stop; they can be resumed."),
         "resume": ("control", "Queue halted jobs again, from their checkpoints."),
         "kill": ("control", "End jobs at once; nothing more is stored."),
-        "delete": ("control", "Remove jobs that have ended."),
+        "delete": ("control", "Remove jobs that have ended, with their results."),
     },
     "This machine": {
         "up": ("platform", "Start the platform on this machine."),

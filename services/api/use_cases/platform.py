@@ -93,7 +93,7 @@ class ClusterState(Answer):
     )
     nodes: Annotated[list[ClusterNode] | UnsetType, doc("All nodes. Only while the cluster answers.")] = UNSET
     isolation: Annotated[
-        str | UnsetType, doc("How learners are isolated: process or sandbox. Only while the cluster answers.")
+        str | UnsetType, doc("How learners are isolated: sandbox, process or trusted. Only while the cluster answers.")
     ] = UNSET
     total: Annotated[ResourceSize | UnsetType, doc("Hardware of all ready nodes. Only with `nodes`.")] = UNSET
 
@@ -179,7 +179,7 @@ async def get_cluster(services: ApiServices, principal: Principal, params: Tenan
 async def get_storage(services: ApiServices, principal: Principal, params: StorageParams) -> TenantStorage:
     """What a tenant has in the object store. Raises PermissionDenied, Unavailable."""
     tenant = principal.acting_tenant(params.tenant)
-    usage = await services.storage.of(tenant)
+    usage = await services.storage_usage.of(tenant)
     return TenantStorage(
         tenant=tenant, bytes=sum(usage.size.values()), objects=usage.objects, kinds=usage.size,
         measured=as_time(usage.measured), complete=usage.complete,

@@ -127,6 +127,8 @@ class Counters:
     preemptions: int = 0
     rollbacks: int = 0
     """Attempts in a row that could not be provisioned; 0 again after one that could."""
+    outages: int = 0
+    """Attempts in a row that an outage ended before a process ran; 0 again once a process has run."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

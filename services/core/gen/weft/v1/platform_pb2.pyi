@@ -216,7 +216,7 @@ class ClusterState(_message.Message):
     USED_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
-    """How learners are isolated: process or sandbox. Only while the cluster answers."""
+    """How learners are isolated: sandbox, process or trusted. Only while the cluster answers."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterNode]:
         """All nodes. Only while the cluster answers."""

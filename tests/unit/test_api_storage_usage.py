@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.api.storage import Storage
+from services.api.storage_usage import StorageUsage
 from services.core.adapters.folder import FolderObjectStore
 from services.core.adapters.system_clock import SystemClock
 from services.core.domain.errors import Unavailable
@@ -48,15 +48,15 @@ async def put(store: FolderObjectStore, key: str, size: int) -> None:
 
 
 async def test_a_tenants_bytes_are_shown_by_kind_and_without_other_tenants(objects: FolderObjectStore) -> None:
-    usage = await Storage(objects, SystemClock()).of("acme")
+    usage = await StorageUsage(objects, SystemClock()).of("acme")
     assert usage.size == {"code": 5, "results": 18, "logs": 13, "checkpoints": 17, "other": 19}
     assert (usage.objects, usage.complete) == (6, True)
-    assert (await Storage(objects, SystemClock()).of("nobody")).size == {}
+    assert (await StorageUsage(objects, SystemClock()).of("nobody")).size == {}
 
 
 async def test_requests_share_a_measurement_for_a_minute(objects: FolderObjectStore) -> None:
     wire, clock = Tripwire(), LateClock()
-    storage = Storage(wire.wrap(objects, "objects"), clock)
+    storage = StorageUsage(wire.wrap(objects, "objects"), clock)
     await asyncio.gather(*[storage.of("acme") for _ in range(10)])
     assert wire.calls == ["objects.list"]
     await put(objects, "tenants/acme/code/bb", 100)
@@ -69,19 +69,19 @@ async def test_requests_share_a_measurement_for_a_minute(objects: FolderObjectSt
 async def test_a_measurement_that_takes_too_long_says_so(
     objects: FolderObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.api.storage._PAGE", 2)
+    monkeypatch.setattr("services.api.storage_usage._PAGE", 2)
     clock = LateClock()
 
     async def later() -> None:
         clock.late_s += 11
 
-    storage = Storage(Tripwire(at=0, what="act", act=later).wrap(objects, "objects"), clock)
+    storage = StorageUsage(Tripwire(at=0, what="act", act=later).wrap(objects, "objects"), clock)
     usage = await storage.of("acme")
     assert (usage.objects, usage.complete) == (2, False)
 
 
 async def test_a_failed_measurement_is_tried_again_at_the_next_request(objects: FolderObjectStore) -> None:
-    storage = Storage(Tripwire(at=0, what="cut").wrap(objects, "objects"), SystemClock())
+    storage = StorageUsage(Tripwire(at=0, what="cut").wrap(objects, "objects"), SystemClock())
     with pytest.raises(Unavailable):
         await storage.of("acme")
     assert (await storage.of("acme")).complete
@@ -89,7 +89,7 @@ async def test_a_failed_measurement_is_tried_again_at_the_next_request(objects: 
 
 async def test_a_client_that_leaves_does_not_end_the_measurement_of_others(objects: FolderObjectStore) -> None:
     wire = Tripwire(at=0, what="pause")
-    storage = Storage(wire.wrap(objects, "objects"), SystemClock())
+    storage = StorageUsage(wire.wrap(objects, "objects"), SystemClock())
     leaving, staying = asyncio.create_task(storage.of("acme")), asyncio.create_task(storage.of("acme"))
     await wire.tripped.wait()
     leaving.cancel()

@@ -42,7 +42,7 @@ class Usage:
         self.size[kind] = self.size.get(kind, 0) + meta.size
 
 
-class Storage:
+class StorageUsage:
     def __init__(self, objects: ObjectStore, clock: Clock) -> None:
         self._objects, self._clock = objects, clock
         self._measuring: dict[str, tuple[float, asyncio.Task[Usage]]] = {}
