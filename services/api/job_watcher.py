@@ -80,9 +80,13 @@ class Watcher:
             watched.followers -= 1
             if watched.followers == 0:
                 self._watched.pop(job.id, None)
-            if not self._watched and self._task is not None:
-                self._task.cancel()
-                self._task = None
+            if not self._watched:
+                self._stop()
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
 
     async def _feed(self) -> None:
         """Updates the followed jobs until cancelled."""

@@ -38,6 +38,8 @@ _CODES: Final = 50
 _UNNAMED: Final = 10_000
 """Stored code archives that one search for unnamed ones reads."""
 _TENANTS: Final = "tenants/"
+_RETRY_S: Final = 60.0
+"""Pause before a job that could not be erased is tried again."""
 _STALE_S: Final = 5.0
 """Code is removed at most so long after its removal began, on a clock that does not stop with the process."""
 log = structlog.get_logger()
@@ -83,6 +85,8 @@ class Eraser:
         self._all_readable = all_readable
         self._after: Job | None = None
         """The last job that a turn has read. Turns go through all of them, so that a failing job stops no other."""
+        self._retry_s: dict[str, float] = {}
+        """When a job that could not be erased is tried again, on the boot-time clock."""
         self._candidate: str | None = None
         self._unnamed = ("", "")
         """The tenant and the key at which the search for unnamed code goes on."""
@@ -94,12 +98,17 @@ class Eraser:
         until = self._ports.clock.now_ms() - round(self._settings.deleted_keep_s * 1000)
         page = await self._ports.jobs.to_erase(deleted_until=until, after=self._after, limit=_JOBS)
         number, objects = 0, 0
+        now_s = self._ports.clock.boottime()
+        self._retry_s = {job_id: time_s for job_id, time_s in self._retry_s.items() if time_s > now_s}
         for job in page:
+            if job.id in self._retry_s:
+                continue
             try:
                 removed = await self._erase(job)
             except Unavailable:
                 raise
             except WeftError as error:  # one bad job must not stop the others
+                self._retry_s[job.id] = now_s + _RETRY_S
                 log.warning("job.not_erased", job=job.id, why=str(error))
             else:
                 number += removed is not None

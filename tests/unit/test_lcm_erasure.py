@@ -370,8 +370,13 @@ async def test_a_job_that_cannot_be_erased_stops_no_other(world: World, monkeypa
     eraser = world.eraser(deleted_keep_s=0)
     for _ in range(4):
         await eraser.erase_jobs()
+        world.clock.ms += 1
     assert [await world.gone(job) for job in jobs] == [False, False, True, True, True]
     monkeypatch.undo()
+    for _ in range(3):
+        await eraser.erase_jobs()
+    assert not await world.gone(jobs[0]), "it is tried again after a minute, not every second"
+    world.clock.ms += 60_001
     for _ in range(3):
         await eraser.erase_jobs()
     assert all([await world.gone(job) for job in jobs])
