@@ -3,7 +3,8 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-stress check fuzz promise chaos test-cluster cluster-up cluster-down cluster-status bench fmt lock proto sdk docs clean
+.PHONY: help setup demo test test-stress check fuzz promise chaos hostile test-cluster cluster-up cluster-down cluster-status
+.PHONY: bench fmt lock proto sdk docs clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -15,6 +16,7 @@ SEED ?=
 FILES ?=
 NODES ?=
 SIMULATED ?=
+ON ?=
 
 help: ## This list
 	@echo "Weft: train deep-learning models on a shared platform."
@@ -49,6 +51,10 @@ chaos: setup ## Processes killed and worse, and an auditor (SEED=17 N=200)
 	@scripts/test-packages.sh
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(N),--faults $(N)) $(ARGS)
 
+hostile: setup ## Tricks of hostile learners and users, and an auditor (ON=...)
+	@scripts/test-packages.sh
+	@WEFT_HOSTILE=$(or $(ON),all) $(BIN)/pytest --timeout 900 -q --tb=short tests/hostile $(ARGS)
+
 test-cluster: setup ## The tests on Kubernetes: its own test cluster, or KUBECONFIG=...
 	@WEFT_TEST_KUBECONFIG=$(KUBECONFIG) $(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/cluster $(ARGS)
 
@@ -79,7 +85,7 @@ sdk: setup ## Generate the SDK's synchronous modules from cli/weft/_aio/
 	@$(BIN)/python scripts/sdk.py
 
 docs: setup ## Generate the pages that are made from the code
-	@for page in settings schema api_reference architecture; do $(BIN)/python scripts/$$page.py || exit 1; done
+	@for page in settings schema api_reference architecture hostile; do $(BIN)/python scripts/$$page.py || exit 1; done
 
 clean: ## Remove caches and build outputs (.venv stays)
 	@rm -rf build dist cli/build cli/dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache htmlcov .coverage .coverage.*

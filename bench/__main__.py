@@ -15,7 +15,10 @@ BENCHMARKS = {
     "metrics_stream": "a learner reports a point -> the follower of its job has it",
     "footprint": "memory and processor time of a waiting job, and of a running one",
     "metrics_ingest": "lines and points stored per second; delay until a follower has them",
+    "transport": "calls between two services over sockets and mutual TLS, beside plain TCP",
+    "tokens": "what the tokens of services cost per call",
     "takeover": "a part of the platform is killed -> it works again",
+    "scale_history": "a million ended jobs beside a thousand: idle time, list, show, submit",
     "overhead": "a training run on the platform against the same bare processes",
 }
 

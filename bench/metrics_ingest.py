@@ -31,7 +31,7 @@ from services.core.adapters.sqlite.metrics import SqliteMetricStore
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.metrics.rpc.messages import batch_of
 from tests.testbed.metrics import Helper, MetricsProcess, Reader, job_id, running
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 
 LINE = "epoch 3 step {at:>7} loss=0.{at:06d} accuracy=0.9312 lr=0.001 12.3 samples/s eta 0:01:02"
 NAMES = ("loss", "accuracy", "lr", "grad_norm", "samples_per_s")
@@ -153,7 +153,7 @@ async def measure(options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         # No etcd: intake must not depend on it.
-        with running(Path(folder), f"127.0.0.1:{free_port()}") as service:
+        with running(Path(folder), free_address()) as service:
             work = {"lines": prepare(service, options, lines), "points": prepare(service, options, points)}
             rows.append(Row("line -> follower", await follow(service), promised="p99 <= 200"))
             for name, prepared in work.items():

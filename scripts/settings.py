@@ -38,6 +38,7 @@ SERVICES: tuple[tuple[str, type[Settings]], ...] = (
     ("node", NodeSettings),
 )
 HELPER = (
+    ("build_uid", "`69999`", "User id that environments are built under, if the platform runs as root; 0: as root."),
     ("data_paths", "", "Folders, separated by ':', that data stores of type local may name; empty: none."),
     ("http_allow", "", "Hosts and networks, separated by ',', that are not public and may serve data all the same."),
     ("http_max_bytes", "`1099511627776`", "Largest file that is downloaded, in bytes."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -10,6 +12,10 @@ from weft._errors import Internal
 from weft._records import Artifact
 
 KINDS: Final = ("results", "logs", "checkpoints", "code")
+_NAME_BYTES: Final = 255
+"""The longest name that a folder takes, in bytes."""
+_PART_BYTES: Final = 200
+"""Of a longer name; also of the name of a file that is not complete yet, to which something is added."""
 
 
 def choose(listed: Sequence[Artifact], what: str) -> list[tuple[str, Artifact]]:
@@ -25,8 +31,31 @@ def choose(listed: Sequence[Artifact], what: str) -> list[tuple[str, Artifact]]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Where a file goes. The platform's word is not taken for it: nothing is written outside the folder."""
+    """Where a file goes. The platform's word is not taken for it: nothing is written outside the folder.
+
+    A learner may give its files names that no folder here takes, and one of them must not keep the others from being
+    fetched: a name that is too long is cut and ends with its hash, and a backslash is written %5C where it separates
+    folders.
+    """
+    if os.sep == "\\":
+        name = name.replace("\\", "%5C")
     parts = PurePosixPath(name).parts
-    if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
+    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
         raise Internal(f"the platform lists a file with a path that leads outside: {name!r}")
-    return folder.joinpath(*parts)
+    return folder.joinpath(*map(_fitting, parts))
+
+
+def part_file(target: Path, version: str) -> Path:
+    """The hidden file that a download of ``target`` is written to first. ``version``: of the content."""
+    return target.with_name(f".{_cut(target.name, _PART_BYTES)}.{version}.weft-part")
+
+
+def _fitting(part: str) -> str:
+    if len(part.encode()) <= _NAME_BYTES:
+        return part
+    return f"{_cut(part, _PART_BYTES)}.{hashlib.sha256(part.encode()).hexdigest()[:12]}"
+
+
+def _cut(text: str, size: int) -> str:
+    """The longest beginning with at most ``size`` bytes."""
+    return text.encode()[:size].decode(errors="ignore")

@@ -77,6 +77,10 @@ class Client:
         """Nodes, totals and current use."""
         return self._http.json("GET", "/v1/cluster")
 
+    def storage(self) -> dict[str, Any]:
+        """What the tenant has in the object store: `bytes`, `objects`, bytes by `kinds`, `measured`, `complete`."""
+        return self._http.json("GET", "/v1/storage")
+
     def frameworks(self) -> list[dict[str, Any]]:
         """The environments that a job may name."""
         answer = self._http.json("GET", "/v1/frameworks")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from weft._choosing import KINDS, choose, inside
+from weft._choosing import KINDS, choose, inside, part_file
 from weft._errors import ConnectionFailed, InvalidRequest, NotFound
 from weft._http import Http
 from weft._records import Artifact
@@ -57,7 +57,7 @@ def download(
 def _fetch(http: Http, url: str, artifact: Artifact, target: Path, count: Callable[[int], None]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     version = hashlib.sha256(artifact.etag.encode()).hexdigest()[:12]
-    part = target.with_name(f".{target.name[:200]}.{version}.weft-part")
+    part = part_file(target, version)
     fruitless, had = 0, -1
     while True:
         try:

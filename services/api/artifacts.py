@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.api.instrumentation import Instrumentation
-from services.api.uploads import code_key
 from services.core.domain.errors import NotFound
 from services.core.domain.job import Job
 from services.core.ports.object_store import ObjectMeta, ObjectStore
+from services.core.use_cases.code_removal import code_key
 
 CODE: Final = "code.zip"
 _ATTEMPTS: Final = "attempts/"

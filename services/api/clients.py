@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc.aio
 
-from services.core.adapters.rpc.client import connect, streaming, translating
+from services.core.adapters.rpc.client import Credential, connect, streaming, translating
 from services.core.adapters.rpc.operations import ask_quarantine
 from services.core.domain.errors import Unavailable
 from services.core.domain.sizes import Size
@@ -34,6 +34,7 @@ from services.core.ports.metric_store import (
     StoredLine,
     StoredPoint,
 )
+from services.core.runtime.address import Address
 from services.core.runtime.home import Home
 from services.core.runtime.quarantine import QuarantineEntry
 
@@ -49,11 +50,11 @@ _FOLLOW_S: Final = 24 * 3600.0
 class ServiceClient:
     """The channel to one other service, by its name in the addresses file."""
 
-    def __init__(self, home: Home, name: str, secret: bytes) -> None:
+    def __init__(self, home: Home, name: str, credential: Credential) -> None:
         self._home = home
         self._name = name
-        self._secret = secret
-        self._address = ""
+        self._credential = credential
+        self._address: Address | None = None
         self._channel: grpc.aio.Channel | None = None
 
     async def channel(self) -> grpc.aio.Channel:
@@ -64,7 +65,7 @@ class ServiceClient:
             raise Unavailable(f"the {self._name} service is not there yet", retry_after_s=1) from None
         if self._channel is None or address != self._address:
             await self.close()
-            self._address, self._channel = address, connect(address, secret=self._secret)
+            self._address, self._channel = address, connect(address, self._credential)
         return self._channel
 
     @contextmanager
@@ -104,6 +105,8 @@ class Summary:
     """From 0 to 1; None if the job does not report it."""
     eta_ms: int | None
     """Milliseconds until the end; None if it is not known."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Lines and points beyond a bound of the job: bound -> count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class ClusterUsage:
 
     nodes: Sequence[Node]
     isolation: str
-    """How learners are isolated: process | sandbox."""
+    """How learners are isolated: sandbox | process | trusted."""
     used: Size
     """What jobs hold of all nodes together."""
 
@@ -123,8 +126,8 @@ class DispatcherClient:
     def __init__(self, client: ServiceClient) -> None:
         self._client = client
 
-    async def explain(self, job_ids: Sequence[str] = ()) -> Sequence[Waiting]:
-        """Waiting jobs in their order: all, or these."""
+    async def explain(self, job_ids: Sequence[str]) -> Sequence[Waiting]:
+        """Those of these jobs that wait."""
         stub = control_pb2_grpc.QueueStub(await self._client.channel())
         with self._client.answering():
             reply = await stub.Explain(control_pb2.ExplainRequest(job_ids=job_ids), timeout=_OPTIONAL_S)
@@ -219,7 +222,7 @@ class TelemetryClient:
         return Summary(
             lines=reply.lines, points=reply.points, latest=latest,
             progress=reply.progress if reply.progress >= 0 else None,
-            eta_ms=reply.eta_ms if reply.eta_ms >= 0 else None,
+            eta_ms=reply.eta_ms if reply.eta_ms >= 0 else None, left_out=dict(reply.left_out),
         )  # fmt: skip
 
 

@@ -14,19 +14,30 @@ from services.api.answers import Answer, doc
 from services.api.clients import Waiting
 from services.api.platform import spec_of
 from services.core.domain.job import Job
+from services.core.domain.outages import Outage, is_outage
 from services.core.domain.status import Desired, PendingReason, Status
 
 _ADVICE: Final[Mapping[str, str]] = {
     PendingReason.NO_MATCHING_FLAVOR: "`weft kill {id}`, and submit it again with less `resources` or fewer `learners`",
     PendingReason.WAITING_FOR_CAPACITY: "it starts by itself once running jobs have ended",
+    PendingReason.WAITING_FOR_DISK: "nothing of the job is wrong: it starts by itself once the operator has made room",
     PendingReason.BACK_OFF: "it is tried again by itself; `retries.backoff` sets the pause",
     PendingReason.RELEASING: "the hardware of its last attempt is being given back; it continues by itself",
     "ExitCode": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "Signalled": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "OOMKilled": "request more with `resources.memory`",
+    "DiskExceeded": "write less, e.g. keep fewer checkpoints, and submit it again",
     "DataChanged": "submit it again once the data no longer changes; its learners must all read one version",
+    Outage.NO_SPACE: "nothing of the job is wrong: it continues by itself once the operator has made room",
+    Outage.INDEX_UNAVAILABLE: "nothing of the job is wrong: it continues by itself once the package index answers",
+    Outage.DATA_STORE_UNAVAILABLE: "it continues by itself once the data store answers; check its address",
+    Outage.OBJECT_STORE_UNAVAILABLE: "nothing of the job is wrong: it continues by itself once the store is back",
+    Outage.MACHINE_FAULT: "nothing of the job is wrong: it is tried again by itself",
+    "DataNotFound": "correct `url` of its data store and `path` of its inputs, and submit it again",
     "EnvironmentFailed": "correct requirements.txt (packages are installed from wheels only) and submit it again",
 }
+_AFTER_AN_ATTEMPT: Final = frozenset({PendingReason.BACK_OFF, PendingReason.RELEASING})
+"""Reasons to wait that follow from the end of an attempt, whose own reason is shown as well."""
 _NEXT: Final[Mapping[Status, tuple[str, ...]]] = {
     Status.DOWNLOADING: ("its code, data and packages are being prepared; new packages take longest",),
     Status.PROCESSING: ("`weft logs -f {id}` follows what it prints", "`weft metrics {id}` shows its curves"),
@@ -50,8 +61,21 @@ class JobExplanation(Answer):
     ] = UNSET
 
 
-def explain(job: Job, waiting: Waiting | None, *, now: int) -> JobExplanation:
-    """The job's state, its reason, and hints. ``waiting``: the dispatcher's decision, if known. ``now``: Unix ms."""
+_BOUNDS: Final[Mapping[str, str]] = {
+    "log_bytes": "log lines (WEFT_METRICS_JOB_LOG_BYTES)",
+    "points": "metric points (WEFT_METRICS_JOB_POINTS)",
+    "series": "points of further curves (WEFT_METRICS_JOB_SERIES)",
+    "sources": "lines and points of further files (WEFT_METRICS_JOB_SOURCES)",
+}
+
+
+def explain(
+    job: Job, waiting: Waiting | None, *, now: int, left_out: Mapping[str, int] | None = None
+) -> JobExplanation:
+    """The job's state, its reason, and hints. ``waiting``: the dispatcher's decision, if known. ``now``: Unix ms.
+
+    ``left_out``: lines and points beyond a bound of the job, bound -> count.
+    """
     state = job.state
     pending = waiting.pending_reason if waiting else state.pending_reason
     return JobExplanation(
@@ -61,7 +85,7 @@ def explain(job: Job, waiting: Waiting | None, *, now: int) -> JobExplanation:
         reason=state.reason,
         message=state.message,
         pending_reason=pending,
-        hints=_hints(job, pending),
+        hints=[*_hints(job, pending), *_bounds_reached(left_out or {})],
         queue_position=waiting.position if waiting else UNSET,
     )
 
@@ -70,6 +94,8 @@ def _summary(job: Job, waiting: Waiting | None, *, now: int) -> str:
     if job.status is Status.QUEUED:
         place = f"waits at place {waiting.position}" if waiting else "waits"
         why = waiting.message if waiting else job.state.message
+        if waiting and waiting.pending_reason in _AFTER_AN_ATTEMPT and job.state.message:
+            why = f"{job.state.message} ({waiting.message})"
         return f"{place}: {why}" if why else f"{place} to be admitted"
     if job.at_rest or job.finished is not None:
         message = _end_message(job)
@@ -104,9 +130,18 @@ def _hints(job: Job, pending: str) -> list[str]:
     if job.verdict is not None and spec is not None and len(spec.roles) == 1 and spec.learners > 1:
         number = job.verdict.learner.rpartition("-")[2]
         rank = f" --rank {number}" if number.isdigit() else ""
+    if is_outage(job.state.reason) and pending == PendingReason.BACK_OFF:
+        pending = ""  # its advice is for the pauses that the job's owner sets
     hints = [_ADVICE[code] for code in (pending, job.state.reason) if code in _ADVICE]
     hints += _NEXT.get(job.status, ())
     return [hint.format(id=job.id, rank=rank) for hint in hints]
+
+
+def _bounds_reached(left_out: Mapping[str, int]) -> list[str]:
+    return [
+        f"{count:,} {_BOUNDS.get(bound, bound)} are beyond the job's limit, and left out; its stored files have them"
+        for bound, count in sorted(left_out.items())
+    ]
 
 
 def _span(ms: int) -> str:

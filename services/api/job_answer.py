@@ -72,8 +72,8 @@ class Job(Answer):
     pending_reason: Annotated[
         str,
         doc(
-            "Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing or Misconfigured; "
-            "else empty."
+            "Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing, "
+            "WaitingForDisk or Misconfigured; else empty."
         ),
     ]
     at_rest: Annotated[bool, doc("It has ended or is HALTED, and has released all of its hardware.")]

@@ -1,6 +1,9 @@
-"""Polls the documents of followed jobs.
+"""Watches the documents of followed jobs: one feed for all followers of the process.
 
-All followers of a job share one poll, which ends with the last of them. A poll that fails is repeated.
+The feed reads which jobs were written since its last read, from an index of the job store, and then the documents of
+those that are followed and have changed. So a follower of a quiet job costs no read, and the feed reads nothing while
+the process has no follower. A store may miss a write (``JobStore.changes``), so each followed job is also read every
+``_RECHECK_S``. A read that fails is repeated.
 """
 
 from __future__ import annotations
@@ -9,17 +12,22 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
-from services.core.domain.errors import WeftError
+from services.core.domain.errors import Unavailable, WeftError
 from services.core.domain.job import Job
 from services.core.ports.job_store import JobStore
+from services.core.runtime.edges import log_unexpected
 
+_RECHECK_S: Final = 15.0
+_RECHECKED: Final = 20
+"""Jobs whose time has come that one turn of the feed reads: thousands of followers cost no burst."""
 log = structlog.get_logger()
 
 
-@dataclass
+@dataclass(eq=False)
 class Watched:
     """One followed job. ``job`` is the newest document; None if the job no longer exists."""
 
@@ -27,16 +35,22 @@ class Watched:
     followers: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced by a new one, at each change. Read it before ``job``, so that no change is missed."""
-    task: asyncio.Task[None] | None = None
+    read_at_s: float | None = None
+    """When the feed last read the document, in the time of the event loop; None: never."""
 
     @property
     def over(self) -> bool:
         """The job is at rest or no longer exists: it changes only if its owner resumes it."""
         return self.job is None or self.job.deleted is not None or self.job.at_rest
 
+    @property
+    def rev(self) -> int:
+        """The revision of the document; 0 if the job no longer exists."""
+        return self.job.rev if self.job else 0
+
     def update(self, job: Job | None) -> None:
-        """Notes the newest document."""
-        if (job.rev if job else 0) != (self.job.rev if self.job else 0):
+        """Keeps the document, if it is another one, and wakes the followers."""
+        if (job.rev if job else 0) != self.rev:
             self.job = job
             self.changed.set()
             self.changed = asyncio.Event()
@@ -44,30 +58,75 @@ class Watched:
 
 class Watcher:
     def __init__(self, store: JobStore, *, every_s: float) -> None:
+        """``every_s``: pause between two reads of the feed, in seconds."""
         self._store = store
         self._every_s = every_s
         self._watched: dict[str, Watched] = {}
+        """By job id."""
+        self._task: asyncio.Task[None] | None = None
+        self._position: int | None = None
 
     @contextlib.asynccontextmanager
     async def follow(self, job: Job) -> AsyncGenerator[Watched]:
-        """Polls the job while the context is open; ``job`` is the first document."""
-        watched = self._watched.get(job.id)
-        if watched is None:
-            watched = self._watched[job.id] = Watched(job)
-            watched.task = asyncio.create_task(self._poll(job.id, watched))
+        """Watches the job while the context is open; ``job`` is the first document."""
+        watched = self._watched.setdefault(job.id, Watched(job))
         watched.followers += 1
+        if self._task is None:
+            self._position = None
+            self._task = asyncio.create_task(self._feed())
         try:
             yield watched
         finally:
             watched.followers -= 1
-            if watched.followers == 0 and watched.task is not None:
+            if watched.followers == 0:
                 self._watched.pop(job.id, None)
-                watched.task.cancel()
+            if not self._watched:
+                self._stop()
 
-    async def _poll(self, job_id: str, watched: Watched) -> None:
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _feed(self) -> None:
+        """Updates the followed jobs until cancelled."""
         while True:
-            await asyncio.sleep(self._every_s)
             try:
-                watched.update(await self._store.get(job_id))
+                with log_unexpected("feed.failed", expected=WeftError):
+                    await self._read_changes()
             except WeftError as error:
-                log.warning("job.poll_failed", job=job_id, error=error.message)
+                log.warning("feed.interrupted", error=error.message)
+            await asyncio.sleep(self._every_s)
+
+    async def _read_changes(self) -> None:
+        changes = await self._store.changes(self._position)
+        due_before_s = asyncio.get_running_loop().time() - _RECHECK_S
+        due: list[str] = []
+        # A job that is followed since the last turn may have changed between its follower's read and this one.
+        new: list[str] = []
+        for job_id, watched in self._watched.items():
+            if watched.read_at_s is None:
+                new.append(job_id)
+            elif watched.read_at_s < due_before_s and len(due) < _RECHECKED:
+                due.append(job_id)
+        changed = [
+            job_id
+            for job_id, rev in changes.revisions.items()
+            if job_id in self._watched and self._watched[job_id].rev != rev
+        ]
+        for job_id in dict.fromkeys((*changed, *new, *due)):
+            await self._read(job_id)
+        self._position = changes.position  # not before: a read that failed is repeated with the same changes
+
+    async def _read(self, job_id: str) -> None:
+        """Reads one job. A document that cannot be read harms its own followers only."""
+        watched = self._watched.get(job_id)
+        if watched is None:
+            return
+        try:
+            watched.update(await self._store.get(job_id))
+        except WeftError as error:
+            if isinstance(error, Unavailable):
+                raise
+            log.warning("job.poll_failed", job=job_id, error=error.message)
+        watched.read_at_s = asyncio.get_running_loop().time()

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from services.api.access import Principal
 from services.api.idempotency import KEPT_MS, IdempotencyKeys, request_digest, stored_key
 from services.api.instrumentation import Instrumentation
@@ -33,6 +35,7 @@ from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobQuery, JobStore
 from services.core.use_cases import jobs
 
+log = structlog.get_logger()
 _TRIES: Final = 100
 """As in ``services.core.use_cases.jobs.update``."""
 _CACHED_JOBS: Final = 1_000
@@ -175,7 +178,7 @@ class Jobs:
         raise StaleRevision(f"job {job_id} kept changing under {_TRIES} tries to update it")
 
     async def delete(self, principal: Principal, job_id: str, *, kill: bool) -> None:
-        """Hides the job; its document stays. With ``kill`` a live job is killed first.
+        """Hides the job; its document stays, its data is erased later. With ``kill`` a live job is killed first.
 
         Raises NotFound; Conflict while the job is live, with ``kill`` after ``delete_wait_s``.
         """
@@ -183,10 +186,13 @@ class Jobs:
         if kill and not job.at_rest:
             await self._kill_and_wait(principal, job)
 
+        actor = principal.actor_on(job)
+
         def change(job: Job) -> Job:
-            return removed(principal.visible(job, job_id), now=self._clock.now_ms())
+            return removed(principal.visible(job, job_id), actor=actor, now=self._clock.now_ms())
 
         await jobs.update(self._store, job_id, None, change)
+        log.info("job.deleted", job=job_id, tenant=job.tenant, actor=actor)
         self._instrumentation.deleted.inc()
 
     async def _kill_and_wait(self, principal: Principal, job: Job) -> None:

@@ -47,7 +47,7 @@ class ClusterState:
 
     nodes: Sequence[Node] | None
     isolation: str | None
-    """How learners are isolated: process | sandbox."""
+    """How learners are isolated: sandbox | process | trusted."""
     used: Size | None
     """What jobs of all tenants hold of the nodes."""
     jobs: Mapping[Status, int]
@@ -97,8 +97,8 @@ class Platform:
                 held += [(service, thing) for thing in answer]
         return Quarantined(held, silent)
 
-    async def waiting(self, job_ids: Sequence[str] = ()) -> Mapping[str, Waiting]:
-        """Waiting jobs by id, in the queue's order: all, or these. Empty if the dispatcher does not answer."""
+    async def waiting(self, job_ids: Sequence[str]) -> Mapping[str, Waiting]:
+        """Those of these jobs that wait, by id, as the dispatcher last decided. Empty if it does not answer."""
         try:
             return {waiting.job_id: waiting for waiting in await self._dispatcher.explain(job_ids)}
         except WeftError as away:

@@ -13,7 +13,9 @@ from services.api.instrumentation import Instrumentation
 from services.api.jobs import Jobs
 from services.api.keys import Keys
 from services.api.platform import Platform
+from services.api.search_budget import SearchBudget
 from services.api.settings import ApiSettings
+from services.api.storage import Storage, StorageBound
 from services.api.submit import Submissions
 from services.api.uploads import Uploads
 
@@ -25,10 +27,13 @@ class ApiServices:
     jobs: Jobs
     submissions: Submissions
     uploads: Uploads
+    storage_bound: StorageBound
+    searches: SearchBudget
     artifacts: Artifacts
     telemetry: TelemetryClient
     following: Following
     platform: Platform
+    storage: Storage
     instrumentation: Instrumentation
     checks: Mapping[str, Callable[[], Awaitable[object]]]
     """What readiness depends on: name of a port -> its ping."""

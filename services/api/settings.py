@@ -14,14 +14,51 @@ MIB: Final = 2**20
 class ApiSettings(Settings):
     max_code_bytes: int = Field(default=512 * MIB, gt=0, description="Largest code archive that is accepted, in bytes.")
     max_spec_bytes: int = Field(default=256 * 1024, gt=0, description="Longest text of a job spec, in bytes.")
+    max_uploads: int = Field(
+        default=64, gt=0, description="Most uploads of code at a time, of all tenants. Further ones are answered 429."
+    )
+    max_tenant_uploads: int = Field(default=8, gt=0, description="Most uploads of code of one tenant at a time.")
+    tenant_bytes: int = Field(
+        default=2**40,
+        ge=0,
+        description="Most bytes that a tenant stores in the object store: code, results, logs, checkpoints. Beyond it "
+        "submissions are refused (507). 0: no limit.",
+    )
+    tenant_count_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="A tenant's objects are counted again at a submission if the last count is so old, in seconds.",
+    )
+    tenant_searches: int = Field(default=2, gt=0, description="Most searches through logs of one tenant at a time.")
+    tenant_search_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds that a tenant may search logs without a pause. Then searches are answered 429.",
+    )
+    tenant_search_share: float = Field(
+        default=0.25, gt=0, description="Seconds of search time that a tenant earns back in each second."
+    )
+    max_learners: int = Field(
+        default=1_000,
+        gt=0,
+        description="Most learners of a job that is submitted: each takes a shim and a helper of about 30 MB.",
+    )
+    max_gang_bytes: int = Field(
+        default=16 * MIB,
+        gt=0,
+        description="Most bytes of the commands and environment variables of all learners of a job: each "
+        "learner gets them in a file of its own.",
+    )
     key_cache_s: float = Field(
         default=2.0,
         ge=0,
         description="How long an API key is cached, in seconds: a revoked key may work for this long.",
     )
     follow_poll_s: float = Field(
-        default=0.1, gt=0, description="Interval at which a followed job is polled, in seconds."
-    )
+        default=0.03, gt=0,
+        description="Interval at which the api reads which jobs have changed while any job is followed, in seconds. It"
+        " is one small read, however many followers there are.",
+    )  # fmt: skip
     keepalive_s: float = Field(
         default=15.0,
         gt=0,

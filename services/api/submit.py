@@ -3,7 +3,8 @@
 The order makes it safe: the spec is checked, the code is checked, the code is stored, the document is inserted; only
 then the request is answered and the dispatcher gets a hint. A crash before the insert leaves code that no job names;
 the next submit of the same code uses it. A crash after the insert leaves a job that the dispatcher finds by itself. Of
-concurrent submissions under one key the store's unique index accepts one.
+concurrent submissions under one key the store's unique index accepts one. Code is claimed before it is stored, so that
+its removal (``services.core.use_cases.code_removal``) does not take it away before the job is inserted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from services.api.access import Principal
 from services.api.idempotency import request_digest
 from services.api.instrumentation import Instrumentation
 from services.api.platform import Fit, Platform
-from services.api.uploads import Upload, code_key
+from services.api.uploads import Upload
 from services.core import frameworks
 from services.core.domain.errors import (
     Duplicate,
@@ -26,6 +27,7 @@ from services.core.domain.errors import (
     Internal,
     InvalidRequest,
     InvalidSpec,
+    Unavailable,
 )
 from services.core.domain.ids import RANDOM_BITS, make_id
 from services.core.domain.job import Job, new_job
@@ -37,6 +39,9 @@ from services.core.ports.clock import Clock
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobStore
 from services.core.ports.object_store import ObjectStore
+from services.core.ports.record_store import RecordStore
+from services.core.use_cases import code_removal
+from services.core.use_cases.code_removal import code_key
 
 _LONG_SPEC: Final = 4096
 """Bytes from which on a spec is read in a thread."""
@@ -82,6 +87,22 @@ def read_spec(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
     return spec
 
 
+def check_gang(spec: JobSpec, *, max_learners: int, max_bytes: int) -> None:
+    """Raises InvalidSpec for a gang that has more learners, or larger ones, than this platform takes."""
+    variables = sum(len(name) + len(value) for name, value in spec.env.items())
+    size = sum(role.count * (len(role.command or spec.command) + variables) for role in spec.roles.values())
+    if spec.learners > max_learners:
+        why = f"this platform takes jobs of at most {max_learners} learners (WEFT_MAX_LEARNERS)"
+    elif size > max_bytes:
+        why = (
+            f"the commands and variables of its {spec.learners} learners have {size} bytes together, and this platform "
+            f"takes {max_bytes} (WEFT_MAX_GANG_BYTES); put long ones into the code"
+        )
+    else:
+        return
+    raise InvalidSpec(f"/roles: {why}", errors=(FieldError("/roles", why),))
+
+
 async def read_spec_in_thread(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
     """As ``read_spec``; a long spec takes tens of milliseconds and is read in a thread."""
     return read_spec(text, kind) if len(text) < _LONG_SPEC else await asyncio.to_thread(read_spec, text, kind)
@@ -111,6 +132,7 @@ class Submissions:
         self,
         *,
         store: JobStore,
+        records: RecordStore,
         objects: ObjectStore,
         hints: Hints,
         clock: Clock,
@@ -118,6 +140,7 @@ class Submissions:
         instrumentation: Instrumentation,
     ) -> None:
         self._store = store
+        self._records = records
         self._objects = objects
         self._hints = hints
         self._clock = clock
@@ -133,13 +156,29 @@ class Submissions:
 
     async def check_code_is_stored(self, tenant: str, code_digest: str) -> None:
         """Raises InvalidRequest if the tenant has not uploaded this code."""
+        await self._claim_code(tenant, code_digest)
         if await self._objects.head(code_key(tenant, code_digest)) is None:
             message = "no code of this digest was uploaded; send the code itself"
             raise InvalidRequest(f"/code_digest: {message}", errors=(FieldError("/code_digest", message),))
 
-    async def keep_code(self, upload: Upload, key: str) -> None:
-        """Stores the code; it is durable when this returns."""
-        await upload.store(self._objects, key)
+    async def keep_code(self, upload: Upload, tenant: str, code_digest: str) -> bool:
+        """Stores the code; it is durable when this returns, and is not removed while the job is inserted.
+
+        Returns False if it was stored before.
+        """
+        written = False
+        for _ in range(_TRIES):
+            began_s = self._clock.boottime()
+            await self._claim_code(tenant, code_digest)
+            written = await upload.store(self._objects, code_key(tenant, code_digest)) or written
+            if self._clock.boottime() - began_s < code_removal.CLAIM_S / 2:
+                return written
+            # A slow upload used up its claim. The next turn finds the code stored, or stores it again.
+        raise Unavailable("the object store is too slow to keep the code; send it again", retry_after_s=5)
+
+    async def _claim_code(self, tenant: str, code_digest: str) -> None:
+        """Keeps the code from being removed. Raises Unavailable while it is being removed."""
+        await code_removal.claim(self._records, tenant, code_digest, now=self._clock.now_ms())
 
     async def submit(
         self, principal: Principal, tenant: str, spec: JobSpec, *, code_digest: str, key: str | None, trace: str

@@ -13,17 +13,19 @@ import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
-from services.core.domain.errors import Duplicate, NoSpace, TooLarge
+from services.core.domain.errors import Duplicate, NoSpace, ResourceExhausted, TooLarge
 from services.core.formats import archive
 from services.core.ports.object_store import ObjectStore
 
 _BLOCK: Final = 2**20
+_BUSY_S: Final = 1.0
 _T = TypeVar("_T")
 
 
@@ -36,17 +38,20 @@ class Code:
     size: int
 
 
-def code_key(tenant: str, digest: str) -> str:
-    """Key of a tenant's code in the object store."""
-    return f"tenants/{tenant}/code/{digest.removeprefix('sha256:')}"
-
-
 class Uploads:
     """The spool. ``folder`` belongs to this process alone."""
 
-    def __init__(self, folder: Path, *, max_bytes: int) -> None:
+    def __init__(self, folder: Path, *, max_bytes: int, most: int, most_of_tenant: int) -> None:
+        """``most``: uploads at a time; ``most_of_tenant``: those of one tenant."""
         self._folder = folder
         self._max_bytes = max_bytes
+        self._most, self._most_of_tenant = most, most_of_tenant
+        self._running: Counter[str] = Counter()
+
+    @property
+    def running(self) -> int:
+        """Uploads now, of all tenants."""
+        return self._running.total()
 
     def open(self) -> None:
         """Makes the folder, and empties it."""
@@ -55,11 +60,41 @@ class Uploads:
             path.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
-    async def receive(self) -> AsyncGenerator[Upload]:
-        """A new upload; its file is removed when the context ends."""
+    async def receive(self, tenant: str) -> AsyncGenerator[Upload]:
+        """A new upload; its file is removed when the context ends.
+
+        Raises ResourceExhausted while the tenant, or all together, have as many uploads as they may have.
+        """
+        with self._counted(tenant):
+            async with self._file() as file:
+                yield Upload(file, self._max_bytes)
+
+    @contextlib.contextmanager
+    def _counted(self, tenant: str) -> Generator[None]:
+        if self._running[tenant] >= self._most_of_tenant:
+            raise ResourceExhausted(
+                f"tenant {tenant} sends code {self._running[tenant]} times now, which is the most "
+                "(WEFT_MAX_TENANT_UPLOADS); try again",
+                retry_after_s=_BUSY_S,
+            )
+        if self._running.total() >= self._most:
+            raise ResourceExhausted(
+                f"code is sent {self._running.total()} times now, which is the most (WEFT_MAX_UPLOADS); try again",
+                retry_after_s=_BUSY_S,
+            )
+        self._running[tenant] += 1
+        try:
+            yield
+        finally:
+            self._running[tenant] -= 1
+            if not self._running[tenant]:
+                del self._running[tenant]
+
+    @contextlib.asynccontextmanager
+    async def _file(self) -> AsyncGenerator[BinaryIO]:
         file = await _in_thread(self._create)
         try:
-            yield Upload(file, self._max_bytes)
+            yield file
         finally:
             with contextlib.suppress(OSError):  # a full disk may fail the last flush; the bytes are no longer needed
                 file.close()
@@ -100,12 +135,18 @@ class Upload:
         await _in_thread(lambda: self._checked(block))  # one call: each switch to a thread and back costs time
         return Code(f"sha256:{self._hash.hexdigest()}", self._size)
 
-    async def store(self, objects: ObjectStore, key: str) -> None:
-        """Stores the archive under the key; it is durable when this returns. Existing code is not written again."""
+    async def store(self, objects: ObjectStore, key: str) -> bool:
+        """Stores the archive under the key; it is durable when this returns. Existing code is not written again.
+
+        Returns whether it was written.
+        """
         if await objects.head(key) is not None:
-            return
-        with contextlib.suppress(Duplicate):  # another request stored the same bytes first
+            return False
+        try:
             await objects.put(key, self._chunks(), create_only=True)
+        except Duplicate:  # another request stored the same bytes first
+            return False
+        return True
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         for start in range(0, self._size, _BLOCK):

@@ -20,8 +20,10 @@ from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
 from services.api.keys import ensure_admin_key, move_pepper, open_keys
 from services.api.platform import Platform
+from services.api.search_budget import SearchBudget
 from services.api.services import ApiServices
 from services.api.settings import ApiSettings
+from services.api.storage import Storage, StorageBound
 from services.api.submit import Submissions
 from services.api.uploads import Uploads
 from services.core.bootstrap import wiring
@@ -46,20 +48,21 @@ async def open_services(
     """
     async with contextlib.AsyncExitStack() as closing:
         installation, clock = wiring.installation_secrets(settings), wiring.clock()
-        secret = await wiring.service_secret(settings)
+        identity = await wiring.identity(settings, "api")
         store = at_failpoint(await wiring.job_store(settings), "jobs", "api")
         closing.push_async_callback(store.close)
         records = at_failpoint(await wiring.record_store(settings), "records", "api")
         closing.push_async_callback(records.close)
         objects = at_failpoint(wiring.object_store(settings), "objects", "api")
-        hints = at_failpoint(wiring.hints(settings, secret), "hints", "api")
+        hints = at_failpoint(wiring.hints(settings, identity), "hints", "api")
         closing.push_async_callback(hints.close)
         try:
             await objects.ping()  # wrong settings are reported here and not by the first job
         except Unavailable as error:  # it may come back, and most requests do not need it
             log.warning("object_store.not_reached", error=str(error))
         clients = {
-            name: ServiceClient(settings.installation, name, secret) for name in ("metrics", "lcm", "node", "guardian")
+            name: ServiceClient(settings.installation, name, identity.credential(name))
+            for name in ("metrics", "lcm", "node", "guardian")
         }
         for client in clients.values():
             closing.push_async_callback(client.close)
@@ -68,8 +71,15 @@ async def open_services(
         quarantine = Quarantine(clock.now_ms, registry)
         keys = await open_keys(records, secrets, clock, quarantine, cache_s=settings.key_cache_s)
         await ensure_admin_key(keys, installation, clock)
-        uploads = Uploads(settings.installation / "uploads", max_bytes=settings.max_code_bytes)
+        uploads = Uploads(
+            settings.installation / "uploads", max_bytes=settings.max_code_bytes, most=settings.max_uploads,
+            most_of_tenant=settings.max_tenant_uploads,
+        )  # fmt: skip
         uploads.open()
+        storage_bound = StorageBound(
+            objects, records, clock, most_bytes=settings.tenant_bytes, count_s=settings.tenant_count_s
+        )
+        closing.push_async_callback(storage_bound.close)
         idempotency_keys = IdempotencyKeys(records, clock)
         sweeping = asyncio.create_task(idempotency_keys.keep_swept(every_s=_SWEEP_S, limit=_SWEPT))
         closing.callback(sweeping.cancel)
@@ -95,6 +105,7 @@ async def open_services(
                 ),
                 submissions=Submissions(
                     store=store,
+                    records=records,
                     objects=objects,
                     hints=hints,
                     clock=clock,
@@ -102,10 +113,18 @@ async def open_services(
                     instrumentation=instrumentation,
                 ),
                 uploads=uploads,
+                storage_bound=storage_bound,
+                searches=SearchBudget(
+                    clock,
+                    window_s=settings.tenant_search_s,
+                    share=settings.tenant_search_share,
+                    at_a_time=settings.tenant_searches,
+                ),
                 artifacts=Artifacts(objects, instrumentation),
                 telemetry=telemetry,
                 following=Following(store, telemetry, Watcher(store, every_s=settings.follow_poll_s)),
                 platform=platform,
+                storage=Storage(objects, clock),
                 instrumentation=instrumentation,
                 checks={"jobs": store.ping, "records": records.ping, "objects": objects.ping},
                 stopping=stopping,

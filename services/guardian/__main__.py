@@ -23,7 +23,7 @@ from services.guardian.wiring import connect
 async def main(service: Service) -> None:
     """Serves until ``service.stopping`` is set."""
     settings = GuardianSettings()
-    ports = await connect(settings)
+    ports, guard = await connect(settings)
     service.checks |= {"jobs": ports.jobs.ping, "status": ports.status.ping, "cluster": ports.cluster.ping}
     membership = Membership(SERVICE, ports.status, ports.clock, settings)
     await membership.start()
@@ -34,7 +34,7 @@ async def main(service: Service) -> None:
         control_pb2_grpc.add_ControlServicer_to_server(Control(pool), server)
         add_operations(server, quarantine)
 
-    server = await serve(settings.installation.address("guardian"), ports.secret, register)
+    server = await serve(settings.installation.address("guardian"), guard, register)
     service.started = True
     try:
         await pool.run(service.stopping)

@@ -73,8 +73,11 @@ class Guardian:
         self._requested = asyncio.Event()
         self._cluster_changed = True
         self._observed: Observation = observed_state.EMPTY
+        self._contradicted: dict[str, LearnerStatus] = {}
+        """The last report by learner that the cluster's record contradicted."""
         self._parsed: tuple[Mapping[str, Any], JobSpec | None] | None = None
         """The stored spec and what it was parsed to; None as the latter: it cannot be read."""
+        self._instrumentation = instrumentation
         self._log = structlog.get_logger().bind(job=job.id, term=self.claim.term, trace=job.trace)
         self._provisioning = Provisioning(self.claim, ports, settings, self._log)
         self._ending = Ending(self.claim, ports, settings, instrumentation, self._log)
@@ -127,10 +130,11 @@ class Guardian:
         if (job.guardian.term, job.guardian.nonce) != (self.claim.term, self.claim.nonce):
             raise StaleFence(f"job {job.id} has another Guardian (term {job.guardian.term})")
         self.generation = job.generation
-        await self._observe(job)
         spec = self._spec(job)
         ranks, attempt = observed_state.ranks(spec, job.attempt), job.attempt.number
-        learners = observed_state.merge(ranks, attempt, self._view.learners(job.id, attempt), self._observed)
+        reported = self._view.learners(job.id, attempt)  # before the observation: ends are recorded, then reported
+        await self._observe(job, reported)
+        learners = observed_state.merge(ranks, attempt, reported, self._observed)
         if spec is not None and job.status in ADMITTED:
             await self._announce(job, spec)  # while stopping, too: helpers store only under a current attempt
         if job.verdict is not None:
@@ -140,11 +144,28 @@ class Guardian:
             return await self._write_verdict(job, self._unreadable_spec(job))
         return await self._advance(job, spec, learners)
 
-    async def _observe(self, job: Job) -> None:
-        """Observes the cluster if it may have changed. Decisions on a halt, or after a verdict, need its state now."""
-        if self._cluster_changed or job.desired is Desired.HALT or job.verdict is not None:
+    async def _observe(self, job: Job, reported: Mapping[str, LearnerStatus]) -> None:
+        """Observes the cluster if it may have changed. Decisions on a halt, or after a verdict, need its state now.
+
+        Reports of ends that the cluster has not recorded are counted: each once.
+        """
+        attempt = job.attempt.number
+        if (
+            self._cluster_changed
+            or job.desired is Desired.HALT
+            or job.verdict is not None
+            or observed_state.contradicted(attempt, reported, self._observed)
+        ):
             self._observed = await self._ports.cluster.observe(job.id)
             self._cluster_changed = False
+        for learner in observed_state.contradicted(attempt, reported, self._observed):
+            if self._contradicted.get(learner.name) != learner:
+                self._contradicted[learner.name] = learner
+                self._instrumentation.contradicted.inc()
+                self._log.warning(
+                    "report.contradicted", attempt=attempt, learner=learner.name, phase=learner.phase,
+                    reported=learner.exit.shell_code if learner.exit else None, reason=learner.reason,
+                )  # fmt: skip
 
     async def _forget(self, job: Job) -> None:
         """After the release: frees memory and copies the history now, not at the LCM's next sweep."""

@@ -18,6 +18,7 @@ import structlog
 from services.core.domain.errors import WeftError
 from services.core.domain.job import Claim, Job, Verdict, advanced, moved, released
 from services.core.domain.learner import LearnerStatus, step_times
+from services.core.domain.outages import is_outage
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
 from services.core.domain.status_keys import job_prefix
@@ -72,10 +73,13 @@ class Ending:
             instrumentation,
             bound,
         )
+        self._outage_most_ms = round(settings.outage_backoff_s * 1000)
         self._stopped: tuple[str, int] | None = None
         """(cause, grace in ms) of the last stop."""
         self._stopping_since_s: float | None = None
         """On the boot-time clock: a wall clock that jumps must not cost results."""
+        self._killed_since_s: float | None = None
+        """When a kill of a job that has succeeded was seen; on the same clock."""
 
     async def step(
         self,
@@ -94,10 +98,12 @@ class Ending:
             missing = ""
             if verdict.to is not Status.KILLED:
                 job = await self._to_storing(job, learners)
-                left_ms = limits.grace + limits.store_timeout - self._stopping_ms()
+                left_ms = self._storing_left_ms(job, limits)
                 if observed_state.not_stored(job.attempt.number, learners, observed) and left_ms > 0:
                     return min(self._settings.observe_s, left_ms / 1000)
-                missing = observed_state.storage_failures(job.attempt.number, learners, observed)
+                missing = observed_state.storage_failures(
+                    job.attempt.number, learners, observed, killed=job.desired is Desired.KILL
+                )
             job = await self._finish(job, limits, verdict, missing)
         await self._release(job)
         return 0.0
@@ -117,6 +123,15 @@ class Ending:
         now = self._ports.clock.boottime()
         self._stopping_since_s = now if self._stopping_since_s is None else self._stopping_since_s
         return (now - self._stopping_since_s) * 1000
+
+    def _storing_left_ms(self, job: Job, limits: Limits) -> float:
+        """How long storing may still take: ``store_timeout`` after the grace; after a kill only the grace."""
+        left_ms = limits.grace + limits.store_timeout - self._stopping_ms()
+        if job.desired is not Desired.KILL:
+            return left_ms
+        now = self._ports.clock.boottime()
+        self._killed_since_s = now if self._killed_since_s is None else self._killed_since_s
+        return min(left_ms, limits.grace - (now - self._killed_since_s) * 1000)
 
     async def _apply_kill(self, job: Job, verdict: Verdict) -> Verdict:
         """The verdict that counts: a kill that came later replaces every verdict but COMPLETED."""
@@ -161,7 +176,7 @@ class Ending:
             ended = moved(current, verdict.to, actor=actor, now=now, reason=verdict.reason, message=message)
             ended = replace(ended, summary=summary)
             if verdict.to is Status.QUEUED:
-                return _queued_again(ended, limits, verdict, now)
+                return _queued_again(ended, limits, verdict, now, outage_most_ms=self._outage_most_ms)
             return replace(ended, observed_generation=current.generation)
 
         ended = await self._update(job, change)
@@ -192,21 +207,25 @@ class Ending:
         return await update(self._ports.jobs, job.id, self._claim, change)
 
 
-def _queued_again(job: Job, limits: Limits, verdict: Verdict, now: int) -> Job:
+def _queued_again(job: Job, limits: Limits, verdict: Verdict, now: int, *, outage_most_ms: int) -> Job:
     """The job with its counters and back-off for the next attempt.
 
     Only a failure of the job itself counts against its retry budget. The back-off doubles: from ``retries.backoff``
-    after its own failures and after roll-backs, from one second after the loss of a machine.
+    after its own failures and after roll-backs, from one second after the loss of a machine or an outage.
     """
     counters, own, undone = job.counters, verdict.budgeted, not job.attempt.committed
+    outage = is_outage(verdict.reason)
     counters = replace(
         counters,
         retries=counters.retries + own,
         restarts=counters.restarts + (not own),
-        rollbacks=counters.rollbacks + 1 if undone and not own else 0,
+        rollbacks=counters.rollbacks + (not outage) if undone and not own else 0,
+        outages=counters.outages + outage,
     )
     if own:
         first_ms, times, most_ms = limits.backoff, counters.retries, _BACKOFF_MOST_MS
+    elif outage:
+        first_ms, times, most_ms = _AFTER_LOSS_MS, counters.outages, outage_most_ms
     elif undone:
         first_ms, times, most_ms = max(limits.backoff, _AFTER_LOSS_MS), counters.rollbacks, _BACKOFF_MOST_MS
     else:

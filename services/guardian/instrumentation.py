@@ -23,6 +23,11 @@ class Instrumentation:
             "weft_guardian_crashes", "Guardians that ended by a bug; each is started again.",
             registry=registry,
         )  # fmt: skip
+        self.contradicted = Counter(
+            "weft_guardian_reports_contradicted",
+            "Reports of a learner's end that the cluster's record contradicts. They have no effect.",
+            registry=registry,
+        )
         self._succeeded = Counter("trainer_trainings_success", "Jobs that completed.", registry=registry)
         self._failed = Counter("trainer_trainings_failed", "Jobs that failed.", ("reason",), registry=registry)
         self._killed = Counter(

@@ -1,7 +1,8 @@
 """The observed state of a job's learners, from their helpers' reports and from the cluster: pure.
 
-A helper may be dead, slow or cut off, so the cluster's own observation always counts: a start or an end that the
-cluster has seen is part of the observed state before the helper reports it.
+Of a learner's end the cluster's own record counts. A report of an end that contradicts it has no effect, because what
+is in etcd may be wrong or forged; a report counts only where the cluster has no record. A helper may also be dead, slow
+or cut off: a start or an end that the cluster has seen is part of the observed state before the helper reports it.
 """
 
 from __future__ import annotations
@@ -38,11 +39,25 @@ def merge(
     for process in observed.learners:
         if process.attempt != attempt or process.name not in ranks:
             continue
+        if process.name in merged and _contradicts(merged[process.name], process):
+            merged[process.name] = _without_end(merged[process.name], process)
         if process.started is None and process.exit is None and not process.reason:
             continue
         learner = merged.get(process.name) or _waiting(process.name, ranks[process.name], attempt)
         merged[process.name] = _with_process(learner, process)
     return merged
+
+
+def contradicted(attempt: int, reported: Mapping[str, LearnerStatus], observed: Observation) -> list[LearnerStatus]:
+    """Reports of an end that the cluster's record contradicts. ``merge`` ignores what they say of the end.
+
+    Of an observation that is older than the report this also returns ends that the cluster had not recorded yet.
+    """
+    return [
+        reported[process.name]
+        for process in observed.learners
+        if process.attempt == attempt and process.name in reported and _contradicts(reported[process.name], process)
+    ]
 
 
 def with_lost(
@@ -76,23 +91,61 @@ def _waiting(name: str, rank: int, attempt: int) -> LearnerStatus:
     return LearnerStatus(name=name, role=_role_of(name), rank=rank, attempt=attempt, seq=0, phase=Phase.WAITING)
 
 
+def _contradicts(learner: LearnerStatus, process: LearnerProcess) -> bool:
+    """Whether the report names an end that is not the one of the cluster's record.
+
+    A record without an exit code (``lost``, or damaged) contradicts no exit. A helper fails before the process starts,
+    so a started process contradicts its failure.
+    """
+    if not process.readable:
+        return False
+    if learner.reason and not process.reason and process.started is not None:
+        return True
+    if process.exit is None:
+        ended = learner.exit is not None or PHASE_ORDER[learner.phase] >= PHASE_ORDER[Phase.STORING]
+        return ended and not learner.helper_failed
+    if process.exit.lost or learner.exit is None:
+        return False
+    return (learner.exit.shell_code, learner.exit.lost) != (process.exit.shell_code, False)
+
+
+def _without_end(learner: LearnerStatus, process: LearnerProcess) -> LearnerStatus:
+    """The report without what it says of the end, if the cluster has recorded none; the phase is one before the end."""
+    if process.exit is not None:
+        return replace(learner, exit=process.exit, reason="", message="")
+    last = Phase.PROCESSING if process.started is not None else Phase.READY
+    phase = min(learner.phase, last, key=PHASE_ORDER.__getitem__)
+    entered = {earlier.value for earlier, order in PHASE_ORDER.items() if order <= PHASE_ORDER[phase]}
+    times = {name: time for name, time in learner.times.items() if name in entered}
+    return replace(learner, phase=phase, times=times, exit=None, reason="", message="")
+
+
 def _with_process(learner: LearnerStatus, process: LearnerProcess) -> LearnerStatus:
-    """The helper's report merged with the cluster's observation; the later phase of the two counts."""
+    """The helper's report merged with the cluster's observation; the later phase counts, the end is the cluster's."""
     phase, times = learner.phase, dict(learner.times)
     if process.started is not None:
         phase = max(phase, Phase.PROCESSING, key=PHASE_ORDER.__getitem__)
         times.setdefault(Phase.PROCESSING.value, process.started)
     if process.stored:
         phase = Phase.STORED
+    elif phase is Phase.STORED and process.started is not None and process.readable:
+        phase = Phase.STORING  # the helper records that everything is stored before it reports it
     reason, message = (learner.reason, learner.message) if learner.reason else (process.reason, process.message)
     return replace(
         learner,
         phase=phase,
         times=times,
-        exit=learner.exit or process.exit,
+        exit=_recorded_exit(learner, process),
         reason=reason,
         message=message or learner.message,
     )
+
+
+def _recorded_exit(learner: LearnerStatus, process: LearnerProcess) -> Exit | None:
+    """The cluster's record of the exit; the reported exit where the record names no code, or cannot be read."""
+    if not process.readable or (process.exit is not None and process.exit.lost):
+        return learner.exit or process.exit
+    return process.exit
 
 
 def all_activated(
@@ -119,8 +172,10 @@ def not_stored(attempt: int, learners: Mapping[str, LearnerStatus], observed: Ob
     )
 
 
-def storage_failures(attempt: int, learners: Mapping[str, LearnerStatus], observed: Observation) -> str:
-    """Says which results could not be stored, for people; empty if all were."""
+def storage_failures(
+    attempt: int, learners: Mapping[str, LearnerStatus], observed: Observation, *, killed: bool = False
+) -> str:
+    """Says which results could not be stored, for people; empty if all were. ``killed``: a kill ended the storing."""
     failures = [
         f"{name}: {learner.message}"
         for name, learner in sorted(learners.items())
@@ -130,9 +185,8 @@ def storage_failures(attempt: int, learners: Mapping[str, LearnerStatus], observ
         and not learner.reason
         and learner.message
     ]
-    failures += [
-        f"{name} did not store its results in time (store_timeout)" for name in not_stored(attempt, learners, observed)
-    ]
+    why = "before its kill took effect" if killed else "in time (store_timeout)"
+    failures += [f"{name} did not store its results {why}" for name in not_stored(attempt, learners, observed)]
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return f"{failures[0]}{more}" if failures else ""
 
@@ -166,6 +220,7 @@ def with_observed(job: Job, learners: Mapping[str, LearnerStatus], *, expected: 
         data_digest=job.attempt.data_digest or data,
     )
     counters = replace(job.counters, rollbacks=0) if attempt.committed else job.counters
+    counters = replace(counters, outages=0) if attempt.started else counters
     ahead = advanced(job, job_status(learners.values(), expected), actor="guardian", now=now, times=times)
     if (ahead, attempt, counters) == (job, job.attempt, job.counters):
         return job

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.core.domain.sizes import Size
+from services.core.domain.tokens import LearnerIdentity
 from services.core.ports.clock import Clock
 from services.core.ports.cluster import Cluster
 from services.core.ports.hints import Hints
@@ -28,7 +29,8 @@ class GuardianPorts:
     hints: Hints
     clock: Clock
     summaries: Summaries
-    secret: bytes
+    mint: Callable[[LearnerIdentity], str]
+    """Makes a learner's token. Equal identities get equal tokens."""
     sizes: Mapping[str, Size]
 
     async def close(self) -> None:

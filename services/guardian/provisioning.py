@@ -14,6 +14,7 @@ import structlog
 
 from services.core.domain.errors import InvalidRequest, ResourceExhausted, StaleFence, Unavailable, row
 from services.core.domain.job import Claim, Job, Verdict
+from services.core.domain.outages import is_outage
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import Status
 from services.core.domain.status_keys import attempt_key, plan_key
@@ -52,7 +53,7 @@ class Provisioning:
             check_current=lambda: check_current(self._ports.jobs, job, self._claim),
         )  # fmt: skip
         try:
-            plan = render(job, spec, term=self._claim.term, secret=self._ports.secret, sizes=self._ports.sizes)
+            plan = render(job, spec, term=self._claim.term, mint=self._ports.mint, sizes=self._ports.sizes)
             for number, step in enumerate(steps[self._done :], start=self._done):
                 await self._record_progress(job, number, step, "doing")
                 await self._ports.cluster.do(step, plan)
@@ -88,8 +89,11 @@ class Provisioning:
         return self.roll_back(job, "ProvisionTimeout", f"not all learners were provisioned within {waited_s:.0f} s")
 
     def roll_back(self, job: Job, reason: str, message: str) -> Verdict:
-        """The verdict that undoes the attempt: the job is queued again, or FAILED after ``provision_tries``."""
-        again = job.counters.rollbacks + 1 < self._settings.provision_tries
+        """The verdict that undoes the attempt: the job is queued again, or FAILED after ``provision_tries``.
+
+        An outage is no reason to fail, however long it lasts.
+        """
+        again = is_outage(reason) or job.counters.rollbacks + 1 < self._settings.provision_tries
         return Verdict(to=Status.QUEUED if again else Status.FAILED, reason=reason, message=message, time=self._now)
 
     async def _check_admission(self, job: Job) -> None:

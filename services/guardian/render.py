@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from services.core.domain.codec import dump
@@ -14,23 +14,25 @@ from services.core.domain.learner import learner_name
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
 from services.core.domain.sizes import Size
 from services.core.domain.spec import JobSpec
-from services.core.domain.tokens import LearnerIdentity, mint
+from services.core.domain.tokens import LearnerIdentity
 from services.core.frameworks import find
 from services.core.strategies.registry import with_variables
 
+MintToken = Callable[[LearnerIdentity], str]
+"""Makes a learner's token. Equal identities get equal tokens."""
 _NOT_OF_THE_RUN: Final = ("job", "tenant", "attempt", "term", "trace", "checkpoint_attempts", "variables", "schema")
 """Fields of a plan that differ between equal runs. ``variables`` name the job and follow from the other fields."""
 _NOT_OF_THE_LEARNER: Final = ("token", "node", "variables")
 
 
-def render(job: Job, spec: JobSpec, *, term: int, secret: bytes, sizes: Mapping[str, Size]) -> AttemptPlan:
+def render(job: Job, spec: JobSpec, *, term: int, mint: MintToken, sizes: Mapping[str, Size]) -> AttemptPlan:
     """Everything the cluster needs for the current attempt, with the learners' environment.
 
     InvalidRequest if the platform does not have the framework or the distribution that the spec names.
     """
     plan = AttemptPlan(
         job=job.id, tenant=job.tenant, attempt=job.attempt.number, term=term,
-        learners=tuple(_learners(job, spec, secret, sizes)), distribution=spec.distribution,
+        learners=tuple(_learners(job, spec, mint, sizes)), distribution=spec.distribution,
         framework=_framework(spec), code_digest=job.code_digest, inputs=_inputs(spec), grace=spec.grace,
         store_timeout=spec.store_timeout, checkpoint_keep=spec.checkpoint.keep,
         metrics_files=tuple(source.path for source in spec.metrics if source.path),
@@ -39,7 +41,7 @@ def render(job: Job, spec: JobSpec, *, term: int, secret: bytes, sizes: Mapping[
     return with_variables(plan)
 
 
-def _learners(job: Job, spec: JobSpec, secret: bytes, sizes: Mapping[str, Size]) -> Iterator[LearnerPlan]:
+def _learners(job: Job, spec: JobSpec, mint: MintToken, sizes: Mapping[str, Size]) -> Iterator[LearnerPlan]:
     """All learners. Ranks are global and follow the order of the roles in the spec."""
     rank = 0
     for role_name, role in spec.roles.items():
@@ -50,7 +52,7 @@ def _learners(job: Job, spec: JobSpec, secret: bytes, sizes: Mapping[str, Size])
             yield LearnerPlan(
                 name=name, role=role_name, rank=rank, command=role.command or spec.command, cpus=size.cpus,
                 memory=size.memory, gpus=size.gpus, node=job.attempt.placement.get(name, ""),
-                token=mint(secret, identity), env=dict(spec.env),
+                token=mint(identity), env=dict(spec.env),
             )  # fmt: skip
             rank += 1
 

@@ -22,6 +22,11 @@ class GuardianSettings(Settings):
     provision_tries: int = Field(
         default=5, gt=0, description="After so many roll-backs in a row the job fails with the last reason."
     )
+    outage_backoff_s: float = Field(
+        default=60, ge=1,
+        description="Longest pause before another attempt of a job that an outage ended (a full disk, a package index"
+        " or data store that is away), in seconds. The pauses begin with one second and double.",
+    )  # fmt: skip
     peer_grace_s: float = Field(
         default=5, ge=0,
         description="The most seconds between SIGTERM and SIGKILL for learners whose peer failed: they cannot finish,"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from services.core.domain.errors import NoSpace
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.status import Phase
+from services.core.runtime.durable_files import write_reserved
 from services.core.runtime.learner_folder import (
     ACTIVE_FILE,
     GO_FILE,
@@ -113,7 +114,10 @@ class Helper:
         if not self._folder.is_removed and not self._folder.is_stored:
             status = reporter.status
             document = {"phase": status.phase.value, "reason": status.reason, "message": status.message}
-            self._folder.write(STORED_FILE, document)
+            try:
+                self._folder.write(STORED_FILE, document)
+            except NoSpace:  # the reserved space has room for all but the message, which the report has
+                write_reserved(self._folder.root / STORED_FILE, {**document, "message": ""})
 
     def _connect(self) -> tuple[Reporter, IntakeClient]:
         # Imported only now: see the module's docstring.
@@ -127,7 +131,7 @@ class Helper:
                 phase=Phase.WAITING,
             )
         )  # fmt: skip
-        intake = IntakeClient(Path(self._assignment.addresses_file), learner.token)
+        intake = IntakeClient(Path(self._assignment.addresses_file), learner.token, load_settings().tls)
         self._signer.use(intake)
         if "WEFT_FAILPOINTS" in os.environ:  # never in production
             from services.core.failpoints.ports import at_failpoint  # noqa: PLC0415 - as above

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import grpc.aio
 
-from services.core.adapters.rpc.client import connect, translating
+from services.core.adapters.rpc.client import LearnerCredential, connect, translating
 from services.core.domain.errors import Unavailable
 from services.core.gen.weft.v1.metrics_pb2 import (
     AppendReply,
@@ -29,6 +29,7 @@ from services.core.gen.weft.v1.metrics_pb2 import (
 from services.core.gen.weft.v1.metrics_pb2 import ObjectRequest as ObjectRequestMessage
 from services.core.gen.weft.v1.metrics_pb2_grpc import IntakeStub
 from services.core.ports.object_urls import ObjectRequest
+from services.core.runtime.address import Address, TlsFiles
 
 PROTOCOL: Final = 1
 _TIMEOUT_S: Final = 5.0
@@ -40,10 +41,12 @@ _APPEND_TIMEOUT_S: Final = 30.0
 class IntakeClient:
     """The calls of ``weft.v1.Intake``, on behalf of one learner. Each raises the errors of the domain's table."""
 
-    def __init__(self, addresses_file: Path, token: str) -> None:
+    def __init__(self, addresses_file: Path, token: str, tls: TlsFiles | None = None) -> None:
+        """``tls``: for an address that needs it."""
         self._addresses_file = addresses_file
+        self._tls = tls
         self._token = token
-        self._address = ""
+        self._address: Address | None = None
         self._channel: grpc.aio.Channel | None = None
 
     async def hello(self) -> HelloReply:
@@ -91,16 +94,15 @@ class IntakeClient:
     async def _connected(self) -> grpc.aio.Channel:
         if self._channel is None:
             self._address = self._read_address()
-            self._channel = connect(self._address, learner_token=self._token)
+            self._channel = connect(self._address, LearnerCredential(self._token))
         return self._channel
 
     async def _close_if_moved(self) -> None:
         if self._channel is not None and self._read_address() != self._address:
             await self.close()
 
-    def _read_address(self) -> str:
+    def _read_address(self) -> Address:
         try:
-            address: str = json.loads(self._addresses_file.read_bytes())["metrics"]
+            return Address(json.loads(self._addresses_file.read_bytes())["metrics"], self._tls)
         except (OSError, ValueError, KeyError):
             raise Unavailable("the metrics service has no address yet") from None
-        return address

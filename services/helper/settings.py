@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.core.runtime.address import TlsFiles
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperSettings:
@@ -21,9 +23,15 @@ class HelperSettings:
     separated by ','. None by default: metadata services and admin ports have such addresses."""
     http_max_bytes: int = 2**40
     """WEFT_HTTP_MAX_BYTES: the largest file that is downloaded, in bytes. It stops endless responses."""
+    build_uid: int = 69_999
+    """WEFT_BUILD_UID: if the platform runs as root, environments are built under this user id. It should have no
+    account and lie outside WEFT_NODE_UID_FIRST's range; 0: they are built as root."""
     drain_s: float = 60.0
     """WEFT_HELPER_DRAIN_S: how long a learner's end waits for an unavailable metrics service, in seconds. After that
     the learner counts as stored and its hardware is given back; unsent lines are in its stored logs only."""
+    tls: TlsFiles | None = None
+    """WEFT_TLS_AUTHORITY_FILE, WEFT_TLS_CERTIFICATE_FILE, WEFT_TLS_KEY_FILE: those of the node agent, whose child the
+    helper is."""
 
 
 def load_settings(environ: Mapping[str, str] = os.environ) -> HelperSettings:
@@ -33,5 +41,7 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> HelperSettings:
         data_paths=tuple(Path(path) for path in environ.get("WEFT_DATA_PATHS", "").split(":") if path),
         http_allow=tuple(part.strip() for part in environ.get("WEFT_HTTP_ALLOW", "").split(",") if part.strip()),
         http_max_bytes=int(environ.get("WEFT_HTTP_MAX_BYTES", defaults.http_max_bytes)),
+        build_uid=int(environ.get("WEFT_BUILD_UID", defaults.build_uid)),
         drain_s=float(environ.get("WEFT_HELPER_DRAIN_S", defaults.drain_s)),
+        tls=TlsFiles.given(environ),
     )

@@ -17,16 +17,17 @@ from services.core.runtime.quarantine import Quarantine
 from services.lcm.background import BackgroundTasks
 from services.lcm.collector import Collector
 from services.lcm.dispatcher import Dispatcher
+from services.lcm.erasure import Eraser
 from services.lcm.instrumentation import Instrumentation
 from services.lcm.rpc import Control, Queue
 from services.lcm.settings import LcmSettings
-from services.lcm.wiring import connect
+from services.lcm.wiring import connect, connect_erasure, free_space
 
 
 async def main(service: Service) -> None:
     """Serves until ``service.stopping`` is set."""
     settings = LcmSettings()
-    ports = await connect(settings)
+    ports, guard = await connect(settings)
     service.checks |= {"jobs": ports.jobs.ping, "status": ports.status.ping, "cluster": ports.cluster.ping}
     membership = Membership("lcm", ports.status, ports.clock, settings)
     await membership.start()
@@ -42,6 +43,7 @@ async def main(service: Service) -> None:
         membership,
         instrumentation,
         quarantine,
+        free_space=free_space(settings),
     )
 
     def register(server: grpc.aio.Server) -> None:
@@ -49,12 +51,15 @@ async def main(service: Service) -> None:
         control_pb2_grpc.add_QueueServicer_to_server(Queue(dispatcher), server)
         add_operations(server, quarantine)
 
-    server = await serve(settings.installation.address("lcm"), ports.secret, register)
+    server = await serve(settings.installation.address("lcm"), guard, register)
     service.started = True
     collector = Collector(ports.jobs, ports.status, ports.cluster, instrumentation)
     background = BackgroundTasks(ports, settings, dispatcher, collector)
+    erasure = await connect_erasure(settings, ports)
+    eraser = Eraser(erasure, settings, instrumentation, all_readable=lambda: not dispatcher.unreadable.any)
     loops = (background.copy_histories, background.collect, background.watch_cluster, background.find_unreadable)
     tasks = [asyncio.create_task(loop()) for loop in loops]
+    tasks += [asyncio.create_task(loop(eraser)) for loop in (background.erase, background.mark_unnamed_code)]
     try:
         await dispatcher.run(service.stopping)
     finally:
@@ -63,6 +68,8 @@ async def main(service: Service) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         await server.stop(1)
         await membership.leave()
+        await erasure.telemetry.close()
+        await erasure.records.close()
         await ports.close()
 
 

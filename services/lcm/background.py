@@ -14,12 +14,15 @@ from services.core.domain.errors import WeftError
 from services.core.runtime.edges import log_unexpected
 from services.lcm.collector import Collector
 from services.lcm.dispatcher import Dispatcher
+from services.lcm.erasure import Eraser
 from services.lcm.history import copy_histories
 from services.lcm.settings import LcmSettings
 from services.lcm.wiring import LcmPorts
 
-_DOCUMENTS: Final = 200
-"""Documents that one search for unreadable ones reads: about 1 % of a core while it goes through a large store."""
+_DOCUMENTS: Final = 50
+"""Documents of a page of the search for unreadable ones: a few milliseconds."""
+_PAGES: Final = 5
+"""Pages between two pauses, however many documents there are: a million old jobs cost no more than a thousand."""
 log = structlog.get_logger()
 
 
@@ -39,11 +42,18 @@ class BackgroundTasks:
         await self._repeat(self._settings.collect_s, self._collect)
 
     async def find_unreadable(self) -> None:
-        """Reads all documents, a page every ``sweep_s``; at the end it begins again after ``quarantine_s``."""
+        """Reads all documents in turns: up to ``_PAGES`` pages, one each ``sweep_s``, then a pause of ``quarantine_s``.
+
+        Each turn continues where the last one ended, and begins again after the end.
+        """
         while True:
-            self._at_end = True
-            await self._run(self._find_unreadable)
-            await self._ports.clock.sleep(self._settings.quarantine_s if self._at_end else self._settings.sweep_s)
+            self._at_end, pages = False, 0
+            while not self._at_end and pages < _PAGES:
+                pages += 1
+                if not await self._run(self._find_unreadable):
+                    break
+                await self._ports.clock.sleep(self._settings.sweep_s)
+            await self._ports.clock.sleep(self._settings.quarantine_s)
 
     async def watch_cluster(self) -> None:
         """Wakes the dispatcher when the cluster's capacity may have changed.
@@ -51,6 +61,26 @@ class BackgroundTasks:
         Events of single learners are ignored: hardware becomes free by a release, which sends a hint of its own.
         """
         await self._repeat(self._settings.sweep_s, self._watch_cluster)
+
+    async def erase(self, eraser: Eraser) -> None:
+        """Erases the data of deleted jobs every ``sweep_s``, and then code, while this process leads."""
+
+        async def erase() -> None:
+            term = self._dispatcher.term
+            if term:
+                await eraser.erase_jobs()
+                await eraser.remove_code(term)
+
+        await self._repeat(self._settings.sweep_s, erase)
+
+    async def mark_unnamed_code(self, eraser: Eraser) -> None:
+        """Searches for code that no job names every ``unnamed_code_s``, while this process leads."""
+
+        async def mark_unnamed_code() -> None:
+            if self._dispatcher.term:
+                await eraser.mark_unnamed_code()
+
+        await self._repeat(self._settings.unnamed_code_s, mark_unnamed_code)
 
     async def _copy_histories(self) -> None:
         await copy_histories(self._ports.jobs, limit=self._settings.history_batch)
@@ -72,9 +102,12 @@ class BackgroundTasks:
             await self._run(task)
             await self._ports.clock.sleep(seconds)
 
-    async def _run(self, task: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, task: Callable[[], Awaitable[None]]) -> bool:
+        """Runs the task once. Returns whether it succeeded."""
         try:
-            with log_unexpected("background.failed", expected=WeftError, task=task.__name__):
+            with log_unexpected("background.failed", expected=WeftError, task=task.__name__) as edge:
                 await task()
         except WeftError as error:
             log.warning("background.interrupted", task=task.__name__, why=str(error))
+            return False
+        return not edge.failed

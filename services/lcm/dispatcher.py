@@ -26,7 +26,7 @@ from services.core.domain.errors import InvalidSpec, StaleFence, Unavailable, We
 from services.core.domain.job import Job, Verdict, admitted, moved
 from services.core.domain.sizes import SIZES, Size
 from services.core.domain.spec import JobSpec, parse_spec
-from services.core.domain.status import Status
+from services.core.domain.status import PendingReason, Status
 from services.core.domain.status_keys import LEADER
 from services.core.domain.units import format_duration
 from services.core.ports.clock import Clock
@@ -35,10 +35,12 @@ from services.core.ports.hints import Hints
 from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore, Unreadable
 from services.core.ports.status_store import Lease, StatusStore
 from services.core.runtime.edges import log_unexpected
+from services.core.runtime.free_space import FreeSpace
 from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import JOB, Quarantine
 from services.core.use_cases.jobs import all_jobs, update
 from services.lcm.instrumentation import Instrumentation
+from services.lcm.scheduling.held import HeldWalk
 from services.lcm.scheduling.placement import (
     Free,
     Gang,
@@ -76,6 +78,8 @@ class _Held:
     """By job id: those whose spec can be read."""
     unreadable: Mapping[str, Sequence[Piece]]
     """By job id: what all other jobs hold."""
+    shortage: str
+    """Why nothing may be admitted, for people; empty: nothing holds admission up."""
 
     def free(self) -> list[Free]:
         """What no job holds."""
@@ -101,8 +105,10 @@ class Dispatcher:
     instrumentation: Instrumentation
     quarantine: Quarantine
     sizes: Mapping[str, Size] = field(default_factory=lambda: dict(SIZES))
-    waiting: Sequence[Decision] = ()
-    """The last round's decisions for the jobs that wait, in order. Empty while this process does not lead."""
+    free_space: FreeSpace | None = None
+    """Of the platform's own stores; None: not watched."""
+    waiting: Mapping[str, Decision] = field(default_factory=dict)
+    """The last round's decisions for the jobs that wait, by id, in order. Empty while this process does not lead."""
     term: int = 0
     """The term of this dispatcher while it leads; else 0."""
     _gangs: dict[str, tuple[int, Gang | None]] = field(default_factory=dict)
@@ -111,6 +117,7 @@ class Dispatcher:
     """One object for all equal gangs."""
     _given_up_to: str | None = None
     """The last job id beyond the scanned part of the queue whose ``max_pending`` was checked."""
+    _is_held: bool = False
     _snapshot: Snapshot | None = None
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a round and during a snapshot outside a round: both update the gangs and unreadable jobs."""
@@ -118,7 +125,8 @@ class Dispatcher:
 
     def __post_init__(self) -> None:
         self._policy = find_policy(self.settings.policy)  # a wrong name ends the service at its start, with the names
-        self.unreadable = UnreadableJobs(self.jobs, self.cluster, self.quarantine, self.sizes)
+        self._least = Size(0, self.settings.learner_min_cpus, self.settings.learner_min_memory)
+        self.unreadable = UnreadableJobs(self.jobs, self.cluster, self.quarantine, self.sizes, self._least)
 
     def wake(self) -> None:
         """Starts the next round now: something may have changed."""
@@ -138,7 +146,7 @@ class Dispatcher:
                     log.warning("dispatcher.interrupted", why=str(error))
                 finally:
                     self._set_term(0)
-                    self.waiting = ()
+                    self.waiting = {}
             await self._pause(stopping)
 
     # --- leading -------------------------------------------------------------------
@@ -205,9 +213,10 @@ class Dispatcher:
         time_s = self.clock.boottime()
         held = await self._read_held()
         free = await self._judge_admissions(held)
-        walk, decisions = await self._walk_queue(free, held.capacity)
-        self.waiting = [decision for decision in decisions if decision.placement is None]
-        self.instrumentation.waiting(decision.job.gang for decision in self.waiting)
+        walk, decisions = await self._walk_queue(free, held)
+        self._record_shortage(held.shortage)
+        self.waiting = {decision.job.id: decision for decision in decisions if decision.placement is None}
+        self.instrumentation.waiting(decision.job.gang for decision in self.waiting.values())
         self.instrumentation.holding.set(len(held.jobs))
         admissions: dict[str, Placed] = {}
         for decision in decisions:
@@ -230,7 +239,7 @@ class Dispatcher:
         gangs = {job.id: (gang, job.attempt.placement) if (gang := self._gang(job)) else None for job in jobs}
         unreadable = await self.unreadable.held(gangs, left_out)
         placed = {job_id: placed for job_id, placed in gangs.items() if placed is not None}
-        return _Held(nodes, all_free(nodes), jobs, placed, unreadable)
+        return _Held(nodes, all_free(nodes), jobs, placed, unreadable, await self._shortage(nodes))
 
     async def _judge_admissions(self, held: _Held) -> Sequence[Free]:
         """Stamps or withdraws admissions of older terms, which are counted last. Returns what no job holds."""
@@ -267,9 +276,25 @@ class Dispatcher:
         verdict = Verdict(to=Status.QUEUED, reason="AdmissionWithdrawn", message=message, time=self.clock.now_ms())
         return replace(job, verdict=verdict, attempt=replace(job.attempt, direction="undo"))
 
-    async def _walk_queue(self, free: Sequence[Free], capacity: Sequence[Free]) -> tuple[QueueWalk, list[Decision]]:
+    async def _shortage(self, nodes: Sequence[Node]) -> str:
+        """Why nothing may be admitted: a store's disk is almost full, or something on every ready node."""
+        of_stores = await asyncio.to_thread(self.free_space.shortage) if self.free_space is not None else ""
+        of_nodes = [node.pressure for node in nodes if node.ready]
+        return of_stores or (of_nodes[0] if of_nodes and all(of_nodes) else "")
+
+    def _record_shortage(self, shortage: str) -> None:
+        if bool(shortage) != self._is_held:
+            self._is_held = bool(shortage)
+            self.instrumentation.held.set(self._is_held)
+            log.warning("admission.held", why=shortage) if shortage else log.info("admission.continued")
+
+    async def _walk_queue(self, free: Sequence[Free], held: _Held) -> tuple[QueueWalk, list[Decision]]:
         """Decides for the waiting jobs in the policy's order, ``queue_scan`` at a time, until the policy is blocked."""
-        walk = self._policy(free=free, capacity=capacity, now=self.clock.now_ms())
+        open_nodes = {node.name for node in held.nodes if not node.pressure and not held.shortage}
+        usable = [node for node in free if node.node in open_nodes]
+        walk = self._policy(free=usable, capacity=held.capacity, now=self.clock.now_ms())
+        if held.shortage:
+            walk = HeldWalk(walk, PendingReason.WAITING_FOR_DISK, held.shortage)
         decisions: list[Decision] = []
         after: str | None = None
         while True:
@@ -284,7 +309,9 @@ class Dispatcher:
         waiters: list[Waiter] = []
         while limit := min(_PAGE, self.settings.queue_scan - len(waiters)):
             query = JobQuery(statuses=(Status.QUEUED,), after=after)
-            page = await self.jobs.find(query, newest_first=False, limit=limit)
+            left_out: list[Unreadable] = []
+            page = await self.jobs.find(query, newest_first=False, limit=limit, left_out=left_out)
+            self.unreadable.add(left_out)
             waiters += [Waiter.of(job, self._gang(job)) for job in page]
             if len(page) < limit:
                 break
@@ -318,7 +345,7 @@ class Dispatcher:
 
     async def fit(self, spec: JobSpec) -> Fit:
         """Whether a job of this spec would be admitted if it were submitted now. Raises as ``snapshot``."""
-        return (await self.snapshot()).fit(gang_of(spec, self.sizes))
+        return (await self.snapshot()).fit(gang_of(spec, self.sizes, self._least))
 
     async def snapshot(self) -> Snapshot:
         """The cluster and the queue, at most two sweeps old: of the last round, or read now if that is older.
@@ -339,7 +366,7 @@ class Dispatcher:
     async def _read_snapshot(self) -> Snapshot:
         time_s = self.clock.boottime()
         held = await self._read_held()
-        walk, decisions = await self._walk_queue(held.free(), held.capacity)
+        walk, decisions = await self._walk_queue(held.free(), held)
         self._forget_others({*(job.id for job in held.jobs), *(decision.job.id for decision in decisions)})
         return Snapshot(held.nodes, held.placed, held.unreadable, walk, time_s)
 
@@ -389,7 +416,7 @@ class Dispatcher:
         fingerprint, known = hash(repr(job.spec)), self._gangs.get(job.id)
         if known is None or known[0] != fingerprint:
             try:
-                gang = gang_of(parse_spec(job.spec), self.sizes)
+                gang = gang_of(parse_spec(job.spec), self.sizes, self._least)
                 known = (fingerprint, self._shared_gangs.setdefault(gang, gang))
             except InvalidSpec as error:
                 known = (fingerprint, None)

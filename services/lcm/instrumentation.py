@@ -19,6 +19,9 @@ class Instrumentation:
         self._admitted = Counter("lcm_trainings", "Gangs admitted.", ("framework",), registry=registry)
         self._waiting = Gauge("trainer_queue_size", "Jobs that wait.", ("gpuType",), registry=registry)
         self.holding = Gauge("weft_lcm_jobs_holding", "Jobs that hold hardware.", registry=registry)
+        self.held = Gauge(
+            "weft_lcm_admission_held", "1 while an almost full disk stops admission, else 0.", registry=registry
+        )
         self.term = Gauge(
             "weft_lcm_dispatcher_term",
             "Term of this dispatcher; 0 while it does not lead.",
@@ -33,6 +36,9 @@ class Instrumentation:
             "Admissions of an older dispatcher that were withdrawn.",
             registry=registry,
         )
+        self.deleted_jobs = Counter("weft_deleted_jobs", "Deleted jobs whose data was erased.", registry=registry)
+        self.deleted_objects = Counter("weft_deleted_objects", "Objects that were erased.", registry=registry)
+        self.deleted_bytes = Counter("weft_deleted_bytes", "Size of the objects that were erased.", registry=registry)
         self.collected = Counter(
             "weft_lcm_collected", "Jobs whose leftovers were removed.", ("where",), registry=registry
         )

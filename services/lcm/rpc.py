@@ -31,15 +31,15 @@ class Queue(control_pb2_grpc.QueueServicer):
         self._dispatcher = dispatcher
 
     async def Explain(self, request: control_pb2.ExplainRequest, context: Any) -> control_pb2.ExplainReply:
-        job_ids = frozenset(request.job_ids)
+        waiting = self._dispatcher.waiting
+        decisions = [waiting[job_id] for job_id in request.job_ids or waiting if job_id in waiting]
         return control_pb2.ExplainReply(
             waiting=[
                 control_pb2.Waiting(
                     job_id=decision.job.id, position=decision.position, pending_reason=decision.pending_reason or "",
                     message=decision.message,
                 )
-                for decision in self._dispatcher.waiting
-                if not job_ids or decision.job.id in job_ids
+                for decision in decisions
             ]
         )  # fmt: skip
 

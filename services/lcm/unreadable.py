@@ -5,8 +5,8 @@ read it; the readable parts of its document now; the cluster itself. The cluster
 without a document. So neither a document of a newer version nor a damaged one frees what its learners use.
 
 A list cannot show a document whose indexed fields cannot be read. It is found in two other ways: a job that held
-hardware in the last reading and is in no list now is read by its id, and the whole store is read again and again, a
-page at a time.
+hardware in the last reading and is in no list now is read by its id, and the whole store is read again and again, some
+pages at a time: how often does not depend on the number of documents.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ _RECHECKED: Final = 100
 
 
 class UnreadableJobs:
-    def __init__(self, jobs: JobStore, cluster: Cluster, quarantine: Quarantine, sizes: Mapping[str, Size]) -> None:
-        self._jobs, self._cluster, self._quarantine, self._sizes = jobs, cluster, quarantine, sizes
+    def __init__(
+        self, jobs: JobStore, cluster: Cluster, quarantine: Quarantine, sizes: Mapping[str, Size], least: Size
+    ) -> None:
+        """``least``: what each learner is charged at least."""
+        self._jobs, self._cluster, self._quarantine, self._sizes, self._least = jobs, cluster, quarantine, sizes, least
         self._known: dict[str, Unreadable] = {}
         self._placed: dict[str, Placed] = {}
         """By job id: what each job held when its document could last be read."""
@@ -43,8 +46,7 @@ class UnreadableJobs:
         ``readable``: every readable document that holds hardware; None if its spec cannot be read. ``left_out``: the
         unreadable documents that were found beside them. Raises Unavailable.
         """
-        for unreadable in left_out:
-            self._add(unreadable)
+        self.add(left_out)
         for job_id in [job_id for job_id in self._known if job_id in readable]:
             self._forget(job_id)
         for job_id in self._placed.keys() - readable.keys() - self._known.keys():
@@ -66,9 +68,18 @@ class UnreadableJobs:
             del self._known[job_id]  # it is added again at the end of the line
             await self._read(job_id)
         page, self._after = await self._jobs.unreadable(after=self._after, limit=limit)
-        for unreadable in page:
-            self._add(unreadable)
+        self.add(page)
         return not self._after
+
+    @property
+    def any(self) -> bool:
+        """Whether a stored document is known that cannot be read, of this version or a newer one."""
+        return bool(self._known)
+
+    def add(self, unreadable: Sequence[Unreadable]) -> None:
+        """Puts these documents into quarantine until they are readable, except those of a newer version."""
+        for document in unreadable:
+            self._add(document)
 
     async def _observed(self, job_id: str) -> list[Piece]:
         """What the job's learners hold according to the cluster."""
@@ -106,6 +117,6 @@ class UnreadableJobs:
             return None
         spec, placement = partial
         try:
-            return gang_of(parse_spec(spec), self._sizes), placement
+            return gang_of(parse_spec(spec), self._sizes, self._least), placement
         except InvalidSpec:
             return None

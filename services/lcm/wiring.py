@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.core.adapters.rpc.server import Guard
 from services.core.bootstrap import wiring as core
-from services.core.failpoints.ports import at_failpoints
+from services.core.failpoints.ports import at_failpoint, at_failpoints
 from services.core.ports.clock import Clock
 from services.core.ports.cluster import Cluster
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobStore
 from services.core.ports.status_store import StatusStore
+from services.core.runtime.free_space import FreeSpace
+from services.lcm.erasure import ErasurePorts
 from services.lcm.settings import LcmSettings
 
 
@@ -21,7 +24,6 @@ class LcmPorts:
     cluster: Cluster
     hints: Hints
     clock: Clock
-    secret: bytes
 
     async def close(self) -> None:
         await self.hints.close()
@@ -30,15 +32,34 @@ class LcmPorts:
         await self.jobs.close()
 
 
-async def connect(settings: LcmSettings) -> LcmPorts:
-    """The ports that the settings name."""
-    secret = await core.service_secret(settings)
+def free_space(settings: LcmSettings) -> FreeSpace:
+    """The file systems of stores that are on this machine; servers elsewhere have their own limits."""
+    home = settings.installation
+    folders = [("the platform", home.root)]
+    folders += [("the object store", home / "objects")] if settings.object_store == "folder" else []
+    return FreeSpace(folders, settings.disk_free_bytes, settings.disk_free_percent)
+
+
+async def connect_erasure(settings: LcmSettings, ports: LcmPorts) -> ErasurePorts:
+    """The ports of the erasure, beside ``ports``. Close ``records`` and ``telemetry`` at the end."""
+    identity = await core.identity(settings, "lcm")
+    return ErasurePorts(
+        jobs=ports.jobs,
+        records=at_failpoint(await core.record_store(settings), "records", "lcm"),
+        objects=at_failpoint(core.object_store(settings), "objects", "lcm"),
+        telemetry=at_failpoint(core.telemetry(settings, identity), "telemetry", "lcm"),
+        clock=ports.clock,
+    )
+
+
+async def connect(settings: LcmSettings) -> tuple[LcmPorts, Guard]:
+    """The ports that the settings name, and what authenticates callers."""
+    identity = await core.identity(settings, "lcm")
     ports = LcmPorts(
         jobs=await core.job_store(settings),
         status=await core.status_store(settings),
-        cluster=core.cluster(settings, secret),
-        hints=core.direct_hints(settings, secret),
+        cluster=core.cluster(settings, identity),
+        hints=core.direct_hints(settings, identity),
         clock=core.clock(),
-        secret=secret,
     )
-    return at_failpoints(ports, "lcm")
+    return at_failpoints(ports, "lcm"), await core.guard(settings, identity)

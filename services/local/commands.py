@@ -14,23 +14,24 @@ import shutil
 import signal
 import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import InvalidRequest, WeftError
-from services.core.domain.status import RESTING
+from services.core.domain.status import ADMITTED, RESTING, Status
 from services.core.failpoints.points import under_failpoints
+from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home, default_home
+from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, alive, identify, read_live_process, send_signal, wait_gone
 from services.local.backup.commands import Backups
 from services.local.backup.restore_marker import refuse_half_restored
-from services.local.layout import PROGRAMS, is_free, prepare
+from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
 from services.local.learners import end_all
-from services.local.quarantine_report import reported_quarantine
+from services.local.quarantine_report import admin_key, reported_quarantine
 
 UP_TIMEOUT_S: Final = 60.0
 START_FAILURES_MOST: Final = 4
@@ -42,7 +43,8 @@ Report = Callable[[str], None]
 
 
 def _home(home: str | None) -> Home:
-    return Home(Path(home).absolute()) if home else Home(default_home())
+    place = Home(Path(home).absolute()) if home else Home(default_home())
+    return with_certificate(place, SUPERVISOR, TlsFiles.given())
 
 
 def _supervisor(home: Home) -> ProcessIdentity | None:
@@ -144,16 +146,28 @@ class Platform(Backups):
     def _not_ready(home: Home, service: str) -> str:
         """Why the service is not ready; empty if it is."""
         try:
-            with _direct.open(f"http://{home.address(service + '-ops')}/readyz", timeout=2):
-                return ""
-        except urllib.error.HTTPError as error:
-            try:
-                failing = json.loads(error.read() or b"{}").get("failing", {})
-            except (OSError, http.client.HTTPException, ValueError):  # it died or hung in the middle of its answer
-                return str(error)
-            return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
-        except (OSError, WeftError) as error:
-            return str(error)
+            headers = {"Authorization": f"Bearer {asyncio.run(admin_key(home))}"}
+            answer = read_operations(home.address(f"{service}-ops"), "/readyz", timeout_s=2, headers=headers)
+            failing = json.loads(answer.body).get("failing", {service: "not ready"})
+        except ConnectionRefusedError:  # nothing listens at its socket yet
+            return "does not answer"
+        except (OSError, http.client.HTTPException, ValueError, WeftError) as error:  # or it died in its answer
+            return str(error) or type(error).__name__
+        if answer.status == http.HTTPStatus.OK:
+            return ""
+        return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
+
+    def down_losses(self, home: str | None = None, *, purge: bool = False) -> list[str]:
+        """Returns a line for each thing that ``down`` would interrupt or remove; none: nothing is lost."""
+        place = _home(home)
+        running = _count_jobs(place, ADMITTED) if _supervisor(place) is not None else 0
+        losses: list[str] = []
+        if running:
+            jobs = "1 job runs" if running == 1 else f"{running} jobs run"
+            losses.append(f"{jobs}; what {'it has' if running == 1 else 'they have'} not stored yet is lost")
+        if purge and (place / "VERSION").exists():
+            losses.append(f"{place.root}: every job, result, checkpoint and key")
+        return losses
 
     def down(self, home: str | None = None, *, purge: bool = False, report: Report = print) -> dict[str, Any]:
         """Stops every process, learners included. Running jobs continue from their checkpoints after the next start.
@@ -163,7 +177,7 @@ class Platform(Backups):
         """
         place = _home(home)
         was_running = _supervisor(place)
-        unfinished = _unfinished(place) if was_running is not None else None
+        unfinished = _count_jobs(place, set(Status) - RESTING) if was_running is not None else None
         if was_running is not None:
             report("stopping the services")
         self._stop_services(place)
@@ -195,8 +209,9 @@ class Platform(Backups):
                 send_signal(orphan, signal.SIGKILL)
 
     def status(self, home: str | None = None) -> dict[str, Any]:
-        """``{running, home, url, grpc, isolation, services, quarantine}``; a service: ``{name, state, pid, restarts,
-        address, why}``.
+        """``{running, home, url, grpc, isolation, caches, services, quarantine}``.
+
+        A service is ``{name, state, pid, restarts, address, why}``.
 
         ``isolation`` is ``{name, why, enforced}``; empty until the node agent has reported it.
         """
@@ -227,6 +242,7 @@ class Platform(Backups):
             "url": f"http://{addresses['api']}" if supervisor is not None and "api" in addresses else "",
             "grpc": addresses.get("api-grpc", "") if supervisor is not None else "",
             "isolation": reported_isolation(place) if supervisor is not None else {},
+            "caches": reported_caches(place) if supervisor is not None else {},
             "quarantine": asyncio.run(reported_quarantine(place)) if supervisor is not None else None,
             "services": services,
         }
@@ -244,8 +260,8 @@ class Platform(Backups):
         return check(document)
 
 
-def _unfinished(home: Home) -> int | None:
-    """The number of jobs that have neither ended nor halted, as the api counts them; None if it does not answer."""
+def _count_jobs(home: Home, statuses: Collection[Status]) -> int | None:
+    """The number of jobs in these statuses, as the api counts them; None if it does not answer."""
     try:
         request = urllib.request.Request(
             f"http://{home.address('api')}/v1/cluster?tenant=*", headers={"Authorization": f"Bearer {_admin_key(home)}"}
@@ -254,7 +270,7 @@ def _unfinished(home: Home) -> int | None:
             jobs: dict[str, int] = json.load(answer)["jobs"]
     except (OSError, ValueError, KeyError, WeftError):
         return None  # for display only: the platform is stopped without it
-    return sum(count for status, count in jobs.items() if status not in RESTING)
+    return sum(count for status, count in jobs.items() if status in statuses)
 
 
 def reported_isolation(home: Home) -> dict[str, Any]:
@@ -263,6 +279,16 @@ def reported_isolation(home: Home) -> dict[str, Any]:
         report = json.loads((home / "run" / "node-isolation.json").read_text())
         return {"name": str(report["isolation"]), "why": str(report["why"]), "enforced": list(report["enforced"])}
     except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def reported_caches(home: Home) -> dict[str, Any]:
+    """What the node agent measured last: ``{bytes: {kind: bytes}, max_bytes}``; empty before that."""
+    try:
+        report = json.loads((home / "run" / "node-caches.json").read_text())
+        sizes = {str(kind): int(size) for kind, size in report["bytes"].items()}
+        return {"bytes": sizes, "max_bytes": int(report["max_bytes"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from services.core.adapters.etcd import launcher
 from services.core.bootstrap.wiring import check_broker, check_job_store, object_store
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.failpoints.points import VARIABLE, under_failpoints
+from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home
 from services.core.runtime.processes import read_live_process
 from services.core.runtime.settings import Settings
@@ -24,6 +26,7 @@ from services.local.quarantine_report import quarantine_check
 
 _NOBODY: Final = 65_534
 _LOW_DISK: Final = 5 * 10**9
+_CERTIFICATE_DAYS_LEFT: Final = 30
 _NETWORK_FILESYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs"})
 
 
@@ -52,6 +55,7 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     secrets = home / "secrets"
     private = not secrets.exists() or stat.S_IMODE(secrets.stat().st_mode) & 0o077 == 0
     yield "secrets", private, "private" if private else "readable by others", f"chmod -R go= {secrets}"
+    yield _certificates(home)
     yield _jobs(home)
     yield _objects(home)
     yield _broker(home)
@@ -68,6 +72,25 @@ def _failpoints(home: Home) -> tuple[str, bool, str, str]:
     if VARIABLE in os.environ:
         detail = f"{VARIABLE} is set here: what is started now may die on purpose"
     return "failpoints", detail == "off", detail, f"unset {VARIABLE}, then weft down and weft up"
+
+
+def _certificates(home: Home) -> tuple[str, bool, str, str]:
+    """Checks how long the certificates for TLS between services are valid. They are renewed at half of their time."""
+    files = TlsFiles.given()
+    certificates = [files.certificate] if files is not None else sorted((home / "tls").glob("*.pem"))
+    if not certificates:
+        return "certificates", True, "not used: services meet at sockets", ""
+    from services.core.adapters.certificates import valid_until  # noqa: PLC0415 - only where TLS is used
+
+    try:
+        until, name = min((valid_until(path), path.name) for path in certificates)
+    except WeftError as error:
+        return "certificates", False, error.message, f"weft down; rm -r {home / 'tls'}; weft up"
+    days = (until - datetime.now(UTC)).days
+    fix = (
+        "renew the files that WEFT_TLS_* name" if files is not None else "weft up renews them; see logs/supervisor.log"
+    )
+    return "certificates", days > _CERTIFICATE_DAYS_LEFT, f"{name} ends first, in {days} days", fix
 
 
 def _jobs(home: Home) -> tuple[str, bool, str, str]:
@@ -111,7 +134,12 @@ def _objects(home: Home) -> tuple[str, bool, str, str]:
 
 def _sandbox() -> str:
     """Checks by a short trial that the isolation ``sandbox`` can be had. Weft works without it."""
-    plain = "learners are plain processes (isolation process)"
+    root = os.geteuid() == 0
+    plain = (
+        "learners are plain processes (isolation process)"
+        if root
+        else ("learners share the platform's user (isolation trusted: for one tenant)")
+    )
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         return f"no bubblewrap: {plain}; to keep them apart: apt-get install bubblewrap, then weft down and up"

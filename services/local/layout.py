@@ -7,14 +7,16 @@ import os
 import random
 import socket
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from services.core.domain.errors import WeftError
+from services.core.runtime.address import TLS, UNIX, TlsFiles
 from services.core.runtime.durable_files import write_text
-from services.core.runtime.home import Home
+from services.core.runtime.home import SOCKETS, Home
+from services.core.runtime.sockets import make_private_folder
 
 VERSION: Final = 1
 """Schema of WEFT_HOME."""
@@ -50,7 +52,14 @@ PROGRAMS: Final = (
 )
 ETCD: Final = Program("etcd", (), ("etcd", "etcd-peer"))
 """Started by its own launcher: its command line is new each time."""
-ADDRESSES: Final = (*ETCD.listens, *(name for program in PROGRAMS for name in program.listens))
+SUPERVISOR: Final = "supervisor"
+"""The name on the certificate of the supervisor and of `weft status`."""
+SCRAPER: Final = "prometheus"
+"""The name on the certificate for the operator's Prometheus."""
+FOR_USERS: Final = ("api", "api-grpc")
+"""Names of the addresses that are open to users. All others are inner: only the platform's own processes reach them."""
+INNER: Final = tuple(name for program in (ETCD, *PROGRAMS) for name in program.listens if name not in FOR_USERS)
+Transport = Literal["sockets", "tls"]
 
 
 def is_free(host: str, port: int) -> bool:
@@ -90,32 +99,69 @@ def _ephemeral() -> tuple[int, int]:
     return int(low), int(high)
 
 
-def choose_addresses(
-    home: Home, *, host: str, port: int, grpc_host: str = "127.0.0.1", grpc_port: int = 0
-) -> dict[str, str]:
-    """A host:port for each name of ``ADDRESSES``: the previous one if it is still free, so that helpers that outlived
-    the platform reach it again. Raises WeftError if a requested port is taken.
+def inner_addresses(home: Home, transport: Transport, operations: Transport) -> dict[str, str]:
+    """An address for each of ``INNER``: a socket, or a port of loopback for mutual TLS (the previous one if it is free,
+    so that helpers that outlived the platform reach it again). ``operations``: of the addresses named ``*-ops``.
     """
-    try:
-        last = json.loads(home.addresses_file.read_text())
-    except (OSError, ValueError):
-        last = {}
-    if port and not is_free(host, port):
-        raise WeftError(f"port {port} is taken; give another with `weft up --port N`, or leave --port out")
-    if grpc_port and not is_free(grpc_host, grpc_port):
-        raise WeftError(f"port {grpc_port} is taken; give another with WEFT_API_GRPC_PORT, or leave it out")
-    given = {"api": (host, port), "api-grpc": (grpc_host, grpc_port)}
+    # etcd reads a socket's name as host:port, so it must have that form.
+    names = {"etcd": "localhost:1", "etcd-peer": "localhost:2"}
     chosen: dict[str, str] = {}
-    held: list[socket.socket] = []
-    for name in ADDRESSES:
-        at, port_given = given.get(name, ("127.0.0.1", 0))
-        wanted = port_given or int(str(last.get(name, ":0")).rpartition(":")[2])
-        holder = listen_lasting(at, first=wanted)
-        held.append(holder)  # held until all are chosen, so that no port is chosen twice
-        chosen[name] = f"{at}:{holder.getsockname()[1]}"
-    for holder in held:
-        holder.close()
+    with ExitStack() as held:  # until all are chosen, so that no port is chosen twice
+        for name in INNER:
+            if (operations if name.endswith("-ops") else transport) == "sockets":
+                chosen[name] = f"{UNIX}{home / SOCKETS / names.get(name, name)}"
+                continue
+            holder = held.enter_context(listen_lasting("127.0.0.1", first=_last_port(home, name)))
+            chosen[name] = f"{TLS}127.0.0.1:{holder.getsockname()[1]}"
     return chosen
+
+
+def listen_for_users(
+    home: Home, *, host: str, port: int, grpc_host: str = "127.0.0.1", grpc_port: int = 0
+) -> dict[str, socket.socket]:
+    """A listening socket for each of ``FOR_USERS``, at the previous port if it is free and no other is requested.
+
+    Raises WeftError if a requested port is taken.
+    """
+    listeners: dict[str, socket.socket] = {}
+    requests = (
+        ("api", host, port, "give another with `weft up --port N`, or leave --port out"),
+        ("api-grpc", grpc_host, grpc_port, "give another with WEFT_API_GRPC_PORT, or leave it out"),
+    )
+    try:
+        for name, at, wanted, advice in requests:
+            if wanted and not is_free(at, wanted):
+                raise WeftError(f"port {wanted} is taken; {advice}")
+            listeners[name] = listen_lasting(at, first=wanted or _last_port(home, name))
+    except (WeftError, OSError):
+        for listener in listeners.values():
+            listener.close()
+        raise
+    return listeners
+
+
+def with_certificate(home: Home, service: str, given: TlsFiles | None) -> Home:
+    """The installation as a process sees it that shows the certificate of ``service``; ``given`` replaces it."""
+    return Home(home.root, given or TlsFiles.of(home / "tls", service))
+
+
+def tls_variables(home: Home, service: str) -> dict[str, str]:
+    """Settings for a service that shows the certificate that the installation's authority has made for it."""
+    files = TlsFiles.of(home / "tls", service)
+    return {
+        "WEFT_TLS_AUTHORITY_FILE": str(files.authority),
+        "WEFT_TLS_CERTIFICATE_FILE": str(files.certificate),
+        "WEFT_TLS_KEY_FILE": str(files.key),
+    }
+
+
+def _last_port(home: Home, name: str) -> int:
+    """The port of the name's last address; 0 if it had none."""
+    try:
+        port = str(json.loads(home.addresses_file.read_text()).get(name, "")).rpartition(":")[2]
+    except (OSError, ValueError):
+        return 0
+    return int(port) if port.isdigit() else 0
 
 
 def _version(home: Home) -> int:
@@ -139,6 +185,7 @@ def prepare(home: Home) -> None:
             (home / folder).mkdir(exist_ok=True)
         for private in ("run", "logs", "secrets", "broker", "objects", "metrics", "etcd"):
             (home / private).chmod(0o700)
+        make_private_folder(home / SOCKETS)
         # Learners under their own uid must reach their folder and the environments below it.
         for shared in (home.root, home / "node", home / "cache"):
             shared.chmod(0o755 if os.geteuid() == 0 else 0o700)

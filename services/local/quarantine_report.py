@@ -15,14 +15,15 @@ _SHOWN: Final = 10
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never behind a proxy
 
 
-async def _admin_key(home: Home) -> str:
+async def admin_key(home: Home) -> str:
+    """Returns the first administrator's key; empty before the api has made it."""
     return (await FolderSecretStore(home / "secrets").get("admin-key") or b"").decode().strip()
 
 
 async def reported_quarantine(home: Home) -> dict[str, Any] | None:
     """``{held: [{service, kind, place, reason, since, job, advice}], silent: [service]}``; None if the api is away."""
     try:
-        address, key = home.address("api"), await _admin_key(home)
+        address, key = home.address("api"), await admin_key(home)
         request = urllib.request.Request(f"http://{address}/v1/quarantine", headers={"Authorization": f"Bearer {key}"})
         with _direct.open(request, timeout=_TIMEOUT_S) as answer:
             report: dict[str, Any] = json.load(answer)

@@ -14,9 +14,12 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +27,11 @@ import structlog
 
 from services.core.adapters.etcd import launcher
 from services.core.bootstrap.service import configure_logging
-from services.core.domain.errors import NoSpace, WeftError
+from services.core.domain.errors import NoSpace, Unavailable, WeftError
+from services.core.runtime.address import TLS
 from services.core.runtime.durable_files import write_json, write_text
+from services.core.runtime.held_sockets import for_child, receive
+from services.core.runtime.home import SOCKETS, Home
 from services.core.runtime.liveness import wait_until_hung
 from services.core.runtime.processes import (
     ProcessIdentity,
@@ -35,8 +41,22 @@ from services.core.runtime.processes import (
     send_signal,
     write_process_file,
 )
+from services.core.runtime.sockets import remove_unfinished
 from services.local.backup.restore_marker import refuse_half_restored
-from services.local.layout import ETCD, PROGRAMS, Program, choose_addresses, prepare
+from services.local.layout import (
+    ETCD,
+    FOR_USERS,
+    PROGRAMS,
+    SCRAPER,
+    SUPERVISOR,
+    Program,
+    inner_addresses,
+    listen_for_users,
+    prepare,
+    tls_variables,
+    with_certificate,
+)
+from services.local.log_rotation import rotate_logs
 from services.local.settings import LocalSettings
 
 _STEADY_S: Final = 5.0
@@ -44,12 +64,16 @@ _STEADY_S: Final = 5.0
 only after it: a starting service may wait for its stores."""
 _RETRY_S: Final = 0.5
 """Pause before a failed start is repeated."""
+_FIRST_TRIES: Final = 3
+"""Starts of etcd that fail before the start of the platform fails."""
 _EARLY_HANG_S: Final = 20.0
 """A hang this soon after the start counts as early."""
 _EARLY_HANGS: Final = 2
 _EARLY_HANGS_MOST: Final = 7
 """After ``_EARLY_HANGS`` early hangs in a row the time limit doubles with each further one, at most to the 7th: a slow
 machine must not be mistaken for a hung service for ever."""
+_CERTIFICATES_CHECKED_S: Final = 12 * 3600.0
+_NAMES: Final = tuple(program.name for program in (ETCD, *PROGRAMS))
 log = structlog.get_logger()
 
 
@@ -68,8 +92,11 @@ class Running:
 
 
 class Supervisor:
-    def __init__(self, settings: LocalSettings) -> None:
-        self._settings, self._home = settings, settings.installation
+    def __init__(self, settings: LocalSettings, held: Mapping[str, socket.socket]) -> None:
+        """``held``: the listening sockets of the api, by name of their address."""
+        self._settings, self._held = settings, dict(held)
+        self._home = with_certificate(settings.installation, SUPERVISOR, settings.tls_files)
+        self._own_authority = settings.tls_files is None and uses_tls(self._home)
         self.stopping = asyncio.Event()
         self.running = [Running(program) for program in (ETCD, *PROGRAMS)]
         self._came_up = (self._home / "run" / "came-up").exists()
@@ -82,7 +109,11 @@ class Supervisor:
             loop.add_signal_handler(sign, self.stopping.set)
         write_process_file(self._home / "run" / "supervisor.json", _self())
         tasks: list[asyncio.Task[None]] = []
-        coming_up = asyncio.create_task(self._record_came_up())
+        rotating = rotate_logs(
+            self._home / "logs", most_bytes=self._settings.log_bytes, copies=self._settings.log_copies
+        )
+        loops = (self._record_came_up(), self._renew_certificates(), rotating)
+        beside = [asyncio.create_task(loop) for loop in loops]
         try:
             # All start at the same time: each service waits for its own dependencies.
             tasks.extend(asyncio.create_task(self._supervise(running)) for running in self.running)
@@ -92,7 +123,7 @@ class Supervisor:
                 await task  # raises the reason why a program cannot be started at all
         finally:
             self.stopping.set()
-            for task in (*tasks, coming_up):
+            for task in (*tasks, *beside):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._stop_all()
@@ -111,18 +142,37 @@ class Supervisor:
         with contextlib.suppress(OSError):
             (self._home / "run" / "came-up").touch()
 
+    async def _renew_certificates(self) -> None:
+        """Renews certificates in time, and restarts their services, one after the other, to show the new ones."""
+        while self._own_authority:
+            await asyncio.sleep(_CERTIFICATES_CHECKED_S)
+            try:
+                renewed = await asyncio.to_thread(make_certificates, self._home)
+            except (OSError, WeftError) as error:
+                log.warning("certificates.not_renewed", why=str(error))
+                continue
+            for running in self.running:
+                # etcd reads its files at each handshake.
+                if running.program.name in renewed and running.program is not ETCD and running.process is not None:
+                    log.info("certificate.renewed", service=running.program.name)
+                    send_signal(running.process, signal.SIGTERM)
+                    await _wait_ended(running.process)
+
     async def _supervise(self, running: Running) -> None:
         """Adopts or starts the program, and restarts it whenever it ends, until the supervisor stops."""
-        delay_s = self._settings.restart_delay_s
+        delay_s, failures = self._settings.restart_delay_s, 0
         running.process, running.adopted = read_live_process(self._process_file(running)), True
         while True:
             if running.process is None:
                 try:
-                    self._start(running)
-                except (OSError, NoSpace) as error:
-                    if not self._came_up:
+                    # In a thread: a program that hangs must not stop the supervision of the others.
+                    etcd = await asyncio.to_thread(launcher.usable_etcd) if running.program is ETCD else None
+                    self._start(running, etcd)
+                except (OSError, WeftError) as error:
+                    failures += 1
+                    if self._is_final(running, error, failures):
                         raise
-                    # A full disk must not end what still runs: the start is repeated.
+                    # A full disk or an etcd that does not start must not end what still runs: the start is repeated.
                     log.warning("service.start_failed", service=running.program.name, why=str(error))
                     await asyncio.sleep(_RETRY_S)
                     continue
@@ -146,6 +196,13 @@ class Supervisor:
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, self._settings.restart_delay_max_s)
 
+    def _is_final(self, running: Running, error: OSError | WeftError, failures: int) -> bool:
+        """Whether a failed start ends the supervisor, which reports the error: only while there is nothing to end."""
+        if not isinstance(error, Unavailable):
+            return not self._came_up
+        some_adopted = any(other.adopted and other.process is not None for other in self.running)
+        return not running.restarts and not some_adopted and failures >= _FIRST_TRIES
+
     async def _kill_if_hung(self, running: Running, process: ProcessIdentity) -> None:
         """Kills a process that lives but does nothing: it holds the address and the lease of its successor."""
         limit_s = self._settings.silence_s * 2 ** max(0, running.early_hangs - _EARLY_HANGS)
@@ -160,10 +217,10 @@ class Supervisor:
         log.warning("service.killed", service=running.program.name, why=f"it has done nothing for {limit_s:g} s")
         send_signal(process, signal.SIGKILL)
 
-    def _start(self, running: Running) -> None:
+    def _start(self, running: Running, etcd: launcher.Etcd | None) -> None:
         program = running.program
         log_file = self._home / "logs" / f"{program.name}.log"
-        running.child = self._start_etcd(log_file) if program is ETCD else self._spawn(program, log_file)
+        running.child = self._start_etcd(log_file, etcd) if program is ETCD else self._spawn(program, log_file)
         running.process, running.adopted = identify(running.child.pid), False
         try:
             if running.process is not None:
@@ -177,6 +234,14 @@ class Supervisor:
         log.info("service.started", service=program.name, pid=running.child.pid)
 
     def _spawn(self, program: Program, log_file: Path) -> subprocess.Popen[bytes]:
+        variables: dict[str, str] = {}
+        if self._own_authority:
+            variables = tls_variables(self._home, program.name)
+        descriptors: tuple[int, ...] = ()
+        if program.name == "api":
+            self._held = self._held or _listen(self._settings)
+            inherited, descriptors = for_child(self._held)
+            variables |= inherited
         with log_file.open("ab") as output:
             return subprocess.Popen(
                 program.argv,
@@ -185,12 +250,14 @@ class Supervisor:
                 stderr=output,
                 start_new_session=True,
                 cwd="/",
-                env={**os.environ, "WEFT_HOME": str(self._home.root)},
+                env={**os.environ, "WEFT_HOME": str(self._home.root), **variables},
+                pass_fds=descriptors,
             )
 
-    def _start_etcd(self, log_file: Path) -> subprocess.Popen[bytes]:
-        client, peer = (int(self._home.address(name).rpartition(":")[2]) for name in ETCD.listens)
-        return launcher.start_etcd(self._home / "etcd", client, peer, log_file)
+    def _start_etcd(self, log_file: Path, etcd: launcher.Etcd | None) -> subprocess.Popen[bytes]:
+        home = with_certificate(self._home, ETCD.name, self._settings.tls_files)
+        client, peer = (home.address(name) for name in ETCD.listens)
+        return launcher.start_etcd(self._home / "etcd", client, peer, log_file, program=etcd)
 
     def _process_file(self, running: Running) -> Path:
         return self._home / "run" / f"{running.program.name}.json"
@@ -258,6 +325,59 @@ async def _wait_ended(process: ProcessIdentity) -> None:
         os.close(handle)
 
 
+def _listen(settings: LocalSettings) -> dict[str, socket.socket]:
+    """Listens at the addresses for users, at the previous ports if they are free, and records the addresses.
+
+    Raises WeftError if a requested port is taken.
+    """
+    home = settings.installation
+    held = listen_for_users(
+        home, host=settings.host, port=settings.port,
+        grpc_host=settings.api_grpc_host, grpc_port=settings.api_grpc_port,
+    )  # fmt: skip
+    addresses = home.addresses()
+    for name, listener in held.items():
+        host, port = listener.getsockname()[:2]
+        addresses[name] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    write_text(home.addresses_file, json.dumps(addresses))
+    return held
+
+
+def _prepare_addresses(settings: LocalSettings) -> dict[str, socket.socket]:
+    """Chooses the addresses, or keeps those of the processes that are adopted. Returns the api's listening sockets."""
+    home = settings.installation
+    alive = [name for name in _NAMES if read_live_process(home / "run" / f"{name}.json")]
+    if not alive:
+        remove_unfinished(home / SOCKETS)
+        operations = settings.operations_transport or settings.transport
+        inner = inner_addresses(home, settings.transport, operations)
+        users = {name: address for name, address in _recorded(home).items() if name in FOR_USERS}
+        write_text(home.addresses_file, json.dumps(users | inner))
+    if uses_tls(home) and settings.tls_files is None:
+        make_certificates(home)
+    # An api that runs but hangs hands over nothing, and keeps its ports: the supervisor listens after its end.
+    return receive(home / SOCKETS) if "api" in alive else _listen(settings)
+
+
+def uses_tls(home: Home) -> bool:
+    """Whether inner servers listen with TLS, by the recorded addresses."""
+    return any(address.startswith(TLS) for address in _recorded(home).values())
+
+
+def make_certificates(home: Home) -> list[str]:
+    """Makes what is missing or old. Returns the services with a new certificate. Raises WeftError, NoSpace."""
+    from services.core.adapters.certificates import issue  # noqa: PLC0415 - only where TLS is used
+
+    return issue(home / "tls", (*_NAMES, SUPERVISOR, SCRAPER), datetime.now(UTC))
+
+
+def _recorded(home: Home) -> dict[str, str]:
+    try:
+        return home.addresses()
+    except (Unavailable, ValueError):
+        return {}
+
+
 def main() -> int:
     """Runs the supervisor; returns the exit code of the process."""
     os.chdir("/")
@@ -272,13 +392,7 @@ def main() -> int:
         except BlockingIOError:
             raise WeftError(f"another supervisor runs in {home.root}") from None
         refuse_half_restored(home)
-        if not any(read_live_process(home / "run" / f"{program.name}.json") for program in (ETCD, *PROGRAMS)):
-            addresses = choose_addresses(
-                home, host=settings.host, port=settings.port,
-                grpc_host=settings.api_grpc_host, grpc_port=settings.api_grpc_port,
-            )  # fmt: skip
-            write_text(home.addresses_file, json.dumps(addresses))
-        asyncio.run(Supervisor(settings).run())
+        asyncio.run(Supervisor(settings, _prepare_addresses(settings)).run())
     except WeftError as error:
         log.error("supervisor.start_refused", why=str(error))  # noqa: TRY400 - no trace for people
         return 1

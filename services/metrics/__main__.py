@@ -11,10 +11,11 @@ import prometheus_client
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
 from services.core.bootstrap.service import Service, run
-from services.core.bootstrap.wiring import object_urls
+from services.core.bootstrap.wiring import guard, identity, job_store, object_urls
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.runtime.membership import Membership
 from services.core.runtime.quarantine import Quarantine
+from services.metrics.attempt_ends import AttemptEnds
 from services.metrics.attempts import Attempts
 from services.metrics.damaged_files import watch_damaged_files
 from services.metrics.following import Follower, Notifier
@@ -31,15 +32,18 @@ from services.metrics.wiring import connect
 async def main(service: Service) -> None:
     """Serves until the service is to stop; then ends the followers and lets running appends finish."""
     settings = MetricsSettings()
-    ports = await connect(settings)
+    instrumentation = Instrumentation()
+    ports = await connect(settings, lambda bound, count: instrumentation.left_out.labels(bound).inc(count))
+    authenticating = await guard(settings, await identity(settings, "metrics"), learners=True)
     service.checks |= {"metric store": ports.store.ping, "status store": ports.status.ping}
-    instrumentation, notifier, attempts = Instrumentation(), Notifier(), Attempts(ports.status)
+    notifier, attempts = Notifier(), Attempts(ports.status)
     heartbeats = Heartbeats(ports.clock, remember_s=settings.metrics_remember_s)
     instrumentation.learners.set_function(lambda: len(heartbeats))
     reports = Reports(ports.status, attempts)
     signing = Signing(attempts, object_urls(settings))
+    ends = AttemptEnds(lambda: job_store(settings), attempts, ports.clock, late_s=settings.metrics_late_s)
     intake = Intake(
-        ports.store, attempts, reports, heartbeats, notifier, instrumentation, settings.metrics_gather_s, signing
+        ports.store, attempts, reports, heartbeats, notifier, instrumentation, settings.metrics_gather_s, signing, ends
     )
     pace = (notifier, service.stopping, settings.metrics_keep_alive_s, settings.metrics_follow_pause_s)
     telemetry = Telemetry(ports.store, attempts, heartbeats, Follower(*pace), Follower(*pace), instrumentation)
@@ -51,7 +55,7 @@ async def main(service: Service) -> None:
 
     quarantine = Quarantine(ports.clock.now_ms, prometheus_client.REGISTRY)
     membership = Membership("metrics", ports.status, ports.clock, settings)
-    server = await serve(settings.installation.address("metrics"), ports.secret, register)
+    server = await serve(settings.installation.address("metrics"), authenticating, register)
     try:
         async with asyncio.TaskGroup() as group:
             damaged_files = watch_damaged_files(ports.store, quarantine, ports.clock)
@@ -66,6 +70,7 @@ async def main(service: Service) -> None:
     finally:
         await server.stop(0)
         await membership.leave()
+        await ends.close()
         await ports.close()
 
 

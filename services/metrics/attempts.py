@@ -54,6 +54,8 @@ class LearnerState:
     seq: int
     ready: bool
     """In phase READY or a later one, and not given up."""
+    stored: bool
+    """In the last phase: its helper has declared the end."""
     revision: int
     """The mod_revision of the key."""
 
@@ -140,7 +142,8 @@ class Attempts:
         known = learners.get(status.name)
         if known is None or known.revision < revision:
             ready = PHASE_ORDER[status.phase] >= PHASE_ORDER[Phase.READY] and not status.helper_failed
-            learners[status.name] = LearnerState(status.attempt, status.seq, ready, revision)
+            stored = status.phase is Phase.STORED
+            learners[status.name] = LearnerState(status.attempt, status.seq, ready, stored, revision)
 
     def _delete(self, full_key: str) -> None:
         key = parse_job_key(full_key)
@@ -168,6 +171,14 @@ class Attempts:
             return False
         state = job.learners.get(learner.name)
         return state is not None and (state.attempt, state.seq) >= (learner.attempt, seq)
+
+    def may_have_ended(self, learner: LearnerIdentity) -> bool:
+        """True unless the view has this attempt as the current one, and a helper of this learner that goes on."""
+        job = self._jobs.get(learner.job)
+        if job is None or job.attempt is None or job.attempt.number != learner.attempt:
+            return True
+        state = job.learners.get(learner.name)
+        return state is not None and state.attempt == learner.attempt and state.stored
 
     def all_ready(self, job_id: str, attempt: Attempt) -> bool:
         """True if every learner of the attempt has been READY; once true it stays true for the attempt."""

@@ -12,6 +12,9 @@ class Instrumentation:
         self.refused = Counter(
             "weft_metrics_batches_refused", "Batches that did not begin at the committed offset", registry=registry
         )
+        self.left_out = Counter(
+            "weft_metrics_left_out", "Lines and points beyond a bound of their job", ["bound"], registry=registry
+        )
         self.append_seconds = Histogram(
             "weft_metrics_append_seconds",
             "From the arrival of an append to its being durable",

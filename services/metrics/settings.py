@@ -16,6 +16,23 @@ class MetricsSettings(Settings):
     metrics_search_s: float = Field(
         default=10.0, gt=0, description="Time limit of a query that searches logs, in seconds."
     )
+    metrics_job_log_bytes: int = Field(
+        default=10 * 2**30,
+        gt=0,
+        description="Most bytes of log lines that are stored of one job. Later lines are left out, counted, and in the "
+        "job's stored files only.",
+    )
+    metrics_job_points: int = Field(
+        default=50_000_000, gt=0, description="Most metric points of one job; each takes about 60 bytes."
+    )
+    metrics_job_series: int = Field(
+        default=10_000, gt=0, description="Most curves of one job: attempts x ranks x metric names x labels."
+    )
+    metrics_job_sources: int = Field(
+        default=100_000,
+        gt=0,
+        description="Most files of learners that lines and points of one job come from. A truncated file counts again.",
+    )
     metrics_keep_alive_s: float = Field(
         default=10.0,
         gt=0,
@@ -32,6 +49,11 @@ class MetricsSettings(Settings):
         le=5,
         description="How long helpers may gather lines of a job without followers before they send them, in seconds. "
         "Each request costs the learner's machine about two milliseconds.",
+    )
+    metrics_late_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="Seconds after the declared end of a job or an attempt in which its learners may still append.",
     )
     metrics_drain_s: float = Field(
         default=5.0, gt=0, description="Time that running calls have to end when the service stops, in seconds."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +12,7 @@ from services.core.adapters.sqlite.metrics import SqliteMetricStore
 from services.core.bootstrap import wiring as core
 from services.core.failpoints.ports import at_failpoints
 from services.core.ports.clock import Clock
-from services.core.ports.metric_store import MetricStore
+from services.core.ports.metric_store import JobBounds, MetricStore
 from services.core.ports.status_store import StatusStore
 from services.metrics.settings import MetricsSettings
 
@@ -24,7 +25,6 @@ class MetricsPorts:
     store: MetricStore
     status: StatusStore
     clock: Clock
-    secret: bytes
 
     async def close(self) -> None:
         await self.store.close()
@@ -40,8 +40,8 @@ def affordable(open_jobs: int) -> int:
     return open_jobs if soft == resource.RLIM_INFINITY else max(1, min(open_jobs, soft // _FILES_PER_JOB))
 
 
-async def connect(settings: MetricsSettings) -> MetricsPorts:
-    """Opens the ports; etcd may be away.
+async def connect(settings: MetricsSettings, on_left_out: Callable[[str, int], None]) -> MetricsPorts:
+    """Opens the ports; etcd may be away. ``on_left_out(bound, count)``: see ``SqliteMetricStore.open``.
 
     Raises NoSpace, Unavailable or InvalidRequest if the metric store cannot be opened.
     """
@@ -49,11 +49,17 @@ async def connect(settings: MetricsSettings) -> MetricsPorts:
         settings.installation / "metrics",
         open_jobs=affordable(settings.metrics_open_jobs),
         search_s=settings.metrics_search_s,
+        bounds=JobBounds(
+            log_bytes=settings.metrics_job_log_bytes,
+            points=settings.metrics_job_points,
+            series=settings.metrics_job_series,
+            sources=settings.metrics_job_sources,
+        ),
+        on_left_out=on_left_out,
     )
     ports = MetricsPorts(
         store=store,
         status=await core.status_store(settings),
         clock=core.clock(),
-        secret=await core.service_secret(settings),
     )
     return at_failpoints(ports, "metrics")

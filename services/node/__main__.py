@@ -12,9 +12,9 @@ import structlog
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
 from services.core.bootstrap.service import Service, run
-from services.core.bootstrap.wiring import clock, service_secret
+from services.core.bootstrap.wiring import clock, guard, identity
 from services.core.gen.weft.v1 import node_pb2_grpc
-from services.core.runtime.quarantine import LEARNER, Quarantine
+from services.core.runtime.quarantine import FOLDER, LEARNER, Quarantine
 from services.node.agent import Agent
 from services.node.instrumentation import Instrumentation
 from services.node.rpc import NodeServicer
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 async def serve_node(service: Service, settings: NodeSettings) -> None:
     """Serves until the service is stopped. Learners live on."""
-    secret = await service_secret(settings)
+    authenticating = await guard(settings, await identity(settings, "node"))
     agent = await Agent.start(settings, Instrumentation(prometheus_client.REGISTRY))
     quarantine = Quarantine(clock().now_ms, prometheus_client.REGISTRY)
     checking = asyncio.create_task(_check_files(agent, quarantine))
@@ -39,7 +39,7 @@ async def serve_node(service: Service, settings: NodeSettings) -> None:
             node_pb2_grpc.add_NodeServicer_to_server(servicer, server)
             add_operations(server, quarantine)
 
-        server = await serve(settings.installation.address("node"), secret, register)
+        server = await serve(settings.installation.address("node"), authenticating, register)
         service.started = True
         await service.stopping.wait()
         agent.end_watches()
@@ -52,13 +52,17 @@ async def serve_node(service: Service, settings: NodeSettings) -> None:
 
 
 async def _check_files(agent: Agent, quarantine: Quarantine) -> None:
-    """Reports unreadable learner files until cancelled."""
+    """Reports unreadable learner files, and folders that cannot be removed, until cancelled."""
     while True:
         try:
             files = agent.unreadable_files()
             for path, (job, why) in files.items():
                 quarantine.hold(LEARNER, path, why, job=job)
             quarantine.keep_only(LEARNER, files)
+            leftovers = agent.leftovers()
+            for path, (job, why) in leftovers.items():
+                quarantine.hold(FOLDER, path, why, job=job)
+            quarantine.keep_only(FOLDER, leftovers)
         except OSError as error:  # a learner that is removed at this moment
             log.info("files.not_checked", why=str(error))
         await asyncio.sleep(_CHECK_FILES_S)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import os
 import shlex
 import stat
@@ -26,27 +27,44 @@ from services.core.domain.errors import InvalidRequest, NoSpace, Unavailable, We
 from services.core.domain.learner import Exit
 from services.core.domain.plan import SCHEMA as PLAN_SCHEMA
 from services.core.domain.plan import AttemptPlan
+from services.core.domain.text import storable_name
 from services.core.ports.cluster import LearnerProcess, Node, Observation
 from services.core.runtime.durable_files import sync_folder
+from services.core.runtime.edges import log_unexpected
 from services.core.runtime.learner_folder import JOB_FOLDER, LEARNER_FILE, MALFORMED, RUN, LearnerDocument
 from services.core.runtime.undo import undo_on_failure
 from services.core.strategies.registry import with_variables
 from services.node import capacity, cgroups, reservation, sdk
-from services.node.allocation import Pool, Taken, pick_gpus, pick_ports, pick_uid
+from services.node.allocation import Pool, Taken, pick_gpus, pick_ports
 from services.node.cgroups import Groups
+from services.node.disk_watch import CacheWatch, DiskWatch
 from services.node.fences import Fences
-from services.node.files import remove_tree
 from services.node.instrumentation import Instrumentation
 from services.node.isolation import Isolation, choose
-from services.node.learner import JobFolder, Learner, job_folders, owner, read_gpus, read_learner
+from services.node.learner import (
+    JobFolder,
+    Learner,
+    job_folders,
+    owner,
+    owner_below,
+    read_gpus,
+    read_learner,
+    strange_entries,
+)
 from services.node.learner_supervisor import LearnerSupervisor, end_tasks, helper_environment
+from services.node.leftovers import Leftovers
 from services.node.processes import ProcessMatcher, kill_all
 from services.node.settings import NodeSettings
+from services.node.tenants import OnlyTenant
+from services.node.traces import sweep, trace_of
+from services.node.users import Users
 
 STEPS: Final = ("reserve", "learners", "activate")
 _SHIMS_S: Final = 2.0
 """How long a teardown waits for the shims to end their learners, before it kills everything."""
 _GONE_S: Final = 30.0
+_RETRY_S: Final = 600.0
+"""Between two tries to remove what could not be removed."""
 log = structlog.get_logger()
 
 
@@ -59,13 +77,18 @@ class Agent:
         self._instrumentation = instrumentation
         self.node: Node = capacity.detect(settings)
         self._root = self._home / "node"
+        self.free_space = capacity.free_space(settings)
         self._own_folder = self._root / ".agent"
         self._fences = Fences(self._own_folder / "fences")
         self._uids = Pool(settings.node_uid_first, settings.node_uid_count) if os.geteuid() == 0 else None
         self._ports = Pool(settings.node_port_first, settings.node_port_count)
-        self.isolation: Isolation = choose(
-            settings.node_isolation, user=settings.node_uid_first if self._uids else None
-        )
+        self.isolation: Isolation = choose(settings, user=settings.node_uid_first if self._uids else None)
+        self._leftovers = Leftovers(self._root, within_s=settings.node_remove_s)
+        self._users = Users(self._own_folder / "users", self._uids, self._trace_of) if self._uids else None
+        self._picking = asyncio.Lock()
+        """Held while a uid is chosen: looking through what is left of it takes time."""
+        self._background: list[asyncio.Task[None]] = []
+        self._only_tenant = OnlyTenant(self._own_folder)
         self._groups: Groups
         self._unreadable: dict[Path, str] = {}
         """Folders of learners whose ``learner.json`` cannot be read -> the error."""
@@ -84,7 +107,8 @@ class Agent:
     async def start(cls, settings: NodeSettings, instrumentation: Instrumentation) -> Self:
         """An agent that has adopted all learners of this machine.
 
-        WeftError if another agent runs for this WEFT_HOME, or if learners could not reach their folders.
+        WeftError if another agent runs for this WEFT_HOME, if learners could not reach their folders, or if required
+        limits cannot be enforced.
         """
         agent = cls(settings, instrumentation)
         agent._make_own_folders()
@@ -92,10 +116,14 @@ class Agent:
         await asyncio.to_thread(sdk.install, agent._home / "sdk")
         await agent._adopt()
         agent._update_gauges()
+        disk = DiskWatch(settings, instrumentation, lambda: list(agent._learners.values()))
+        caches = CacheWatch(settings, instrumentation, lambda: list(agent._learners.values()))
+        agent._background = [asyncio.create_task(loop()) for loop in (agent._retry_leftovers, disk.run, caches.run)]
         return agent
 
     async def close(self) -> None:
         """Learners, shims and helpers live on."""
+        await end_tasks(self._background, within_s=0)
         await self._supervisor.close()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
@@ -143,7 +171,10 @@ class Agent:
             learners = [learner for number in old for learner in self._learners_of(job, number)]
             await self._end(learners, all_of_job=len(learners) == len(self._learners_of(job)))
             await self._end_unreadable([path for path in self._unreadable_of(job) if int(path.parent.name) in old])
-            await asyncio.to_thread(_remove, folder, old)
+            uid = next((learner.document.uid for learner in learners), -1)
+            if self._shares_tmp and uid >= 0 and not self._learners_of_others(job, attempt):
+                await asyncio.to_thread(_swept, uid)
+            await asyncio.to_thread(_remove, folder, old, self._leftovers, uid)
             self._fences.write(job)
             for learner in learners:
                 self._learners.pop(learner.folder, None)
@@ -179,47 +210,59 @@ class Agent:
             return  # an attempt keeps what it was reserved with, even if the plan differs now
         if plan.schema < PLAN_SCHEMA:
             plan = with_variables(plan)  # of a Guardian that left it to the agent to render them
-        taken = self._taken()
-        uid = pick_uid(plan.job, taken, self._uids) if self._uids else os.getuid()
-        allotment = reservation.Allotment(
-            uid=uid,
-            gid=uid if self._uids else os.getgid(),
-            gpus=pick_gpus(plan.learners, taken, self.node.gpus),
-            ports=pick_ports(plan, taken, self._ports, reservation.port_is_free),
-        )
-        documents = [
-            self._with_isolation(document, folder.attempt(plan.attempt) / document.learner.name)
-            for document in reservation.documents(
-                plan,
-                allotment,
-                home=self._home,
-                isolation=self.isolation.name,
-                objects_here=self._settings.object_store == "folder",
-            )
-        ]
-        # Counted as taken before the first await: another job's reserve may come in between.
-        places = {folder.attempt(plan.attempt) / document.learner.name: document for document in documents}
-        self._learners |= {place: Learner(place, document) for place, document in places.items()}
+        if self.isolation.is_trusted:
+            self._only_tenant.check(plan.tenant)
+        async with self._picking:
+            uid = os.getuid()
+            if self._users is not None:
+                uid = await asyncio.to_thread(self._users.pick, plan.job, plan.tenant, self._taken())
+            # Counted as taken before the next await: another job's reserve may come in between.
+            documents = self._allot(plan, uid)
+            places = {folder.attempt(plan.attempt) / document.learner.name: document for document in documents}
+            self._learners |= {place: Learner(place, document) for place, document in places.items()}
 
         def forget() -> None:
             for place in places:
                 self._learners.pop(place, None)
 
         with undo_on_failure(forget):
-            await asyncio.to_thread(self._make, folder, plan.attempt, documents)
+            await asyncio.to_thread(self._make, folder, plan, documents)
         self._update_gauges()
         log.info("attempt.reserved", job=plan.job, attempt=plan.attempt, learners=len(documents), uid=uid)
 
-    def _with_isolation(self, document: LearnerDocument, folder: Path) -> LearnerDocument:
-        """The document with the sandbox's command and the control groups."""
-        wrap = self.isolation.sandbox.wrap(document, folder) if self.isolation.sandbox else ()
-        return replace(document, wrap=wrap, groups=self._groups.paths(document))
+    def _allot(self, plan: AttemptPlan, uid: int) -> list[LearnerDocument]:
+        """The documents of all learners, with what they get of this machine."""
+        taken, attempt = self._taken(), JobFolder(self._root / plan.job).attempt(plan.attempt)
+        allotment = reservation.Allotment(
+            uid=uid,
+            gid=uid if self._uids else os.getgid(),
+            gpus=pick_gpus(plan.learners, taken, self.node.gpus),
+            ports=pick_ports(plan, taken, self._ports, reservation.port_is_free),
+        )
+        documents = reservation.documents(
+            plan, allotment, home=self._home, isolation=self.isolation.name,
+            objects_here=self._settings.object_store == "folder",
+        )  # fmt: skip
+        return [self._with_isolation(document, attempt / document.learner.name) for document in documents]
 
-    def _make(self, folder: JobFolder, attempt: int, documents: list[LearnerDocument]) -> None:
+    def _with_isolation(self, document: LearnerDocument, folder: Path) -> LearnerDocument:
+        """The document with the sandbox's command, the control groups and the limits."""
+        isolation = self.isolation
+        of_user = self._settings.node_pids * (len(document.plan.learners) if self._uids else 1)
+        return replace(
+            document,
+            wrap=isolation.sandbox.wrap(document, folder) if isolation.sandbox else (),
+            groups=self._groups.paths(document),
+            private_tmp=isolation.private_tmp,
+            seccomp=isolation.seccomp,
+            processes=0 if "pids" in self._groups.enforced else of_user,
+        )
+
+    def _make(self, folder: JobFolder, plan: AttemptPlan, documents: list[LearnerDocument]) -> None:
         for document in documents:
             self._groups.make(document)
-        with undo_on_failure(lambda: cgroups.remove(path for document in documents for path in document.groups)):
-            reservation.make(folder, attempt, documents)
+        with undo_on_failure(lambda: cgroups.remove(_groups_of_documents(documents))):
+            reservation.make(folder, plan.attempt, documents, plan)
 
     async def _spawn(self, plan: AttemptPlan) -> None:
         learners = self._reserved(plan)
@@ -253,8 +296,10 @@ class Agent:
         everything = ProcessMatcher(
             job_dirs=frozenset(str(learner.job_dir) for learner in learners),
             folders=frozenset(str(learner.folder) for learner in learners),
+            # bubblewrap has no environment by which it could be found.
+            identities=tuple(process for learner in learners if (process := learner.process) is not None),
             uids=frozenset(learner.document.uid for learner in learners) if all_of_job and self._uids else frozenset(),
-            groups=frozenset(path for learner in learners for path in learner.document.groups),
+            groups=frozenset(_groups_of(learners)),
         )
         gone = await kill_all(everything.members, timeout_s=_GONE_S)
         await end_tasks(tasks)
@@ -273,7 +318,7 @@ class Agent:
         end = None if processes else Exit(time=_now_ms(), lost=True)
         return LearnerProcess(
             name=folder.name, attempt=int(folder.parent.name), state="running" if processes else "exited", run=RUN,
-            started=round(folder.stat().st_mtime * 1000), exit=end, node=self.node.name,
+            started=round(folder.stat().st_mtime * 1000), exit=end, readable=False, node=self.node.name,
         )  # fmt: skip
 
     async def _end_unreadable(self, folders: list[Path]) -> None:
@@ -293,12 +338,36 @@ class Agent:
             files |= {str(folder / name): (learner.job, error) for name, error in learner.files.unreadable().items()}
         return files
 
+    def leftovers(self) -> dict[str, tuple[str, str]]:
+        """Path -> (job, why) of all that cannot be removed, and of entries that are none of Weft's."""
+        strange = {storable_name(str(path)): ("", "it is no folder of a job") for path in strange_entries(self._root)}
+        return {**self._leftovers.reasons(), **strange}
+
+    async def _retry_leftovers(self) -> None:
+        while True:
+            with log_unexpected("leftovers.retry_failed"):
+                await asyncio.to_thread(self._leftovers.retry)
+            await asyncio.sleep(_RETRY_S)
+
+    def _trace_of(self, uid: int) -> str:
+        return "a folder in quarantine" if uid in self._leftovers.uids() else trace_of(uid)
+
+    @property
+    def _shares_tmp(self) -> bool:
+        """True if learners have users of their own, but write to the machine's /tmp."""
+        return self._uids is not None and self.isolation.sandbox is None and not self.isolation.private_tmp
+
+    def _learners_of_others(self, job: str, attempt: int) -> list[Learner]:
+        return [learner for learner in self._learners_of(job) if learner.attempt > attempt]
+
     async def _adopt(self) -> None:
         """Takes over all learners that have a folder. Processes that live are found by its files, undisturbed."""
         jobs = job_folders(self._root)
         for job in jobs:
             for leftover in job.leftovers():
-                await asyncio.to_thread(remove_tree, leftover)
+                await asyncio.to_thread(
+                    self._leftovers.remove, leftover, job=job.path.name, attempt=0, uid=owner_below(leftover)
+                )
             for folder in job.learner_folders():
                 self._adopt_learner(folder)
         self._fences.prune({job.path.name for job in jobs})
@@ -323,9 +392,17 @@ class Agent:
     def _detect_isolation(self) -> None:
         """Finds out which control groups can be made, and publishes the isolation."""
         self._groups, unenforced = Groups.find(
-            self._own_folder, pids=self._settings.node_pids, wanted=self._settings.node_cgroups
+            self._own_folder,
+            pids=self._settings.node_pids,
+            wanted=self._settings.node_cgroups,
+            of_helpers=cgroups.Limits(
+                self._settings.node_helper_memory, self._settings.node_helper_cpus, self._settings.node_helper_pids
+            ),
         )
-        self.isolation.write(self._home / "run", self._groups.enforced, unenforced)
+        if self._settings.node_limits == "required":
+            self.isolation.check_required(self._groups.enforced, unenforced)
+        with suppress(NoSpace):  # it is for people only
+            self.isolation.write(self._home / "run", self._groups.enforced, unenforced)
         log.info(
             "node.isolation_chosen",
             isolation=self.isolation.name,
@@ -395,19 +472,38 @@ def _matcher(folders: list[Path]) -> ProcessMatcher:
     )
 
 
+def _groups_of(learners: Iterable[Learner]) -> list[str]:
+    """Of learners and their helpers."""
+    return _groups_of_documents(learner.document for learner in learners)
+
+
+def _groups_of_documents(documents: Iterable[LearnerDocument]) -> list[str]:
+    own = [path for document in documents for path in document.groups]
+    return [*own, *map(cgroups.helper_group, own)]
+
+
 def _survivors() -> Unavailable:
     return Unavailable("processes of the attempt survive SIGKILL: they hang in the kernel", retry_after_s=5)
 
 
-def _remove(folder: JobFolder, attempts: Iterable[int]) -> None:
+def _swept(uid: int) -> None:
+    """Removes the user's temporary files. What cannot be removed keeps the uid from other tenants."""
+    try:
+        sweep(uid)
+    except OSError as error:
+        log.warning("tmp.not_swept", uid=uid, why=str(error))
+
+
+def _remove(folder: JobFolder, attempts: Iterable[int], leftovers: Leftovers, uid: int) -> None:
     for number in attempts:
         half_removed = folder.half_removed(number)
+        remove = functools.partial(leftovers.remove, job=folder.path.name, attempt=number, uid=uid)
         for path in (half_removed, folder.half_made(number)):
             if path.exists():
-                remove_tree(path)
+                remove(path)
         if folder.attempt(number).exists():
             folder.attempt(number).rename(half_removed)
-            remove_tree(half_removed)
+            remove(half_removed)
     if folder.path.exists() and not any(folder.path.iterdir()):
         folder.path.rmdir()
         sync_folder(folder.path.parent)

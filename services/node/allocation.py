@@ -45,15 +45,18 @@ class Taken:
     ports: Collection[int] = ()
 
 
-def pick_uid(job: str, taken: Taken, pool: Pool) -> int:
-    """A job has the same uid in all its attempts. ResourceExhausted if all are taken."""
+def pick_uid(job: str, taken: Taken, pool: Pool, may_use: Callable[[int], bool] = lambda _: True) -> int:
+    """A job has the same uid in all its attempts. ResourceExhausted if all are taken, or may not be used."""
     for uid, owner in taken.uids.items():
         if owner == job:
             return uid
     for uid in pool.from_place(job):
-        if uid not in taken.uids:
+        if uid not in taken.uids and may_use(uid):
             return uid
-    raise ResourceExhausted(f"all {pool.count} user ids for jobs are taken (WEFT_NODE_UID_COUNT)")
+    raise ResourceExhausted(
+        f"all {pool.count} user ids for jobs are taken, or have files and processes of another tenant left "
+        "(WEFT_NODE_UID_COUNT)"
+    )
 
 
 def pick_ports(plan: AttemptPlan, taken: Taken, pool: Pool, is_free: Callable[[int], bool]) -> dict[str, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pynvml
 
 from services.core.ports.cluster import Node
+from services.core.runtime.free_space import FreeSpace
 from services.node.settings import NodeSettings
 
 _CGROUP_V2 = Path("/sys/fs/cgroup")
@@ -28,6 +29,12 @@ def detect(settings: NodeSettings) -> Node:
         gpus=gpus,
         gpu_type=gpu_type,
     )
+
+
+def free_space(settings: NodeSettings) -> FreeSpace:
+    """The file systems of learners and of their caches."""
+    folders = [("learners", settings.installation / "node"), ("their caches", settings.installation / "cache")]
+    return FreeSpace(folders, settings.disk_free_bytes, settings.disk_free_percent)
 
 
 def usable_memory() -> int:

@@ -2,7 +2,8 @@
 
 Both versions: in v1 each controller has a tree, v2 has one. Groups are made below the agent's own, whose limits then
 hold for learners, too. v2 allows no groups below one that has processes: there they are beside it, below its parent.
-Where none can be made, memory and CPUs are only counted by the scheduler.
+Where none can be made, memory and CPUs are only counted by the scheduler, and processes are limited per user by
+RLIMIT_NPROC (``shim.restrict``).
 
 CPUs are weights, not a quota: learners may use idle cores, and get their parts when all are busy. RLIMIT_AS is not
 used, because programs map more than they use.
@@ -22,6 +23,7 @@ from typing import Final
 
 import structlog
 
+from services.core.domain.errors import NoSpace
 from services.core.runtime.durable_files import read_json, write_json
 from services.core.runtime.learner_folder import LearnerDocument
 
@@ -67,21 +69,40 @@ def mounted(mountinfo: str, memberships: str) -> list[Mounted]:
     return trees
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of the processes in one group."""
+
+    memory: int
+    """Bytes; 0: not limited."""
+    cpus: float
+    """Weight beside others, in cores."""
+    pids: int
+
+
+NO_LIMITS: Final = Limits(0, 1, 2**22)
+
+
 class Groups:
     """The groups of one WEFT_HOME. Created by ``find``; without bases all methods do nothing.
 
     ``places_file`` lists the folders in which groups were made, ``pids`` is the limit of processes per learner.
     """
 
-    def __init__(self, bases: Mapping[str, Path], *, version: int, places_file: Path, pids: int) -> None:
+    def __init__(
+        self, bases: Mapping[str, Path], *, version: int, places_file: Path, pids: int, of_helpers: Limits = NO_LIMITS
+    ) -> None:
         self._bases = dict(bases)
         """Controller -> the folder of its groups; v2: "" -> the only folder."""
         self._version = version
         self._places_file = places_file
         self._pids = pids
+        self._of_helpers = of_helpers
 
     @classmethod
-    def find(cls, folder: Path, *, pids: int, wanted: bool = True) -> tuple[Groups, str]:
+    def find(
+        cls, folder: Path, *, pids: int, wanted: bool = True, of_helpers: Limits = NO_LIMITS
+    ) -> tuple[Groups, str]:
         """The groups that can be made, and why others cannot. ``folder``: the agent's own.
 
         ``wanted`` is False: none are made.
@@ -105,18 +126,28 @@ class Groups:
                 if not tree.controllers:
                     base, why = base_v2(tree, name)
                     bases = {"": base} if base else {}
-        groups = cls(bases, version=version, places_file=folder / _PLACES_FILE, pids=pids)
+        groups = cls(bases, version=version, places_file=folder / _PLACES_FILE, pids=pids, of_helpers=of_helpers)
         groups._save_places()
-        return groups, "" if bases else f"memory, CPUs and processes are counted, not enforced: control groups: {why}"
+        return groups, "" if bases else f"memory and CPUs are counted, not enforced: control groups: {why}"
 
     def _save_places(self) -> None:
         """An agent that is started from another session is in another group, and makes groups in other places."""
         known = {*self._places(), *map(str, self._bases.values())}
         if known != set(self._places()):
-            write_json(self._places_file, {"places": sorted(known)})
+            self._write_places(known)
+
+    def _write_places(self, places: Collection[str]) -> None:
+        try:
+            write_json(self._places_file, {"places": sorted(places)})
+        except NoSpace as error:  # groups in places that are not written stay after a restart elsewhere
+            log.warning("groups.not_recorded", why=str(error))
 
     def _places(self) -> list[str]:
-        return list((read_json(self._places_file) or {}).get("places", []))
+        try:
+            return [str(place) for place in (read_json(self._places_file) or {}).get("places", [])]
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            log.warning("groups.places_unreadable", why=str(error))
+            return []
 
     @property
     def enforced(self) -> list[str]:
@@ -129,17 +160,22 @@ class Groups:
         return tuple(str(base / name) for base in self._bases.values())
 
     def make(self, document: LearnerDocument) -> None:
-        """Makes the learner's groups; may be repeated. Logs a group that cannot be made: its limit is not enforced."""
-        for path in map(Path, document.groups):
-            try:
-                path.mkdir(exist_ok=True)
-                self._limit(path, document)
-            except OSError as error:
-                log.warning("group.not_made", group=str(path), why=str(error))
+        """Makes the learner's and its helper's groups; may be repeated.
 
-    def _limit(self, path: Path, document: LearnerDocument) -> None:
-        memory, cpus = document.learner.memory, document.learner.cpus
-        limits = {"pids.max": self._pids}
+        Logs a group that cannot be made: its limit is not enforced.
+        """
+        own = Limits(document.learner.memory, document.learner.cpus, self._pids)
+        for path in document.groups:
+            for place, limits in ((path, own), (helper_group(path), self._of_helpers)):
+                try:
+                    Path(place).mkdir(exist_ok=True)
+                    self._limit(Path(place), limits)
+                except OSError as error:
+                    log.warning("group.not_made", group=place, why=str(error))
+
+    def _limit(self, path: Path, own: Limits) -> None:
+        memory, cpus = own.memory, own.cpus
+        limits = {"pids.max": own.pids}
         if self._version == 2:
             limits["cpu.weight"] = min(10_000, max(1, round(_WEIGHT * cpus)))
             if memory:
@@ -154,10 +190,11 @@ class Groups:
 
     def sweep(self, learners: Iterable[Path]) -> None:
         """Kills the processes in groups without a learner's folder, and removes the groups, in all places."""
-        kept = {group_name(*folder.parts[-3:]) for folder in learners}
+        names = {group_name(*folder.parts[-3:]) for folder in learners}
+        kept = names | {helper_group(name) for name in names}
         left = {str(place) for place in self._places() if not _swept(Path(place), kept, self._bases.values())}
         if left != set(self._places()):
-            write_json(self._places_file, {"places": sorted(left)})
+            self._write_places(left)
 
     @classmethod
     def remove_all(cls, folder: Path) -> None:
@@ -168,6 +205,22 @@ class Groups:
 def group_name(job: str, attempt: str, learner: str) -> str:
     """The path of the learner's folder below the agent's, with dots instead of slashes."""
     return f"{job}.{attempt}.{learner}"
+
+
+def helper_group(group: str) -> str:
+    """The group of the helper, and of what it builds, beside that of its learner."""
+    return f"{group}.helper"
+
+
+def enter(groups: Iterable[str], pid: int) -> None:
+    """Moves a process that was just started into the groups. Logs a group that it cannot enter."""
+    for group in groups:
+        try:
+            Path(group, "cgroup.procs").write_text(str(pid))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it was never made, which was logged; or the process has ended
+        except OSError as error:
+            log.warning("group.not_entered", group=group, pid=pid, why=str(error))
 
 
 def _swept(place: Path, kept: Collection[str], used: Collection[Path]) -> bool:

@@ -1,31 +1,167 @@
-"""Removal of a learner's folder, also if the learner has closed folders in it."""
+"""Removal of folders that a learner has filled: iterative, by descriptor, without following a link or entering a mount.
+
+Each folder is moved up into the folder that is removed, before it is opened. So the depth costs neither
+stack nor descriptors, and no path is longer than two names. The kernel refuses to move a mount point (EBUSY), so none
+is entered: a file system served by a process (FUSE) may never answer. Bytes of names are kept as they are.
+"""
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
-import shutil
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+from typing import Final
+
+from services.core.domain.text import storable_name
+from services.core.runtime.outcomes import Outcome, outcome_of
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BATCH: Final = 10_000
+"""Entries that are listed at once: a folder may have millions."""
+_MAX_PROBLEMS: Final = 1_000
+"""After so many the rest is not tried."""
 
 
-def remove_tree(path: Path) -> None:
-    """Removes the folder with all its contents, also below folders that their owner has closed. Follows no link.
+class NotRemoved(OSError):
+    """Something stays. The message says what and why."""
 
-    Raises OSError if something stays.
+
+def remove_tree(path: Path, *, within_s: float | None = None) -> None:
+    """Removes the folder with all its contents, also below folders that their owner has closed.
+
+    Raises NotRemoved if something stays, or after about ``within_s`` seconds; what could be removed is gone then.
     """
-    if os.geteuid() != 0:
-        for folder, _, _ in os.walk(path):  # top-down: a closed folder is opened before the walk enters it
-            _open_folder(folder)
-            for entry in _folders_in(folder):
-                _open_folder(entry)
-    shutil.rmtree(path, ignore_errors=False)
+    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _Removal(parent, path.name, None if within_s is None else time.monotonic() + within_s).run()
+    finally:
+        os.close(parent)
 
 
-def _open_folder(folder: str) -> None:
+def remove_bounded(path: Path, within_s: float) -> None:
+    """``remove_tree`` in a thread of its own, which is left behind if the kernel does not come back. NotRemoved."""
+    outcome: list[Outcome[None]] = []
+    thread = threading.Thread(
+        target=lambda: outcome.append(outcome_of(lambda: remove_tree(path, within_s=within_s))), daemon=True
+    )
+    thread.start()
+    thread.join(2 * within_s)
+    if not outcome:
+        raise NotRemoved(errno.ETIMEDOUT, "the file system does not answer")
+    if outcome[0].error is not None:
+        raise outcome[0].error
+
+
+class _Removal:
+    def __init__(self, parent: int, name: str, deadline: float | None) -> None:
+        self._parent = parent
+        self._name = name
+        self._deadline = deadline
+        self._moved = f".moved-{secrets.token_hex(8)}-"
+        """Beginning of the names of folders that were moved up: no other name begins like this."""
+        self._count = 0
+        self._pending: list[str] = []
+        """Folders that were moved up and are not emptied yet."""
+        self._problems: list[tuple[str, OSError]] = []
+
+    def run(self) -> None:
+        _open_to_owner(self._parent, self._name)
+        try:
+            top = os.open(self._name, _FOLDER, dir_fd=self._parent)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in {errno.ENOTDIR, errno.ELOOP}:
+                raise NotRemoved(error.errno, f"{storable_name(self._name)}: {error.strerror}") from error
+            os.unlink(self._name, dir_fd=self._parent)
+            return
+        try:
+            self._empty(top, top)
+            while self._pending:
+                self._remove_moved(self._pending.pop(), top)
+        finally:
+            os.close(top)
+        self._try(lambda: os.rmdir(self._name, dir_fd=self._parent), self._name)
+        self._raise_problems()
+
+    def _remove_moved(self, name: str, top: int) -> None:
+        try:
+            folder = os.open(name, _FOLDER, dir_fd=top)
+        except OSError as error:
+            self._keep(name, error)
+            return
+        try:
+            self._empty(folder, top)
+        finally:
+            os.close(folder)
+        self._try(lambda: os.rmdir(name, dir_fd=top), name)
+
+    def _empty(self, folder: int, top: int) -> None:
+        """Unlinks the files, and moves the folders up."""
+        kept: set[str] = set()
+        while names := self._list(folder, kept):
+            for name, is_folder in names:
+                if self._deadline is not None and time.monotonic() > self._deadline:
+                    raise NotRemoved(errno.ETIMEDOUT, f"{storable_name(name)}: there is too much to remove at once")
+                remove = self._move_up if is_folder else self._unlink
+                if not self._try(functools.partial(remove, name, folder, top), name):
+                    kept.add(name)
+
+    def _list(self, folder: int, kept: set[str]) -> list[tuple[str, bool]]:
+        """(name, is a folder) of up to ``_BATCH`` entries, without touching them: the folder states their types."""
+        with os.scandir(folder) as entries:
+            present = (entry for entry in entries if entry.name not in kept and not entry.name.startswith(self._moved))
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(present, _BATCH)]
+
+    @staticmethod
+    def _unlink(name: str, folder: int, top: int) -> None:  # noqa: ARG004 - called like _move_up
+        os.unlink(name, dir_fd=folder)
+
+    def _move_up(self, name: str, folder: int, top: int) -> None:
+        # Not rmdir first: of a deep folder it would walk through all that the kernel knows below it.
+        _open_to_owner(folder, name)
+        moved = f"{self._moved}{self._count}"
+        os.rename(name, moved, src_dir_fd=folder, dst_dir_fd=top)
+        self._count += 1
+        self._pending.append(moved)
+
+    def _try(self, act: Callable[[], None], name: str) -> bool:
+        """False if it failed."""
+        try:
+            act()
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            self._keep(name, error)
+            return False
+        return True
+
+    def _keep(self, name: str, error: OSError) -> None:
+        self._problems.append((name, error))
+        if len(self._problems) == _MAX_PROBLEMS:
+            self._raise_problems()
+
+    def _raise_problems(self) -> None:
+        for name, error in self._problems:  # the first explains the others
+            raise NotRemoved(error.errno, f"{storable_name(name)}: {error.strerror}") from error
+
+
+def _open_to_owner(folder: int, name: str) -> None:
+    """Gives the owner all rights of a folder, so that it can be emptied without root. A link is left as it is."""
+    if os.geteuid() == 0:
+        return
     with suppress(OSError):
-        Path(folder).chmod(0o700)
-
-
-def _folders_in(folder: str) -> list[str]:
-    with os.scandir(folder) as entries:
-        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            if stat.S_ISDIR(os.fstat(fd).st_mode):
+                os.chmod(f"/proc/self/fd/{fd}", 0o700)  # noqa: PTH101 - chmod takes no O_PATH descriptor
+        finally:
+            os.close(fd)

@@ -14,6 +14,14 @@ class Instrumentation:
         self.helper_starts = Counter("weft_node_helper_starts", "Helpers started for the first time", registry=registry)
         self.helper_restarts = Counter("weft_node_helper_restarts", "Helpers started again", registry=registry)
         self.lost = Counter("weft_node_learners_lost", "Learners that vanished with their shim", registry=registry)
+        self.disk = Gauge("weft_node_disk_bytes", "Bytes that running learners have written", registry=registry)
+        self.disk_exceeded = Counter(
+            "weft_node_disk_exceeded", "Learners that were ended because they wrote too much", registry=registry
+        )
+        self.cache = Gauge("weft_node_cache_bytes", "Bytes in the caches", ["cache"], registry=registry)
+        self.cache_removed = Counter(
+            "weft_node_cache_removed", "Entries of caches that were removed to keep to the bound", registry=registry
+        )
         self.gpus = Gauge("weft_node_gpus", "GPU slots of this machine", ["state"], registry=registry)
 
     def count_gpus(self, total: int, used: float) -> None:

@@ -34,7 +34,8 @@ from services.core.runtime.learner_folder import (
 )
 from services.core.runtime.processes import ProcessIdentity
 
-_ATTEMPT: Final = re.compile(r"(?:\.(?:new|gone)-)?(\d+)")
+_ATTEMPT: Final = re.compile(r"(?:\.(?:new|gone)-)?([0-9]{1,9})")
+_JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +190,14 @@ def read_gpus(folder: Path) -> dict[int, float]:
 def owner(folder: Path) -> int:
     """The uid that the learner of this folder runs under, by its job folder; -1 without one."""
     try:
-        return (folder / JOB_FOLDER).stat().st_uid
+        return (folder / JOB_FOLDER).lstat().st_uid
     except OSError:
         return -1
+
+
+def owner_below(attempt: Path) -> int:
+    """The uid of the learners in an attempt's folder, however half-removed it is; -1 if none can be found."""
+    return max(map(owner, attempt.iterdir()), default=-1) if is_folder(attempt) else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +230,26 @@ class JobFolder:
         """Of one attempt, or of all."""
         numbers = self.attempts() if attempt is None else [attempt]
         folders = [self.attempt(number) for number in numbers if self.attempt(number).exists()]
-        return sorted(entry for folder in folders for entry in folder.iterdir() if not entry.name.startswith("."))
+        entries = (entry for folder in folders if is_folder(folder) for entry in folder.iterdir())
+        return sorted(entry for entry in entries if _JOB.fullmatch(entry.name) and is_folder(entry))
 
 
 def job_folders(root: Path) -> list[JobFolder]:
     """Those of all jobs below ``$WEFT_HOME/node``. Names that begin with a dot are the agent's own."""
     if not root.is_dir():
         return []
-    return [JobFolder(entry) for entry in root.iterdir() if not entry.name.startswith(".")]
+    return [JobFolder(entry) for entry in root.iterdir() if _JOB.fullmatch(entry.name) and is_folder(entry)]
+
+
+def strange_entries(root: Path) -> list[Path]:
+    """Entries of ``$WEFT_HOME/node`` that are neither a job's folder nor the agent's own."""
+    return [
+        entry
+        for entry in root.iterdir()
+        if not entry.name.startswith(".") and not (_JOB.fullmatch(entry.name) and is_folder(entry))
+    ]
+
+
+def is_folder(path: Path) -> bool:
+    """False also for a link."""
+    return path.is_dir() and not path.is_symlink()

@@ -27,7 +27,7 @@ from services.core.runtime.learner_folder import HELPER_FILE
 from services.core.runtime.liveness import wait_until_hung
 from services.core.runtime.processes import alive, identify
 from services.core.runtime.retry import Backoff
-from services.node import shim
+from services.node import cgroups, shim
 from services.node.instrumentation import Instrumentation
 from services.node.learner import Learner
 from services.node.processes import Process, ProcessMatcher, kill_all
@@ -184,6 +184,8 @@ class LearnerSupervisor:
             process = Process.adopt(learner.files.process(HELPER_FILE))
             if process is None:
                 process = self._spawn_helper(learner)
+                groups = [cgroups.helper_group(group) for group in learner.document.groups]
+                await asyncio.to_thread(cgroups.enter, groups, process.pid)
                 (self._instrumentation.helper_starts if first else self._instrumentation.helper_restarts).inc()
             first = False
             watch = asyncio.create_task(self._kill_if_silent(learner, process))

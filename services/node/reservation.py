@@ -26,7 +26,9 @@ from services.core.runtime.learner_folder import (
     RUNS_FOLDER,
     SPOOL_FOLDER,
     STOP_FILE,
+    STORED_FILE,
     LearnerDocument,
+    write_gang,
 )
 from services.core.runtime.undo import undo_on_failure
 from services.node.environment import fill_environment
@@ -86,18 +88,14 @@ def _document(
     gpus, sdk = allotment.gpus[learner.name], str(home / "sdk")
     env = fill_environment(plan, learner, job_dir=str(folder / JOB_FOLDER), sdk=sdk, gpus=gpus, ports=allotment.ports)
     own = replace(learner, variables={})  # they are in ``env``, filled
-    others = tuple(
-        own if other is learner else replace(other, token="", env={}, variables={}, command="")
-        for other in plan.learners
-    )
     return LearnerDocument(
-        plan=replace(plan, learners=others, variables={}), learner=own, uid=allotment.uid, gid=allotment.gid, gpus=gpus,
+        plan=replace(plan, learners=(own,), variables={}), learner=own, uid=allotment.uid, gid=allotment.gid, gpus=gpus,
         ports=allotment.ports, env=env, isolation=isolation, home=str(home.root),
         addresses_file=str(home.addresses_file), objects=objects, cache=str(home / "cache"), sdk=sdk,
     )  # fmt: skip
 
 
-def make(job: JobFolder, attempt: int, learner_documents: list[LearnerDocument]) -> list[Learner]:
+def make(job: JobFolder, attempt: int, learner_documents: list[LearnerDocument], plan: AttemptPlan) -> list[Learner]:
     """Makes the folders, durably. Raises NoSpace, with nothing left of them, if the disk is full."""
     new, place = job.half_made(attempt), job.attempt(attempt)
 
@@ -114,6 +112,7 @@ def make(job: JobFolder, attempt: int, learner_documents: list[LearnerDocument])
             remove_tree(new)
         new.mkdir()
         new.chmod(_PASSABLE)
+        write_gang(new, plan)
         for document in learner_documents:
             _make_learner(new / document.learner.name, document)
         sync_folder(new)
@@ -137,6 +136,7 @@ def _make_learner(folder: Path, document: LearnerDocument) -> None:
         for name, content in accounts(document).items():
             (folder / name).write_text(content)
             (folder / name).chmod(0o644)
-    reserve(folder / STOP_FILE)
+    for name in (STOP_FILE, STORED_FILE):
+        reserve(folder / name)
     write_gpus(folder, document)
     write_json(folder / LEARNER_FILE, dump(document))

@@ -30,8 +30,9 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
     async def Capacity(self, request: node_pb2.CapacityRequest, context: _Context) -> node_pb2.CapacityReply:
         node = self._agent.node
         capacity = node_pb2.NodeCapacity(
-            name=node.name, cpus=node.cpus, memory=node.memory, gpus=node.gpus, gpu_type=node.gpu_type, ready=node.ready
-        )
+            name=node.name, cpus=node.cpus, memory=node.memory, gpus=node.gpus, gpu_type=node.gpu_type,
+            ready=node.ready, pressure=await asyncio.to_thread(self._agent.free_space.shortage),
+        )  # fmt: skip
         return node_pb2.CapacityReply(nodes=[capacity], isolation=self._agent.isolation.name)
 
     async def Do(self, request: node_pb2.DoRequest, context: _Context) -> node_pb2.DoReply:

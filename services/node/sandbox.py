@@ -1,9 +1,11 @@
 """The isolation ``sandbox``: a learner sees the system, read-only, and its own folder, but no others (bubblewrap).
 
 bubblewrap runs under the learner's own user, in a user namespace: it needs no root, and a flaw in it gives a learner no
-rights. The learner has its own /tmp (its TMPDIR), /dev with /dev/shm, /proc and process table. The network is shared,
-because the learners of a gang connect over loopback. Everything that is not bound is absent: WEFT_HOME, other learners,
-users' homes.
+rights. Its own environment is empty, and it reads its options and the learner's variables from a descriptor
+(``shim.command``): nothing of a job reaches it before the sandbox is closed. The learner has its own /tmp (its TMPDIR),
+/dev with /dev/shm, /proc and process table, and can make no further user namespace. The network is shared, because the
+learners of a gang connect over loopback. Everything that is not bound is absent: WEFT_HOME, other learners, users'
+homes.
 
 ``--die-with-parent`` is not used: bubblewrap's monitor ends with the command's first process, and a program below a
 shell that died of SIGTERM keeps its grace. The shim ends what is left, or the agent if the shim has died.
@@ -44,12 +46,16 @@ class Sandbox:
 
     bwrap: str
     private_pids: bool = True
+    nested: bool = False
+    """The learner could make user namespaces inside, if no filter of system calls refused it (bubblewrap < 0.8)."""
     gpu_minors: tuple[int, ...] = ()
     """The minors of /dev/nvidia<minor>, by GPU index."""
 
     def _system(self, home: Home | None) -> list[str]:
         """The part of the command line that is the same for all learners."""
         out = [self.bwrap, "--unshare-user", "--unshare-ipc"]
+        if not self.nested:
+            out.append("--disable-userns")
         for path in _SYSTEM:
             out += ["--ro-bind-try", path, path]
         for path in _LINKED:
@@ -116,13 +122,19 @@ def find_sandbox(user: int | None, gpu_minors: tuple[int, ...]) -> tuple[Sandbox
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         return None, "bubblewrap is not installed: apt-get install bubblewrap"
-    whole = Sandbox(bwrap, gpu_minors=gpu_minors)
-    why = whole.probe(user)
-    if not why:
-        return whole, ""
-    shared = Sandbox(bwrap, private_pids=False, gpu_minors=gpu_minors)
-    if not shared.probe(user):
-        return shared, f"without a process table of its own: {why}"
+    why = ""
+    lacks = {
+        (True, False): "",
+        (True, True): "user namespaces inside are refused by the filter of system calls only",
+        (False, False): "without a process table of its own",
+        (False, True): "without a process table of its own; user namespaces inside are refused by the filter only",
+    }
+    for (private_pids, nested), lack in lacks.items():
+        sandbox = Sandbox(bwrap, private_pids=private_pids, nested=nested, gpu_minors=gpu_minors)
+        failure = sandbox.probe(user)
+        if not failure:
+            return sandbox, f"{lack}: {why}" if lack else ""
+        why = why or failure
     return None, f"bubblewrap does not work here: {why} ({_advice()})"
 
 

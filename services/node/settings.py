@@ -35,7 +35,18 @@ class NodeSettings(Settings):
     node_isolation: Literal["auto", "process", "sandbox"] = Field(
         default="auto",
         description="How learners are isolated. sandbox: by bubblewrap; process: by a user per job, if the agent runs "
-        "as root; auto: sandbox if it works on this machine.",
+        "as root; auto: sandbox if it works on this machine, else process. Without root, process separates nothing: it "
+        "is called trusted, and serves one tenant.",
+    )
+    node_seccomp: bool = Field(
+        default=True,
+        description="Filter the system calls of learners, as container runtimes do by default.",
+    )
+    node_limits: Literal["auto", "required"] = Field(
+        default="auto",
+        description="required: the node agent refuses to start where learners are not in isolation sandbox, or where "
+        "memory and processes are not limited by control groups. auto: it runs, and `weft status` shows what "
+        "is missing.",
     )
     node_cgroups: bool = Field(
         default=True,
@@ -44,10 +55,54 @@ class NodeSettings(Settings):
     node_pids: int = Field(
         default=4096, ge=64, description="Limit of processes and threads of one learner, if control groups can be made."
     )
+    node_helper_memory: int = Field(
+        default=4 * 2**30,
+        gt=0,
+        description="Memory that one helper and the environment that it builds may use, in bytes or e.g. 4GB, if "
+        "control groups can be made. A helper that is ended for it is started again.",
+    )
+    node_helper_cpus: float = Field(
+        default=1, gt=0, description="Weight of one helper and what it builds beside learners, in CPUs."
+    )
+    node_helper_pids: int = Field(
+        default=1024, ge=64, description="Limit of processes and threads of one helper and what it builds."
+    )
     node_uid_first: int = Field(
         default=70_000, ge=1000, description="If the agent runs as root, each job gets a user id: the first of them."
     )
     node_uid_count: int = Field(default=10_000, ge=1, description="The number of user ids for jobs.")
+    node_disk: int | None = Field(
+        default=None,
+        gt=0,
+        description="Bytes that one learner may have on the disk, or e.g. 100GB: its results, checkpoints, logs and "
+        "temporary files. A learner that exceeds them is ended with reason DiskExceeded. It is looked at in turns, so "
+        "more may be written meanwhile. Default: half of the file system that holds WEFT_HOME.",
+    )
+    node_files: int = Field(
+        default=2_000_000, gt=0, description="Files and folders that one learner may have, as WEFT_NODE_DISK."
+    )
+    node_disk_check_s: float = Field(
+        default=5,
+        gt=0,
+        description="Pause between two rounds that measure what learners have written, in seconds. Longer if a round "
+        "takes long: measuring takes a twentieth of the time at most.",
+    )
+    node_cache: int | None = Field(
+        default=None,
+        gt=0,
+        description="Bytes that the caches of this machine may have on the disk, or e.g. 200GB: environments, "
+        "downloaded packages and data. What was not used for longest is removed, nothing that is in use. Default: a "
+        "quarter of the file system that holds WEFT_HOME.",
+    )
+    node_cache_check_s: float = Field(
+        default=60, gt=0, description="Pause between two looks at the size of the caches, in seconds."
+    )
+    node_remove_s: float = Field(
+        default=30,
+        gt=0,
+        description="Time to remove the folder of an ended attempt, in seconds. What resists longer is kept in "
+        "quarantine (`weft status`), its hardware is given back, and its removal is tried again later.",
+    )
     node_port_first: int = Field(
         default=20_000,
         ge=1024,
@@ -72,7 +127,7 @@ class NodeSettings(Settings):
         "never.",
     )
 
-    @field_validator("node_memory", mode="before")
+    @field_validator("node_memory", "node_disk", "node_cache", "node_helper_memory", mode="before")
     @classmethod
     def _bytes(cls, value: object) -> int | None:
         return None if value is None else parse_bytes(value)

@@ -24,6 +24,7 @@ import json
 import os
 import resource
 import signal
+import struct
 import sys
 import time
 
@@ -46,6 +47,18 @@ CANNOT_RUN = 126
 _SPACE = 1024
 """Bytes reserved for exit.json: a full disk must not lose an exit code."""
 _SUBREAPER = 36
+_NO_NEW_PRIVS = 38
+_SET_SECCOMP = 22
+_FILTER = 2
+_NEW_MOUNTS = 0x00020000
+_NEW_IPC = 0x08000000
+_NOSUID_NODEV = 2 | 4
+_BIND = 4096 | 16384
+_RECEIVE_ONLY = 16384 | 1 << 19
+"""Of mount(2): changes of the machine's mounts reach the learner's, and not the reverse."""
+_MEMORY = "/dev/shm"  # noqa: S108 - it is replaced by the learner's own, as are the next
+_SHARED = ("/tmp", "/var/tmp", _MEMORY)  # noqa: S108
+"""Folders in which all users of a machine may write."""
 _NOFILE = 65_536
 _OOM_SCORE = "500"
 _HINTS = {signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD}
@@ -185,19 +198,114 @@ def write_word(path: str, word: str) -> None:
         file.write(word)
 
 
-def command(learner: dict[str, Any], env: dict[str, str]) -> list[str]:
-    """The arguments of execve: the shell with the command; in isolation ``sandbox`` inside bubblewrap."""
+def call(name: str, *arguments: Any) -> None:
+    """Calls a function of the C library that returns 0. Raises OSError."""
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
+def own_shared_folders(temporary: int, kept: list[str], memory: int) -> None:
+    """Gives this process, which has a mount namespace, its own ``_SHARED`` folders. They end with its last process.
+
+    /tmp is the folder of the descriptor ``temporary``, /dev/shm is in memory, up to ``memory`` bytes (0: half of the
+    machine's). Folders and files of ``kept`` that lie below the shared folders remain visible.
+    """
+    call("mount", b"none", b"/", None, _RECEIVE_ONLY, None)
+    paths = [path for path in kept if any(path.startswith(f"{shared}/") for shared in _SHARED)]
+    places = {path: os.open(path, os.O_PATH) for path in sorted(paths) if os.path.exists(path)}
+    for shared in _SHARED:
+        if os.path.islink(shared) or not os.path.isdir(shared):
+            continue
+        if shared == _MEMORY:
+            size = f",size={memory}" if memory else ""
+            call("mount", b"tmpfs", shared.encode(), b"tmpfs", _NOSUID_NODEV, f"mode=1777{size}".encode())
+        else:
+            call("mount", b"/proc/self/fd/%d" % temporary, shared.encode(), None, _BIND, None)
+        for path, place in places.items():
+            if path.startswith(f"{shared}/"):
+                show(place, shared, path[len(shared) + 1 :].split("/"))
+
+
+def open_below(top: str, *parts: str) -> int:
+    """A descriptor of the folder ``top/parts...``. No link below ``top`` is followed."""
+    folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    for part in parts:
+        below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    return folder
+
+
+def show(place: int, top: str, parts: list[str]) -> None:
+    """Mounts what the descriptor ``place`` names at ``top/parts...``, and makes the folders on the way."""
+    folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    is_folder = os.path.isdir(f"/proc/self/fd/{place}")
+    for number, part in enumerate(parts, 1):
+        if number == len(parts) and not is_folder:
+            below = os.open(part, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+        else:
+            try:
+                os.mkdir(part, dir_fd=folder)
+            except FileExistsError:
+                pass
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            os.fchmod(below, 0o711)
+        os.close(folder)
+        folder = below
+    call("mount", b"/proc/self/fd/%d" % place, b"/proc/self/fd/%d" % folder, None, _BIND, None)
+    os.close(folder)
+
+
+def give_up_privileges(program: bytes) -> None:
+    """No program that is executed from here on gains rights; system calls are filtered. Called last in the child."""
+    call("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
+    if program:
+        code = ctypes.create_string_buffer(program, len(program))
+        # struct sock_fprog: the number of instructions, and their address.
+        filter_ = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
+        call("prctl", _SET_SECCOMP, _FILTER, ctypes.c_char_p(filter_), 0, 0)
+
+
+def local_data(learner: dict[str, Any], data_dir: str) -> list[str]:
+    """The places of data on this machine to which the helper has linked. No other link is followed."""
+    places: list[str] = []
+    for entry in learner["plan"]["inputs"]:
+        *parts, name = entry["mount"].split("/")
+        try:
+            folder = open_below(data_dir, *parts)
+            places.append(os.readlink(name, dir_fd=folder))
+            os.close(folder)
+        except OSError:
+            continue  # it was downloaded
+    return places
+
+
+def command(learner: dict[str, Any], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The arguments and the environment of execve: the shell with the command; in isolation ``sandbox`` bubblewrap.
+
+    bubblewrap runs outside the sandbox, so its own environment is empty: variables of the job such as LD_PRELOAD would
+    take it over. It gets all options and the learner's variables from a descriptor, which other users cannot read.
+    """
     shell = ["/bin/sh", "-c", learner["learner"]["command"]]
     if not learner.get("wrap"):
-        return shell
-    data: list[str] = []
-    for entry in learner["plan"]["inputs"]:
-        path = f"{env['DATA_DIR']}/{entry['mount']}"
-        if os.path.islink(path):  # made by the helper, to data on this machine
-            place = os.path.realpath(path)
-            data += ["--ro-bind", place, place]
-    *wrap, remount, root = learner["wrap"]
-    return [*wrap, *data, remount, root, "--chdir", env["MODEL_DIR"], "--", *shell]
+        return shell, env
+    data = [word for place in local_data(learner, env["DATA_DIR"]) for word in ("--ro-bind", place, place)]
+    bwrap, *wrap, remount, root = learner["wrap"]
+    options = [*wrap, *data, remount, root, "--chdir", env["MODEL_DIR"], "--clearenv"]
+    if learner.get("seccomp"):
+        options += ["--seccomp", str(readable(bytes.fromhex(learner["seccomp"])))]
+    for name, value in env.items():
+        options += ["--setenv", name, value]
+    return [bwrap, "--args", str(readable(os.fsencode("".join(f"{option}\0" for option in options)))), "--", *shell], {}
+
+
+def readable(content: bytes) -> int:
+    """A descriptor from which a program that is executed reads the content. It is in no folder."""
+    fd = os.memfd_create("weft", 0)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def environment(learner: dict[str, Any], prepared: dict[str, Any]) -> dict[str, str]:
@@ -205,6 +313,18 @@ def environment(learner: dict[str, Any], prepared: dict[str, Any]) -> dict[str, 
     env: dict[str, str] = {**learner["env"], **prepared.get("env", {})}
     env["PATH"] = ":".join([*prepared.get("path", []), env["PATH"]])
     return env
+
+
+def threads_of_user() -> int:
+    """The number of threads of all processes of this process's user."""
+    count = 0
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                count += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue  # it has ended meanwhile
+    return count
 
 
 def enter(groups: list[str]) -> None:
@@ -221,6 +341,9 @@ def restrict(learner: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (_NOFILE if hard < 0 else min(hard, _NOFILE), hard))
+    if limit := learner.get("processes"):
+        limit += 0 if os.geteuid() == 0 else threads_of_user()  # without root the platform's own count, too
+        resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write(_OOM_SCORE)  # when memory runs out, the kernel kills learners before the platform
@@ -248,11 +371,16 @@ def become(folder: str, learner: dict[str, Any], start_pipe: int) -> NoReturn:
         os.closerange(3, _NOFILE)
         for sign in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
             signal.signal(sign, signal.SIG_DFL)
+        if learner.get("private_tmp"):
+            kept = [learner["home"], sys.base_prefix, *local_data(learner, env["DATA_DIR"])]
+            call("unshare", _NEW_MOUNTS | _NEW_IPC)
+            own_shared_folders(open_below(folder, "job", "tmp"), kept, learner["learner"]["memory"])
         restrict(learner)
         os.chdir(env["MODEL_DIR"])
-        argv = command(learner, env)
+        argv, environ = command(learner, env)
+        give_up_privileges(b"" if learner.get("wrap") else bytes.fromhex(learner.get("seccomp", "")))
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        os.execve(argv[0], argv, env)  # noqa: S606 - the shell in argv is the point
+        os.execve(argv[0], argv, environ)  # noqa: S606 - the shell in argv is the point
     except BaseException as error:  # noqa: BLE001 - the user reads it in stderr; no code of the parent may run here
         os.write(2, f"weft: the command cannot be started: {error}\n".encode(errors="replace"))
     os._exit(CANNOT_RUN)
@@ -369,9 +497,9 @@ class Shim:
     def request_checkpoint(self) -> None:
         """Makes the file that ``weft.checkpoint_requested`` tests. The folder is the learner's: no link is followed."""
         try:
-            fd = os.open(
-                f"{self.folder}/job/stop-requested", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644
-            )
+            job = open_below(self.folder, "job")
+            fd = os.open("stop-requested", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=job)
+            os.close(job)
         except OSError:
             return  # it exists, or the disk is full: SIGTERM has the same meaning
         if os.geteuid() == 0:
@@ -440,8 +568,7 @@ def main(folder: str) -> int:
     os.makedirs(f"{folder}/runs/{RUN}", exist_ok=True)
     if any(os.path.exists(f"{folder}/runs/{RUN}/{name}") for name in ("start.json", "exit.json")):
         return 0  # it has been started before; the agent finds out how it ended
-    if ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    call("prctl", _SUBREAPER, 1, 0, 0, 0)
     shim = Shim(folder)
     write_json(f"{folder}/shim.json", identity(os.getpid()))
     shim.fork()
@@ -454,5 +581,16 @@ def main(folder: str) -> int:
     return 0
 
 
+def probe() -> int:
+    """Tries ``own_shared_folders``. 0 if it works; else 1, with the reason on stderr."""
+    try:
+        call("unshare", _NEW_MOUNTS | _NEW_IPC)
+        own_shared_folders(os.open("/", os.O_RDONLY | os.O_DIRECTORY), [], 2**20)
+    except OSError as error:
+        sys.stderr.write(f"{error.strerror}\n")
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(probe() if sys.argv[1] == "--probe" else main(sys.argv[1]))

@@ -18,6 +18,7 @@ from typing import Final
 
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.ports.job_store import JobQuery, JobStore
+from services.core.runtime.address import Address
 from tests.chaos.load import Life, Owned
 from tests.chaos.process_table import Sampler, learner_processes
 from weft import Client, NotFound
@@ -172,7 +173,7 @@ def judge_processes(sampler: Sampler, verdict: Verdict) -> None:
     verdict.counts["learners"] = len(sampler.commands)
 
 
-async def left_behind(home: Path, etcd_address: str, jobs: JobStore, secrets: frozenset[str]) -> list[str]:
+async def left_behind(home: Path, etcd_address: Address, jobs: JobStore, secrets: frozenset[str]) -> list[str]:
     """Returns a line for each leftover of ended jobs: processes, files, secrets, mounts, keys, reservations."""
     leftovers = [f"{entry.part} of {entry.place} (pid {entry.process.pid})" for entry in learner_processes(home)]
     leftovers += [f"folder {path}" for path in (home / "node").iterdir() if path.name != ".agent"]
@@ -210,7 +211,7 @@ def _groups(home: Path) -> list[Path]:
 
 
 async def until_clean(
-    home: Path, etcd_address: str, jobs: JobStore, secrets: frozenset[str], *, timeout_s: float
+    home: Path, etcd_address: Address, jobs: JobStore, secrets: frozenset[str], *, timeout_s: float
 ) -> tuple[float, list[str]]:
     """Waits until nothing is left behind. Returns (seconds waited, leftovers)."""
     loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ from typing import Final
 
 from services.core.adapters.rpc.hints import SERVICES as HEARERS
 from services.core.adapters.rpc.hints import Nudges
-from services.core.bootstrap.wiring import service_secret
+from services.core.bootstrap.wiring import identity
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
 from services.core.runtime.settings import Settings
@@ -207,7 +207,7 @@ class Faults:
 
     async def _hint_again(self, service: str) -> None:
         settings = Settings(home=self._platform.home.root)
-        nudges = Nudges(settings.installation.address, await service_secret(settings))
+        nudges = Nudges(settings.installation.address, (await identity(settings, "worker")).credential)
         try:
             for job in sorted({attempt.parent.name for attempt in (settings.installation / "node").glob("*/[0-9]*")}):
                 for topic in sorted(topic for topic, hearer in HEARERS.items() if hearer == service):
@@ -255,6 +255,13 @@ def small_volume(home: Path) -> Generator[None]:
         (home / "node").mkdir()
         with _mounted(["--bind", str(learners)], home / "node"):
             yield
+
+
+@contextmanager
+def small_disk(at: Path, mib: int) -> Generator[None]:
+    """Mounts a file system of so many MiB, with root as its owner. Needs root."""
+    with _mounted(["-t", "tmpfs", "-o", f"size={mib}m,mode=755", "weft-chaos"], at):
+        yield
 
 
 @contextmanager

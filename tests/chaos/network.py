@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from services.core.runtime.address import TLS, UNIX
 from tests.testbed.go import SERVERS, go_build
 from tests.testbed.mongo import Mongo, at_database, mongo_build
 from tests.testbed.rabbitmq import RabbitMQ, serving
@@ -25,10 +26,15 @@ class Network:
         self._proxy = proxy
 
     def through(self, victim: str, address: str) -> str:
-        """Makes a line to the address and returns the line's address."""
-        line = self._proxy.to(address)
+        """Makes a line to the address and returns the line's address.
+
+        ``tls:host:port`` stays of that form; a socket has no line and is returned as it is.
+        """
+        if address.startswith(UNIX):
+            return address
+        line = self._proxy.to(address.removeprefix(TLS))
         self.lines.setdefault(victim, []).append(line)
-        return line.address
+        return f"{TLS if address.startswith(TLS) else ''}{line.address}"
 
 
 class Servers:

@@ -21,7 +21,7 @@ def carrier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 async def services(carrier: Carrier) -> AsyncGenerator[dict[str, Service]]:
     """Those that hints are for; they serve."""
-    services = {name: Service(carrier.settings.installation.address(name)) for name in ("lcm", "guardian")}
+    services = {name: Service(name, carrier.settings.installation.address(name)) for name in ("lcm", "guardian")}
     for service in services.values():
         await service.start()
     yield services

@@ -14,8 +14,11 @@ from services.core.adapters.celery.hints import CeleryHints, DropHints
 from services.core.adapters.rpc.hints import RpcHints
 from services.core.domain.errors import InvalidRequest
 from services.core.ports.hints import Hints
+from services.core.runtime.address import Address
 from services.core.runtime.settings import Settings
-from tests.testbed.hints import SECRET, Carrier, Service, Worker, arrives
+from tests.testbed.hints import Carrier, Service, Worker, arrives
+from tests.testbed.identities import identity
+from tests.testbed.server import free_address, socket_folder
 from tests.waiting import tries_within, until
 
 CLOSES_S = 30.0
@@ -34,7 +37,11 @@ async def hints(carrier: Carrier) -> AsyncGenerator[CeleryHints]:
 async def either(request: pytest.FixtureRequest, carrier: Carrier, worker: Worker) -> AsyncGenerator[Hints]:
     """Hints through the broker and its worker, or by direct calls."""
     direct = request.param == "straight"
-    hints = RpcHints(carrier.settings.installation.address, SECRET) if direct else CeleryHints(carrier.settings)
+    hints = (
+        RpcHints(carrier.settings.installation.address, identity("api").credential)
+        if direct
+        else CeleryHints(carrier.settings)
+    )
     yield hints
     await hints.close()
 
@@ -86,9 +93,8 @@ async def test_hints_go_by_the_broker_if_the_direct_call_fails(
     carrier: Carrier, worker: Worker, services: dict[str, Service]
 ) -> None:
     delivered = worker.counter("weft_hints_delivered_total")
-    with socket.create_server(("127.0.0.1", 0)) as refuses:
-        unused_address = _address(refuses)
-    hints = RpcHints(lambda _: unused_address, SECRET, otherwise=CeleryHints(carrier.settings))
+    unused_address = Address(free_address())
+    hints = RpcHints(lambda _: unused_address, identity("api").credential, otherwise=CeleryHints(carrier.settings))
     try:
         await arrives(hints, services["guardian"], "desired", "by the broker")
         assert worker.counter("weft_hints_delivered_total") > delivered
@@ -105,7 +111,7 @@ async def test_hint_delivered_directly_is_not_sent_to_the_broker(
     carrier: Carrier, services: dict[str, Service]
 ) -> None:
     by_broker = CeleryHints(carrier.settings)
-    hints = RpcHints(carrier.settings.installation.address, SECRET, otherwise=by_broker)
+    hints = RpcHints(carrier.settings.installation.address, identity("api").credential, otherwise=by_broker)
     await arrives(hints, services["lcm"], "submitted", "direct")
     await hints.close()
     assert hints.sent >= 1
@@ -146,7 +152,7 @@ def _address(listener: socket.socket) -> str:
 async def test_direct_hints_to_a_stopped_service_are_dropped_and_later_hints_arrive(
     carrier: Carrier, services: dict[str, Service]
 ) -> None:
-    hints = RpcHints(carrier.settings.installation.address, SECRET)
+    hints = RpcHints(carrier.settings.installation.address, identity("api").credential)
     await services["lcm"].stop()
     for number in range(10):
         await hints.send("submitted", f"lost-{number}")
@@ -167,9 +173,12 @@ async def test_direct_hints_to_a_stopped_service_are_dropped_and_later_hints_arr
 
 
 async def test_hanging_service_does_not_delay_the_sender_of_a_direct_hint(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, and never answered
+    path = socket_folder() / "silent"
+    with socket.socket(socket.AF_UNIX) as silent:  # connections are made, and never answered
+        silent.bind(str(path))
+        silent.listen()
         for stopwatch in tries_within(1):
-            hints = RpcHints(lambda _: _address(silent), SECRET)
+            hints = RpcHints(lambda _: Address(f"unix:{path}"), identity("api").credential)
             with stopwatch:
                 for number in range(1500):
                     await hints.send("admitted", str(number))

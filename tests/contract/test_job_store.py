@@ -221,8 +221,10 @@ async def test_each_field_of_a_query_filters(store: JobStore) -> None:
     tagged = a_job(spec={"name": "x", "tags": ["big", "mnist", 'qu"ote']})
     trimmed_job = a_job(history_tail=())
     deleted = a_job(deleted=NOW)
+    ended = at_status(a_job(), Status.KILLED)
     everyone = [
         plain, other_tenant, other_user, pending, holding, released, claimed, named, tagged, trimmed_job, deleted,
+        ended,
     ]  # fmt: skip
     for job in everyone:
         await store.insert(job)
@@ -241,7 +243,13 @@ async def test_each_field_of_a_query_filters(store: JobStore) -> None:
     assert await ids_of(JobQuery(tenant="acme")) == but(other_tenant)
     assert await ids_of(JobQuery(user="eve")) == {other_user.id}
     assert await ids_of(JobQuery(statuses=(Status.PENDING, Status.FAILED))) == set(ids([pending, holding, released]))
-    assert await ids_of(JobQuery(statuses=(Status.KILLED,))) == set()
+    assert await ids_of(JobQuery(statuses=(Status.HALTED,))) == set()
+    assert await ids_of(JobQuery(statuses=(Status.PENDING, Status.KILLED), tenant="acme")) == set(
+        ids([pending, holding, released, ended])
+    )
+    assert await ids_of(JobQuery(live=True)) == but(ended)
+    assert await ids_of(JobQuery(live=False)) == {ended.id}
+    assert await ids_of(JobQuery(live=True, holding=True)) == {holding.id}
     assert await ids_of(JobQuery(holding=True)) == {holding.id}
     assert await ids_of(JobQuery(holding=False)) == but(holding)
     assert await ids_of(JobQuery(holder="g1")) == {claimed.id}
@@ -265,6 +273,45 @@ async def test_a_filter_follows_the_document(store: JobStore) -> None:
     assert await store.find(JobQuery(holding=True)) == []
     assert await store.find(JobQuery(untrimmed=True, deleted=True)) == []
     assert await store.find(JobQuery(deleted=True)) == [job]
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_a_list_of_several_statuses_is_in_order_and_pages(store: JobStore, *, newest_first: bool) -> None:
+    paths: list[tuple[Status, ...]] = [(), (Status.KILLED,), (Status.PENDING,), (Status.HALTED,)]
+    jobs = [await store.insert(at_status(a_job(), *paths[number % 4])) for number in range(24)]
+    wanted = [job for job in jobs if job.status in {Status.QUEUED, Status.KILLED, Status.HALTED}]
+    query = JobQuery(tenant="acme", statuses=(Status.QUEUED, Status.KILLED, Status.HALTED))
+    collected: list[str] = []
+    while page := await store.find(query, newest_first=newest_first, limit=5):
+        collected += ids(page)
+        query = replace(query, after=page[-1].id)
+    assert collected == ids(wanted[::-1] if newest_first else wanted)
+
+
+async def test_each_write_of_a_job_is_reported_once_it_is_visible(world: World) -> None:
+    ours, theirs = await world.another(), await world.another()
+    old = await ours.insert(a_job())
+    start = (await ours.changes(None)).position
+    assert (await theirs.changes(start)).revisions.get(old.id, 1) == 1  # an old write may be repeated
+    changed, new = await ours.replace(old, replace(old, updated=NOW + 1)), await theirs.insert(a_job())
+    reported = await ours.changes(start)
+    assert reported.revisions == {changed.id: 2, new.id: 1}
+    again = await theirs.replace(changed, replace(changed, updated=NOW + 2))
+    assert (await ours.changes(reported.position)).revisions[again.id] == 3
+
+
+async def test_a_refused_write_hides_no_other_one(world: World) -> None:
+    store = await world.another()
+    job = await store.insert(a_job())
+    position = (await store.changes(None)).position
+    outcomes = await asyncio.gather(
+        *[store.replace(job, replace(job, updated=NOW + number)) for number in range(1, 9)],
+        *[store.insert(a_job(idem="acme/ada/key")) for _ in range(8)],
+        return_exceptions=True,
+    )
+    stored = {outcome.id: outcome.rev for outcome in outcomes if isinstance(outcome, Job)}
+    assert len(stored) == 2
+    assert (await store.changes(position)).revisions == stored
 
 
 async def test_jobs_are_counted_by_status(store: JobStore) -> None:
@@ -415,6 +462,69 @@ def test_damaged_documents_do_not_hide_others(kind: str, request: pytest.Fixture
         asyncio.run(check(damages))
 
     holds()
+
+
+# --- erasure --------------------------------------------------------------------
+
+
+async def test_deleted_jobs_are_erased_in_the_order_of_their_deletion(world: World) -> None:
+    store = await world.another()
+    jobs = [await store.insert(at_status(a_job(), Status.KILLED)) for _ in range(6)]
+    times = [NOW + 5, None, NOW + 1, NOW + 3, NOW + 3, NOW + 9]
+    for index, time in enumerate(times):
+        jobs[index] = await store.replace(jobs[index], replace(jobs[index], deleted=time))
+    expected = [jobs[index].id for index in (2, 3, 4, 0)]
+    collected: list[Job] = []
+    while page := await store.to_erase(deleted_until=NOW + 8, after=collected[-1] if collected else None, limit=1):
+        collected += page
+    assert ids(collected) == expected
+    assert ids(await store.to_erase(deleted_until=NOW + 8, limit=3)) == expected[:3]
+    done = await store.replace(collected[0], replace(collected[0], erased=NOW + 10))
+    assert ids(await store.to_erase(deleted_until=NOW + 8)) == expected[1:]
+    assert await store.get(done.id) == done
+    await world.plant(expected[1], "{")
+    assert ids(await store.to_erase(deleted_until=NOW + 8, limit=1)) == [expected[2]]
+
+
+async def test_code_is_named_until_the_last_job_that_names_it_is_erased(store: JobStore) -> None:
+    digest = "sha256:" + "ab" * 32
+    first, second = [await store.insert(at_status(a_job(code_digest=digest), Status.KILLED)) for _ in range(2)]
+    await store.insert(a_job(tenant="umbrella", code_digest="sha256:other"))
+    assert await store.names_code("acme", digest)
+    assert not await store.names_code("umbrella", digest)
+    assert not await store.names_code("acme", "sha256:other")
+    first = await store.replace(first, replace(first, deleted=NOW, erased=NOW))
+    assert await store.names_code("acme", digest)
+    second = await store.replace(second, replace(second, deleted=NOW))
+    assert await store.names_code("acme", digest)
+    await store.replace(second, replace(second, erased=NOW))
+    assert not await store.names_code("acme", digest)
+
+
+@pytest.mark.parametrize("text", ["{", "7", "{}", '{"tenant": null, "code_digest": 3}'])
+async def test_code_counts_as_named_while_a_document_does_not_show_its_tenant(world: World, text: str) -> None:
+    store = await world.another()
+    job = await store.insert(a_job())
+    assert not await store.names_code("acme", "sha256:ab")
+    await world.plant(job.id, text)
+    assert await store.names_code("acme", "sha256:ab")
+
+
+async def test_code_of_a_job_of_a_newer_version_is_named(world: World) -> None:
+    store = await world.another()
+    job = await store.insert(a_job(code_digest="sha256:ab"))
+    await world.plant(job.id, json.dumps({**dump(job), "schema": SCHEMA + 1, "counters": "many"}))
+    assert await store.names_code("acme", "sha256:ab")
+
+
+async def test_a_deletion_cannot_be_undone(store: JobStore) -> None:
+    job = await store.insert(at_status(a_job(), Status.HALTED))
+    with pytest.raises(IllegalTransition):
+        await store.replace(job, replace(job, erased=NOW))
+    job = await store.replace(job, replace(job, deleted=NOW))
+    with pytest.raises(IllegalTransition):
+        await store.replace(job, replace(job, deleted=None))
+    assert await store.get(job.id) == job
 
 
 # --- history, dispatcher, deletion ---------------------------------------------

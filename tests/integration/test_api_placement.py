@@ -12,17 +12,15 @@ import grpc.aio
 import pytest
 
 from services.core.adapters.rpc.server import serve
-from services.core.bootstrap.wiring import SERVICE_SECRET, installation_secrets
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
 from services.core.ports.cluster import ISOLATION_LABEL, Node
-from services.core.runtime.settings import Settings
 from services.lcm.settings import LcmSettings
 from tests.testbed.api import SPEC, Api, running_api
+from tests.testbed.identities import guard, install
 from tests.testbed.lcm import running_lcm
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.waiting import until
 
-SECRET = b"s" * 32
 GB = 10**9
 
 
@@ -37,7 +35,7 @@ class Installation:
 
     async def start_lcm(self, *nodes: Node) -> None:
         settings = LcmSettings(home=self.home / "lcm")
-        running = running_lcm(settings, self.api.store, nodes, address=self.address, secret=SECRET)
+        running = running_lcm(settings, self.api.store, nodes, address=self.address)
         await self.lcm.enter_async_context(running)
 
     async def fits(self, **fields: Any) -> tuple[str, str]:
@@ -67,12 +65,12 @@ async def _is(read: Any, value: str) -> bool:
 
 
 async def _keep_secret(home: Path) -> None:
-    await installation_secrets(Settings(home=home)).put(SERVICE_SECRET, SECRET)
+    install(home)
 
 
 @pytest.fixture
 async def installation(tmp_path: Path) -> AsyncIterator[Installation]:
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     async with running_api(tmp_path, {"lcm": address}, before=lambda: _keep_secret(tmp_path)) as api:
         installation = Installation(api, tmp_path, address)
         async with installation.lcm:
@@ -152,7 +150,7 @@ async def test_submissions_in_a_row_do_not_each_wait_for_the_life_cycle_manager(
         # Only one RPC of the generated base class is needed: mypy counts the others as abstract.
         control_pb2_grpc.add_QueueServicer_to_server(Queue(), server)  # type: ignore[abstract]
 
-    server = await serve(installation.address, SECRET, register)
+    server = await serve(installation.address, guard("lcm"), register)
     for number in range(30):
         assert (await installation.api.submit({**SPEC, "name": f"digits-{number}"}))["warnings"] == []
     large = await installation.api.submit({**SPEC, "learners": 50})

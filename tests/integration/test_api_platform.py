@@ -53,7 +53,7 @@ def test_the_cluster_answer_has_nodes_and_use(api: httpx2.Client) -> None:
     [node] = cluster["nodes"]
     assert (node["cpus"], node["ready"]) == (4, True)
     assert cluster["total"] == {"cpus": 4, "memory": node["memory"], "gpus": node["gpus"]}
-    assert cluster["isolation"] in {"process", "sandbox"}
+    assert cluster["isolation"] in {"process", "sandbox", "trusted"}
     assert cluster["used"]["cpus"] <= 4
 
 

@@ -165,6 +165,7 @@ ANSWERS = [
     Request(("GET", "/v1/version"), "GetVersion", Empty()),
     Request(("GET", "/v1/queue"), "GetQueue", pp.OfTenantRequest()),
     Request(("GET", "/v1/cluster"), "GetCluster", pp.OfTenantRequest(tenant="*"), {"tenant": "*"}),
+    Request(("GET", "/v1/storage"), "GetStorage", pp.GetStorageRequest(), varies=frozenset({"measured"})),
     Request(("GET", "/v1/frameworks"), "GetFrameworks", Empty()),
     Request(("GET", "/v1/sizes"), "GetSizes", Empty()),
     Request(("GET", "/v1/quarantine"), "GetQuarantine", Empty()),

@@ -123,16 +123,16 @@ def test_restore_onto_other_stores_is_complete(tmp_path: Path, servers: dict[str
         assert untouched == before[f"job {untouched['id']}"]
 
 
-def test_restored_terms_do_not_fall_and_service_secret_is_new(home: Path, tmp_path: Path) -> None:
+def test_restored_terms_do_not_fall_and_keys_of_services_are_new(home: Path, tmp_path: Path) -> None:
     backup(home, tmp_path / "b")
     restore(tmp_path / "other", tmp_path / "b")
 
     async def look(stores: Stores) -> tuple[int, bytes | None]:
-        return (await stores.jobs.dispatcher()).term, await stores.installation.get("service")
+        return (await stores.jobs.dispatcher()).term, await stores.installation.get("identity-lcm")
 
-    term, service = with_stores(tmp_path / "other", EMBEDDED, look, writing=False)
+    term, key = with_stores(tmp_path / "other", EMBEDDED, look, writing=False)
     assert term >= 7
-    assert service is None
+    assert key is None
 
 
 def test_halted_restore_has_no_job_that_would_run(home: Path, tmp_path: Path) -> None:

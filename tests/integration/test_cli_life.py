@@ -20,6 +20,7 @@ from tests.testbed.platform import Platform
 from tests.waiting import HANG_S
 from weft import Client
 from weft._cli.main import COMMANDS, run
+from weft._spec_file import read_spec
 
 TRAIN = """\
 import os, sys, time
@@ -88,7 +89,7 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
         ["init", str(tmp_path / "new")], ["train", str(code)], ["wait", "JOB"], ["list"], ["show", "JOB"],
         ["events", "JOB"], ["explain", "JOB"], ["metrics", "JOB"], ["download", "JOB", str(tmp_path / "out")],
         ["train", str(code), "--set", "env.SLEEP=60"], ["halt", "LONG"], ["wait", "LONG"], ["resume", "LONG"],
-        ["kill", "LONG"], ["wait", "LONG"], ["delete", "JOB", "LONG"],
+        ["kill", "LONG"], ["wait", "LONG"], ["delete", "JOB", "LONG", "--yes"],
         ["up", "--home", home], ["status", "--home", home], ["doctor", "--home", home],
         ["backup", saved, "--home", home], ["restore", saved, "--home", home, "--dry-run"],
         ["master-key", "--home", home],
@@ -105,7 +106,7 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
             ids["LONG" if ids["JOB"] else "JOB"] = output.json["id"]
     assert {series["name"] for series in answers["metrics"]["series"]} == {"loss"}
     assert [file["kind"] for file in answers["download"]["files"]] == ["results", "results"]
-    assert answers["status"]["isolation"]["name"] in {"process", "sandbox"}
+    assert answers["status"]["isolation"]["name"] in {"process", "sandbox", "trusted"}
     assert answers["delete"] == {"jobs": [{"id": id_, "deleted": True} for id_ in ids.values()]}
     every = {name for section in COMMANDS.values() for name in section}
     assert every - set(answers) == {"logs"}
@@ -185,7 +186,7 @@ def test_the_exit_code_of_following_is_the_end_of_the_job(
 def test_wait_with_a_short_timeout_exits_with_not_finished(weft: Weft, code: Path) -> None:
     job = weft("train", code, "--set", "env.SLEEP=60", "-o", "name").out.strip()
     assert weft("wait", job, "--timeout", "0.1").code == 101
-    killed = weft("kill", job, "j" + "0" * 22)
+    killed = weft("kill", job, "j" + "0" * 22, "--yes")
     assert (killed.code, killed.out.count(job)) == (4, 1)
     assert weft("wait", job).code == 103
 
@@ -248,14 +249,15 @@ def test_train_on_a_terminal_draws_the_curve_without_prompting(weft_up: Platform
     assert "\x1b[2Jhello" not in out
 
 
-def in_terminal(command: list[str], environment: dict[str, str]) -> tuple[str, int]:
-    """Run a command on a pseudo-terminal: what it drew, and its exit code."""
+def in_terminal(command: list[str], environment: dict[str, str], typed: str = "") -> tuple[str, int]:
+    """Runs a command on a pseudo-terminal where ``typed`` was typed ahead: what it drew, and its exit code."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24", **environment},
     )  # fmt: skip
     os.close(theirs)
+    os.write(ours, typed.encode())
     drawn = bytearray()
     try:
         while chunk := os.read(ours, 65_536):
@@ -265,6 +267,47 @@ def in_terminal(command: list[str], environment: dict[str, str]) -> tuple[str, i
     finally:
         os.close(ours)
     return drawn.decode(errors="replace"), process.wait(timeout=HANG_S)
+
+
+def test_kill_and_delete_of_several_jobs_ask_first(weft: Weft, weft_up: Platform, code: Path) -> None:
+    (code / "weft.yaml").write_text(SPEC + "env: {SLEEP: '600'}\n")
+    jobs = [weft("train", code, "-o", "name").out.strip() for _ in range(2)]
+    environment = {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key}
+    command = [str(Path(sys.executable).with_name("weft"))]
+    with Client(weft_up.url, weft_up.key) as client:
+        for action in (["kill"], ["delete", "--kill"]):
+            refused = weft(*action, *jobs)
+            assert (refused.code, "give --yes" in refused.err) == (2, True)
+            drawn, exit_code = in_terminal([*command, *action, *jobs], environment, typed="n\n")
+            assert (exit_code, all(job in drawn for job in jobs), "cli-life" in drawn) == (130, True, True)
+        assert all(client.jobs.get(job).document["desired"] == "run" for job in jobs)
+        assert in_terminal([*command, "kill", *jobs], environment, typed="y\n")[1] == 0
+        assert [client.jobs.get(job).wait(HANG_S).status for job in jobs] == ["KILLED", "KILLED"]
+    assert weft("delete", "--kill", jobs[0]).code == 2
+    assert "there is no rank 5: this job has ranks 0 to 1" in weft("logs", jobs[0], "--rank", "5").err
+    assert weft("delete", jobs[0]).code == 0
+    assert weft("delete", "--kill", jobs[1], "--yes").code == 0
+
+
+def test_killing_a_job_that_has_ended_is_no_error(weft: Weft, code: Path) -> None:
+    job = weft("train", code, "-o", "name").out.strip()
+    assert weft("wait", job).code == 0
+    killed = weft("kill", job)
+    assert (killed.code, killed.out.strip()) == (0, f"{job}: has ended already (COMPLETED)")
+    assert "COMPLETED" in weft("halt", job).err
+
+
+@pytest.mark.parametrize("name", ["2026", "true", "1e3", "a.b-C_1"])
+def test_init_writes_a_spec_with_the_name_that_was_given(weft: Weft, tmp_path: Path, name: str) -> None:
+    assert weft("init", tmp_path / "new", "--name", name).code == 0
+    plan = weft("train", tmp_path / "new", "--dry-run", "-o", "json")
+    assert plan.code == 0, plan.err
+    assert read_spec(tmp_path / "new" / "weft.yaml").document["name"] == name
+
+
+def test_init_refuses_a_name_that_no_job_can_have(weft: Weft, tmp_path: Path) -> None:
+    refused = weft("init", tmp_path / "new", "--name", "my job!")
+    assert (refused.code != 0, "nothing was written" in refused.err, (tmp_path / "new").exists()) == (True, True, False)
 
 
 def test_unknown_metric_and_job_without_metrics_have_different_errors(weft: Weft, code: Path) -> None:

@@ -24,7 +24,7 @@ from services.core.domain import errors
 from services.core.runtime.membership import members
 from services.core.runtime.processes import ProcessIdentity, send_signal, wait_gone
 from tests.testbed.platform import Platform, platform
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.waiting import HANG_S, eventually
 from weft import Client, Job, Unavailable
 
@@ -171,14 +171,14 @@ def test_a_service_that_gets_sigterm_under_load_loses_nothing(weft_up: Platform,
 
 def test_a_submission_under_way_at_sigterm_of_the_api_is_answered(weft_up: Platform) -> None:
     """Half of its body is sent after the signal, when the api accepts no new connection."""
-    host, port = weft_up.home.address("api").split(":")
+    host, port = weft_up.home.address("api").host_port
     body = json.dumps({"name": "s", "command": "true", "resources": SMALL}).encode()
     head = (
         f"POST /v1/jobs HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {weft_up.key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     process = weft_up.process("api")
-    with socket.create_connection((host, int(port)), timeout=LIMIT_S) as connection:
+    with socket.create_connection((host, port), timeout=LIMIT_S) as connection:
         connection.sendall(head.encode() + body[:10])
         with Client(weft_up.url, weft_up.key) as client:
             client.version()  # sent after it, so the first half has arrived
@@ -220,7 +220,7 @@ sys.exit(run("api", Settings(), main))
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_a_draining_service_at_once(tmp_path: Path, second: signal.Signals) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "addresses.json").write_text(json.dumps({"api-ops": f"127.0.0.1:{free_port()}"}))
+    (tmp_path / "run" / "addresses.json").write_text(json.dumps({"api-ops": free_address()}))
     process = subprocess.Popen(
         [sys.executable, "-c", NEVER_DRAINED], env={**os.environ, "WEFT_HOME": str(tmp_path)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -11,22 +11,26 @@ import pytest
 from services.core.adapters.etcd import launcher
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain.errors import Unavailable
+from services.core.runtime.address import Address
+from services.core.runtime.sockets import make_private_folder
 from tests.testbed.etcd import wait_ready
-from tests.testbed.server import free_port
-from tests.waiting import HANG_S, until
+from tests.waiting import HANG_S
+
+CLIENT, PEER = Address("unix:/s/localhost:1"), Address("unix:/s/localhost:2")
 
 
 class Started:
-    """An etcd on ports of its own that can be started repeatedly."""
+    """An etcd on sockets of its own that can be started repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder / "etcd", folder / "etcd.log"
-        self.client_port, self.peer_port = free_port(), free_port()
-        self.address = f"127.0.0.1:{self.client_port}"
+        self.sockets = folder / "s"
+        make_private_folder(self.sockets)
+        self.address, self.peer = (Address(f"unix:{self.sockets}/localhost:{number}") for number in (1, 2))
         self.processes: list[subprocess.Popen[bytes]] = []
 
     async def start(self) -> subprocess.Popen[bytes]:
-        process = launcher.start_etcd(self.folder, self.client_port, self.peer_port, self.log)
+        process = launcher.start_etcd(self.folder, self.address, self.peer, self.log)
         self.processes.append(process)
         await wait_ready(self.address, process)
         return process
@@ -63,8 +67,8 @@ async def test_etcd_starts_empty_every_time_and_ends_on_sigterm(started: Started
     assert (started.folder.stat().st_mode & 0o777) == 0o700
 
 
-async def test_etcd_listens_on_loopback_only(started: Started) -> None:
-    process = await started.start()
+def listening_ports(process: subprocess.Popen[bytes]) -> set[str]:
+    """Addresses of the TCP ports on which the process listens, as the kernel prints them."""
     sockets = {str(entry.readlink()) for entry in Path(f"/proc/{process.pid}/fd").iterdir() if entry.is_symlink()}
     inodes = {link.removeprefix("socket:[").removesuffix("]") for link in sockets if link.startswith("socket:")}
     listening: set[str] = set()
@@ -73,8 +77,26 @@ async def test_etcd_listens_on_loopback_only(started: Started) -> None:
             columns = line.split()
             if columns[3] == "0A" and columns[9] in inodes:
                 listening.add(columns[1])
-    loopback = "0100007F"
-    assert listening == {f"{loopback}:{port:04X}" for port in (started.client_port, started.peer_port)}
+    return listening
+
+
+async def test_etcd_listens_on_sockets_of_a_private_folder_and_on_no_port(started: Started) -> None:
+    process = await started.start()
+    assert listening_ports(process) == set()
+    assert {entry.name for entry in started.sockets.iterdir() if entry.is_socket()} == {"localhost:1", "localhost:2"}
+
+
+async def test_etcd_works_in_a_folder_whose_path_is_too_long_for_a_socket(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 120)
+    deep.mkdir()
+    started = Started(deep)
+    try:
+        await started.start()
+        store = EtcdStatusStore(started.address)
+        await store.put("/jobs/a", "1")
+        await store.close()
+    finally:
+        started.end()
 
 
 async def test_variables_of_the_shell_do_not_configure_etcd(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,20 +106,6 @@ async def test_variables_of_the_shell_do_not_configure_etcd(started: Started, mo
     process = await started.start()
     environment = Path(f"/proc/{process.pid}/environ").read_bytes()
     assert b"ETCD_LISTEN" not in environment
-
-
-async def test_a_taken_port_is_reported_at_once(started: Started, tmp_path: Path) -> None:
-    await started.start()
-    other = Started(tmp_path / "other")
-    other.folder.parent.mkdir()
-    other.client_port = started.client_port
-    process = launcher.start_etcd(other.folder, other.client_port, other.peer_port, other.log)
-    other.processes.append(process)
-    try:
-        await until(lambda: process.poll() is not None)
-        assert "address already in use" in other.log.read_text()
-    finally:
-        other.end()
 
 
 def test_etcd_bin_comes_before_path_and_path_before_the_wheel(tmp_path: Path) -> None:
@@ -140,8 +148,7 @@ def test_a_missing_etcd_is_reported_with_advice(tmp_path: Path, monkeypatch: pyt
 def test_a_binary_that_is_too_old_or_not_etcd_is_refused(tmp_path: Path, script: str, why: str) -> None:
     binary = program(tmp_path / "etcd", script)
     with pytest.raises(Unavailable, match=why):
-        launcher.start_etcd(tmp_path / "data", 1, 2, tmp_path / "log", binary=binary)
-    assert not (tmp_path / "data").exists()
+        launcher.etcd_version(binary)
 
 
 def test_a_binary_that_does_not_run_is_refused(tmp_path: Path) -> None:
@@ -154,7 +161,7 @@ def test_a_binary_that_does_not_run_is_refused(tmp_path: Path) -> None:
 
 def test_fsync_is_off_only_from_etcd_3_5_on() -> None:
     def command(version: tuple[int, int, int]) -> list[str]:
-        return launcher.etcd_command(Path("etcd"), version, Path("d"), client_port=1, peer_port=2, token="t")
+        return launcher.etcd_command(Path("etcd"), version, Path("d"), client=CLIENT, peer=PEER, token="t")
 
     assert "--unsafe-no-fsync" in command((3, 5, 1))
     assert "--unsafe-no-fsync" not in command((3, 4, 23))

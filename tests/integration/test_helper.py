@@ -20,9 +20,9 @@ from services.core.runtime.learner_folder import LearnerFolder
 from services.helper.metrics_client import IntakeClient
 from services.helper.ship.shipper import Shipper
 from services.helper.spool import Spool
-from tests.testbed.intake import SECRET, Intake
+from tests.testbed.intake import Intake
 from tests.testbed.learner import TENANT, Learner
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.waiting import until
 
 JOB = "j0"
@@ -32,7 +32,7 @@ class HelperTest(Learner):
     """With a test server that keeps what it receives."""
 
     def __init__(self, intake: Intake) -> None:
-        super().__init__(job=JOB, secret=SECRET, metrics=intake.address)
+        super().__init__(job=JOB, metrics=intake.address)
         self._environment = {"WEFT_DATA_PATHS": str(self.home / "allowed")}
         self.intake = intake
 
@@ -51,7 +51,7 @@ class HelperTest(Learner):
 
 @pytest.fixture
 async def learner() -> AsyncGenerator[HelperTest]:
-    intake = Intake(f"127.0.0.1:{free_port()}")
+    intake = Intake(free_address())
     await intake.start()
     made = HelperTest(intake)
     yield made
@@ -121,7 +121,7 @@ async def test_no_line_is_lost_when_the_metrics_service_restarts_at_another_addr
     await until(lambda: len(learner.intake.lines) >= 5)
     await learner.intake.stop()
     await until((learner.folder / "runs/1/exit.json").exists)
-    learner.intake.address = f"127.0.0.1:{free_port()}"
+    learner.intake.address = free_address()
     learner.metrics_at(learner.intake.address)
     await learner.intake.start()
     await learner.ended()

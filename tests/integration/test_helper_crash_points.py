@@ -20,10 +20,10 @@ import pytest
 from services.core.domain.plan import Input
 from tests.promises import Promise
 from tests.testbed.failpoints import FailpointFolder, ways
-from tests.testbed.intake import SECRET, Intake
+from tests.testbed.intake import Intake
 from tests.testbed.learner import TENANT, Learner
 from tests.testbed.scripted_http import Answer, Request, scripted
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.waiting import until
 
 JOB = "j0"
@@ -42,7 +42,7 @@ class Fed(Learner):
     """A learner of attempt 2 with every kind of input."""
 
     def __init__(self, intake: Intake, failpoints: FailpointFolder, url: str) -> None:
-        super().__init__(job=JOB, secret=SECRET, metrics=intake.address)
+        super().__init__(job=JOB, metrics=intake.address)
         allowed = self.home / "allowed"
         self._environment = {
             **failpoints.environment, "WEFT_HOME": str(self.home.root), "WEFT_DATA_PATHS": str(allowed),
@@ -106,7 +106,7 @@ def entry(path: str) -> dict[str, object]:
 
 @asynccontextmanager
 async def fed(failpoints: FailpointFolder, answer: Callable[[Request, int], Answer]) -> AsyncGenerator[Fed]:
-    intake = Intake(f"127.0.0.1:{free_port()}")
+    intake = Intake(free_address())
     await intake.start()
     with scripted(answer) as site:
         learner = Fed(intake, failpoints, f"{site.url}/part")

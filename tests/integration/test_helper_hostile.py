@@ -20,9 +20,9 @@ from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.checkpoints import restore
 from services.helper.fetch.progress import FetchProgress
 from services.helper.objects import UrlSigner
-from tests.testbed.intake import SECRET, Intake
+from tests.testbed.intake import Intake
 from tests.testbed.learner import TENANT, Learner
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 
 JOB = "j0"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's learners have users of their own")
@@ -32,7 +32,7 @@ class HostileLearner(Learner):
     """With a test server, and a folder that the operator allows as data."""
 
     def __init__(self, intake: Intake) -> None:
-        super().__init__(job=JOB, secret=SECRET, metrics=intake.address)
+        super().__init__(job=JOB, metrics=intake.address)
         self.intake = intake
         self.shared = self.home / "allowed"
         self.shared.mkdir()
@@ -60,7 +60,7 @@ class HostileLearner(Learner):
 
 @pytest.fixture
 async def learner() -> AsyncGenerator[HostileLearner]:
-    intake = Intake(f"127.0.0.1:{free_port()}")
+    intake = Intake(free_address())
     await intake.start()
     made = HostileLearner(intake)
     yield made
@@ -217,6 +217,9 @@ def assignment_of(rank: int, objects: Path, ranks: int = 3) -> Assignment:
     )
 
 
+GANG = ["worker-0", "worker-1", "worker-2"]
+
+
 def save_checkpoint(objects: Path, rank: int, files: dict[str, str]) -> None:
     base = objects / "tenants" / TENANT / "jobs" / JOB / "attempts" / "1" / "checkpoints"
     entries = []
@@ -236,7 +239,7 @@ async def test_each_rank_restores_its_own_file_where_names_are_equal(tmp_path: P
     restored = {}
     for rank in (0, 1, 2):
         target = tmp_path / f"checkpoints-{rank}"
-        await asyncio.to_thread(restore, assignment_of(rank, objects), target, UrlSigner(), FetchProgress())
+        await asyncio.to_thread(restore, assignment_of(rank, objects), GANG, target, UrlSigner(), FetchProgress())
         assert sorted(path.name for path in target.iterdir()) == ["only-0", "only-1", "optimizer.pt"]
         restored[rank] = (target / "optimizer.pt").read_text()
     assert restored == {0: "rank 0", 1: "rank 1", 2: "rank 0"}
@@ -248,6 +251,6 @@ async def test_file_of_one_rank_and_folder_of_another_with_equal_names_are_resto
     for rank, expected in ((0, {"state/model": "0", "weights": "0"}), (1, {"state": "1", "weights/part": "1"})):
         target = tmp_path / f"checkpoints-{rank}"
         assignment = assignment_of(rank, tmp_path / "objects")
-        await asyncio.to_thread(restore, assignment, target, UrlSigner(), FetchProgress())
+        await asyncio.to_thread(restore, assignment, GANG, target, UrlSigner(), FetchProgress())
         files = {str(path.relative_to(target)): path.read_text() for path in target.rglob("*") if path.is_file()}
         assert files == expected

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from services.core.domain.outages import is_outage
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
 from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.http_data import fetch_http
@@ -216,12 +217,23 @@ def test_redirect_to_a_private_address_is_refused(site: Site, tmp_path: Path) ->
         Fetching(tmp_path, site.url())()
 
 
-@pytest.mark.parametrize(("status", "reason"), [(404, "DataStoreUnavailable"), (403, "DataStoreDenied")])
+@pytest.mark.parametrize(("status", "reason"), [(404, "DataNotFound"), (403, "DataStoreDenied")])
 def test_permanent_error_is_not_tried_again(site: Site, tmp_path: Path, status: int, reason: str) -> None:
     site.status = status
     with pytest.raises(FetchFailed) as refused:
         Fetching(tmp_path, site.url())()
     assert (refused.value.reason, len(site.requests)) == (reason, 1)
+
+
+def test_data_store_that_stays_away_is_an_outage_and_not_the_job_s_fault(site: Site, tmp_path: Path) -> None:
+    site.status = 503
+    fetch = Fetching(tmp_path, site.url())
+    fetch.progress.wait = lambda seconds: None  # type: ignore[method-assign]
+    with pytest.raises(FetchFailed, match="503") as refused:
+        fetch()
+    assert is_outage(refused.value.reason)
+    site.status = 200
+    assert fetch()[0].read_bytes() == site.content
 
 
 def test_file_larger_than_allowed_is_refused(site: Site, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from services.core.domain.learner import LearnerStatus
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from tests.testbed.etcd import Etcd
 from tests.testbed.learner import Learner
-from tests.testbed.metrics import SECRET, Reader, job_id, running
+from tests.testbed.metrics import Reader, job_id, running
 from tests.waiting import until
 
 LINES = 10_000
@@ -28,7 +28,7 @@ done
 
 async def test_each_line_and_point_arrives_once_while_both_sides_are_killed(tmp_path: Path, etcd: Etcd) -> None:
     with running(tmp_path, etcd.address) as service:
-        learner = Learner(job=job_id(), secret=SECRET, metrics=service.address)
+        learner = Learner(job=job_id(), metrics=service.address)
         reader, status = Reader(service), EtcdStatusStore(etcd.address)
         try:
             await status.put(f"/jobs/{learner.job}/attempt", json.dumps({"attempt": 1, "learners": 1}))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.intake import SECRET, Intake
+from tests.testbed.intake import Intake
 from tests.testbed.learner import Learner
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.waiting import until
 
 DRAIN_S = 1
@@ -24,7 +24,7 @@ GARBAGE = {
 
 @pytest.fixture
 async def intake() -> AsyncGenerator[Intake]:
-    server = Intake(f"127.0.0.1:{free_port()}")
+    server = Intake(free_address())
     await server.start()
     yield server
     await server.stop()
@@ -32,7 +32,7 @@ async def intake() -> AsyncGenerator[Intake]:
 
 @pytest.fixture
 async def learner(intake: Intake) -> AsyncGenerator[Learner]:
-    made = Learner(job="j0", secret=SECRET, metrics=intake.address, environment={"WEFT_HELPER_DRAIN_S": str(DRAIN_S)})
+    made = Learner(job="j0", metrics=intake.address, environment={"WEFT_HELPER_DRAIN_S": str(DRAIN_S)})
     yield made
     made.remove()
 

@@ -17,10 +17,10 @@ from services.core.adapters.s3.transfer import PART_BYTES
 from services.core.adapters.s3.unfinished import sweep
 from services.core.domain.learner import LearnerStatus
 from services.core.ports.object_urls import ObjectRequest
-from tests.testbed.intake import SECRET, Intake
+from tests.testbed.intake import Intake
 from tests.testbed.learner import TENANT, Learner
 from tests.testbed.s3 import BUCKET, S3
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.waiting import until
 
 JOB = "j0"
@@ -33,7 +33,7 @@ class HelperTest(Learner):
     """With an S3 server of its own, which it may kill."""
 
     def __init__(self, intake: Intake, s3: S3) -> None:
-        super().__init__(job=JOB, secret=SECRET, metrics=intake.address, bucket=s3.data / BUCKET)
+        super().__init__(job=JOB, metrics=intake.address, bucket=s3.data / BUCKET)
         self.intake = intake
         self.s3 = s3
         self.bucket = s3.bucket()
@@ -62,7 +62,7 @@ class HelperTest(Learner):
 
 @pytest.fixture
 async def learner(own_s3: S3) -> AsyncGenerator[HelperTest]:
-    intake = Intake(f"127.0.0.1:{free_port()}")
+    intake = Intake(free_address())
     await intake.start()
     made = HelperTest(intake, own_s3)
     yield made
@@ -237,7 +237,7 @@ def full_s3(s3_binary: Path, tmp_path: Path) -> Iterator[S3]:
 
 @pytest.fixture
 async def crowded(full_s3: S3) -> AsyncGenerator[HelperTest]:
-    intake = Intake(f"127.0.0.1:{free_port()}")
+    intake = Intake(free_address())
     await intake.start()
     learner = HelperTest(intake, full_s3)
     yield learner

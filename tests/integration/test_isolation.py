@@ -209,6 +209,20 @@ async def test_processes_without_session_and_environment_are_killed_when_the_shi
     await teardown(in_either, gang)
 
 
+async def test_a_helper_is_in_a_control_group_of_its_own(either: NodeProcess, in_either: LocalCluster) -> None:
+    if not is_enforced(either, "memory"):
+        return
+    gang = plan([FOREVER])
+    await start(in_either, gang)
+    own = either.read(gang, "learner.json")["groups"]
+    await until((either.folder(gang) / "helper.json").exists)
+    helper = either.read(gang, "helper.json")["pid"]
+    await until(lambda: cgroups.members([f"{own[0]}.helper"]) == {helper})
+    assert helper not in cgroups.members(own)
+    await teardown(in_either, gang)
+    assert not [group for group in own if Path(f"{group}.helper").exists()]
+
+
 async def test_control_groups_without_a_learner_are_removed_after_a_restart(
     either: NodeProcess, in_either: LocalCluster
 ) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.domain.codec import dump
+from services.core.domain.learner import Exit, LearnerStatus
+from services.core.domain.status import Phase
+from services.core.domain.status_keys import learner_key
 from services.local.commands import PLATFORM
 from tests.testbed.platform import Platform
-from tests.waiting import HANG_S, eventually, tries_within
+from tests.waiting import HANG_S, eventually, tries_within, until
 from weft import Client, Conflict
 from weft._job import Job
 
@@ -180,3 +187,28 @@ def test_a_running_job_cannot_be_deleted_without_kill(client: Client) -> None:
         job.delete()
     job.delete(kill=True)
     assert job.id not in [listed.id for listed in client.jobs.list()]
+
+
+async def test_forged_exit_in_etcd_does_not_end_a_running_job(client: Client, weft_up: Platform) -> None:
+    waits = "until [ -e $JOB_STATE_DIR/end ]; do sleep 0.1; done; exit 3"
+    job = await asyncio.to_thread(client.jobs.submit, spec(waits))
+    await until(lambda: asyncio.to_thread(running, job))
+    before = weft_up.counter("guardian", "weft_guardian_reports_contradicted_total")
+    forged = LearnerStatus(
+        name="worker-0", role="worker", rank=0, attempt=1, seq=10**9, phase=Phase.STORED, exit=Exit(time=5, code=0)
+    )
+    status = EtcdStatusStore(weft_up.home.address("etcd"))
+    try:
+        await status.put(learner_key(job.id, "worker-0"), json.dumps(dump(forged)))
+    finally:
+        await status.close()
+
+    def contradicted() -> bool:
+        return weft_up.counter("guardian", "weft_guardian_reports_contradicted_total") > before
+
+    await until(lambda: asyncio.to_thread(contradicted))
+    assert await asyncio.to_thread(running, job)
+    (weft_up.home / "node" / job.id / "1" / "worker-0" / "job" / "end").touch()
+    await asyncio.to_thread(job.wait, DONE_S)
+    assert (job.status, job.reason) == ("FAILED", "ExitCode")
+    assert "code 3" in job.message

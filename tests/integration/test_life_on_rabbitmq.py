@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
+from http import HTTPStatus
 from typing import Any
 
+from services.core.runtime.operations_client import read_operations
 from tests.testbed.platform import Platform, platform
 from tests.testbed.rabbitmq import RabbitMQ
 from tests.waiting import HANG_S, eventually, in_thread
@@ -15,7 +15,6 @@ from weft._job import Job
 SMALL = {"cpus": 0.5, "memory": "64MiB"}
 PATH = ["QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMPLETED"]
 UNTIL_FILE = 'until [ -e "$JOB_STATE_DIR/go-on" ]; do sleep 0.1; done'
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def test_jobs_survive_a_kill_of_rabbitmq_and_hints_are_delivered_afterwards(own_rabbitmq: RabbitMQ) -> None:
@@ -72,10 +71,7 @@ def wait_for(job: Job, status: str) -> None:
 def why_not_ready(weft: Platform) -> str:
     """The reason that the worker gives for not being ready; empty if it is ready."""
     try:
-        with _direct.open(f"http://{weft.home.address('worker-ops')}/readyz", timeout=HANG_S):
-            return ""
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.read().decode()
+        answer = read_operations(weft.home.address("worker-ops"), "/readyz", timeout_s=HANG_S, headers=weft.operator)
     except OSError as error:
         return str(error)
+    return "" if answer.status == HTTPStatus.OK else answer.body.decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import urllib.error
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
@@ -13,7 +13,10 @@ import grpc
 import pytest
 
 from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.adapters.identity import KeyPair, LearnerTokenSigner
+from services.core.adapters.identity.learner_tokens import OWNER
 from services.core.adapters.s3.wire import Wire
+from services.core.adapters.sqlite import SqliteJobStore
 from services.core.domain.errors import (
     InvalidRequest,
     NotFound,
@@ -22,12 +25,14 @@ from services.core.domain.errors import (
     Unauthenticated,
     Unavailable,
 )
-from services.core.domain.status import Phase
+from services.core.domain.job import admitted, moved, new_job
+from services.core.domain.status import Phase, Status
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.ports.status_store import StatusStore
 from tests.testbed.etcd import Etcd
-from tests.testbed.metrics import SECRET, Helper, MetricsProcess, Peer, Reader, job_id, running
+from tests.testbed.identities import credential, learner_credential
+from tests.testbed.metrics import Helper, MetricsProcess, Peer, Reader, job_id, running
 from tests.testbed.s3 import S3
 from tests.waiting import Stopwatch, tries_within, until
 
@@ -123,15 +128,15 @@ async def test_a_learner_may_write_for_itself_only(helper: HelperOf, reader: Rea
 
 async def test_bad_credentials_are_refused(service: MetricsProcess, helper: HelperOf, clients: list[Peer]) -> None:
     await helper().append()  # the service is up
-    stranger = helper(secret=b"another installation's secret")
+    stranger = helper(signer=LearnerTokenSigner(KeyPair.from_seed(OWNER, b"another installation".ljust(32))))
     with pytest.raises(Unauthenticated):
         await stranger.append()
-    as_service = Peer(service, metrics_pb2_grpc.IntakeStub, secret=SECRET)
-    as_learner = Peer(service, metrics_pb2_grpc.TelemetryStub, learner_token="x.y")
+    as_service = Peer(service, metrics_pb2_grpc.IntakeStub, credential("api", "metrics"))
+    as_learner = Peer(service, metrics_pb2_grpc.TelemetryStub, learner_credential(stranger.me))
     clients += [as_service, as_learner]
     with pytest.raises(PermissionDenied):
         await as_service.call("Append", pb.AppendRequest())
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(PermissionDenied):
         await as_learner.call("Lines", pb.LinesRequest(job_id="j0"))
 
 
@@ -176,6 +181,36 @@ async def test_a_former_attempt_may_still_send_its_logs(
     former = helper(attempt=1)
     assert await former.append(former.lines(0, ["last words"], final=True)) == [10]
     assert await reader.lines(job) == ["last words"]
+
+
+async def test_token_of_an_ended_job_appends_nothing_after_five_seconds(
+    service: MetricsProcess, helper: HelperOf, job: str
+) -> None:
+    now = time.time_ns() // 1_000_000
+    document = admitted(
+        new_job(
+            job_id=job, tenant="acme", user="ada", spec={"name": "x", "command": "true"}, code_digest="", idem=job,
+            idem_digest="", trace="", now=now - 60_000,
+        ),
+        placement={"worker-0": "local"}, dispatcher_term=1, now=now - 60_000,
+    )  # fmt: skip
+    mine = helper()
+    store = await SqliteJobStore.open(service.home / "jobs.sqlite")
+    try:
+        stored = await store.insert(document)
+        await mine.append(mine.lines(0, ["before"]))
+        await store.replace(stored, moved(stored, Status.KILLED, actor="guardian", now=now - 5_001))
+    finally:
+        await store.close()
+
+    async def refused() -> bool:
+        try:
+            await mine.append(mine.lines(1, ["after"]))
+        except PermissionDenied:
+            return True
+        return False
+
+    await until(refused)  # the service reads a job's document once a second
 
 
 async def test_a_forgotten_job_stays_deleted(helper: HelperOf, reader: Reader, job: str) -> None:
@@ -441,11 +476,7 @@ async def test_the_service_is_ready_a_member_and_has_metrics(
 
 
 def _ready(service: MetricsProcess) -> bool:
-    try:
-        return bool(json.loads(service.operations("/readyz"))["ready"])
-    except urllib.error.HTTPError as error:  # 503: not yet
-        error.close()
-        return False
+    return bool(json.loads(service.operations("/readyz"))["ready"])
 
 
 async def _members(status: StatusStore) -> bool:

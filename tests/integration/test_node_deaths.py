@@ -22,7 +22,7 @@ from services.core.ports.cluster import LearnerProcess
 from services.node import shim
 from tests.testbed.gangs import await_all, await_exit, await_state, learner, learners, start, stop, teardown
 from tests.testbed.node import NodeProcess, living_with, node_process, plan
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address
 from tests.testbed.signals import kill_all
 from tests.waiting import HANG_S, until
 
@@ -299,7 +299,7 @@ async def test_gpus_and_users_of_damaged_learners_are_not_given_to_others(
 
 async def test_a_second_agent_for_the_same_home_does_not_start(node: NodeProcess) -> None:
     first, addresses = node.process, node.home.addresses_file.read_text()
-    others = {name: f"127.0.0.1:{free_port()}" for name in node.addresses}
+    others = {name: free_address() for name in node.addresses}
     node.home.addresses_file.write_text(json.dumps(others))
     node.start(ready=False)
     assert node.process is not None

@@ -13,7 +13,7 @@ import pytest
 from services.core.adapters.local.cluster import LocalCluster
 from services.core.adapters.rpc.client import connect
 from services.core.adapters.rpc.operations import ask_quarantine
-from services.core.bootstrap.wiring import service_secret
+from services.core.bootstrap.wiring import identity
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import LearnerProcess
 from services.core.runtime.processes import identify
@@ -47,8 +47,8 @@ async def cluster(node: NodeProcess) -> AsyncGenerator[LocalCluster]:
 
 @pytest.fixture
 async def channel(node: NodeProcess) -> AsyncGenerator[grpc.aio.Channel]:
-    secret = await service_secret(Settings(home=node.home.root))
-    connection = connect(node.addresses["node"], secret=secret)
+    caller = await identity(Settings(home=node.home.root), "api")
+    connection = connect(node.addresses["node"], caller.credential("node"))
     yield connection
     await connection.close()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from services.core.adapters.etcd import launcher
 from services.core.runtime.processes import alive, identify, read_live_process, send_signal, wait_gone
 from services.local.layout import ETCD, PROGRAMS
 from tests.testbed import sets
@@ -111,14 +112,16 @@ def test_second_up_and_second_down_change_nothing(folder: Path) -> None:
         assert weft(home, "down").returncode == 0
     assert nobody_runs(home)
     assert weft(home, "down").returncode == 0
-    assert weft(home, "down", "--purge").returncode == 0
+    refused = weft(home, "down", "--purge")
+    assert (refused.returncode, f"{home}: every job, result, checkpoint and key" in refused.stderr) == (2, True)
+    assert weft(home, "down", "--purge", "--yes").returncode == 0
     assert not home.exists()
 
 
 def test_purge_refuses_a_folder_that_is_not_wefts(folder: Path) -> None:
     (folder / "mine").mkdir()
     (folder / "mine" / "precious").write_text("x")
-    assert "nothing was removed" in one_line(weft(folder / "mine", "down", "--purge"))
+    assert "nothing was removed" in one_line(weft(folder / "mine", "down", "--purge", "--yes"))
     assert (folder / "mine" / "precious").exists()
 
 
@@ -132,7 +135,10 @@ def test_running_job_continues_after_down_and_up(stores: Stores, request: pytest
         with Client(running.url, running.key) as client:
             job = client.jobs.submit({"name": "j", "command": command, "resources": {"cpus": 1, "memory": "64MiB"}})
             eventually(lambda: list(job.logs()))
-        output = weft(running.home.root, "down")
+        refused = weft(running.home.root, "down")
+        assert (refused.returncode, "1 job runs" in refused.stderr, "--yes" in refused.stderr) == (2, True, True)
+        assert running.processes_of(job.id) != []
+        output = weft(running.home.root, "down", "--yes")
         assert "1 unfinished job goes on after the next `weft up`" in output.stderr
         assert running.processes_of(job.id) == []
         running.up()
@@ -222,3 +228,24 @@ def test_failed_start_does_not_end_running_learners() -> None:
         with Client(running.url, running.key) as client:
             again = client.jobs.get(job.id).wait(HANG_S)
         assert (again.status, again.attempt) == ("COMPLETED", 1)
+
+
+def test_etcd_whose_version_hangs_ends_nothing_and_is_started_once_it_answers(folder: Path) -> None:
+    """The supervisor used to end, and with it every service."""
+    flag, log = folder / "hangs", "logs/supervisor.log"
+    wrapper = folder / "etcd"
+    real = launcher.find_etcd()
+    wrapper.write_text(f'#!/bin/sh\nif [ -e {flag} ]; then exec sleep 600; fi\nexec {real} "$@"\n')
+    wrapper.chmod(0o755)
+    with platform({"ETCD_BIN": str(wrapper)}) as running:
+        others = [running.process(name) for name in ("supervisor", *SERVICES) if name != "etcd"]
+        flag.touch()
+        etcd = running.kill("etcd")
+        eventually(lambda: "service.start_failed" in (running.home / log).read_text())
+        assert all(alive(process) for process in others)
+        flag.unlink()
+        eventually(lambda: running.again("etcd", etcd))
+        with Client(running.url, running.key) as client:
+            spec = {"name": "after", "command": "true", "resources": {"cpus": 0.1, "memory": "64MiB"}}
+            assert client.jobs.submit(spec).wait(HANG_S).status == "COMPLETED"
+        assert all(alive(process) for process in others)

@@ -71,6 +71,8 @@ class Checker:
         self._observed_at: dict[tuple[str, str], float] = {}
         """(process, job) -> when the process last observed the job on the cluster."""
         self._verdicts: dict[tuple[str, int], float] = {}
+        self._killed_at: dict[str, float] = {}
+        """Job -> when its owner requested the kill."""
         """(job, attempt) -> when the verdict was written, by the true clock."""
 
     def _breach(self, invariant: str, what: str) -> None:
@@ -99,6 +101,8 @@ class Checker:
         self.documents.committed(by, prior, new)
         if prior is None:
             return
+        if new.desired == "kill":
+            self._killed_at.setdefault(new.id, self._clock())
         if new.attempt.number > prior.attempt.number:
             self._admitted(prior, new)
         elif prior.verdict is None and new.verdict is not None:
@@ -149,6 +153,8 @@ class Checker:
         # An end after the last observation cannot be known to the service that decides.
         observed_at = max(self._observed_at.get((by, new.id), 0.0), self._clock() - _BLIND_S)
         known = done and not any(gang[name].vanished or gang[name].ended_at > observed_at for name in declared.deciding)
+        if any(record.forged and (record.lost or record.vanished) for record in gang.values()):
+            return  # the cluster has no record of how it ended, so the report counts
         text = f"{new.id}/{number} is to be {verdict.to} ({verdict.reason}) by {by}"
         if verdict.to == "COMPLETED" and not done:
             self._breach("a verdict agrees with what happened", f"{text}, but only {succeeded} succeeded")
@@ -258,7 +264,10 @@ class Checker:
             )
             return
         declared, decided = self._declared[job_id], self._verdicts.get((job_id, attempt), 0.0)
-        in_time = self._clock() < decided + declared.grace_s + declared.store_s
+        until = decided + declared.grace_s + declared.store_s
+        if job_id in self._killed_at:  # a job that had succeeded: it ends so, and gets its grace to store
+            until = min(until, max(decided, self._killed_at[job_id]) + declared.grace_s)
+        in_time = self._clock() < until
         if unstored and in_time and document.status != "KILLED":
             self._breach("results are stored before hardware is freed", f"{job_id}/{attempt}: {unstored}")
 
@@ -294,6 +303,9 @@ class Checker:
 
     def helper_failed(self, learner: Any) -> None:
         self.learners.record_of(learner).helper_failed = True
+
+    def report_forged(self, learner: Any) -> None:
+        self.learners.record_of(learner).forged = True
 
     def results_stored(self, learner: Any) -> None:
         self.learners.record_of(learner).stored = True

@@ -6,12 +6,18 @@ A fault is counted when it takes effect (``Network.fault_counts``). It ends afte
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from services.core.domain.codec import dump
+from services.core.domain.errors import Unavailable
+from services.core.domain.learner import Exit, LearnerStatus
+from services.core.domain.status import Phase
+from services.core.domain.status_keys import learner_key
 from tests.simulation.simulated_platform import NODES, SimulatedPlatform
 
 PLACES: Final = [("lcm", "one"), ("lcm", "two"), ("guardian", "one"), ("guardian", "two")]
@@ -20,7 +26,7 @@ KINDS: Final = (
     "guardian paused beyond its lease", "lcm paused", "lcm paused beyond its lease", "hint lost", "hint doubled",
     "lease lost, holder runs", "slow keep-alives", "stale read", "clock jumps", "cut from jobs", "cut from status",
     "cut from cluster", "helper cut off", "job store away", "etcd away", "etcd wiped", "object store away",
-    "metrics away", "node agent away", "node lost", "node cut off", "learner lost",
+    "metrics away", "node agent away", "node lost", "node cut off", "learner lost", "report forged",
     "metrics paused", "metrics cut from status", "guardian paused before a call", "lcm paused before a call",
     *(f"{what}: {port}"
         for what in ("lost request", "lost answer", "late effect")
@@ -81,6 +87,7 @@ class FaultInjector:
             "slow keep-alives": self.slow_keep_alives, "lease lost": self.lease_lost, "clock jumps": self.clock_jumps,
             "metrics paused": self.metrics_paused, "metrics cut from etcd": self.metrics_cut,
             "node lost": self.node_lost, "learner lost": self.learner_lost,
+            "report forged": self.report_forged,
         }  # fmt: skip
 
     async def inject_any(self) -> None:
@@ -319,6 +326,25 @@ class FaultInjector:
                 learner.end(None, lost=True)
             else:
                 self._platform.simulated_cluster.lose_learner(learner)
+
+    async def report_forged(self) -> None:
+        """Writes to etcd that a running learner has succeeded and stored, as a report that no later one replaces."""
+        learners = [
+            learner
+            for learner in self._platform.simulator.learners()
+            if learner.started is not None and learner.exit is None
+        ]
+        if not learners:
+            return
+        learner, now = self._chance.choice(learners), self._platform.simulated_cluster.now_ms()
+        forged = LearnerStatus(
+            name=learner.name, role=learner.plan.role, rank=learner.plan.rank, attempt=learner.attempt, seq=10**9,
+            phase=Phase.STORED, times={phase.value: now for phase in Phase}, exit=Exit(time=now, code=0),
+        )  # fmt: skip
+        with suppress(Unavailable):
+            await self._platform.etcd.put(learner_key(learner.job, learner.name), json.dumps(dump(forged)))
+            self._platform.checker.report_forged(learner)
+            self.count("report forged", learner.job, learner.name)
 
     # --- the end ---------------------------------------------------------------------------
 

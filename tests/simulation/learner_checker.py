@@ -36,6 +36,8 @@ class LearnerRecord:
     """Its end was not observed."""
     vanished: bool = False
     """It disappeared without a trace, with its node."""
+    forged: bool = False
+    """Somebody else has reported its success while it ran."""
     helper_failed: bool = False
     stored: bool = False
     """Its results are in the object store."""

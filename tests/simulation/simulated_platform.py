@@ -212,7 +212,7 @@ class SimulatedPlatform(ControlPlane):
         """Deletes a job. Returns False where it is not at rest or the store is away."""
         jobs, now = self.api.wrap(self.job_store, "jobs"), self._true_clock.now_ms()
         with suppress(WeftError):
-            await update(jobs, job_id, None, lambda job: removed(job, now=now))
+            await update(jobs, job_id, None, lambda job: removed(job, actor="user:ada", now=now))
             return True
         return False
 

@@ -22,9 +22,10 @@ from services.api.services import ApiServices
 from services.api.settings import ApiSettings
 from services.api.wiring import open_services
 from services.core.adapters.folder.secrets import FolderSecretStore
-from services.core.bootstrap.service import http_server, serve_http
+from services.core.bootstrap.http import HttpServer
 from services.core.domain.job import Job
 from services.core.ports.job_store import JobStore
+from services.core.runtime.address import Address
 from tests.testbed.server import free_port
 from tests.waiting import HANG_S, until
 
@@ -99,8 +100,8 @@ async def running_api(
         await before()
     stopping, registry = asyncio.Event(), CollectorRegistry()
     async with open_services(loaded, stopping=stopping, registry=registry) as (services, store):
-        server = http_server(create_app(services), address)
-        serving = asyncio.gather(serve_http(server, stopping), serve_grpc(grpc, services))
+        server = HttpServer(create_app(services), Address(address))
+        serving = asyncio.gather(server.serve(stopping), serve_grpc(grpc, services))
         await until(lambda: server.started or serving.done())
         await until(lambda: _listens(grpc) or serving.done())
         key = (await FolderSecretStore(home / "secrets").get("admin-key") or b"").decode()

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 
 from services.core.adapters.folder.secrets import FolderSecretStore
-from tests.testbed.server import free_port
+from tests.testbed.server import free_address, free_port
 from tests.waiting import until
 
 _STARTS = 10
@@ -29,7 +29,7 @@ class ApiProcess:
         self._addresses = {
             "api": self.address,
             "api-grpc": f"127.0.0.1:{free_port()}",
-            "api-ops": f"127.0.0.1:{free_port()}",
+            "api-ops": free_address(),
         }
         self._environment = {"WEFT_HINTS": "drop", **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None

@@ -38,13 +38,13 @@ from services.lcm.settings import LcmSettings
 from services.lcm.wiring import LcmPorts
 from tests.documents import a_job
 from tests.testbed.helpers_in_memory import Helpers, Metrics
+from tests.testbed.identities import SIGNER
 from tests.testbed.memory.cluster import MemoryCluster, MemoryLearner
 from tests.testbed.memory.jobs import MemoryJobStore
 from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.testbed.tripwire import Tripwire
 
 EPOCH_MS = 1_700_000_000_000
-SECRET = b"secret"
 _POLL_S = 0.05
 WHOLE_LIFE = ["QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMPLETED"]
 
@@ -156,7 +156,7 @@ class ControlPlane:
         ports = GuardianPorts(
             jobs=wire.wrap(self.jobs, "jobs"), status=wire.wrap(self.status, "status"),
             cluster=wire.wrap(self.cluster, "cluster"), hints=wire.wrap(self.hints, "hints"), clock=self.clock,
-            summaries=wire.wrap(self.summaries, "summaries"), secret=SECRET, sizes=SIZES,
+            summaries=wire.wrap(self.summaries, "summaries"), mint=SIGNER.mint, sizes=SIZES,
         )  # fmt: skip
         membership = Membership("guardian", ports.status, self.clock, chosen)
         quarantine = Quarantine(self.clock.now_ms, CollectorRegistry())
@@ -173,7 +173,6 @@ class ControlPlane:
         ports = LcmPorts(
             jobs=wire.wrap(self.jobs, "jobs"), status=wire.wrap(self.status, "status"),
             cluster=wire.wrap(self.cluster, "cluster"), hints=wire.wrap(self.hints, "hints"), clock=self.clock,
-            secret=SECRET,
         )  # fmt: skip
         membership = Membership("lcm", ports.status, self.clock, chosen)
         instrumentation, quarantine = (

@@ -1,4 +1,4 @@
-"""A real etcd on loopback: one for the session (each test under a prefix of its own), or one to be ill-treated."""
+"""A real etcd on sockets: one for the session (each test under a prefix of its own), or one to be ill-treated."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ import pytest
 from services.core.adapters.etcd import launcher
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain.errors import Unavailable, WeftError
-from tests.testbed.server import Server, free_port, running
+from services.core.runtime.address import Address
+from services.core.runtime.sockets import make_private_folder
+from tests.testbed.server import Server, running, socket_folder
 from tests.waiting import until
 
 # A member that restarts on its data waits for an election before it serves: a second or two by default.
 _QUICK_RESTART = ("--heartbeat-interval=20", "--election-timeout=200")
 _prefixes = itertools.count(1)
+_folders = itertools.count(1)
 
 
-async def wait_ready(address: str, process: subprocess.Popen[bytes]) -> None:
-    """Returns once etcd at ``host:port`` answers a linearizable read. AssertionError where it ends, or answers none."""
+async def wait_ready(address: Address | str, process: subprocess.Popen[bytes]) -> None:
+    """Returns once etcd answers a linearizable read. AssertionError where it ends, or answers none."""
     store = EtcdStatusStore(address, timeout_s=1)
 
     async def answers() -> bool:
@@ -42,12 +45,18 @@ async def wait_ready(address: str, process: subprocess.Popen[bytes]) -> None:
 
 
 class Etcd(Server):
-    """Keeps its ports and its folder over all its lives."""
+    """Keeps its sockets and its folder over all its lives."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         """``options``: more of etcd's own."""
         super().__init__(folder / "etcd.log")
-        self._peer_port, self._data, self._options = free_port(), folder / "data", options
+        self._sockets, self._data, self._options = socket_folder() / f"etcd-{next(_folders)}", folder / "data", options
+        make_private_folder(self._sockets)
+        self._client, self._peer = (Address(f"unix:{self._sockets}/localhost:{number}") for number in (1, 2))
+
+    @property
+    def address(self) -> str:
+        return str(self._client)
 
     def start(self, *, cluster: str = "first") -> None:
         """On the data that is there. ``cluster``: decides the cluster id, where there are none."""
@@ -56,16 +65,16 @@ class Etcd(Server):
             binary,
             launcher.etcd_version(binary),
             self._data,
-            client_port=self.port,
-            peer_port=self._peer_port,
+            client=self._client,
+            peer=self._peer,
             token=cluster,
         )
         self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._process = launcher.spawn([*command, *_QUICK_RESTART, *self._options], self.log)
+        self._process = launcher.spawn([*command, *_QUICK_RESTART, *self._options], self.log, folder=self._sockets)
 
     def start_empty(self) -> None:
         """As `weft up` does."""
-        self._process = launcher.start_etcd(self._data, self.port, self._peer_port, self.log)
+        self._process = launcher.start_etcd(self._data, self._client, self._peer, self.log)
 
     async def ready(self) -> None:
         process = self._process

@@ -92,7 +92,7 @@ async def fill(stores: Stores, *, files: Sequence[int] = (0, 2**18, 5 * 2**19)) 
     for name, value in SECRETS.items():
         await secrets.put(name, value)
     await stores.installation.put("admin-key", ADMIN_KEY)
-    await stores.installation.put("service", b"of this platform alone")
+    await stores.installation.put("identity-lcm", b"of this platform alone")
     for number, size in enumerate(files):
         key = f"{TENANTS}acme/jobs/j{number}/attempts/1/results/worker-0/{'very-long-' * 12}{number}.bin"
         await stores.objects.put(key, _bytes(size))

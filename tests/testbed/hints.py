@@ -8,10 +8,9 @@ import re
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,19 +19,18 @@ from kombu.messaging import Producer
 
 from services.core.adapters.celery.app import QUEUE, TASK, make_app
 from services.core.adapters.celery.broker import RABBITMQ, Broker
-from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.adapters.rpc.server import serve
-from services.core.bootstrap.wiring import SERVICE_SECRET
+from services.core.adapters.rpc.transport import Listening
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
 from services.core.ports.hints import Hints
+from services.core.runtime.address import Address
 from services.core.runtime.home import Home
+from services.core.runtime.operations_client import OperationsAnswer, read_operations
 from services.core.runtime.settings import Settings
+from tests.testbed.identities import guard, install, operations_headers
 from tests.testbed.redis import Redis
-from tests.testbed.server import free_port
-from tests.waiting import HANG_S, in_thread, until
-
-SECRET = b"0" * 32
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+from tests.testbed.server import free_address
+from tests.waiting import HANG_S, until
 
 
 class Server(Protocol):
@@ -129,16 +127,17 @@ class Nudged(control_pb2_grpc.ControlServicer):
 
 
 class Service:
-    """A real server of weft.v1.Control."""
+    """A real server of weft.v1.Control: lcm or guardian."""
 
-    def __init__(self, address: str) -> None:
-        self.address, self.nudged = address, Nudged()
-        self._server: grpc.aio.Server | None = None
+    def __init__(self, name: str, address: Address) -> None:
+        self.name, self.address, self.nudged = name, address, Nudged()
+        self._server: Listening | None = None
 
     async def start(self) -> None:
-        self._server = await serve(
-            self.address, SECRET, lambda server: control_pb2_grpc.add_ControlServicer_to_server(self.nudged, server)
-        )
+        def register(server: grpc.aio.Server) -> None:
+            control_pb2_grpc.add_ControlServicer_to_server(self.nudged, server)
+
+        self._server = await serve(self.address, guard(self.name), register)
 
     async def stop(self) -> None:
         assert self._server is not None
@@ -185,13 +184,10 @@ class Worker:
     def not_ready(self) -> str:
         """Returns the reason from its operations port; empty if it is ready."""
         try:
-            self._ask("readyz")
-        except urllib.error.HTTPError as error:
-            with error:
-                return str(json.load(error)["failing"])
+            answer = self._ask("readyz")
         except OSError as error:
-            return str(error)
-        return ""
+            return str(error) or type(error).__name__
+        return "" if answer.status == HTTPStatus.OK else str(json.loads(answer.body)["failing"])
 
     async def ready_counter(self, name: str) -> float:
         """Waits until the worker is ready, then returns ``counter``."""
@@ -200,12 +196,13 @@ class Worker:
 
     def counter(self, name: str) -> float:
         """Returns the sum of a Prometheus counter over its labels."""
-        values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", self._ask("metrics"), re.MULTILINE)
+        values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", self._ask("metrics").body.decode(), re.MULTILINE)
         return sum(float(value) for value in values)
 
-    def _ask(self, path: str) -> str:
-        with _direct.open(f"http://{self.home.address('worker-ops')}/{path}", timeout=HANG_S) as answer:
-            return str(answer.read().decode())
+    def _ask(self, path: str) -> OperationsAnswer:
+        return read_operations(
+            self.home.address("worker-ops"), f"/{path}", timeout_s=HANG_S, headers=operations_headers("worker")
+        )
 
     def end(self) -> None:
         """Kill -9."""
@@ -216,8 +213,7 @@ class Worker:
 def lay_out(home: Path) -> Path:
     """Makes the folder of an installation, with the files that a worker needs."""
     (home / "run").mkdir(parents=True)
-    addresses = {name: f"127.0.0.1:{free_port()}" for name in ("lcm", "guardian", "worker-ops")}
+    addresses = {name: free_address() for name in ("lcm", "guardian", "worker-ops")}
     (home / "run" / "addresses.json").write_text(json.dumps(addresses))
-    secrets = FolderSecretStore(home / "secrets")
-    in_thread(lambda: secrets.get_or_create(SERVICE_SECRET, SECRET))
+    install(home)
     return home

@@ -19,8 +19,8 @@ from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1.metrics_pb2_grpc import IntakeServicer, add_IntakeServicer_to_server
 from services.core.ports.object_urls import ObjectRequest, ObjectUrls, Verb
 from services.metrics.signing import check
+from tests.testbed.identities import guard
 
-SECRET = bytes(range(32))
 Key = tuple[int, str, int, int, str, int]
 
 
@@ -50,7 +50,9 @@ class Intake(IntakeServicer):
         self._server: Any = None
 
     async def start(self) -> None:
-        self._server = await serve(self.address, SECRET, lambda server: add_IntakeServicer_to_server(self, server))
+        self._server = await serve(
+            self.address, guard("metrics"), lambda server: add_IntakeServicer_to_server(self, server)
+        )
 
     async def stop(self) -> None:
         if self._server is not None:

@@ -21,6 +21,7 @@ from services.lcm.instrumentation import Instrumentation
 from services.lcm.rpc import Control, Queue
 from services.lcm.settings import LcmSettings
 from tests.testbed.control_plane import Direct
+from tests.testbed.identities import guard
 from tests.testbed.memory.cluster import MemoryCluster
 from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.waiting import until
@@ -28,7 +29,7 @@ from tests.waiting import until
 
 @asynccontextmanager
 async def running_lcm(
-    settings: LcmSettings, jobs: JobStore, nodes: Sequence[Node], *, address: str, secret: bytes
+    settings: LcmSettings, jobs: JobStore, nodes: Sequence[Node], *, address: str
 ) -> AsyncGenerator[Dispatcher]:
     """It leads. Its learners never start: there is no Guardian."""
     clock, registry, stopping = SystemClock(), CollectorRegistry(), asyncio.Event()
@@ -44,7 +45,7 @@ async def running_lcm(
         control_pb2_grpc.add_ControlServicer_to_server(Control(dispatcher), server)
         control_pb2_grpc.add_QueueServicer_to_server(Queue(dispatcher), server)
 
-    server = await serve(address, secret, register)
+    server = await serve(address, guard("lcm"), register)
     leading = asyncio.create_task(dispatcher.run(stopping))
     try:
         await until(lambda: dispatcher.term > 0)

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from services.core.domain.plan import AttemptPlan, LearnerPlan
-from services.core.domain.tokens import LearnerIdentity, mint
+from services.core.domain.tokens import LearnerIdentity
 from services.core.runtime.home import Home
 from services.core.strategies.registry import with_variables
 from services.node import reservation
 from services.node.learner import JobFolder
+from tests.testbed.identities import SIGNER
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,6 @@ class Learner:
         self,
         *,
         job: str,
-        secret: bytes,
         metrics: str,
         environment: Mapping[str, str] | None = None,
         bucket: Path | None = None,
@@ -48,7 +48,6 @@ class Learner:
         root.chmod(0o711)  # learners have users of their own
         self.home = Home(root)
         self.job = job
-        self._secret = secret
         self.folder = Path()
         self.shim: subprocess.Popen[bytes] | None = None
         self.helper: subprocess.Popen[bytes] | None = None
@@ -67,7 +66,7 @@ class Learner:
         identity = LearnerIdentity(job=self.job, tenant=TENANT, attempt=attempt, role="worker", rank=0, name="worker-0")
         learner = LearnerPlan(
             name="worker-0", role="worker", rank=0, command=command, cpus=1, memory=2**20, gpus=0, node="local",
-            token=mint(self._secret, identity),
+            token=SIGNER.mint(identity),
         )  # fmt: skip
         plan = AttemptPlan(
             job=self.job, tenant=TENANT, attempt=1, term=1, learners=(learner,), distribution="none", framework="",
@@ -80,7 +79,7 @@ class Learner:
         )
         job = JobFolder(self.home / "node" / self.job)
         job.path.parent.mkdir(mode=0o711, exist_ok=True)
-        self.folder = reservation.make(job, plan.attempt, documents)[0].folder
+        self.folder = reservation.make(job, plan.attempt, documents, plan)[0].folder
 
     def code(self, **files: str) -> str:
         """Uploads code. Returns its digest."""

@@ -9,21 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from services.core.adapters.etcd.store import EtcdStatusStore
-from services.core.bootstrap.wiring import SERVICE_SECRET, installation_secrets
 from services.core.domain.job import Job, admitted, moved, released
 from services.core.domain.status import Status
 from services.core.gen.weft.v1 import metrics_pb2 as pb
-from services.core.runtime.settings import Settings
+from tests.testbed import identities
 from tests.testbed.api import Api, running_api
 from tests.testbed.etcd import Etcd
-from tests.testbed.metrics import SECRET, Helper, MetricsProcess
+from tests.testbed.metrics import Helper, MetricsProcess
 
 
 def api_over(home: Path, metrics: str, **settings: Any) -> Any:
-    async def put_service_secret() -> None:
-        await installation_secrets(Settings(home=home)).put(SERVICE_SECRET, SECRET)
+    async def install() -> None:
+        identities.install(home)
 
-    return running_api(home, {"metrics": metrics}, before=put_service_secret, **settings)
+    return running_api(home, {"metrics": metrics}, before=install, **settings)
 
 
 class Learner:

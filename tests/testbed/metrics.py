@@ -8,35 +8,32 @@ import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.core.adapters.rpc.client import connect, translating
-from services.core.bootstrap.wiring import SERVICE_SECRET, installation_secrets
+from services.core.adapters.identity import LearnerTokenSigner
+from services.core.adapters.rpc.client import Credential, LearnerCredential, connect, translating
 from services.core.domain.codec import dump
 from services.core.domain.errors import Unavailable
 from services.core.domain.ids import RANDOM_BITS, make_id
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status import Phase
-from services.core.domain.tokens import LearnerIdentity, mint
+from services.core.domain.tokens import LearnerIdentity
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.runtime.home import Home
-from services.core.runtime.settings import Settings
-from tests.testbed.server import free_port
+from services.core.runtime.operations_client import read_operations
+from tests.testbed import identities
+from tests.testbed.server import free_address
 from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
-SECRET = b"metrics tests' own service secret"
 CALL_S = 30.0
 """For one call: a service that answers later is taken for one that is away."""
 WIDTH = 10
 """Bytes of each line and point."""
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def job_id() -> str:
@@ -50,14 +47,11 @@ class MetricsProcess:
         self.home = Home(root / "home")
         self._environment = {"WEFT_METRICS_KEEP_ALIVE_S": "0.5", **(environment or {})}
         self.log = root / "metrics.log"
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = free_address()
         self._process: subprocess.Popen[bytes] | None = None
         (self.home / "run").mkdir(parents=True)
-        secrets = installation_secrets(Settings(home=self.home.root))
-        # On a thread: the caller may be asynchronous, with a running event loop.
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(asyncio.run, secrets.put(SERVICE_SECRET, SECRET)).result()
-        addresses = {"etcd": etcd_address, "metrics": self.address, "metrics-ops": f"127.0.0.1:{free_port()}"}
+        identities.install(self.home.root)
+        addresses = {"etcd": etcd_address, "metrics": self.address, "metrics-ops": free_address()}
         self.home.addresses_file.write_text(json.dumps(addresses))
 
     def start(self) -> None:
@@ -87,8 +81,10 @@ class MetricsProcess:
         return self._process.wait(HANG_S)
 
     def operations(self, path: str) -> str:
-        with _direct.open(f"http://{self.home.address('metrics-ops')}{path}", timeout=HANG_S) as answer:
-            return str(answer.read().decode())
+        """The body of an answer with any status."""
+        return read_operations(
+            self.home.address("metrics-ops"), path, timeout_s=HANG_S, headers=identities.operations_headers("metrics")
+        ).body.decode()
 
 
 @contextmanager
@@ -105,8 +101,8 @@ def running(root: Path, etcd_address: str, environment: Mapping[str, str] | None
 class Peer:
     """A client. Repeats its calls while the service does not answer."""
 
-    def __init__(self, service: MetricsProcess, stub: Any, **credential: Any) -> None:
-        self.channel = connect(service.address, **credential)
+    def __init__(self, service: MetricsProcess, stub: Any, credential: Credential) -> None:
+        self.channel = connect(service.address, credential)
         self._stub = stub(self.channel)
 
     async def call(self, method: str, request: Any) -> Any:
@@ -135,7 +131,7 @@ class Reader(Peer):
     """Reads as another service does."""
 
     def __init__(self, service: MetricsProcess) -> None:
-        super().__init__(service, metrics_pb2_grpc.TelemetryStub, secret=SECRET)
+        super().__init__(service, metrics_pb2_grpc.TelemetryStub, identities.credential("api", "metrics"))
 
     async def lines(self, job: str, **query: Any) -> list[str]:
         reply = await self.call("Lines", pb.LinesRequest(job_id=job, **query))
@@ -146,11 +142,17 @@ class Helper(Peer):
     """One learner's helper, reduced to its calls."""
 
     def __init__(
-        self, service: MetricsProcess, job: str, *, rank: int = 0, attempt: int = 1, secret: bytes = SECRET
+        self,
+        service: MetricsProcess,
+        job: str,
+        *,
+        rank: int = 0,
+        attempt: int = 1,
+        signer: LearnerTokenSigner = identities.SIGNER,
     ) -> None:
         self.me = LearnerIdentity(job, "t", attempt, "worker", rank, f"worker-{rank}")
         self.seq = 0
-        super().__init__(service, metrics_pb2_grpc.IntakeStub, learner_token=mint(secret, self.me))
+        super().__init__(service, metrics_pb2_grpc.IntakeStub, LearnerCredential(signer.mint(self.me)))
 
     def source(self, name: str = "stdout", **other: Any) -> pb.Source:
         own: dict[str, Any] = {"attempt": self.me.attempt, "role": self.me.role, "rank": self.me.rank, "run": 1}

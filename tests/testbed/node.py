@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,15 +18,16 @@ from typing import Any
 import grpc
 
 from services.core.adapters.local.cluster import LocalCluster
-from services.core.bootstrap.wiring import service_secret
+from services.core.bootstrap.wiring import identity
 from services.core.domain.ids import RANDOM_BITS, make_id
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.home import Home
 from services.core.runtime.settings import Settings
 from services.core.strategies.registry import with_variables
 from services.node.cgroups import Groups
+from services.node.files import remove_tree
 from services.node.isolation import ISOLATION_FILE
-from tests.testbed.server import free_port, own_numbers
+from tests.testbed.server import free_address, own_numbers
 from tests.testbed.signals import kill_all
 from tests.waiting import HANG_S
 
@@ -41,7 +41,7 @@ def job_id() -> str:
 
 def plan(
     commands: Sequence[str], *, job: str = "", attempt: int = 1, term: int = 1, distribution: str = "none",
-    gpus: float = 0, env: Mapping[str, str] | None = None, memory: int = 2**28,
+    gpus: float = 0, env: Mapping[str, str] | None = None, memory: int = 2**28, tenant: str = "t",
 ) -> AttemptPlan:  # fmt: skip
     """One learner per command, with the variables that the Guardian renders."""
     learners = tuple(
@@ -53,8 +53,9 @@ def plan(
     )  # fmt: skip
     return with_variables(
         AttemptPlan(
-            job=job or job_id(), tenant="t", attempt=attempt, term=term, learners=learners, distribution=distribution,
-            framework="", code_digest="", inputs=(), grace=1000, store_timeout=1000, checkpoint_keep=1,
+            job=job or job_id(), tenant=tenant, attempt=attempt, term=term, learners=learners,
+            distribution=distribution, framework="", code_digest="", inputs=(), grace=1000, store_timeout=1000,
+            checkpoint_keep=1,
         )
     )  # fmt: skip
 
@@ -62,16 +63,21 @@ def plan(
 class NodeProcess:
     """The agent; it may be ended and started again with the same folder and address."""
 
-    def __init__(self, root: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, root: Path, environment: Mapping[str, str], *, user: int | None = None) -> None:
+        """``user``: the uid that the agent runs under; None: the test's own."""
         self.home = Home(root / "home")
+        self._user = user
         helper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tiny_helper.py"))]
         self._log = root / "node.log"
         self._environment = {
             "PATH": os.environ["PATH"], "WEFT_HOME": str(self.home.root), "WEFT_NODE_GPUS": "4",
             "WEFT_NODE_HELPER_COMMAND": shlex.join(helper), **own_numbers(), **environment,
         }  # fmt: skip
-        ports = {"node": free_port(), "node-ops": free_port()}
-        self.addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+        names = ("node", "node-ops")
+        self.addresses = {name: free_address() for name in names}
+        if user is not None:  # services use folders of their own user only
+            (root / "s").mkdir(mode=0o700)
+            self.addresses = {name: f"unix:{root}/s/{name}" for name in names}
         (self.home.root / "run").mkdir(parents=True)
         self.home.addresses_file.write_text(json.dumps(self.addresses))
         self.process: subprocess.Popen[bytes] | None = None
@@ -80,7 +86,8 @@ class NodeProcess:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "services.node"], cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log,
+                stdout=log, stderr=log, user=self._user, group=self._user,
+                extra_groups=None if self._user is None else [],
             )  # fmt: skip
         if ready:
             options = (("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 20), *_FAST_RECONNECT)
@@ -108,8 +115,9 @@ class NodeProcess:
         return code
 
     async def cluster(self) -> LocalCluster:
-        secret = await service_secret(Settings(home=self.home.root))
-        return LocalCluster(self.addresses["node"], secret=secret)
+        with _as_user(self._user):
+            caller = await identity(Settings(home=self.home.root), "guardian")
+            return LocalCluster(self.addresses["node"], caller.credential("node"))
 
     def folder(self, gang: AttemptPlan, rank: int = 0) -> Path:
         return self.home / "node" / gang.job / str(gang.attempt) / gang.learners[rank].name
@@ -135,6 +143,20 @@ class NodeProcess:
         return self._log.read_text()
 
 
+@contextmanager
+def _as_user(user: int | None) -> Generator[None]:
+    """Files are opened as that user; None: as the test's own."""
+    if user is None:
+        yield
+        return
+    own = os.geteuid()
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
 def living_with(text: str, *, program: str = "") -> list[int]:
     """Pids of processes with the text in their command line or environment; with ``program`` only those running it."""
     pids = []
@@ -151,11 +173,19 @@ def living_with(text: str, *, program: str = "") -> list[int]:
 
 
 @contextmanager
-def node_process(environment: Mapping[str, str] | None = None) -> Generator[NodeProcess]:
-    """A running agent in a folder that learners' users can reach. At the end everything of it is removed."""
-    root = Path(tempfile.mkdtemp(prefix="weft-node-"))
+def node_process(
+    environment: Mapping[str, str] | None = None, *, user: int | None = None, where: Path | None = None
+) -> Generator[NodeProcess]:
+    """A running agent in a folder that learners' users can reach. At the end everything of it is removed.
+
+    ``user``: the uid of the agent; None: the test's own. ``where``: the folder in which its folder is made.
+    """
+    root = Path(tempfile.mkdtemp(prefix="weft-node-", dir=where))
     root.chmod(0o711)
-    node = NodeProcess(root, environment or {})
+    node = NodeProcess(root, environment or {}, user=user)
+    if user is not None:
+        for path in (root, *root.rglob("*")):
+            os.chown(path, user, user)
     try:
         node.start()
         yield node
@@ -163,4 +193,4 @@ def node_process(environment: Mapping[str, str] | None = None) -> Generator[Node
         node.end(signal.SIGKILL)
         kill_all(lambda: living_with(str(root)))
         Groups.remove_all(node.home / "node" / ".agent")
-        shutil.rmtree(root)
+        remove_tree(root)  # learners of tests make trees that no other program removes

@@ -5,29 +5,28 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
+import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from services.core.runtime.home import Home
+from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
 from services.local.commands import PLATFORM
-from services.local.layout import ADDRESSES
+from services.local.layout import FOR_USERS, SUPERVISOR, with_certificate
 from tests.testbed.server import free_port, own_numbers
 from tests.waiting import HANG_S
-
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Platform:
     """Keeps its folder over all its lives. ``environment``: settings (``WEFT_*``) for every service."""
 
     def __init__(self, root: Path, environment: Mapping[str, str]) -> None:
-        self.home, self._environment = Home(root), {**own_numbers(), **environment}
+        self.home = with_certificate(Home(root), SUPERVISOR, None)
+        self._environment = {**own_numbers(), **environment}
         self.hints = self._environment.get("WEFT_HINTS") != "drop"
         self.url = self.key = ""
 
@@ -39,7 +38,7 @@ class Platform:
         if not self.home.addresses_file.exists():
             # The platform's own choice might be a port that a test of another worker was given and does not use yet.
             self.home.addresses_file.parent.mkdir(parents=True, exist_ok=True)
-            addresses = {name: f"127.0.0.1:{free_port()}" for name in ADDRESSES}
+            addresses = {name: f"127.0.0.1:{free_port()}" for name in FOR_USERS}
             self.home.addresses_file.write_text(json.dumps(addresses))
         with _environment(self._environment):
             answer = PLATFORM.up(str(self.home.root), report=lambda _: None)
@@ -83,10 +82,17 @@ class Platform:
                 pids.append(int(entry.name))
         return pids
 
+    @property
+    def operator(self) -> dict[str, str]:
+        """Headers for operations addresses."""
+        return {"Authorization": f"Bearer {self.key}"}
+
     def counter(self, service: str, name: str) -> float:
         """The sum of a Prometheus counter over its labels."""
-        with _direct.open(f"http://{self.home.address(service + '-ops')}/metrics", timeout=HANG_S) as answer:
-            text = answer.read().decode()
+        answer = read_operations(
+            self.home.address(f"{service}-ops"), "/metrics", timeout_s=HANG_S, headers=self.operator
+        )
+        text = answer.body.decode()
         return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
 
 
@@ -122,4 +128,5 @@ def empty_platform(environment: Mapping[str, str] | None = None) -> Generator[Pl
         yield running
     finally:
         running.down()
-        shutil.rmtree(root)
+        # Trees that learners have made may be too deep for Python's own removal.
+        subprocess.run(["rm", "-rf", str(root)], check=True)

@@ -23,8 +23,7 @@ class Proxy:
         self._instead = instead
         self.connections = 0
         """Connections since the start."""
-        self._host, _, port = upstream.rpartition(":")
-        self._port = int(port)
+        self._upstream = upstream
         self._cut = False
         self._frozen: set[asyncio.StreamWriter] = set()
         self._losing = b""
@@ -82,7 +81,7 @@ class Proxy:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            there, back = await asyncio.open_connection(self._host, self._port)
+            there, back = await _connect(self._upstream)
         except OSError:
             return
         self._writers.add(back)
@@ -115,6 +114,14 @@ class Proxy:
                     writer.write(chunk)
                     await writer.drain()
         writer.transport.abort()
+
+
+async def _connect(upstream: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to ``host:port`` or ``unix:/path``."""
+    if upstream.startswith("unix:"):
+        return await asyncio.open_unix_connection(upstream.removeprefix("unix:"))
+    host, _, port = upstream.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
 
 
 @contextlib.asynccontextmanager

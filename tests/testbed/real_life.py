@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain import errors
+from services.core.runtime.address import Address
 from tests.testbed.platform import Platform, platform
 from tests.testbed.scripted_http import Answer, Request, scripted
 from weft import Client, ConnectionFailed, Unavailable
@@ -130,7 +131,7 @@ def answered(call: Callable[[], T]) -> T:
                 raise
 
 
-async def _keys(etcd: str, prefix: str) -> list[str]:
+async def _keys(etcd: Address, prefix: str) -> list[str]:
     store = EtcdStatusStore(etcd)
     try:
         return [entry.key for entry in await store.list(prefix)]

@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from services.core.runtime.address import TLS
 from services.core.runtime.home import Home
 from services.core.runtime.processes import ProcessIdentity, identify, send_signal, wait_gone
-from tests.testbed.server import free_port
+from services.local.layout import tls_variables
+from tests.testbed.server import free_address, free_port
 
 _OWN: Final = frozenset({"run", "logs", "lock"})
 
@@ -35,15 +37,18 @@ class Second:
     ) -> None:
         """``through``: maps the address of another service to the one that this process uses."""
         self._service, self._view = service, view
-        self._environment = {**os.environ, **environment, "WEFT_HOME": str(view)}
+        self._environment = {
+            **os.environ, **environment, **tls_variables(home, service), "WEFT_HOME": str(view),
+        }  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
         (view / "run").mkdir(parents=True)
         for entry in home.root.iterdir():
             if entry.name not in _OWN:
                 (view / entry.name).symlink_to(entry)
         addresses = {name: through(address) for name, address in home.addresses().items()}
+        tls = any(address.startswith(TLS) for address in addresses.values())
         for name in (service, f"{service}-ops"):
-            addresses[name] = f"127.0.0.1:{free_port()}"
+            addresses[name] = f"{TLS}127.0.0.1:{free_port()}" if tls else free_address()
         (view / "run" / "addresses.json").write_text(json.dumps(addresses))
 
     @property

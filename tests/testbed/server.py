@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import itertools
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +23,7 @@ from tests.waiting import HANG_S, in_thread, until
 _given: Final[deque[int]] = deque(maxlen=200)
 _WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+_names: Final = itertools.count(1)
 _UIDS: Final = (70_100, 9_900)
 """First, and how many."""
 _LEARNER_PORTS: Final = (20_000, 10_000)
@@ -47,6 +53,19 @@ def free_port() -> int:
         if port % _WORKERS == _WORKER and port not in _given:
             _given.append(port)
             return port
+
+
+@functools.cache
+def socket_folder() -> Path:
+    """A private folder with a short path, for sockets; removed when this process ends."""
+    folder = tempfile.mkdtemp(prefix="weft-s-", dir="/tmp")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def free_address() -> str:
+    """An address for an inner server that no other one of this run has."""
+    return f"unix:{socket_folder()}/{next(_names)}"
 
 
 class Server:

@@ -34,6 +34,7 @@ LONGEST: Final[Sequence[str]] = (
     "tests/integration/test_node_deaths.py",
     "tests/integration/test_helper.py",
     "tests/integration/test_stores_away.py",
+    "tests/hostile/test_tricks.py",
 )
 """Units that take more than half a minute, in the order in which they are begun. All others follow."""
 _PLATFORMS: Final = re.compile(r"[\[-](embedded|every-hint-dropped|servers)[\]-]")

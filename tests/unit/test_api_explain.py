@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.api.clients import Waiting
 from services.api.explain import explain
 from services.core.domain.job import Attempt, Job, State, Verdict
 from services.core.domain.status import Desired, Status
@@ -57,3 +58,25 @@ def test_explanation_of_a_killed_job_names_the_user_who_killed_it(actor: str, na
 
 def test_explanation_of_a_halted_job_names_the_resume_command() -> None:
     assert explained(job(Status.HALTED, released=NOW))[1] == [f"`weft resume {ID}` continues from its checkpoints"]
+
+
+def test_explanation_of_a_job_that_waits_out_an_outage_says_that_nothing_is_wrong_with_the_job() -> None:
+    waiting = Waiting(job_id=ID, pending_reason="BackOff", message="it is tried again in 40 s", position=1)
+    queued = job(Status.QUEUED, reason="PackageIndexUnavailable", message="the index does not answer; trying again")
+    answer = explain(queued, waiting, now=NOW)
+    assert answer.summary == ("waits at place 1: the index does not answer; trying again (it is tried again in 40 s)")
+    assert (answer.reason, answer.pending_reason) == ("PackageIndexUnavailable", "BackOff")
+    releasing = Waiting(job_id=ID, pending_reason="Releasing", message="it gives back its hardware", position=1)
+    assert "the index does not answer" in explain(queued, releasing, now=NOW).summary
+    assert answer.hints == ["nothing of the job is wrong: it continues by itself once the package index answers"]
+
+
+def test_explanation_names_the_bound_that_left_out_lines_and_its_setting() -> None:
+    answer = explain(job(Status.PROCESSING), None, now=NOW, left_out={"log_bytes": 12_000, "series": 1})
+    assert answer.hints[-2:] == [
+        f"{what} are beyond the job's limit, and left out; its stored files have them"
+        for what in (
+            "12,000 log lines (WEFT_METRICS_JOB_LOG_BYTES)",
+            "1 points of further curves (WEFT_METRICS_JOB_SERIES)",
+        )
+    ]

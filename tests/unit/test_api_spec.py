@@ -5,10 +5,11 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from services.api.submit import read_spec
+from services.api.submit import check_gang, read_spec
 from services.core.domain.errors import InvalidSpec
 from services.core.domain.spec import JobSpec, dump_spec, parse_spec
 
@@ -63,3 +64,13 @@ def test_any_bytes_are_a_valid_spec_or_an_invalid_spec_error(text: bytes) -> Non
         read_spec(text, "yaml")
     except InvalidSpec as refused:
         refused.message.encode()
+
+
+def test_gang_with_more_learners_or_bytes_than_the_platform_takes_is_refused_with_the_setting() -> None:
+    spec = parse_spec({"name": "x", "command": "true", "learners": 11, "env": {"A": "b" * 95}})
+    check_gang(spec, max_learners=11, max_bytes=11 * 100)
+    with pytest.raises(InvalidSpec, match=r"at most 10 learners \(WEFT_MAX_LEARNERS\)") as refused:
+        check_gang(spec, max_learners=10, max_bytes=2_000)
+    assert [error.pointer for error in refused.value.errors] == ["/roles"]
+    with pytest.raises(InvalidSpec, match=r"1100 bytes together, .* takes 1099 \(WEFT_MAX_GANG_BYTES\)"):
+        check_gang(spec, max_learners=11, max_bytes=1_099)

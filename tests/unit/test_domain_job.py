@@ -22,6 +22,7 @@ from services.core.domain.job import (
     advanced,
     apply_desired,
     check_replace,
+    erased,
     moved,
     released,
     removed,
@@ -198,15 +199,38 @@ def test_the_latest_applied_keys_are_kept_and_the_oldest_dropped() -> None:
 def test_only_a_job_at_rest_can_be_deleted_and_then_not_changed() -> None:
     for live in (a_job(), running()):
         with pytest.raises(Conflict, match="kill it first"):
-            removed(live, now=NOW)
+            removed(live, actor="user:ada", now=NOW)
     ended = at_status(running(), S.FAILED)
     with pytest.raises(Conflict, match="giving back its hardware"):
-        removed(ended, now=NOW)
-    deleted = removed(released(ended, now=NOW), now=NOW + 1)
+        removed(ended, actor="user:ada", now=NOW)
+    deleted = removed(released(ended, now=NOW), actor="user:ada", now=NOW + 1)
     assert deleted.deleted == NOW + 1
     check_replace(ended, deleted)
     with pytest.raises(NotFound, match="there is no job"):
         set_desired(deleted, D.KILL, actor="a", now=NOW + 2)
+
+
+def test_a_deletion_cannot_be_undone_and_only_a_deleted_job_is_erased() -> None:
+    halted = at_status(a_job(), S.HALTED)
+    with pytest.raises(Conflict, match="not deleted"):
+        erased(halted, now=NOW)
+    with pytest.raises(IllegalTransition, match="is never erased"):
+        check_replace(halted, replace(halted, erased=NOW))
+    deleted = removed(halted, actor="user:eve", now=NOW + 1)
+    assert deleted.deleted_by == "user:eve"
+    check_replace(halted, deleted)
+    for changed in (replace(deleted, deleted=None), replace(deleted, deleted=NOW + 2)):
+        with pytest.raises(IllegalTransition, match="never changes"):
+            check_replace(deleted, changed)
+    resumed = at_status(replace(deleted, desired=D.RUN), S.RESUMED, S.QUEUED)
+    with pytest.raises(IllegalTransition, match="stays at rest"):
+        check_replace(deleted, resumed)
+    done = erased(deleted, now=NOW + 2)
+    assert done.erased == NOW + 2
+    assert erased(done, now=NOW + 3) is done
+    check_replace(deleted, done)
+    with pytest.raises(IllegalTransition, match="never changes"):
+        check_replace(done, replace(done, erased=None))
 
 
 def test_trimming_drops_the_copied_events() -> None:

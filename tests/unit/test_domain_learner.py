@@ -17,6 +17,7 @@ from services.core.domain.learner import (
     learner_name,
     step_times,
 )
+from services.core.domain.outages import Outage, is_outage
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
 from services.core.domain.verdict import decide_verdict, describe_failure
@@ -94,7 +95,7 @@ VERDICTS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None],
     ("halting, a learner whose failure is ignored had failed", IGNORED, HALT,
      {"worker_0": failed(), "worker_1": stopped()}, W.HALTED),
     ("halting, the helper of a learner whose failure is ignored had failed", IGNORED, HALT,
-     {"worker_0": "NoSpace", "worker_1": stopped()}, W.HALTED),
+     {"worker_0": "CodeInvalid", "worker_1": stopped()}, W.HALTED),
     ("a learner that was stopped because of a peer is no reason", WORKERS, RUN, {"worker_0": stopped("peer")}, None),
     # deciding roles
     ("the chief has succeeded, workers go on", CHIEF, RUN,
@@ -112,7 +113,7 @@ VERDICTS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None],
     ("one ignored failure, the other unknown", IGNORED, RUN, {"worker_0": failed()}, None),
     ("one ignored failure, the other succeeded", IGNORED, RUN, {"worker_0": failed(), "worker_1": OK}, W.COMPLETED),
     ("one ignored helper failure, the other succeeded", IGNORED, RUN,
-     {"worker_0": "NoSpace", "worker_1": OK}, W.COMPLETED),
+     {"worker_0": "CodeInvalid", "worker_1": OK}, W.COMPLETED),
     ("all ignored have failed", IGNORED, RUN, {"worker_0": failed(), "worker_1": failed(lost=True)}, W.FAILED),
     ("one ignored succeeded, the other runs", IGNORED, RUN, {"worker_0": OK, "worker_1": None}, None),
     ("the parameter server serves, a worker failed", SERVER, RUN,
@@ -130,7 +131,7 @@ VERDICTS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None],
 
 
 @pytest.mark.parametrize(
-    ("first", "to"), [("NoSpace", W.FAILED), (failed(lost=True), W.QUEUED), (None, None)],
+    ("first", "to"), [("CodeInvalid", W.FAILED), (failed(lost=True), W.QUEUED), (None, None)],
     ids=["helper failed", "lost", "running"],
 )  # fmt: skip
 def test_a_failure_before_the_gang_started_ends_the_attempt_even_where_it_is_ignored(
@@ -159,7 +160,7 @@ def test_the_verdict_is(
 
 
 ENDS: st.SearchStrategy[Exit | str] = st.sampled_from(
-    [OK, failed(), failed(signal=9), failed(lost=True), failed(oom=True), stopped(), stopped(code=0), "NoSpace"]
+    [OK, failed(), failed(signal=9), failed(lost=True), failed(oom=True), stopped(), stopped(code=0), "CodeInvalid"]
 )
 
 
@@ -196,8 +197,11 @@ def test_the_learner_that_failed_first_by_itself_is_the_reason() -> None:
     assert (verdict.learner, verdict.reason, verdict.signal, verdict.exit_code) == ("worker-2", "Signalled", 11, None)
     assert verdict.message == "learner worker-2 was ended by SIGSEGV; see its log (rank 2)"
     # A helper's failure without a time counts as of now.
-    assert verdict_of(a_job(), spec, worker_0="NoSpace", worker_1=failed(at=NOW - 1))[1] == "worker-1"
-    assert verdict_of(a_job(), spec, worker_1="NoSpace", worker_0=failed(at=NOW + 1))[1:] == ("worker-1", "NoSpace")
+    assert verdict_of(a_job(), spec, worker_0="CodeInvalid", worker_1=failed(at=NOW - 1))[1] == "worker-1"
+    assert verdict_of(a_job(), spec, worker_1="CodeInvalid", worker_0=failed(at=NOW + 1))[1:] == (
+        "worker-1",
+        "CodeInvalid",
+    )
 
 
 def test_a_fatal_failure_is_the_reason_even_where_an_ignored_one_came_first() -> None:
@@ -223,6 +227,7 @@ def test_a_fatal_failure_is_the_reason_even_where_an_ignored_one_came_first() ->
         ({"max": 1, "on": ["infrastructure"]}, 0, failed(lost=True), W.QUEUED),
         ({"max": 1, "on": ["exit:3"]}, 0, "EnvironmentFailed", W.FAILED),
         ({"max": 1}, 0, "EnvironmentFailed", W.QUEUED),
+        *(({"max": 0, "on": ["exit:3"]}, 9, outage.value, W.QUEUED) for outage in Outage),
     ],
     ids=str,
 )
@@ -232,10 +237,28 @@ def test_only_the_job_s_own_failures_count_against_its_retries(
     spec = a_spec(retries=retries)
     verdict = decide_verdict(a_job(counters=Counters(retries=used)), spec, learners(spec, worker_0=end), now=NOW)
     assert verdict is not None
-    lost = isinstance(end, Exit) and end.lost
-    assert (verdict.to, verdict.budgeted) == (to, not lost)
-    again = "; trying again" if lost else f"; trying again (retry {used + 1} of {spec.retries.max})"
+    infrastructure = end.lost if isinstance(end, Exit) else is_outage(end)
+    assert (verdict.to, verdict.budgeted) == (to, not infrastructure)
+    again = "; trying again" if infrastructure else f"; trying again (retry {used + 1} of {spec.retries.max})"
     assert verdict.message.endswith(again) == (to is W.QUEUED)
+
+
+@pytest.mark.parametrize(("retries", "to"), [(0, W.FAILED), (1, W.QUEUED)])
+def test_gang_that_fetched_two_versions_of_its_data_on_different_nodes_fails_with_a_reason(
+    retries: int, to: Status
+) -> None:
+    spec = a_spec({"worker": {"count": 3}}, retries={"max": retries})
+    reports = learners(spec, worker_0=None, worker_1=None, worker_2=None)
+    same = {name: replace(learner, data_digest="sha256:1") for name, learner in reports.items()}
+    assert decide_verdict(a_job(), spec, same, now=NOW) is None
+    mixed = {**same, "worker-2": replace(same["worker-2"], data_digest="sha256:2")}
+    verdict = decide_verdict(a_job(), spec, mixed, now=NOW)
+    assert verdict is not None
+    assert (verdict.to, verdict.reason, verdict.learner) == (to, "DataChanged", "worker-2")
+    assert verdict.message.startswith("learners worker-0 and worker-2 fetched different versions of the data")
+    assert decide_verdict(a_job(desired=HALT), spec, mixed, now=NOW) is None
+    unknown = {**same, "worker-2": replace(same["worker-2"], data_digest="")}
+    assert decide_verdict(a_job(), spec, unknown, now=NOW) is None
 
 
 @pytest.mark.parametrize(("used", "to"), [(0, W.HALTED), (5, W.FAILED)])
@@ -254,7 +277,7 @@ def test_a_crash_during_a_halt_ends_in_halted_while_retries_are_left(used: int, 
         (failed(signal=9), "Signalled", "SIGKILL"),
         (failed(signal=63), "Signalled", "signal 63"),
         (failed(3), "ExitCode", "exited with code 3; see its log (rank 0)"),
-        ("NoSpace", "NoSpace", "learner worker-0 could not start"),
+        ("CodeInvalid", "CodeInvalid", "learner worker-0 could not start"),
     ],
     ids=str,
 )

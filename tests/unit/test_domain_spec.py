@@ -115,7 +115,7 @@ FULL: dict[str, Any] = {
     "inputs": [{"store": "d", "path": "mnist/", "mount": "data"}, {"store": "s"}], "outputs": {"store": "s"},
     "checkpoint": {"path": "c", "keep": 9}, "metrics": [{"type": "jsonl", "path": "m.jsonl"}],
     "retries": {"max": 3, "backoff": "1m30s", "on": ["infrastructure", "exit:137"]}, "max_runtime": "2h", "grace": "0s",
-    "priority": "high", "elastic": {"min": 1, "max": 8}, "env": {"A": "b", "N": 3, "F": 0.5}, "tags": ["x"],
+    "priority": "high", "elastic": {"min": 1, "max": 8}, "env": {"A": "b", "N": 3, "F": 0.5, "G": True}, "tags": ["x"],
 }  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_the_stored_form_of_a_full_spec_parses_to_the_same_spec() -> None:
     assert dump_spec(parse_spec(stored)) == stored
     assert (stored["max_runtime"], stored["retries"]["backoff"], stored["grace"]) == ("2h", "1m30s", "0s")
     assert (stored["resources"]["memory"], stored["roles"]["worker"]["memory"]) == ("16GB", "2GiB")
-    assert (spec.max_runtime, spec.learners, spec.env) == (7_200_000, 6, {"A": "b", "N": "3", "F": "0.5"})
+    assert (spec.max_runtime, spec.learners, spec.env) == (7_200_000, 6, {"A": "b", "N": "3", "F": "0.5", "G": "true"})
     assert stored["data_stores"][1]["bucket"] == "b"
 
 

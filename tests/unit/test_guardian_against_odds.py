@@ -100,7 +100,7 @@ async def _lose(plane: ControlPlane, job_id: str, many: int) -> bool:
 
 
 async def test_a_deleted_job_cannot_be_resumed() -> None:
-    job = removed(at_status(a_job(), Status.HALTED), now=NOW)
+    job = removed(at_status(a_job(), Status.HALTED), actor="user:ada", now=NOW)
     for desired in Desired:
         with pytest.raises(NotFound):
             set_desired(job, desired, actor="user:ada", now=NOW)

@@ -298,6 +298,40 @@ async def test_a_job_that_has_succeeded_completes_in_spite_of_a_kill(plane: Cont
     assert len(plane.helpers.stored) == 1
 
 
+async def test_a_kill_ends_the_storing_of_a_job_that_has_succeeded_after_its_grace(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    job_id = await plane.submit(grace="2s")
+    plane.helpers.fate(job_id, store_s=None)
+    await plane.reached(job_id, Status.STORING)
+    await plane.set_desired(job_id, Desired.KILL)
+    job = await plane.rested(job_id, within_s=3)
+    assert (job.status, job.observed_generation) == (Status.COMPLETED, job.generation)
+    assert job.state.message == "worker-0 did not store its results before its kill took effect"
+    assert await plane.leftovers() == []
+
+
+async def test_a_halt_during_the_storing_of_a_job_that_has_succeeded_keeps_its_results(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    job_id = await plane.submit(grace="1s")
+    plane.helpers.fate(job_id, store_s=8)
+    await plane.reached(job_id, Status.STORING)
+    await plane.set_desired(job_id, Desired.HALT)
+    job = await plane.rested(job_id)
+    assert (job.status, job.observed_generation) == (Status.COMPLETED, job.generation)
+    assert len(plane.helpers.stored) == 1
+
+
+async def test_a_halt_during_the_storing_of_a_failed_attempt_prevents_the_retry(plane: ControlPlane) -> None:
+    await plane.start_pool()
+    job_id = await plane.submit(retries={"max": 3, "backoff": "0s"})
+    plane.helpers.fate(job_id, code=3, store_s=2)
+    await plane.reached(job_id, Status.STORING)
+    await plane.set_desired(job_id, Desired.HALT)
+    job = await plane.rested(job_id)
+    assert (job.status, job.attempt.number) == (Status.HALTED, 1)
+    assert job.observed_generation == job.generation
+
+
 async def test_a_queued_job_is_killed_during_the_release_of_its_last_attempt(plane: ControlPlane) -> None:
     await plane.start_pool()
     teardown = plane.cluster.hold("teardown")

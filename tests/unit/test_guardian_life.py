@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from services.core.domain.errors import InvalidRequest, NoSpace
+from services.core.domain.errors import InvalidRequest, NoSpace, ResourceExhausted
+from services.core.domain.outages import Outage
 from services.core.domain.status import Desired, Status
 from services.core.use_cases.jobs import history
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane
@@ -180,11 +181,37 @@ async def test_an_attempt_that_cannot_be_provisioned_is_rolled_back_and_queued_a
 
 async def test_roll_backs_in_a_row_are_bounded(plane: ControlPlane) -> None:
     for attempt in range(1, 10):
-        plane.cluster.refuse("reserve", NoSpace("the disk is full"), attempt=attempt)
+        plane.cluster.refuse("reserve", ResourceExhausted("no port is free"), attempt=attempt)
     job_id = await plane.submit(retries={"backoff": "0s"})
     job = await plane.rested(job_id)
-    assert (job.status, job.state.reason, job.attempt.number) == (Status.FAILED, "NoSpace", 5)
+    assert (job.status, job.state.reason, job.attempt.number) == (Status.FAILED, "ResourceExhausted", 5)
     assert await plane.path(job_id) == [*PENDING * 5, "FAILED"]
+
+
+async def test_job_waits_out_a_full_disk_however_long_it_lasts_and_then_completes(plane: ControlPlane) -> None:
+    for attempt in range(1, 13):
+        plane.cluster.refuse("reserve", NoSpace("the disk is full"), attempt=attempt)
+    job_id = await plane.submit()
+    waiting = await plane.until(lambda job: job.counters.outages == 9 and not job.holds, job_id, within_s=600)
+    assert (waiting.status, waiting.state.reason) == (Status.QUEUED, "NoSpace")
+    assert 59_000 < waiting.not_before - waiting.state.since <= 60_000  # the longest pause: WEFT_OUTAGE_BACKOFF_S
+    job = await plane.rested(job_id, within_s=3_600)
+    assert (job.status, job.attempt.number) == (Status.COMPLETED, 13)
+    assert (job.counters.retries, job.counters.restarts) == (0, 12)
+    assert (job.counters.outages, job.counters.rollbacks) == (0, 0)
+
+
+@pytest.mark.parametrize("reason", list(Outage))
+async def test_job_whose_helper_reports_an_outage_is_tried_again_without_a_retry_budget(
+    plane: ControlPlane, reason: Outage
+) -> None:
+    job_id = await plane.submit(learners=2, retries={"max": 0})
+    for attempt in range(1, 8):
+        plane.helpers.fate(job_id, name="worker-1", attempt=attempt, fails=(reason.value, "it does not answer"))
+    waiting = await plane.until(lambda job: job.counters.outages == 3 and not job.holds, job_id)
+    assert (waiting.state.reason, waiting.state.message) == (reason.value, "it does not answer; trying again")
+    job = await plane.rested(job_id, within_s=600)
+    assert (job.status, job.attempt.number, job.counters.retries, job.counters.outages) == (Status.COMPLETED, 8, 0, 0)
 
 
 async def test_earlier_losses_do_not_count_as_roll_backs(plane: ControlPlane) -> None:

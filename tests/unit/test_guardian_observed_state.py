@@ -8,19 +8,20 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.core.adapters.identity import LearnerTokenVerifier
 from services.core.domain.codec import dump
 from services.core.domain.job import Attempt, new_job
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.sizes import SIZES
 from services.core.domain.spec import parse_spec
 from services.core.domain.status import Phase
-from services.core.domain.tokens import verify
 from services.core.ports.cluster import LearnerProcess, Observation
 from services.core.ports.status_store import Change, Entry
 from services.core.runtime.quarantine import STATUS, Quarantine
 from services.guardian import observed_state
 from services.guardian.learner_view import LearnerView
 from services.guardian.render import digest, render
+from tests.testbed.identities import SIGNER, public_keys
 
 SPEC = parse_spec({"name": "n", "command": "true", "roles": {"ps": {"count": 1}, "worker": {"count": 2}}})
 RANKS = observed_state.ranks(SPEC, Attempt())
@@ -60,12 +61,12 @@ def test_reports_of_learners_that_the_job_does_not_have_are_ignored() -> None:
     assert merged(stranger, impostor, observed=ended("chief-0")) == {}
 
 
-def test_a_learner_that_ran_counts_as_not_stored_until_its_report() -> None:
+def test_a_learner_that_ran_counts_as_not_stored_until_the_cluster_has_recorded_it() -> None:
     observed = ended("worker-0")
     assert observed_state.not_stored(1, merged(observed=observed), observed) == ["worker-0"]
     assert observed_state.not_stored(1, {}, observed) == ["worker-0"]
-    stored = merged(report("worker-0", 1, Phase.STORED), observed=observed)
-    assert observed_state.not_stored(1, stored, observed) == []
+    reported = merged(report("worker-0", 1, Phase.STORED), observed=observed)
+    assert observed_state.not_stored(1, reported, observed) == ["worker-0"]
 
 
 def test_stored_results_are_known_from_the_cluster() -> None:
@@ -192,13 +193,12 @@ def test_a_value_that_is_not_utf_8_is_quarantined_for_its_job_only(key: str) -> 
 def test_a_plan_gives_every_learner_its_rank_its_node_and_its_own_token() -> None:
     job = new_job(job_id="j1", tenant="t", user="u", spec={}, code_digest="", idem="i", idem_digest="", trace="", now=0)
     job = replace(job, attempt=Attempt(number=2, placement={"ps-0": "a", "worker-0": "b", "worker-1": "b"}))
-    plan = render(job, SPEC, term=4, secret=b"s", sizes=SIZES)
+    plan = render(job, SPEC, term=4, mint=SIGNER.mint, sizes=SIZES)
     assert [(learner.name, learner.rank, learner.node) for learner in plan.learners] == [
         ("ps-0", 0, "a"), ("worker-0", 1, "b"), ("worker-1", 2, "b"),
     ]  # fmt: skip
-    identity = verify(b"s", plan.learners[2].token)
-    assert identity is not None
+    identity = LearnerTokenVerifier(public_keys()).verify(plan.learners[2].token)
     assert (identity.job, identity.attempt, identity.rank, identity.name) == ("j1", 2, 2, "worker-1")
     assert plan.checkpoint_attempts == (1,)
     # The digest of a repeatable run depends neither on secrets nor on the Guardian's term.
-    assert digest(plan) == digest(render(job, SPEC, term=9, secret=b"other", sizes=SIZES))
+    assert digest(plan) == digest(render(job, SPEC, term=9, mint=lambda _: "other", sizes=SIZES))

@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 
 from services.core.domain.ids import make_id
 from services.core.domain.job import admitted, released
-from services.core.domain.status import Desired, Status
+from services.core.domain.spec import parse_spec
+from services.core.domain.status import Desired, PendingReason, Status
 from services.core.ports.cluster import Node
 from services.core.ports.job_store import DispatcherDoc
 from services.core.use_cases.jobs import copy_history, history
@@ -319,7 +320,7 @@ async def test_a_waiting_job_with_an_unreadable_spec_blocks_no_other(plane: Cont
     job_id = await plane.submit(nonsense=True)
     other = await plane.submit()
     await plane.reached(other, Status.PENDING)
-    assert [(decision.job.id, decision.pending_reason) for decision in process.service.waiting] == [
+    assert [(decision.job.id, decision.pending_reason) for decision in process.service.waiting.values()] == [
         (job_id, "Misconfigured")
     ]
     with capture_logs() as logs:
@@ -357,7 +358,7 @@ async def test_policy_orders_each_scan_and_every_job_is_decided_once(
     process = await plane.start_lcm(queue_scan=2, policy="newest-first")
     await plane.reached(second, Status.PENDING)
     await asyncio.sleep(1)  # virtual time: one more round
-    assert [decision.job.id for decision in process.service.waiting] == [third, first, fifth, fourth]
+    assert [decision.job.id for decision in process.service.waiting.values()] == [third, first, fifth, fourth]
 
 
 async def test_max_pending_applies_to_jobs_beyond_queue_scan(plane: ControlPlane) -> None:
@@ -464,3 +465,64 @@ async def test_history_is_copied_and_removed_from_the_document(plane: ControlPla
     job_id = await plane.submit(learners=1000)
     job = await plane.until(lambda job: not job.history_tail, job_id)
     assert [event.to for event in await history(plane.jobs, job)] == [Status.QUEUED]
+
+
+# --- almost full disks ----------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_admitted_while_the_only_nodes_disk_is_almost_full_and_it_goes_on_by_itself(
+    plane: ControlPlane,
+) -> None:
+    process = await plane.start_lcm()
+    await plane.start_pool()
+    await leading(plane, process)
+    (node,) = plane.cluster.nodes
+    plane.cluster.nodes[:] = [replace(node, pressure="the disk of learners is almost full")]
+    with capture_logs() as logs:
+        first, second = [await plane.submit() for _ in range(2)]
+        await asyncio.sleep(30)
+        assert [(await plane.job(job_id)).status for job_id in (first, second)] == [Status.QUEUED] * 2
+        reasons = {decision.pending_reason for decision in process.service.waiting.values()}
+        assert reasons == {PendingReason.WAITING_FOR_DISK}
+        why = {decision.message for decision in process.service.waiting.values()}
+        assert why == {"the disk of learners is almost full; it starts when there is room"}
+        fit = await process.service.fit(parse_spec({"name": "x", "command": "true"}))
+        assert (fit.verdict, fit.message) == ("later", *why)
+        plane.cluster.nodes[:] = [node]
+        ended = [await plane.rested(job_id) for job_id in (first, second)]
+    assert [(job.status, job.attempt.number) for job in ended] == [(Status.COMPLETED, 1)] * 2
+    events = [entry["event"] for entry in logs if entry["event"].startswith("admission.")]
+    assert events == ["admission.held", "admission.continued"]
+
+
+async def test_running_job_ends_well_while_admission_is_held(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await plane.start_pool()
+    await leading(plane, process)
+    job_id = await plane.submit()
+    plane.helpers.fate(job_id, run_s=5)
+    await plane.running(job_id)
+    (node,) = plane.cluster.nodes
+    plane.cluster.nodes[:] = [replace(node, pressure="full")]
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+async def test_jobs_are_placed_on_the_nodes_whose_disks_have_room(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await plane.start_pool()
+    await leading(plane, process)
+    (node,) = plane.cluster.nodes
+    plane.cluster.nodes[:] = [replace(node, pressure="full"), replace(node, name="other")]
+    job = await plane.rested(await plane.submit(learners=2))
+    assert (job.status, set(job.attempt.placement.values())) == (Status.COMPLETED, {"other"})
+
+
+async def test_job_that_can_never_fit_is_told_so_while_admission_is_held(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await leading(plane, process)
+    (node,) = plane.cluster.nodes
+    plane.cluster.nodes[:] = [replace(node, pressure="full")]
+    await plane.submit(resources={"cpus": 4000})
+    await asyncio.sleep(3)
+    (decision,) = process.service.waiting.values()
+    assert decision.pending_reason is PendingReason.NO_MATCHING_FLAVOR

@@ -97,7 +97,7 @@ def test_a_dry_run_on_several_nodes_agrees_with_what_the_dispatcher_then_decides
         await plane.close()
         if status is Status.PENDING:
             return answer, Fit("now")
-        [decision] = [decision for decision in leader.waiting if decision.job.id == job_id]
+        [decision] = [decision for decision in leader.waiting.values() if decision.job.id == job_id]
         return answer, Fit(VERDICTS[decision.pending_reason or ""], decision.message)
 
     with tempfile.TemporaryDirectory() as home:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.domain.errors import InvalidRequest
-from services.core.domain.sizes import SIZES
+from services.core.domain.sizes import SIZES, Size
 from services.core.domain.spec import parse_spec
 from services.core.ports.cluster import Node
 from services.lcm.scheduling.fifo import decide
@@ -146,3 +146,14 @@ def test_no_node_is_ever_overcommitted(gangs: list[tuple[int, int]], sizes: list
 def test_an_unknown_policy_is_refused_with_the_names_of_those_there_are() -> None:
     with pytest.raises(InvalidRequest, match="WEFT_POLICY=lottery is no scheduling policy; there are: fifo"):
         find_policy("lottery")
+
+
+def test_learner_of_next_to_nothing_is_charged_for_its_shim_and_its_helper() -> None:
+    """10,000 learners of 0.0001 CPU were accepted on one machine."""
+    tiny = {"name": "x", "command": "true", "learners": 3, "resources": {"cpus": 0.0001, "memory": "1MiB"}}
+    least = Size(0, 0.01, 32 * 2**20)
+    gang = gang_of(parse_spec(tiny), SIZES, least)
+    assert {size for _, size, _ in gang.learners} == {least}
+    own = gang_of(parse_spec({**tiny, "resources": {"cpus": 2, "memory": "1GB"}}), SIZES, least)
+    assert {size for _, size, _ in own.learners} == {Size(0, 2, 10**9)}
+    assert place(gang, [Free("n", 0.02, 10**12, 0)]) is None

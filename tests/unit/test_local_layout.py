@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
+from services.core.domain.errors import WeftError
 from services.core.runtime.home import Home
-from services.local.layout import ADDRESSES, choose_addresses
+from services.local.layout import FOR_USERS, INNER, inner_addresses, listen_for_users
 
 
 def record(home: Home, addresses: dict[str, str]) -> None:
@@ -15,30 +19,59 @@ def record(home: Home, addresses: dict[str, str]) -> None:
     home.addresses_file.write_text(json.dumps(addresses))
 
 
-def ports_of(addresses: dict[str, str]) -> list[int]:
-    return [int(address.rpartition(":")[2]) for address in addresses.values()]
+def listen(home: Home, **requests: int) -> dict[str, str]:
+    """The addresses for users; they are free again afterwards."""
+    with ExitStack() as stack:
+        listeners = listen_for_users(home, host="127.0.0.1", port=requests.get("port", 0))
+        for listener in listeners.values():
+            stack.enter_context(listener)
+        return {name: "{}:{}".format(*listener.getsockname()) for name, listener in listeners.items()}
+
+
+def test_every_inner_server_gets_a_socket_of_its_own_and_no_port(tmp_path: Path) -> None:
+    addresses = inner_addresses(Home(tmp_path), "sockets", "sockets")
+    assert addresses.keys() == set(INNER)
+    assert len(set(addresses.values())) == len(INNER)
+    assert {str(Path(address).parent) for address in addresses.values()} == {f"unix:{tmp_path}/run/s"}
+
+
+def test_operations_addresses_may_demand_tls_while_all_others_are_sockets(tmp_path: Path) -> None:
+    addresses = inner_addresses(Home(tmp_path), "sockets", "tls")
+    assert {name for name, address in addresses.items() if address.startswith("tls:")} == {
+        f"{service}-ops" for service in ("metrics", "node", "lcm", "guardian", "api", "worker")
+    }
 
 
 def test_chosen_ports_are_outside_the_range_of_outgoing_connections(tmp_path: Path) -> None:
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    ports = ports_of(choose_addresses(Home(tmp_path), host="127.0.0.1", port=0))
-    assert len(set(ports)) == len(ADDRESSES)
+    addresses = {**inner_addresses(Home(tmp_path), "tls", "tls"), **listen(Home(tmp_path))}
+    ports = [int(address.rpartition(":")[2]) for address in addresses.values()]
+    assert addresses.keys() == {*INNER, *FOR_USERS}
     assert [port for port in ports if low <= port <= high] == []
 
 
-def test_addresses_are_reused_while_their_ports_are_free(tmp_path: Path) -> None:
+def test_addresses_for_users_are_reused_while_their_ports_are_free(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    first = choose_addresses(home, host="127.0.0.1", port=0)
+    first = listen(home)
     record(home, first)
-    assert choose_addresses(home, host="127.0.0.1", port=0) == first
-    with socket.create_server(("127.0.0.1", int(first["lcm"].rpartition(":")[2]))):
-        second = choose_addresses(home, host="127.0.0.1", port=0)
-    assert second["lcm"] != first["lcm"]
-    assert {**second, "lcm": first["lcm"]} == first
+    assert listen(home) == first
+    with socket.create_server(("127.0.0.1", int(first["api"].rpartition(":")[2]))):
+        second = listen(home)
+    assert second["api"] != first["api"]
+    assert second["api-grpc"] == first["api-grpc"]
 
 
-def test_every_service_gets_its_own_port(tmp_path: Path) -> None:
+def test_tls_addresses_are_reused_and_no_two_servers_get_one_port(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    first = choose_addresses(home, host="127.0.0.1", port=0)
+    first = inner_addresses(home, "tls", "tls")
+    record(home, first)
+    assert inner_addresses(home, "tls", "tls") == first
     record(home, {**first, "guardian": first["lcm"]})
-    assert len(set(ports_of(choose_addresses(home, host="127.0.0.1", port=0)))) == len(ADDRESSES)
+    assert len(set(inner_addresses(home, "tls", "tls").values())) == len(INNER)
+
+
+def test_a_requested_port_that_is_taken_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(WeftError, match=rf"port {port} is taken; give another with `weft up --port N`"):
+            listen(Home(tmp_path), port=port)

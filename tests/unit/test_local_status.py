@@ -11,14 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from services.core.runtime.home import Home
 from services.core.runtime.processes import identify, write_process_file
-from services.local.commands import PLATFORM
+from services.local.commands import PLATFORM, reported_caches
+from tests.testbed.server import socket_folder
 
 
 @pytest.fixture
 def cut_off() -> Iterator[str]:
     """Address of a server that says 503 and dies in the midst of why."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    path = socket_folder() / "dies-in-its-answer"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
 
         def serve() -> None:
             connection, _ = listener.accept()
@@ -28,7 +33,7 @@ def cut_off() -> Iterator[str]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        yield f"unix:{path}"
         thread.join()
 
 
@@ -42,3 +47,15 @@ def test_service_that_dies_during_its_readiness_answer_is_starting(tmp_path: Pat
     (service,) = PLATFORM.status(str(tmp_path))["services"]
     assert service["state"] == "starting"
     assert "503" in service["why"]
+
+
+def test_status_shows_the_caches_as_the_node_agent_measured_them(tmp_path: Path) -> None:
+    assert reported_caches(Home(tmp_path)) == {}
+    (tmp_path / "run").mkdir()
+    report = tmp_path / "run/node-caches.json"
+    report.write_text('{"schema": 1, "bytes": {"environments": 3, "packages": 1, "data": 0}, "max_bytes": 10}')
+    measured = {"bytes": {"environments": 3, "packages": 1, "data": 0}, "max_bytes": 10}
+    assert reported_caches(Home(tmp_path)) == measured
+    for damaged in ("", "[]", '{"bytes": 1}', '{"bytes": {"data": "x"}, "max_bytes": 1}'):
+        report.write_text(damaged)
+        assert reported_caches(Home(tmp_path)) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,12 @@ from services.core.domain.errors import StaleFence
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.durable_files import read_json, write_json
 from services.core.runtime.home import Home
-from services.core.runtime.learner_folder import LearnerDocument
+from services.core.runtime.learner_folder import LearnerDocument, read_gang
 from services.core.strategies.registry import with_variables
 from services.node import sdk
 from services.node.capacity import detect
 from services.node.fences import Fences
-from services.node.files import remove_tree
+from services.node.files import NotRemoved, remove_tree
 from services.node.learner import JobFolder, Learner, read_learner
 from services.node.reservation import Allotment, documents, make
 from services.node.settings import NodeSettings
@@ -40,7 +41,7 @@ def learner(tmp_path: Path) -> Learner:
     allotment = Allotment(os.getuid(), os.getgid(), {"worker-0": (), "worker-1": ()}, {})
     (tmp_path / "node").mkdir()
     reserved = documents(with_variables(plan), allotment, home=Home(tmp_path), isolation="process")
-    return make(JobFolder(tmp_path / "node" / "j1"), 1, reserved)[0]
+    return make(JobFolder(tmp_path / "node" / "j1"), 1, reserved, plan)[0]
 
 
 def test_a_lower_attempt_or_term_is_refused(tmp_path: Path) -> None:
@@ -86,7 +87,42 @@ def test_learner_json_has_no_token_and_no_environment_of_other_learners(learner:
     assert "s-0" in text
     assert "token-1" not in text
     assert "s-1" not in text
-    assert [other.name for other in learner.document.plan.learners] == ["worker-0", "worker-1"]
+    assert "worker-1" not in text
+
+
+def test_names_of_a_gang_are_in_one_file_that_all_its_learners_read(learner: Learner) -> None:
+    assert read_gang(learner.folder, learner.document.plan) == ["worker-0", "worker-1"]
+
+
+def test_gang_of_a_learner_that_an_older_agent_made_is_in_its_own_file(learner: Learner) -> None:
+    (learner.folder.parent / ".gang.json").unlink()
+    (own,) = learner.document.plan.learners
+    plan = replace(learner.document.plan, learners=(replace(own, name="worker-1", rank=1), own))
+    assert read_gang(learner.folder, plan) == ["worker-0", "worker-1"]
+
+
+def test_files_of_a_gang_grow_with_its_learners_and_not_with_their_square(tmp_path: Path) -> None:
+    """10,000 learners once had 10,000 plans of 10,000 learners."""
+
+    def size(count: int) -> int:
+        names = [f"worker-{index}" for index in range(count)]
+        plan = AttemptPlan(
+            job=f"j{count}", tenant="t", attempt=1, term=1, distribution="none", framework="", code_digest="",
+            inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
+            learners=tuple(
+                LearnerPlan(
+                    name=name, role="worker", rank=rank, command="true", cpus=1, memory=1, gpus=0, node="n", token="t"
+                )
+                for rank, name in enumerate(names)
+            ),
+        )  # fmt: skip
+        allotment = Allotment(os.getuid(), os.getgid(), dict.fromkeys(names, ()), {})
+        reserved = documents(with_variables(plan), allotment, home=Home(tmp_path), isolation="process")
+        (tmp_path / "node").mkdir(exist_ok=True)
+        make(JobFolder(tmp_path / "node" / f"j{count}"), 1, reserved, plan)
+        return sum(path.stat().st_size for path in (tmp_path / "node" / f"j{count}").rglob("*.json"))
+
+    assert size(200) < 11 * size(20)
 
 
 def test_a_learner_of_a_newer_version_is_not_read(learner: Learner) -> None:
@@ -135,6 +171,61 @@ def test_a_tree_with_closed_folders_is_removed_and_links_are_not_followed(tmp_pa
     remove_tree(tree)
     assert not tree.exists()
     assert (outside / "kept").exists()
+
+
+def test_three_thousand_folders_inside_one_another_are_removed(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    folder = os.open(tree, os.O_RDONLY)
+    for _ in range(3000):  # no path may be so long: each is made below the descriptor of the last
+        os.mkdir("deeper-and-deeper-and-deeper", dir_fd=folder)
+        below = os.open("deeper-and-deeper-and-deeper", os.O_RDONLY, dir_fd=folder)
+        os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=below))
+        os.close(folder)
+        folder = below
+    os.close(folder)
+    remove_tree(tree)
+    assert not tree.exists()
+
+
+def test_names_that_are_no_text_are_removed(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in (b"\xff\xfe", b"a\nb", b"\xed\xa0\x80", b"-rf", b"*", b" ", b"x" * 255):
+        inner = tree / os.fsdecode(name)
+        inner.mkdir()
+        (inner / os.fsdecode(b"\xfflink")).symlink_to("/")
+        os.mkfifo(inner / "pipe")
+    remove_tree(tree)
+    assert not tree.exists()
+
+
+def test_a_link_in_place_of_the_folder_is_removed_and_its_target_is_not(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target/kept").touch()
+    (tmp_path / "tree").symlink_to(tmp_path / "target")
+    remove_tree(tmp_path / "tree")
+    assert not (tmp_path / "tree").is_symlink()
+    assert (tmp_path / "target/kept").exists()
+    remove_tree(tmp_path / "tree")  # nothing is there
+
+
+def test_a_removal_that_takes_too_long_ends_and_a_later_one_continues(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "a/b").mkdir(parents=True)
+    with pytest.raises(NotRemoved, match="too much to remove at once"):
+        remove_tree(tree, within_s=-1)
+    assert tree.exists()
+    remove_tree(tree)
+    assert not tree.exists()
+
+
+def test_names_that_a_removal_itself_uses_do_not_confuse_it(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    for name in (".moved-0", ".moved-0/.moved-1", ".moved-1/x/.moved-0"):
+        (tree / name / "full").mkdir(parents=True)
+    remove_tree(tree)
+    assert not tree.exists()
 
 
 def test_the_sdk_is_copied_for_all_users_and_not_replaced_by_the_same(tmp_path: Path) -> None:

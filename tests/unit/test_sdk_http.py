@@ -380,7 +380,7 @@ def test_partial_download_of_another_version_is_discarded(tmp_path: Path) -> Non
     assert "range" not in server.requests[1].headers
 
 
-@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a/\0", "a\\b"])
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a/\0"])
 def test_download_writes_nothing_outside_its_folder(tmp_path: Path, path: str) -> None:
     listed = [artifact(f"attempts/1/results/{path}")]
     with scripted(serve(listed, {})) as server, client(server.url) as connected, pytest.raises(Internal):

@@ -2,15 +2,92 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+from dataclasses import asdict
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from services.core.bootstrap import wiring
-from services.core.domain.errors import InvalidRequest
+from services.core.domain.errors import InvalidRequest, Unauthenticated
+from services.core.domain.service_access import SERVICES
+from services.core.domain.tokens import LearnerIdentity
+from services.core.ports.object_urls import ObjectRequest
 from services.core.runtime.settings import Settings
+from tests.testbed.identities import identity
 
 
 def test_unknown_cluster_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"WEFT_CLUSTER=slurm .*; there is: local"):
-        wiring.cluster(Settings(home=tmp_path, cluster="slurm"), b"secret")
+        wiring.cluster(Settings(home=tmp_path, cluster="slurm"), identity("lcm"))
+
+
+LEARNER = LearnerIdentity(job="j1", tenant="acme", attempt=2, role="worker", rank=3, name="worker-3")
+
+
+def token_of_an_older_installation(secret: bytes) -> str:
+    body = base64.urlsafe_b64encode(json.dumps(asdict(LEARNER), separators=(",", ":")).encode()).rstrip(b"=")
+    return f"{body.decode()}.{hmac.new(secret, b'weft learner token v1' + bytes(1) + body, hashlib.sha256).hexdigest()}"
+
+
+async def test_learners_that_run_during_the_upgrade_keep_their_tokens(tmp_path: Path) -> None:
+    settings, secret = Settings(home=tmp_path), b"s" * 32
+    await wiring.installation_secrets(settings).put(wiring.SHARED_SECRET, secret)
+    metrics = await wiring.guard(settings, await wiring.identity(settings, "metrics"), learners=True)
+    token = token_of_an_older_installation(secret)
+    assert metrics.identify("weft.v1.Intake", f"Learner {token}") == LEARNER
+    new = (await wiring.learner_token_signer(settings)).mint(LEARNER)
+    assert metrics.identify("weft.v1.Intake", f"Learner {new}") == LEARNER
+
+
+async def test_secret_that_all_services_shared_opens_no_service_any_more(tmp_path: Path) -> None:
+    settings, secret = Settings(home=tmp_path), b"s" * 32
+    await wiring.installation_secrets(settings).put(wiring.SHARED_SECRET, secret)
+    lcm = await wiring.guard(settings, await wiring.identity(settings, "lcm"))
+    for authorization in (f"Bearer {secret.hex()}", f"Learner {token_of_an_older_installation(secret)}"):
+        with pytest.raises(Unauthenticated):
+            lcm.identify("weft.v1.Queue", authorization)
+
+
+async def test_new_installation_has_no_shared_secret(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    metrics = await wiring.guard(settings, await wiring.identity(settings, "metrics"), learners=True)
+    with pytest.raises(Unauthenticated):
+        metrics.identify("weft.v1.Intake", f"Learner {token_of_an_older_installation(b'')}")
+    assert await wiring.installation_secrets(settings).get(wiring.SHARED_SECRET) is None
+
+
+async def test_services_that_start_at_the_same_time_all_publish_their_keys(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    await asyncio.gather(*(asyncio.to_thread(asyncio.run, wiring.identity(settings, name)) for name in SERVICES))
+    lcm = await wiring.identity(settings, "lcm")
+    for name in SERVICES:
+        credential = (await wiring.identity(settings, name)).credential("lcm")
+        assert lcm.verifier().verify(credential.authorization().removeprefix("Bearer ")) == name
+
+
+async def test_unknown_service_gets_no_identity(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="learner-tokens is no service"):
+        await wiring.identity(Settings(home=tmp_path), "learner-tokens")
+
+
+def test_urls_for_helpers_are_signed_with_credentials_of_their_own(tmp_path: Path) -> None:
+    for name in ("store", "signing"):
+        lines = ["[default]", f"aws_access_key_id = {name}-id", f"aws_secret_access_key = {name}-key"]
+        (tmp_path / name).write_text("\n".join(lines))
+    place = {"home": tmp_path, "object_store": "s3://bucket", "s3_credentials_file": tmp_path / "store"}
+    request = ObjectRequest("get", "tenants/acme/x")
+
+    def signed_by(**more: Path) -> str:
+        urls = wiring.object_urls(Settings(**{**place, **more}))  # type: ignore[arg-type]
+        assert urls is not None
+        (credential,) = parse_qs(urlsplit(urls.url(request)).query)["X-Amz-Credential"]
+        return credential.partition("/")[0]
+
+    assert signed_by() == "store-id"
+    assert signed_by(s3_signing_credentials_file=tmp_path / "signing") == "signing-id"

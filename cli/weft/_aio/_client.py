@@ -76,6 +76,10 @@ class AsyncClient:
         """Nodes, totals and current use."""
         return await self._http.json("GET", "/v1/cluster")
 
+    async def storage(self) -> dict[str, Any]:
+        """What the tenant has in the object store: `bytes`, `objects`, bytes by `kinds`, `measured`, `complete`."""
+        return await self._http.json("GET", "/v1/storage")
+
     async def frameworks(self) -> list[dict[str, Any]]:
         """The environments that a job may name."""
         answer = await self._http.json("GET", "/v1/frameworks")

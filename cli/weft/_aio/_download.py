@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from weft._aio._http import AsyncHttp
 from weft._aio._to_thread import to_thread
-from weft._choosing import KINDS, choose, inside
+from weft._choosing import KINDS, choose, inside, part_file
 from weft._errors import ConnectionFailed, InvalidRequest, NotFound
 from weft._records import Artifact
 
@@ -56,7 +56,7 @@ async def download(
 async def _fetch(http: AsyncHttp, url: str, artifact: Artifact, target: Path, count: Callable[[int], None]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     version = hashlib.sha256(artifact.etag.encode()).hexdigest()[:12]
-    part = target.with_name(f".{target.name[:200]}.{version}.weft-part")
+    part = part_file(target, version)
     fruitless, had = 0, -1
     while True:
         try:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 JOBS: Final = "/v1/jobs"
 _LONGEST_POLL_S: Final = 1.0
+_LONGEST_PAGE: Final = 10_000
+"""Most entries that the platform puts on one page."""
 
 
 class SpecLike(Protocol):
@@ -254,7 +256,7 @@ class AsyncJobs:
         )
         if tail is not None and tail <= 0:
             return
-        async for entry in self._pages(_path(id, "logs"), "lines", {**params, "tail": tail}, once=tail):
+        async for entry in self._pages(_path(id, "logs"), "lines", {**params, "tail": tail}, most=tail):
             yield LogLine.of(entry)
 
     def follow_logs(
@@ -393,17 +395,25 @@ class AsyncJobs:
         return await download(self._http, _path(id, "artifacts"), listed, Path(folder), what=what, on_bytes=on_bytes)
 
     async def _pages(
-        self, path: str, field: str, params: Mapping[str, Any], *, once: int | None = None
+        self, path: str, field: str, params: Mapping[str, Any], *, most: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
+        """The entries of all pages, at most ``most``.
+
+        ``tail`` in ``params`` says where the first page begins. A page is limited in bytes, too: the newest entries may
+        be on a later one.
+        """
         after: int | None = None
-        while True:
-            limit = None if once is None else min(once, 10_000)
+        left = most
+        while left is None or left > 0:
+            limit = None if left is None else min(left, _LONGEST_PAGE)
             page = await self._http.json("GET", path, params={**params, "after": after, "limit": limit})
             for entry in page[field]:
                 yield entry
             after = page.get("next")
-            if once is not None or not page.get("more"):
+            if not page.get("more"):
                 return
+            left = None if left is None else left - len(page[field])
+            params = {**params, "tail": None}
 
 
 def _path(id: str, *more: str) -> str:  # noqa: A002

@@ -34,7 +34,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "halt": ("control", "Let jobs checkpoint and stop; they can be resumed."),
         "resume": ("control", "Queue halted jobs again, from their checkpoints."),
         "kill": ("control", "End jobs at once; nothing more is stored."),
-        "delete": ("control", "Remove jobs that have ended."),
+        "delete": ("control", "Remove jobs that have ended, with their results."),
     },
     "This machine": {
         "up": ("platform", "Start the platform on this machine."),
@@ -49,6 +49,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "login": ("account", "Sign in to a platform and make it current."),
         "logout": ("account", "Forget a platform and its key."),
         "whoami": ("account", "Show the user of the key."),
+        "storage": ("account", "Show what the tenant has stored."),
         "profile": ("account", "List the platforms you know, or switch to one."),
     },
     "More": {

@@ -14,12 +14,15 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from weft._cli.call import Call
 from weft._cli.text import UNSAFE, one_line, plain, wrapped
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _ENDLESS: Final = 10_000
 STATUS_STYLES: Final = {
@@ -33,6 +36,8 @@ class Column:
     title: str
     flexible: bool = False
     """May be cut with an ellipsis where the terminal is narrow."""
+    wraps: bool = False
+    """Continues on further lines where the terminal is narrow. Nothing of it is cut."""
     right: bool = False
     wide_only: bool = False
 
@@ -63,14 +68,11 @@ def table(columns: Sequence[Column], rows: Rows, *, wide: bool = False, columns_
         column = columns[place]
         grid.add_column(
             Text(column.title, no_wrap=True, overflow="ellipsis"),
-            no_wrap=not column.flexible,
+            no_wrap=not (column.flexible or column.wraps),
             justify="right" if column.right else "left",
         )
     for row in rows:
-        cells = [one_line(row[place]) for place in shown]
-        grid.add_row(
-            *(Text(cell, style=STATUS_STYLES.get(cell, ""), no_wrap=True, overflow="ellipsis") for cell in cells)
-        )
+        grid.add_row(*(_cell(columns[place], one_line(row[place])) for place in shown))
     page = io.StringIO()
     console = Console(
         file=page, width=columns_wide or (_ENDLESS if wide else width()),
@@ -79,6 +81,17 @@ def table(columns: Sequence[Column], rows: Rows, *, wide: bool = False, columns_
     )  # fmt: skip
     console.print(grid)
     return "\n".join(line.rstrip() for line in page.getvalue().rstrip("\n").split("\n"))
+
+
+def _cell(column: Column, text: str) -> Text:
+    from rich.text import Text
+
+    style = STATUS_STYLES.get(text, "")
+    return (
+        Text(text, style=style, overflow="fold")
+        if column.wraps
+        else Text(text, style=style, no_wrap=True, overflow="ellipsis")
+    )
 
 
 def emit(
@@ -98,12 +111,7 @@ def emit(
         case "json":
             print(json_text(document, indent=2))
         case "yaml":
-            import yaml
-
-            text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False)
-            if text != plain(text):
-                text = yaml.safe_dump(document, sort_keys=False, default_flow_style=False)
-            print(text, end="")
+            print(yaml_text(document), end="")
         case "name":
             for name in names:
                 print(plain(name))
@@ -117,10 +125,20 @@ def json_text(document: Any, *, indent: int | None = None) -> str:
     return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def yaml_text(document: Any) -> str:
+    """Block-style YAML that ends with a newline, safe for terminals: unsafe characters are escaped as in YAML."""
+    import yaml
+
+    text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    return text if text == plain(text) else yaml.safe_dump(document, sort_keys=False, default_flow_style=False)
+
+
 def emit_line(call: Call, document: Any, *, people: str) -> None:
-    """Print one of a stream of answers: for programs, one JSON document per line."""
-    if call.output in {"json", "yaml"}:
+    """Prints one of a stream of answers. For programs: one JSON document per line, or one YAML document each."""
+    if call.output == "json":
         print(json_text(document), flush=True)
+    elif call.output == "yaml":
+        print(f"---\n{yaml_text(document)}", end="", flush=True)
     else:
         click.echo(people)
 

@@ -207,7 +207,7 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
                 if incoming.code_digest:
                     raise wrong_parameter("code_digest", "give either code or its digest, not both")
                 if incoming.upload is None:
-                    incoming.upload = await closing.enter_async_context(self._services.uploads.receive())
+                    incoming.upload = await closing.enter_async_context(self._services.uploads.receive(tenant))
                 await incoming.upload.write(part.code)
         return tenant, incoming
 

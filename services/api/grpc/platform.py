@@ -39,6 +39,13 @@ class Platform(platform_pb2_grpc.PlatformServicer):
         )
 
     @needs("platform:read")
+    async def GetStorage(self, request: platform_pb2.GetStorageRequest, context: Context) -> platform_pb2.TenantStorage:
+        wanted = params(platform.StorageParams, request)
+        return message(
+            platform_pb2.TenantStorage, await platform.get_storage(self._services, current().principal, wanted)
+        )
+
+    @needs("platform:read")
     async def GetFrameworks(self, request: Empty, context: Context) -> platform_pb2.GetFrameworksReply:
         return message(platform_pb2.GetFrameworksReply, platform.get_frameworks())
 

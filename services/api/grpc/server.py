@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc.aio
@@ -15,9 +17,13 @@ from grpc_reflection.v1alpha import reflection
 from services.api.grpc.auth_interceptor import AuthInterceptor
 from services.api.grpc.jobs import Jobs
 from services.api.grpc.platform import Keys, Platform
+from services.api.grpc.relay import Relay
 from services.api.services import ApiServices
+from services.core.adapters.rpc.transport import Listening
 from services.core.domain.errors import WeftError
 from services.core.gen.weft.v1 import jobs_pb2_grpc, platform_pb2_grpc
+from services.core.runtime.address import UNIX, Address
+from services.core.runtime.home import SOCKETS
 
 SERVICERS: Final[dict[str, tuple[Callable[[ApiServices], Any], Callable[[Any, grpc.aio.Server], None]]]] = {
     "weft.v1.Jobs": (Jobs, jobs_pb2_grpc.add_JobsServicer_to_server),
@@ -28,6 +34,7 @@ SERVICERS: Final[dict[str, tuple[Callable[[ApiServices], Any], Callable[[Any, gr
 _OVERHEAD: Final = 64 * 1024
 _PIECE: Final = 4 * 2**20
 _SHUTDOWN_S: Final = 5.0
+_BEHIND_RELAY: Final = "api-behind-grpc"
 OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
     # A client that vanished is noticed within 40 s, and its streams are ended.
@@ -40,8 +47,11 @@ OPTIONS: Final = (
 )
 
 
-async def serve(address: str, services: ApiServices) -> None:
-    """Serves at ``host:port`` until the service stops. Raises WeftError if the port is taken."""
+async def serve(address: str, services: ApiServices, *, held: socket.socket | None = None) -> None:
+    """Serves at ``host:port`` until the service stops. Raises WeftError if the port is taken.
+
+    ``held``: a socket that listens there already; see ``Relay``. It is closed at the end.
+    """
     largest = max(_PIECE, services.settings.max_spec_bytes + _OVERHEAD)
     server = grpc.aio.server(
         interceptors=(AuthInterceptor(services),), options=(*OPTIONS, ("grpc.max_receive_message_length", largest))
@@ -52,13 +62,34 @@ async def serve(address: str, services: ApiServices) -> None:
         register(servicer(services), server)
         await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((*SERVICERS, HEALTH, reflection.SERVICE_NAME), server)
-    try:
-        server.add_insecure_port(address)
-    except RuntimeError:
-        raise WeftError(f"cannot listen on {address}: the port is taken") from None
-    await server.start()
-    try:
+    async with _listening(server, address, services, held):
         await services.stopping.wait()
         await health_servicer.enter_graceful_shutdown()
+
+
+@asynccontextmanager
+async def _listening(
+    server: grpc.aio.Server, address: str, services: ApiServices, held: socket.socket | None
+) -> AsyncGenerator[None]:
+    """Within it the server serves. At the end running calls get ``_SHUTDOWN_S`` to finish."""
+    if held is None:
+        try:
+            server.add_insecure_port(address)
+        except RuntimeError:
+            raise WeftError(f"cannot listen on {address}: the port is taken") from None
+        await server.start()
+        try:
+            yield
+        finally:
+            await asyncio.shield(server.stop(_SHUTDOWN_S))
+        return
+    path = services.settings.installation / SOCKETS / _BEHIND_RELAY
+    listening, relay = Listening(server, Address(f"{UNIX}{path}")), Relay(held, path)
+    await listening.start()
+    try:
+        await relay.start()
+        yield
     finally:
-        await asyncio.shield(server.stop(_SHUTDOWN_S))
+        relay.refuse_new()
+        await asyncio.shield(listening.stop(_SHUTDOWN_S))
+        await relay.close()

@@ -17,7 +17,9 @@ from services.api.use_cases.platform import (
     GetQueueReply,
     GetSizesReply,
     PlatformVersion,
+    StorageParams,
     TenantParams,
+    TenantStorage,
 )
 
 router = APIRouter(prefix="/v1", tags=["platform"])
@@ -36,6 +38,11 @@ async def get_queue(services: Services, principal: Visitor, params: Annotated[Te
 @router.get("/cluster", **ok(ClusterState, "Nodes, and the hardware in use"))
 async def get_cluster(services: Services, principal: Visitor, params: Annotated[TenantParams, Query()]) -> Response:
     return answer(await platform.get_cluster(services, principal, params))
+
+
+@router.get("/storage", **ok(TenantStorage, "What the tenant has in the object store"))
+async def get_storage(services: Services, principal: Visitor, params: Annotated[StorageParams, Query()]) -> Response:
+    return answer(await platform.get_storage(services, principal, params))
 
 
 @router.get("/frameworks", **ok(GetFrameworksReply, "What `framework` in a spec may name"))

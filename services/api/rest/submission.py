@@ -80,7 +80,7 @@ async def submit_job(
     trace = trace_of(request.scope)
     async with contextlib.AsyncExitStack() as closing:
         with services.instrumentation.counting_refused_code():
-            incoming = await _receive(request, services, closing, code_digest)
+            incoming = await _receive(request, services, closing, owner, code_digest)
         if dry_run:
             return answer(await submission.plan_job(services, owner, incoming))
         done = await submission.submit_job(
@@ -91,7 +91,7 @@ async def submit_job(
 
 
 async def _receive(
-    request: Request, services: ApiServices, closing: contextlib.AsyncExitStack, code_digest: str | None
+    request: Request, services: ApiServices, closing: contextlib.AsyncExitStack, tenant: str, code_digest: str | None
 ) -> Incoming:
     limits = services.settings
     kind, options = parse_options_header(request.headers.get("content-type", ""))
@@ -100,7 +100,7 @@ async def _receive(
         if code_digest is not None:
             raise wrong_field("/query/code_digest", "give either code or its digest, not both")
         _check_length(request, limits.max_code_bytes + limits.max_spec_bytes + _OVERHEAD)
-        upload = await closing.enter_async_context(services.uploads.receive())
+        upload = await closing.enter_async_context(services.uploads.receive(tenant))
         return await _MultipartSubmission(options.get(b"boundary", b""), upload, limits.max_spec_bytes).read(
             request.stream()
         )

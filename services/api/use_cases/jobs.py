@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 from msgspec import UNSET
@@ -15,6 +16,7 @@ from services.api.explain import JobExplanation, explain
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
 from services.api.params import Params, wrong_parameter
 from services.api.services import ApiServices
+from services.core.domain.errors import WeftError
 from services.core.domain.ids import is_id
 from services.core.domain.spec import nearest
 from services.core.domain.status import Desired, Status
@@ -111,7 +113,7 @@ async def kill_job(
 
 
 async def delete_job(services: ApiServices, principal: Principal, job_id: str, *, kill: bool) -> None:
-    """Hides the job; its document stays. Raises Conflict while it is live, unless ``kill``."""
+    """Hides the job; its data is erased later. Raises Conflict while it is live, unless ``kill``."""
     await services.jobs.delete(principal, job_id, kill=kill)
 
 
@@ -127,7 +129,11 @@ async def explain_job(services: ApiServices, principal: Principal, job_id: str) 
     """Why the job is in its state, and what its owner can do."""
     document = await services.jobs.get(principal, job_id)
     waiting = await services.platform.waiting([job_id]) if document.status is Status.QUEUED else {}
-    return explain(document, waiting.get(job_id), now=services.jobs.now())
+    left_out: Mapping[str, int] = {}
+    if document.attempt.started is not None:
+        with contextlib.suppress(WeftError):  # the explanation does not depend on the metrics service
+            left_out = (await services.telemetry.summary(job_id)).left_out
+    return explain(document, waiting.get(job_id), now=services.jobs.now(), left_out=left_out)
 
 
 async def _set_desired(

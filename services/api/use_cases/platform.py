@@ -38,6 +38,14 @@ class TenantParams(Params):
     tenant: str | None = Field(default=None, description=TENANT)
 
 
+class StorageParams(Params):
+    """Whose objects count."""
+
+    tenant: str | None = Field(
+        default=None, description="Tenant whose objects count; default: the caller's. Admins: any."
+    )
+
+
 class PlatformVersion(Answer):
     """What this service is and can do."""
 
@@ -85,9 +93,20 @@ class ClusterState(Answer):
     )
     nodes: Annotated[list[ClusterNode] | UnsetType, doc("All nodes. Only while the cluster answers.")] = UNSET
     isolation: Annotated[
-        str | UnsetType, doc("How learners are isolated: process or sandbox. Only while the cluster answers.")
+        str | UnsetType, doc("How learners are isolated: sandbox, process or trusted. Only while the cluster answers.")
     ] = UNSET
     total: Annotated[ResourceSize | UnsetType, doc("Hardware of all ready nodes. Only with `nodes`.")] = UNSET
+
+
+class TenantStorage(Answer):
+    """What a tenant has in the object store; at most a minute old."""
+
+    tenant: Annotated[str, doc("Tenant that it belongs to.")]
+    bytes: Annotated[int, doc("Size of all its objects, in bytes. Deleted jobs count until their data is erased.")]
+    objects: Annotated[int, doc("Number of its objects.")]
+    kinds: Annotated[dict[str, int], doc("Bytes by kind: code, results, logs, checkpoints, other.")]
+    measured: Annotated[Time, doc("When it was measured.")]
+    complete: Annotated[bool, doc("False: it took too long to count, and there is more.")]
 
 
 class GetFrameworksReply(Answer):
@@ -139,7 +158,7 @@ async def get_queue(services: ApiServices, principal: Principal, params: TenantP
     """Jobs that wait, in the order of the queue."""
     query = JobQuery(tenant=principal.listed_tenant(params.tenant), statuses=(Status.QUEUED,))
     jobs = await services.jobs.waiting(query, limit=_MOST_WAITING)
-    positions = await services.platform.waiting() if jobs else {}
+    positions = await services.platform.waiting([job.id for job in jobs]) if jobs else {}
     waiting = [_waiting(job, positions.get(job.id)) for job in jobs]
     waiting.sort(key=lambda job: _LAST_POSITION if job.position is UNSET else job.position)
     return GetQueueReply(waiting=waiting)
@@ -155,6 +174,16 @@ async def get_cluster(services: ApiServices, principal: Principal, params: Tenan
     nodes = [_node(node) for node in state.nodes]
     ready = (ResourceSize(cpus=node.cpus, memory=node.memory, gpus=node.gpus) for node in nodes if node.ready)
     return ClusterState(nodes=nodes, isolation=state.isolation, total=total(*ready), used=used, jobs=jobs)
+
+
+async def get_storage(services: ApiServices, principal: Principal, params: StorageParams) -> TenantStorage:
+    """What a tenant has in the object store. Raises PermissionDenied, Unavailable."""
+    tenant = principal.acting_tenant(params.tenant)
+    usage = await services.storage.of(tenant)
+    return TenantStorage(
+        tenant=tenant, bytes=usage.bytes, objects=usage.objects, kinds=usage.size,
+        measured=as_time(usage.measured), complete=usage.complete,
+    )  # fmt: skip
 
 
 def get_frameworks() -> GetFrameworksReply:

@@ -12,8 +12,8 @@ from services.api.answers import Answer, Done, doc
 from services.api.framework_answer import FrameworkEntry, framework_answer
 from services.api.job_answer import Job, ResourceSize, job_answer, size_answer, total
 from services.api.services import ApiServices
-from services.api.submit import Plan
-from services.api.uploads import Upload, code_key
+from services.api.submit import Plan, check_gang
+from services.api.uploads import Upload
 from services.core.domain.spec import JobSpec, dump_spec
 
 
@@ -79,6 +79,7 @@ async def submit_job(
     ``key``: the idempotency key. ``trace``: a W3C traceparent. Raises InvalidArchive, InvalidRequest, InvalidSpec,
     IdempotencyMismatch, NoSpace, TooLarge, Unavailable.
     """
+    _check_gang(services, incoming)
     await _take_code(services, tenant, incoming, keep=True)
     submitted = await services.submissions.submit(
         principal, tenant, incoming.spec, code_digest=incoming.code_digest, key=key, trace=trace
@@ -88,11 +89,17 @@ async def submit_job(
 
 async def plan_job(services: ApiServices, tenant: str, incoming: Incoming) -> JobPlan:
     """What a submit would do; changes nothing."""
+    _check_gang(services, incoming)
     await _take_code(services, tenant, incoming, keep=False)
     plan = await services.submissions.plan(tenant, incoming.spec, incoming.code_digest)
     settings = services.settings
     limits = SubmitLimits(max_code_bytes=settings.max_code_bytes, max_spec_bytes=settings.max_spec_bytes)
     return _plan_answer(plan, limits)
+
+
+def _check_gang(services: ApiServices, incoming: Incoming) -> None:
+    limits = services.settings
+    check_gang(incoming.spec, max_learners=limits.max_learners, max_bytes=limits.max_gang_bytes)
 
 
 async def _take_code(services: ApiServices, tenant: str, incoming: Incoming, *, keep: bool) -> None:
@@ -101,9 +108,13 @@ async def _take_code(services: ApiServices, tenant: str, incoming: Incoming, *, 
         if incoming.upload is not None:
             incoming.code_digest = (await incoming.upload.finish()).digest
             if keep:
-                await services.submissions.keep_code(incoming.upload, code_key(tenant, incoming.code_digest))
-        elif incoming.code_digest and keep:
-            await services.submissions.check_code_is_stored(tenant, incoming.code_digest)
+                await services.storage_bound.check(tenant, incoming.upload.size)
+                if await services.submissions.keep_code(incoming.upload, tenant, incoming.code_digest):
+                    await services.storage_bound.add(tenant, incoming.upload.size)
+        elif keep:
+            await services.storage_bound.check(tenant)
+            if incoming.code_digest:
+                await services.submissions.check_code_is_stored(tenant, incoming.code_digest)
 
 
 def _plan_answer(plan: Plan, limits: SubmitLimits) -> JobPlan:

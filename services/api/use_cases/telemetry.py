@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -169,10 +170,14 @@ async def get_progress(services: ApiServices, principal: Principal, job_id: str)
 
 
 async def get_logs(services: ApiServices, principal: Principal, job_id: str, params: LinesParams) -> GetLogsReply:
-    """A page of log lines. Raises NotFound, InvalidRequest, Unavailable while the metrics service is away."""
-    await services.jobs.get(principal, job_id)
+    """A page of log lines. Raises NotFound, InvalidRequest, Unavailable while the metrics service is away,
+    ResourceExhausted for a search of a tenant that has searched too much.
+    """
+    job = await services.jobs.get(principal, job_id)
     limit = params.limit if params.tail is None else max(params.tail, 1)
-    lines, through = await services.telemetry.lines(job_id, _line_query(params), limit=limit)
+    query = _line_query(params)
+    with services.searches.searching(job.tenant) if query.search is not None else contextlib.nullcontext():
+        lines, through = await services.telemetry.lines(job_id, query, limit=limit)
     # Only a page that was cut ends with its last line; there may still be nothing beyond it.
     more = bool(lines) and through == lines[-1].seq and (await services.telemetry.summary(job_id)).lines > through
     return GetLogsReply(lines=[_line(line) for line in lines], next=through, more=more)

@@ -1,6 +1,6 @@
-"""The service process: JSON logs, an operations port, clean shutdown, one event loop.
+"""The service process: JSON logs, an operations address, clean shutdown, one event loop.
 
-    /healthz  the event loop runs   /readyz  the ports answer   /metrics  Prometheus
+    /healthz  the event loop runs   /readyz  the ports answer   /metrics  Prometheus, with a key
 
 A service is ``async def main(service: Service)``. After ``service.stopping`` is set (SIGTERM, SIGINT) it accepts no new
 work, finishes what is under way, releases its leases and claims, and returns. At a second signal ``main`` is cancelled:
@@ -13,22 +13,24 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, TextIO, cast
+from typing import Final, TextIO, cast
 
 import prometheus_client
 import structlog
-import uvicorn
 import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from services.core.domain.errors import WeftError
+from services.core.adapters.rpc.server import REFUSED
+from services.core.bootstrap.http import HttpServer
+from services.core.bootstrap.operations_access import OperationsAccess
+from services.core.bootstrap.wiring import operations_access
+from services.core.domain.errors import PermissionDenied, Unauthenticated, WeftError, row
 from services.core.failpoints.ports import failpoints
 from services.core.runtime.settings import Settings
 
@@ -94,49 +96,35 @@ def configure_logging(name: str, level: str) -> None:
     structlog.contextvars.bind_contextvars(service=name, pid=os.getpid())
 
 
-def operations_app(service: Service) -> Starlette:
-    """Returns the application of the operations port: health, readiness, metrics."""
+def operations_app(service: Service, access: OperationsAccess) -> Starlette:
+    """Returns the application of the operations address: health and readiness for everybody, the rest with a key."""
+
+    async def refusal(request: Request) -> WeftError | None:
+        try:
+            await access.check(request.headers.get("authorization", ""))
+        except (Unauthenticated, PermissionDenied) as error:
+            return error
+        return None
 
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    async def ready(_: Request) -> Response:
+    async def ready(request: Request) -> Response:
+        """Without a key without the reasons: they name stores and their errors."""
         failing = await service.failing()
-        return JSONResponse({"ready": not failing, "failing": failing}, status_code=503 if failing else 200)
+        reasons = {"failing": failing} if await refusal(request) is None else {}
+        return JSONResponse({"ready": not failing, **reasons}, status_code=503 if failing else 200)
 
-    async def metrics(_: Request) -> Response:
+    async def metrics(request: Request) -> Response:
+        error = await refusal(request)
+        if error is not None:
+            REFUSED.labels(row(error).code).inc()
+            structlog.get_logger().warning("call.refused", method=request.url.path, why=error.message)
+            headers = {"WWW-Authenticate": "Bearer"}
+            return PlainTextResponse(f"{error.message}\n", status_code=row(error).http, headers=headers)
         return Response(prometheus_client.generate_latest(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
     return Starlette(routes=[Route("/healthz", health), Route("/readyz", ready), Route("/metrics", metrics)])
-
-
-def http_server(app: Any, address: str) -> uvicorn.Server:
-    """Returns an HTTP server for ``host:port`` without signal handlers or logs of its own. See ``serve_http``."""
-    host, _, port = address.rpartition(":")
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app, host=host, port=int(port), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=30,
-            timeout_graceful_shutdown=5, server_header=False,
-        )
-    )  # fmt: skip
-    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # run() handles signals
-    return server
-
-
-async def serve_http(server: uvicorn.Server, stopping: asyncio.Event) -> None:
-    """Serves until ``stopping`` is set. Raises WeftError where the server cannot listen on its port."""
-    try:
-        listener = socket.create_server((server.config.host, server.config.port), backlog=server.config.backlog)
-    except OSError as error:  # uvicorn itself would end the whole process with SystemExit
-        raise WeftError(f"cannot listen on port {server.config.port}: {error.strerror}") from None
-    with listener:
-        # Connections inherit this option. asyncio sets it only on sockets that it creates. Without it each response
-        # waits 40 ms for an acknowledgement between its head and its body.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        task = asyncio.ensure_future(server.serve(sockets=[listener]))
-        await stopping.wait()
-        server.should_exit = True
-        await task
 
 
 def watch_failpoints(name: str) -> None:
@@ -167,9 +155,12 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        operations = http_server(operations_app(service), settings.installation.address(f"{name}-ops"))
         async with asyncio.TaskGroup() as group:
-            group.create_task(serve_http(operations, service.stopping))
+            operations = HttpServer(
+                operations_app(service, operations_access(settings, name)),
+                settings.installation.address(f"{name}-ops").inner,
+            )
+            group.create_task(operations.serve(service.stopping))
             await main(service)
             service.stopping.set()
 

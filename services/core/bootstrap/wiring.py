@@ -7,7 +7,6 @@ Imports are inside the functions, so that a service imports only the adapters th
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from services.core.domain.errors import InvalidRequest
@@ -15,8 +14,11 @@ from services.core.runtime.settings import Settings
 
 if TYPE_CHECKING:
     from services.core.adapters.encrypted import EncryptedSecretStore, MasterKeyFile
+    from services.core.adapters.identity import Identity, LearnerTokenSigner, PublicKeys
+    from services.core.adapters.rpc.server import Guard
     from services.core.adapters.rpc.telemetry import Telemetry
     from services.core.adapters.s3.bucket import Bucket
+    from services.core.bootstrap.operations_access import OperationsAccess
     from services.core.ports.clock import Clock
     from services.core.ports.cluster import Cluster
     from services.core.ports.hints import Hints
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from services.core.ports.secret_store import SecretStore
     from services.core.ports.status_store import StatusStore
 
-SERVICE_SECRET = "service"  # noqa: S105 - the name of the secret, not its value
+SHARED_SECRET = "service"  # noqa: S105 - the name of the secret, not its value
+"""Of installations before docs/adr/0015-identities.md; nothing makes it any more. It verifies older learner tokens."""
 
 
 def clock() -> Clock:
@@ -59,9 +62,48 @@ async def secret_store(settings: Settings, records: RecordStore) -> EncryptedSec
     return await EncryptedSecretStore.open(records, master_keys(settings))
 
 
-async def service_secret(settings: Settings) -> bytes:
-    """Returns the secret that authenticates services to one another and signs learner tokens. Created at first use."""
-    return await installation_secrets(settings).get_or_create(SERVICE_SECRET, os.urandom(32))
+def _public_keys(settings: Settings) -> PublicKeys:
+    from services.core.adapters.identity import PublicKeys
+
+    return PublicKeys(settings.installation / "secrets" / "public-keys.json")
+
+
+async def identity(settings: Settings, service: str) -> Identity:
+    """Returns the identity of a service. Its key pair is made at the first call, and its public key published."""
+    from services.core.adapters.identity import open_identity
+
+    return await open_identity(installation_secrets(settings), _public_keys(settings), service)
+
+
+async def guard(settings: Settings, identity: Identity, *, learners: bool = False) -> Guard:
+    """Returns what authenticates the calls of a service. ``learners``: helpers may call it, too."""
+    from services.core.adapters.identity import LearnerTokenVerifier
+    from services.core.adapters.rpc.server import Guard
+
+    verifier = None
+    if learners:
+        shared = await installation_secrets(settings).get(SHARED_SECRET)
+        verifier = LearnerTokenVerifier(identity.keys, shared)
+    return Guard(identity.name, identity.verifier(), verifier)
+
+
+def operations_access(settings: Settings, service: str) -> OperationsAccess:
+    """Returns what authenticates the readers of a service's operations address."""
+    from services.core.adapters.identity import ServiceTokenVerifier
+    from services.core.bootstrap.operations_access import OperationsAccess
+
+    verifier = ServiceTokenVerifier(_public_keys(settings), service)
+    return OperationsAccess(service, installation_secrets(settings), verifier)
+
+
+async def learner_token_signer(settings: Settings) -> LearnerTokenSigner:
+    """Returns what makes learners' tokens. Only the guardian service calls this: no other one has the key."""
+    from services.core.adapters.identity.learner_tokens import OVERLAP_MS, OWNER, LearnerTokenSigner
+    from services.core.adapters.identity.service import own_key_pair
+
+    pair = await own_key_pair(installation_secrets(settings), OWNER, name=OWNER)
+    _public_keys(settings).publish(pair, overlap_ms=OVERLAP_MS)
+    return LearnerTokenSigner(pair)
 
 
 def _uses_mongo(settings: Settings) -> bool:
@@ -103,14 +145,18 @@ async def record_store(settings: Settings) -> RecordStore:
     return await SqliteRecordStore.open(settings.installation / "records.sqlite")
 
 
-def _bucket(settings: Settings) -> Bucket | None:
-    """Returns the S3 bucket of the settings; None where objects are in a folder. Raises InvalidRequest."""
+def _bucket(settings: Settings, *, signs: bool = False) -> Bucket | None:
+    """Returns the S3 bucket of the settings; None where objects are in a folder. Raises InvalidRequest.
+
+    ``signs``: with the credentials for the URLs of helpers.
+    """
     if settings.object_store == "folder":
         return None
     from services.core.adapters.s3.bucket import Credentials, bucket, read_credentials
 
-    if settings.s3_credentials_file is not None:
-        credentials = read_credentials(settings.s3_credentials_file)
+    credentials_file = (signs and settings.s3_signing_credentials_file) or settings.s3_credentials_file
+    if credentials_file is not None:
+        credentials = read_credentials(credentials_file)
     else:
         credentials = Credentials(settings.s3_access_key, settings.s3_secret_key, settings.s3_session_token)
     return bucket(
@@ -131,8 +177,8 @@ def object_store(settings: Settings) -> ObjectStore:
 
 
 def object_urls(settings: Settings) -> ObjectUrls | None:
-    """Returns the signer of URLs for helpers; None where they use the folder. Does no I/O."""
-    bucket = _bucket(settings)
+    """Returns the signer of URLs for helpers; None where they use the folder. Does no network I/O."""
+    bucket = _bucket(settings, signs=True)
     if bucket is None:
         return None
     from services.core.adapters.s3.signing import Signer
@@ -147,16 +193,16 @@ async def status_store(settings: Settings) -> StatusStore:
     return EtcdStatusStore(settings.installation.address("etcd"))
 
 
-def cluster(settings: Settings, secret: bytes) -> Cluster:
-    """Returns the cluster. ``secret``: the service secret. Raises InvalidRequest for an unknown one."""
+def cluster(settings: Settings, identity: Identity) -> Cluster:
+    """Returns the cluster. Raises InvalidRequest for an unknown one."""
     if settings.cluster != "local":
         raise InvalidRequest(f"WEFT_CLUSTER={settings.cluster} is no kind of cluster; there is: local")
     from services.core.adapters.local.cluster import LocalCluster
 
-    return LocalCluster(settings.installation.address("node"), secret=secret)
+    return LocalCluster(settings.installation.address("node"), identity.credential("node"))
 
 
-def hints(settings: Settings, secret: bytes) -> Hints:
+def hints(settings: Settings, identity: Identity) -> Hints:
     """Returns the hints of the api. On one machine they go by direct calls, and by the broker if a service does not
     answer; elsewhere by the broker; with ``WEFT_HINTS=drop`` nowhere. Raises InvalidRequest for an unknown broker.
     """
@@ -169,7 +215,7 @@ def hints(settings: Settings, secret: bytes) -> Hints:
     by_broker = CeleryHints(settings)
     if Broker.of(settings).kind != FOLDER:
         return by_broker
-    return RpcHints(settings.installation.address, secret, otherwise=by_broker)
+    return RpcHints(settings.installation.address, identity.credential, otherwise=by_broker)
 
 
 def check_broker(settings: Settings) -> str:
@@ -180,16 +226,16 @@ def check_broker(settings: Settings) -> str:
     return check.check_broker(Broker.of(settings))
 
 
-def direct_hints(settings: Settings, secret: bytes) -> Hints:
+def direct_hints(settings: Settings, identity: Identity) -> Hints:
     """Returns the hints that go from one service directly to another over gRPC."""
     from services.core.adapters.celery.hints import DropHints
     from services.core.adapters.rpc.hints import RpcHints
 
-    return DropHints() if settings.hints == "drop" else RpcHints(settings.installation.address, secret)
+    return DropHints() if settings.hints == "drop" else RpcHints(settings.installation.address, identity.credential)
 
 
-def telemetry(settings: Settings, secret: bytes) -> Telemetry:
+def telemetry(settings: Settings, identity: Identity) -> Telemetry:
     """Returns the client of the metrics service for what jobs have reported."""
     from services.core.adapters.rpc.telemetry import Telemetry
 
-    return Telemetry(settings.installation.address("metrics"), secret)
+    return Telemetry(settings.installation.address("metrics"), identity.credential("metrics"))

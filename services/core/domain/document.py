@@ -68,7 +68,7 @@ def _check_numbers(job: Job) -> None:
 
 def _check_times(job: Job) -> None:
     times = [job.created, job.updated, job.state.since, job.not_before]
-    optional_times = (job.finished, job.released, job.deleted, job.attempt.admitted, job.attempt.started)
+    optional_times = (job.finished, job.released, job.deleted, job.erased, job.attempt.admitted, job.attempt.started)
     times += [time for time in optional_times if time is not None]
     times += [event.time for event in job.history_tail]
     times += [job.verdict.time] if job.verdict is not None else []

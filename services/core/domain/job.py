@@ -127,6 +127,8 @@ class Counters:
     preemptions: int = 0
     rollbacks: int = 0
     """Attempts in a row that could not be provisioned; 0 again after one that could."""
+    outages: int = 0
+    """Attempts in a row that an outage ended before a process ran; 0 again once a process has run."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -195,7 +197,11 @@ class Job:
     finished: int | None = None
     """When it became COMPLETED, FAILED or KILLED."""
     deleted: int | None = None
-    """When its owner deleted it: it is hidden from lists, and kept."""
+    """When it was deleted: it is hidden from lists. This cannot be undone."""
+    deleted_by: str = ""
+    """``user:<name>`` who deleted it; empty: not deleted, or deleted by an older version."""
+    erased: int | None = None
+    """When its objects, logs and metrics had been removed after its deletion. Document and history stay."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -211,6 +217,14 @@ class Job:
     def at_rest(self) -> bool:
         """Whether nothing of the job runs, holds hardware or will start by itself. Only such a job can be deleted."""
         return self.status in RESTING and not self.holds
+
+    @property
+    def live(self) -> bool:
+        """Whether a service may still have to act on the job: it is not at rest. Every store indexes it.
+
+        The queries of each second read live jobs only, so the number of jobs at rest costs them nothing.
+        """
+        return not self.at_rest
 
     @property
     def actor_of_desired(self) -> str:
@@ -343,17 +357,38 @@ def released(job: Job, *, now: int) -> Job:
     return apply_desired(job, now=now)
 
 
-def removed(job: Job, *, now: int) -> Job:
-    """Returns the job marked as deleted: hidden from lists, kept in the store. Raises Conflict unless ``at_rest``."""
+def removed(job: Job, *, actor: str, now: int) -> Job:
+    """Returns the job marked as deleted: hidden from lists, its data to be erased. Raises Conflict unless ``at_rest``.
+
+    ``actor``: ``user:<name>`` who deletes it.
+    """
     if not job.at_rest:
         obstacle = f"is {job.status}" if job.status not in RESTING else "is still giving back its hardware"
         raise Conflict(f"job {job.id} {obstacle}; kill it first")
-    return replace(job, deleted=now, updated=now)
+    return replace(job, deleted=now, deleted_by=actor, updated=now)
+
+
+def erased(job: Job, *, now: int) -> Job:
+    """Returns the deleted job after its data was removed. Raises Conflict unless it is deleted and ``at_rest``."""
+    if job.deleted is None or not job.at_rest:
+        raise Conflict(f"job {job.id} is not deleted; its data stays")
+    return replace(job, erased=now, updated=now) if job.erased is None else job
 
 
 def trimmed(job: Job, *, copied_seq: int) -> Job:
     """Returns the job without the events up to ``copied_seq``, which are in the history collection."""
     return replace(job, history_tail=tuple(event for event in job.history_tail if event.seq > copied_seq))
+
+
+def _check_deletion(prior: Job, new: Job) -> None:
+    """Raises IllegalTransition where a deletion would be undone, or the data of a job erased that is not deleted."""
+    for name in ("deleted", "erased"):
+        if getattr(prior, name) not in {None, getattr(new, name)}:
+            raise IllegalTransition(f"job {prior.id}: {name} never changes once it is set")
+    if new.erased is not None and new.deleted is None:
+        raise IllegalTransition(f"job {prior.id}: the data of a job that is not deleted is never erased")
+    if prior.deleted is not None and prior.at_rest and not new.at_rest:
+        raise IllegalTransition(f"job {prior.id}: a deleted job stays at rest")
 
 
 def check_replace(prior: Job, new: Job) -> None:
@@ -369,6 +404,7 @@ def check_replace(prior: Job, new: Job) -> None:
     for name in ("generation", "observed_generation", "history_seq", "dispatcher_term"):
         if getattr(new, name) < getattr(prior, name):
             raise IllegalTransition(f"job {prior.id}: {name} never decreases")
+    _check_deletion(prior, new)
     if new.attempt.number < prior.attempt.number or new.guardian.term < prior.guardian.term:
         raise IllegalTransition(f"job {prior.id}: attempt and term never decrease")
     fresh = [event for event in new.history_tail if event.seq > prior.history_seq]

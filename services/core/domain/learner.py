@@ -28,6 +28,8 @@ class Exit:
     """It disappeared with its parent process or its machine, so its exit code is unknown."""
     oom: bool = False
     """It was killed for lack of memory."""
+    disk_exceeded: str = ""
+    """It was ended because it wrote too much: what it exceeded, for people. Empty: it was not."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -256,6 +256,13 @@ class Elastic(_Model):
         return self
 
 
+def _env_text(value: object) -> object:
+    """A number or boolean as the text that was written: ``true`` and not Python's ``True``; anything else unchanged."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
 class JobSpec(_Model):
     """A training job."""
 
@@ -298,7 +305,7 @@ class JobSpec(_Model):
     @model_validator(mode="before")
     @classmethod
     def _shorthands(cls, value: object) -> object:
-        """Rewrites ``learners``, a command as a list, and numbers in ``env`` to the normal form."""
+        """Rewrites ``learners``, a command as a list, and numbers and booleans in ``env`` to the normal form."""
         if not isinstance(value, dict):
             raise PydanticCustomError("not_a_mapping", "a job spec is a mapping of fields, e.g. name: digits")
         value = dict(value)
@@ -308,7 +315,7 @@ class JobSpec(_Model):
         if isinstance(value.get("command"), list) and all(isinstance(word, str) for word in value["command"]):
             value["command"] = shlex.join(value["command"])
         if isinstance(value.get("env"), dict):
-            value["env"] = {k: str(v) if type(v) in (int, float) else v for k, v in value["env"].items()}
+            value["env"] = {key: _env_text(given) for key, given in value["env"].items()}
         return value
 
     @model_validator(mode="after")

@@ -39,6 +39,8 @@ class PendingReason(StrEnum):
     """The pause before its next attempt has not ended."""
     RELEASING = "Releasing"
     """Its last attempt still holds hardware."""
+    WAITING_FOR_DISK = "WaitingForDisk"
+    """A disk of the platform or of its nodes is almost full: nothing is admitted."""
     MISCONFIGURED = "Misconfigured"
     """Its stored spec cannot be read."""
 

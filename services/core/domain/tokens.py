@@ -1,8 +1,7 @@
-"""Learner tokens: each is valid for one learner of one attempt of one job.
+"""The identity in a learner's token, and the tokens of installations before docs/adr/0015-identities.md.
 
-A token is an HMAC over the learner's identity, made with the installation's service secret. It is verified without a
-store. It has no expiry of its own: the receiver also compares the attempt in it with the current attempt. Standard
-library only, because helpers import this module and have no cryptography package.
+Such a token is an HMAC over the identity, made with a secret that all services had. Learners that started before the
+upgrade keep theirs. Standard library only, because helpers import this module and have no cryptography package.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import base64
 import hashlib
 import hmac
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 _CONTEXT: Final = b"weft learner token v1\x00"
@@ -36,14 +35,10 @@ def _mac(secret: bytes, body: bytes) -> str:
     return hmac.new(secret, _CONTEXT + body, hashlib.sha256).hexdigest()
 
 
-def mint(secret: bytes, identity: LearnerIdentity) -> str:
-    """Returns a token: the identity as URL-safe base64 JSON, a dot, and its HMAC-SHA256 in hexadecimal."""
-    body = base64.urlsafe_b64encode(json.dumps(asdict(identity), separators=(",", ":")).encode()).rstrip(b"=")
-    return f"{body.decode()}.{_mac(secret, body)}"
-
-
-def verify(secret: bytes, token: str) -> LearnerIdentity | None:
+def verify_shared(secret: bytes, token: str) -> LearnerIdentity | None:
     """Returns the identity in a token that was made with this secret, and None for any other text.
+
+    The token is the identity as URL-safe base64 JSON, a dot, and its HMAC-SHA256 in hexadecimal.
 
     The comparison takes the same time for every wrong MAC.
     """

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from services.core.domain.job import Job, Verdict
 from services.core.domain.learner import Exit, LearnerStatus
+from services.core.domain.outages import is_outage
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
 
@@ -20,7 +21,7 @@ def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
 
     ``learners``: the reports of the current attempt, by learner name; of some there may be none yet. ``now``: Unix ms.
 
-    Order of precedence: a kill, then success, then a failure, then a halt. Success comes before failure: once all
+    Order of precedence: a kill, success, a failure, different data, a halt. Success comes before failure: once all
     deciding roles have succeeded, the failure of another role must not train the job again.
     """
     if job.desired is Desired.KILL:
@@ -30,6 +31,8 @@ def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     failed = _first_failure(job, spec, learners, now)
     if failed is not None:
         return failed
+    if job.desired is Desired.RUN and (changed := _mixed_data(job, spec, learners, now)) is not None:
+        return changed
     if job.desired is Desired.HALT and sum(_is_over(learner) for learner in learners.values()) == spec.learners:
         return Verdict(to=Status.HALTED, reason="Halted", message=f"halted by {job.requester}", time=now)
     return None
@@ -100,7 +103,7 @@ def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     first = min(fatal or failures, key=lambda learner: (_end_time(learner, now), learner.rank))
     reason, message = describe_failure(first)
     end = first.exit
-    infrastructure = end is not None and end.lost
+    infrastructure = end.lost if end is not None else is_outage(first.reason)
     retry = infrastructure or _may_retry(job, spec, end)
     if retry and job.desired is Desired.HALT:
         return None  # instead of another attempt the job becomes HALTED, and its owner may resume it
@@ -111,6 +114,30 @@ def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
         to=Status.QUEUED if retry else Status.FAILED, reason=reason, message=message, time=now, learner=first.name,
         exit_code=end.code if end else None, signal=end.signal if end else None, budgeted=not infrastructure,
     )  # fmt: skip
+
+
+def _mixed_data(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], now: int) -> Verdict | None:
+    """Returns the verdict for learners that fetched different versions of the data, on different nodes.
+
+    On one node their helpers compare the versions themselves.
+    """
+    first: LearnerStatus | None = None
+    for learner in sorted(learners.values(), key=lambda learner: learner.rank):
+        if not learner.data_digest:
+            continue
+        first = first or learner
+        if learner.data_digest != first.data_digest:
+            retry = _may_retry(job, spec, None)
+            message = (
+                f"learners {first.name} and {learner.name} fetched different versions of the data, which changed "
+                "meanwhile; a gang must not train on two"
+            )
+            to = Status.QUEUED if retry else Status.FAILED
+            again = f"; trying again (retry {job.counters.retries + 1} of {spec.retries.max})" if retry else ""
+            return Verdict(
+                to=to, reason="DataChanged", message=message + again, time=now, learner=learner.name, budgeted=True
+            )
+    return None
 
 
 def _may_retry(job: Job, spec: JobSpec, end: Exit | None) -> bool:
@@ -129,6 +156,11 @@ def describe_failure(learner: LearnerStatus) -> tuple[str, str]:
         return "LearnerLost", f"learner {learner.name} disappeared: its process and the parent process are gone"
     if end.oom:
         return "OOMKilled", f"learner {learner.name} ran out of memory; raise resources.memory"
+    if end.disk_exceeded:
+        return "DiskExceeded", (
+            f"learner {learner.name} was ended: {end.disk_exceeded}, the bound that the operator has set for one "
+            "learner; write less, or remove files while it trains"
+        )
     if end.signal is not None:
         try:
             name = signal.Signals(end.signal).name

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Ports = TypeVar("Ports", bound=DataclassInstance)
 
 Port = TypeVar("Port")
-_NO_FAILPOINTS: Final = frozenset({"clock"})
+_NO_FAILPOINTS: Final = frozenset({"clock", "mint"})
 """Ports without side effects."""
 
 

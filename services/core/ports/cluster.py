@@ -15,7 +15,7 @@ from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
 
 ISOLATION_LABEL: Final = "weft.dev/isolation"
-"""Label of a node: how its learners are isolated (process | sandbox)."""
+"""Label of a node: how its learners are isolated (sandbox | process | trusted)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class Node:
     """Model of the GPUs, e.g. v100; empty: unknown or none."""
     ready: bool = True
     """False: no learners can be placed on it now."""
+    pressure: str = ""
+    """Why no further learners should be placed on it now, e.g. an almost full disk, for people; empty: nothing."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -56,6 +58,8 @@ class LearnerProcess:
     """Why its helper failed before the process ran; empty: it did not fail."""
     message: str = ""
     """The failure of the helper, for people."""
+    readable: bool = True
+    """False: the cluster's record of it is damaged, so its helper's report says how it ended."""
     node: str = ""
     cpus: float = 0
     """CPU cores that it holds of its node, as long as it is observed here, whatever its job's document says."""

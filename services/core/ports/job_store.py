@@ -25,6 +25,8 @@ class JobQuery:
     user: str | None = None
     statuses: tuple[Status, ...] = ()
     """Any of these; empty: all."""
+    live: bool | None = None
+    """True: only jobs that are not at rest (``Job.live``); False: only the others."""
     holding: bool | None = None
     """True: only jobs that may hold hardware (attempt > 0 and not released); False: only the others."""
     holder: str | None = None
@@ -51,6 +53,16 @@ class DispatcherDoc:
     """Member id of the leading process."""
     rev: int = 0
     """Revision, set by the store; 0: the document does not exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Which documents were written since a position in the store's sequence of writes."""
+
+    revisions: Mapping[str, int]
+    """Job id -> its revision. A write may be reported more than once."""
+    position: int
+    """Where the next call continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +151,30 @@ class JobStore(Protocol):
         """Examines ``limit`` documents with ids after ``after`` and returns the unreadable ones, for operators.
 
         The second value is the id to continue after; empty: there are no more documents.
+        """
+        ...
+
+    async def changes(self, after: int | None) -> Changes:
+        """Returns the jobs that were written after a position, from an index: the cost depends on these writes only.
+
+        ``after``: ``position`` of the last call; None: returns no revisions, and the position of now. Every write is
+        reported by some call, except: a store without transactions may miss a write if the clocks of two writers differ
+        by more than two seconds, and ``delete`` is not reported. So a reader also reads its jobs now and then.
+        """
+        ...
+
+    async def to_erase(self, *, deleted_until: int, after: Job | None = None, limit: int = 100) -> Sequence[Job]:
+        """Returns deleted jobs that are not erased, in the order of (deleted, id); fewer than ``limit``: no more.
+
+        ``deleted_until``: only those deleted at this time (Unix ms) or before. ``after``: only those that come after
+        this job. Unreadable documents are skipped.
+        """
+        ...
+
+    async def names_code(self, tenant: str, digest: str) -> bool:
+        """Whether a job of the tenant that is not erased has this code digest. A linearizable read.
+
+        Also True while the store has a document that does not show its tenant: it may name any code.
         """
         ...
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,21 @@ class Extent:
     sources: Sequence[SourceState]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobBounds:
+    """How much is stored of one job. What is beyond a bound is left out and counted; its source goes on."""
+
+    log_bytes: int = 10 * 2**30
+    """Bytes of log lines."""
+    points: int = 50_000_000
+    """Metric points; each takes about 60 bytes."""
+    series: int = 10_000
+    """Curves: (attempt, rank, name, labels)."""
+    sources: int = 100_000
+    """Files of learners; a file that is replaced or truncated becomes another one."""
+
+
+DEFAULT_BOUNDS: Final = JobBounds()
 Stored: TypeAlias = Sequence[StoredLine] | Sequence[StoredPoint]
 
 
@@ -167,8 +182,9 @@ class MetricStore(Protocol):
         """Stores batches durably. Returns the committed offset of each batch's source afterwards, in the same order.
 
         A batch is not stored if its ``start`` is not the committed offset or its source has ended. Raises NoSpace where
-        the disk is full and NotFound where the job was deleted. Raises InvalidRequest, and stores none of the batches,
-        where one is malformed (a line outside its batch's bytes, text that is not Unicode).
+        the disk is full and NotFound where the job was deleted. Lines and points beyond a bound of the job are left
+        out; the offset advances all the same. Raises InvalidRequest, and stores none of the batches, where one is
+        malformed (a line outside its batch's bytes, text that is not Unicode).
         """
         ...
 
@@ -202,6 +218,10 @@ class MetricStore(Protocol):
 
     async def counts(self, job_id: str) -> tuple[int, int]:
         """Returns how many (lines, points) are stored; these are also the highest seqs."""
+        ...
+
+    async def left_out(self, job_id: str) -> Mapping[str, int]:
+        """Returns how many lines or points were left out for each bound that was reached, by its name in JobBounds."""
         ...
 
     async def extent(self, job_id: str) -> Extent:

@@ -2,11 +2,13 @@
 
 VERSION                schema of this folder
 lock                   held by the supervisor
-run/addresses.json     name -> "127.0.0.1:port"; clients read it again when a service does not answer
+run/addresses.json     name -> address (services.core.runtime.address); clients read it again when no service answers
+run/s/                 the sockets of etcd and the services
 run/<service>.json     pid, start time and boot id of each service; run/came-up: all services have run at the same time
 run/<service>.lease.json  the service's lease in etcd, which its next process revokes
 logs/<service>.log
-secrets/               0600 files: service secret, master key, admin key (docs/adr/0008-secrets.md)
+tls/                   with WEFT_TRANSPORT=tls: the installation's authority, certificates and keys
+secrets/               0600 files: keys of services (docs/adr/0015-identities.md), master key, admin key
 restoring.json         a restore has begun and not ended
 jobs.sqlite            JobStore; records.sqlite: RecordStore
 objects/               ObjectStore
@@ -25,8 +27,13 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from services.core.domain.errors import Unavailable
+from services.core.runtime.address import Address, TlsFiles
+
+SOCKETS: Final = "run/s"
+"""The folder of the sockets; its path counts towards the length of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,8 @@ class Home:
     """The folder of one installation. ``home / "objects"`` is a path in it."""
 
     root: Path
+    tls: TlsFiles | None = None
+    """Certificate and key of this process, for addresses that need them."""
 
     def __truediv__(self, part: str) -> Path:
         return self.root / part
@@ -44,21 +53,21 @@ class Home:
         return self.root / "run" / "addresses.json"
 
     def addresses(self) -> dict[str, str]:
-        """Returns name -> ``host:port``, read anew. Raises Unavailable where the platform was never started here."""
+        """Returns name -> address, read anew. Raises Unavailable where the platform was never started here."""
         try:
             return dict(json.loads(self.addresses_file.read_text()))
         except FileNotFoundError:
             raise Unavailable(f"nothing has been started in {self.root}; start it with `weft up`") from None
 
-    def address(self, name: str) -> str:
-        """Returns the ``host:port`` of a server. Raises Unavailable where it has none.
+    def address(self, name: str) -> Address:
+        """Returns the address of a server. Raises Unavailable where it has none.
 
         ``name``: ``api``, ``lcm``, ``guardian``, ``metrics``, ``node``, ``etcd``, or ``<service>-ops``.
         """
         address = self.addresses().get(name)
         if address is None:
             raise Unavailable(f"{name} has no address in {self.addresses_file}")
-        return address
+        return Address(address, self.tls)
 
 
 def default_home() -> Path:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -38,8 +38,12 @@ PREPARED_FILE: Final = "prepared.json"
 GO_FILE: Final = "go"
 STOP_FILE: Final = "stop.json"
 STORED_FILE: Final = "stored"
+DISK_FILE: Final = "disk.json"
+"""Written by the agent before it ends a learner that wrote too much: ``{why}``."""
 SPOOL_FOLDER: Final = "spool"
 RUNS_FOLDER: Final = "runs"
+GANG_FILE: Final = ".gang.json"
+"""In the attempt's folder, beside those of its learners."""
 JOB_FOLDER: Final = "job"
 """JOB_STATE_DIR: the only folder that belongs to the learner's user."""
 JOB_FOLDERS: Final = {
@@ -55,6 +59,27 @@ JOB_FOLDERS: Final = {
 
 MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """The errors that reading a damaged file may raise."""
+
+
+def write_gang(attempt: Path, plan: AttemptPlan) -> None:
+    """Writes the names of all learners, by rank, once for the attempt: a list in each learner's file would be O(n^2).
+
+    ``attempt``: the folder of the learners' folders.
+    """
+    names = [learner.name for learner in sorted(plan.learners, key=lambda learner: learner.rank)]
+    write_json(attempt / GANG_FILE, {"learners": names}, durable=False)
+
+
+def read_gang(learner: Path, plan: AttemptPlan) -> list[str]:
+    """The names of all learners of the attempt, by rank. ``learner``: the folder of any of them.
+
+    ``plan``: of its ``learner.json``; one of an older version names all learners itself. Raises ValueError or TypeError
+    if the file cannot be read.
+    """
+    document = read_json(learner.parent / GANG_FILE)
+    if document is None:
+        return [learner.name for learner in sorted(plan.learners, key=lambda learner: learner.rank)]
+    return [str(name) for name in document["learners"]]
 
 
 def job_folder(folder: Folder) -> tuple[str, str]:
@@ -77,7 +102,7 @@ class Assignment:
     """The part of ``learner.json`` that a helper needs. Written once, by the agent."""
 
     plan: AttemptPlan
-    """Of the other learners only name, role, rank and sizes: neither tokens nor environments nor commands."""
+    """Without the other learners: ``read_gang`` has their names, and nothing of this machine needs more."""
     learner: LearnerPlan
     uid: int
     gid: int
@@ -115,6 +140,12 @@ class LearnerDocument(Assignment):
     """The sandbox's command, to which the learner's is appended; empty in isolation ``process``."""
     groups: tuple[str, ...] = ()
     """The folders of its control groups; empty where there are none."""
+    private_tmp: bool = False
+    """The shim gives it its own /tmp, /var/tmp, /dev/shm and IPC (isolation ``process``; a sandbox has them)."""
+    seccomp: str = ""
+    """The filter of its system calls, in hexadecimal digits; empty: none."""
+    processes: int = 0
+    """The limit of processes and threads of its user, for machines without a ``pids`` controller; 0: none."""
     schema: int = SCHEMA
 
     @property
@@ -197,9 +228,17 @@ class LearnerFolder:
         name = exit_file(run)
         try:
             document = self.read(name)
-            return None if document is None else _exit(document)
+            return None if document is None else self._with_disk(_exit(document))
         except MALFORMED:
             return Exit(time=self._changed_ms(name), lost=True)
+
+    def _with_disk(self, end: Exit) -> Exit:
+        """A stop by the platform that came first remains the cause."""
+        try:
+            document = self.read(DISK_FILE) if end.natural else None
+        except MALFORMED:
+            document = {}
+        return end if document is None else replace(end, disk_exceeded=str(document.get("why", "it wrote too much")))
 
     def stop_mark(self) -> StopMark | None:
         """None also if it cannot be read: the next stop replaces it."""

@@ -18,12 +18,14 @@ import structlog
 from prometheus_client import CollectorRegistry, Gauge
 
 JOB, STATUS, LEARNER, METRICS, RECORD, SPOOL = "job", "status", "learner", "metrics", "record", "spool"
+FOLDER: Final = "folder"
 ADVICE: Final = {
     JOB: "repair its document in the job store, or restore it from a backup; the job continues by itself then",
     STATUS: "nothing to do: it is written again, or removed when its job has ended",
     LEARNER: "`weft kill` its job; what the learner has stored remains",
     METRICS: "its job continues without stored lines and points; restore its folder below metrics/ from a backup",
     RECORD: "restore it from a backup, or create it again (a key: POST /v1/keys)",
+    FOLDER: "unmount what is mounted in it (findmnt), or remove it by hand; the node agent tries again by itself",
     SPOOL: "nothing to do: its readable part was sent, the rest is counted as lost",
 }
 """Kind -> the default advice."""

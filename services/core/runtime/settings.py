@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home, default_home
 
 
@@ -53,6 +54,11 @@ class Settings(BaseSettings):
         description="File with access key, secret key and session token, in the format of Amazon's tools (section "
         "[default]). Replaces the three settings.",
     )
+    s3_signing_credentials_file: Path | None = Field(
+        default=None,
+        description="The same, for the credentials with which helpers' URLs are signed; rights to get and put objects "
+        "suffice. Default: the credentials of the store.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Lowest level that is logged. Logs are JSON, one object per line."
     )
@@ -81,7 +87,37 @@ class Settings(BaseSettings):
         description="Seconds without a keep-alive after which a service counts as dead. etcd's minimum is 2.",
     )
 
+    tls_authority_file: Path | None = Field(
+        default=None,
+        description="PEM file of the authority whose certificates other services show. Needed for addresses of the "
+        "form tls:host:port. Default with `weft up`: the installation's own authority.",
+    )
+    tls_certificate_file: Path | None = Field(
+        default=None,
+        description="PEM file of this service's certificate, which it shows as server and as client. Default with "
+        "`weft up`: made by the installation's authority.",
+    )
+    tls_key_file: Path | None = Field(
+        default=None, description="PEM file of the private key of `tls_certificate_file`, unencrypted, of mode 600."
+    )
+
+    disk_free_bytes: int = Field(
+        default=2**30,
+        ge=0,
+        description="No job is admitted while a disk of the job store, the object store or the nodes has fewer free "
+        "bytes than this and than `disk_free_percent`: running jobs need the rest to end well. 0: never stops.",
+    )
+    disk_free_percent: float = Field(
+        default=5.0, ge=0, le=100, description="The same as a share of the disk, in percent; the lower limit counts."
+    )
+
     @property
     def installation(self) -> Home:
         """The folder layout and the addresses below ``home``."""
-        return Home(self.home)
+        return Home(self.home, self.tls_files)
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The files for mutual TLS; None unless all three are set."""
+        files = (self.tls_authority_file, self.tls_certificate_file, self.tls_key_file)
+        return TlsFiles(*files) if all(files) else None  # type: ignore[arg-type]

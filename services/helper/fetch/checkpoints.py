@@ -11,12 +11,14 @@ import asyncio
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.errors import WeftError
 from services.core.runtime.learner_folder import Assignment
+from services.helper.fetch.faults import outage_of
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.learner_files import MAX_DEPTH
 from services.helper.objects import UrlSigner, open_objects
@@ -36,19 +38,25 @@ class SavedFile:
     sha256: str
 
 
-def restore(assignment: Assignment, target: Path, signer: UrlSigner, progress: FetchProgress) -> None:
+def restore(
+    assignment: Assignment, gang: Sequence[str], target: Path, signer: UrlSigner, progress: FetchProgress
+) -> None:
     """Writes the files into ``target``, which must not exist and which only the platform may write.
 
     Everything in it belongs to the learner afterwards. Does nothing where no earlier attempt has a checkpoint. Raises
-    FetchFailed where a listed file is missing or damaged, FetchCancelled.
+    FetchFailed where a listed file is missing or damaged, FetchCancelled. ``gang``: names of all learners, by rank.
     """
     if assignment.plan.checkpoint_attempts:
-        asyncio.run(_Restoration(assignment, target, signer, progress).run())
+        asyncio.run(_Restoration(assignment, gang, target, signer, progress).run())
 
 
 class _Restoration:
-    def __init__(self, assignment: Assignment, target: Path, signer: UrlSigner, progress: FetchProgress) -> None:
+    def __init__(
+        self, assignment: Assignment, gang: Sequence[str], target: Path, signer: UrlSigner, progress: FetchProgress
+    ) -> None:
         self._assignment = assignment
+        own = assignment.learner.name
+        self._order = [own, *(name for name in gang if name != own)]
         self._objects = open_objects(assignment, signer, progress.wait_for_objects)
         self._target = target
         self._progress = progress
@@ -74,11 +82,10 @@ class _Restoration:
         """The union of the learners' manifests, by path. A path that is a file of one is no folder of another."""
         plan = self._assignment.plan
         prefix = f"tenants/{plan.tenant}/jobs/{plan.job}/attempts/{attempt}/checkpoints"
-        own = self._assignment.learner.rank
         union: dict[str, SavedFile] = {}
         folders: set[str] = set()
-        for learner in sorted(plan.learners, key=lambda learner: (learner.rank != own, learner.rank)):
-            base = f"{prefix}/{learner.name}"
+        for name in self._order:
+            base = f"{prefix}/{name}"
             if await self._objects.size(base + _MANIFEST) is None:
                 continue
             for file in _parse_manifest(await self._read(base + _MANIFEST), base):
@@ -103,6 +110,8 @@ class _Restoration:
                     out.write(chunk)
                     self._progress.check()
         except WeftError as error:
+            if (outage := outage_of(error)) is not None:
+                raise outage from error
             raise FetchFailed(REASON, f"checkpoint {file.path} cannot be restored: {error.message}") from error
         if hashing.hexdigest() != file.sha256:
             raise FetchFailed(REASON, f"checkpoint {file.path} is damaged in the object store")

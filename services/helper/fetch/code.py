@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from services.core.domain.errors import InvalidArchive, NotFound
+from services.core.domain.outages import Outage
 from services.core.formats.archive import unpack
 from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.progress import FetchFailed, FetchProgress
@@ -24,7 +25,7 @@ _ALGORITHM: Final = "sha256:"
 def fetch_code(assignment: Assignment, target: Path, signer: UrlSigner, progress: FetchProgress) -> None:
     """Unpacks the code into ``target``, which must not exist; does nothing for a job without code.
 
-    Raises FetchFailed if the code is missing or damaged, FetchCancelled.
+    Raises FetchFailed if the code is missing or damaged, or the store away (an outage), FetchCancelled.
     """
     digest = assignment.plan.code_digest
     if not digest:
@@ -39,11 +40,22 @@ def fetch_code(assignment: Assignment, target: Path, signer: UrlSigner, progress
                 )
             unpack(file, target, owner=assignment.owner)
     except (FileNotFoundError, NotFound):
+        if _is_store_away(assignment):
+            raise FetchFailed(
+                Outage.OBJECT_STORE_UNAVAILABLE, "the folder of the object store is not there; it may not be mounted"
+            ) from None
         raise FetchFailed(
             "CodeInvalid", f"the code {digest} is not in the object store; submit the job again"
         ) from None
     except InvalidArchive as invalid:
         raise FetchFailed("CodeInvalid", invalid.message) from invalid
+
+
+def _is_store_away(assignment: Assignment) -> bool:
+    """Whether the store is a folder that is not there. An open store has a folder for staging."""
+    from services.core.adapters.folder.objects import STAGING  # noqa: PLC0415 - only after a failure
+
+    return bool(assignment.objects) and not Path(assignment.objects, STAGING).is_dir()
 
 
 @contextlib.contextmanager

@@ -24,11 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services.core.domain.outages import Outage
 from services.core.frameworks import Framework, find
 from services.core.runtime.undo import undo_on_failure
+from services.helper.fetch.build_user import as_user, build_user, give, own_folder
+from services.helper.fetch.faults import outage_of_build
 from services.helper.fetch.lock import hold_lock
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.log import log_event
+from services.helper.settings import load_settings
 
 REASON: Final = "EnvironmentFailed"
 _SCHEMA: Final = "1"
@@ -39,6 +43,10 @@ _FILES: Final = (".whl", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".tar")
 """Endings of valid names that uv takes for files."""
 _MAX_REQUIREMENTS: Final = 256 * 2**10
 _LAST_LINES: Final = 12
+_OUTAGES: Final = {
+    Outage.NO_SPACE: "The disk of the machine's caches is full.",
+    Outage.INDEX_UNAVAILABLE: "The package index does not answer.",
+}
 _COMPILE_S: Final = 600
 
 
@@ -83,21 +91,20 @@ def required_environment(framework: str, model_dir: Path) -> EnvironmentSpec | N
 def prepare(spec: EnvironmentSpec, cache: Path, progress: FetchProgress) -> Path:
     """Returns the environment's folder, complete; builds it if needed.
 
-    Raises FetchFailed with the last lines of uv's output, FetchCancelled.
+    Raises FetchFailed with the last lines of uv's output (an outage if the index is away), FetchCancelled.
     """
     envs = cache / "envs"
     for folder in (cache, envs):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o711)  # learners pass through; they cannot list it
     place = envs / spec.digest
-    if (place / _OK).exists():
-        return place
     waiting = f"waiting for another learner that builds the environment: {spec.label}"
     with hold_lock(envs / f"{spec.digest}.lock", progress, waiting) as lock:
         if not (place / _OK).exists():
             progress.report(f"building the environment: {spec.label}")
             with undo_on_failure(lambda: shutil.rmtree(place, ignore_errors=True)):
                 _build(spec, place, cache, lock, progress)
+        os.utime(place / _OK)  # used now: the cache removes those that were not used for longest
     return place
 
 
@@ -173,7 +180,18 @@ def _build(spec: EnvironmentSpec, place: Path, cache: Path, lock: int, progress:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     place.chmod(0o755)
-    uv = _Uv(cache, lock, progress)
+    with hold_lock(cache / "uv.lock", progress, "waiting for room in the package cache", shared=True) as packages:
+        os.utime(packages)
+        uv = _Uv(cache, lock, progress)
+        give(place, uv.user)
+        _install(spec, place, uv)
+    progress.report(f"compiling the environment: {spec.label}")
+    _compile(spec.python, place / "venv", lock, progress, uv.user)
+    _make_readable(place)
+    (place / _OK).touch()
+
+
+def _install(spec: EnvironmentSpec, place: Path, uv: _Uv) -> None:
     venv = place / "venv"
     uv.run("venv", "--no-project", "--python", str(spec.python), str(venv))
     target = ("--python", str(venv / "bin" / "python"), "--only-binary", ":all:")
@@ -187,10 +205,6 @@ def _build(spec: EnvironmentSpec, place: Path, cache: Path, lock: int, progress:
             (place / "constraints.txt").write_text(_constraints(spec.lock))
             arguments += ("-c", str(place / "constraints.txt"))
         uv.run("pip", "install", *target, *arguments)
-    progress.report(f"compiling the environment: {spec.label}")
-    _compile(spec.python, venv, lock, progress)
-    _make_readable(place)
-    (place / _OK).touch()
 
 
 def _constraints(lock: str) -> str:
@@ -198,12 +212,12 @@ def _constraints(lock: str) -> str:
     return "\n".join(line.removesuffix("\\").strip() for line in lock.splitlines() if re.match(r"[A-Za-z0-9]", line))
 
 
-def _compile(python: Path, venv: Path, lock: int, progress: FetchProgress) -> None:
+def _compile(python: Path, venv: Path, lock: int, progress: FetchProgress, user: int | None) -> None:
     """Writes byte code, which learners cannot. The bare interpreter does: it runs nothing of the environment."""
     command = [str(python), "-I", "-S", "-m", "compileall", "-q", "-j", "0", str(venv / "lib")]
-    process = subprocess.Popen(
+    process: subprocess.Popen[bytes] = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(lock,),
-        env={"PATH": os.defpath},
+        env={"PATH": os.defpath}, **as_user(user),
     )  # fmt: skip
     _wait(process, progress, _COMPILE_S)  # files that are no valid Python do not make it fail
 
@@ -224,28 +238,30 @@ class _Uv:
         import uv  # noqa: PLC0415 - needed for a build only, not for an environment that exists
 
         self._binary = uv.find_uv_bin()
+        self.user = build_user(load_settings().build_uid, (Path(self._binary), cache / "uv"))
         self._cache = cache / "uv"
-        self._cache.mkdir(mode=0o700, exist_ok=True)
+        own_folder(self._cache, self.user)
         self._lock = lock
         self._progress = progress
 
     def run(self, *arguments: str) -> None:
         """Runs uv with the arguments. Raises FetchFailed with the last lines of its output."""
-        log = self._cache.parent / "envs" / f".{os.getpid()}.log"
-        with log.open("w+b") as out:
-            process = subprocess.Popen(
+        # In memory: on a full disk the file would not contain the reason.
+        with os.fdopen(os.memfd_create("uv"), "w+b") as out:
+            process: subprocess.Popen[bytes] = subprocess.Popen(
                 [self._binary, *arguments], cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                pass_fds=(self._lock,), env=self._environment(),
+                pass_fds=(self._lock,), env=self._environment(), **as_user(self.user),
             )  # fmt: skip
             code = _wait(process, self._progress, None)
             out.seek(0)
             output = out.read().decode("utf-8", "replace")
-        log.unlink(missing_ok=True)
         if code != 0:
             lines = [line for line in output.splitlines() if line.strip() and not line.startswith("Using Python")]
             last = "\n".join(lines[-_LAST_LINES:])
             log_event("uv.failed", arguments=arguments, code=code, output=last)
-            raise FetchFailed(REASON, f"the environment cannot be built. {_advice(last)} uv says: {last}")
+            outage = outage_of_build(output)
+            why = _OUTAGES[outage] if outage is not None else _advice(last)
+            raise FetchFailed(outage or REASON, f"the environment cannot be built. {why} uv says: {last}")
 
     def _environment(self) -> dict[str, str]:
         out = {
@@ -253,6 +269,10 @@ class _Uv:
             # As root, learners cannot write to it: one file for all environments that have it.
             "UV_LINK_MODE": "hardlink" if os.geteuid() == 0 else "copy", "NO_COLOR": "1",
         }  # fmt: skip
+        if self.user is not None:  # it cannot read the configuration in root's home
+            out |= {"HOME": str(self._cache), "TMPDIR": str(self._cache)}
+            for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+                out.pop(name, None)
         if not out.get("UV_DEFAULT_INDEX") and not out.get("UV_INDEX_URL") and (mirror := _mirror()):
             out["UV_DEFAULT_INDEX"] = mirror
         return out
@@ -272,10 +292,6 @@ def _mirror() -> str:
 
 def _advice(output: str) -> str:
     low = output.lower()
-    if "no space" in low or "os error 28" in low:
-        return "This machine's disk is full: make room under the platform's cache folder."
-    if any(word in low for word in ("dns", "connect", "timed out", "network", "certificate")):
-        return "The package index does not answer: check the network, or ask the operator about the mirror."
     if "no wheels" in low or "no usable wheels" in low or "only-binary" in low or "building source" in low:
         return "Only packages that come as wheels can be installed: choose a version that has one for this machine."
     return "Check the job's requirements.txt."

@@ -7,25 +7,23 @@ to ``replaced/``, and goes with the learner's folder.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
 from pathlib import Path
-from typing import Final
 
-from services.core.domain.errors import NoSpace
+from services.core.domain.errors import WeftError
+from services.core.domain.outages import Outage
 from services.core.domain.plan import Folder, Input
-from services.core.runtime.learner_folder import JOB_FOLDER, JOB_FOLDERS, Assignment, LearnerFolder
+from services.core.runtime.learner_folder import JOB_FOLDER, JOB_FOLDERS, Assignment, LearnerFolder, read_gang
 from services.helper.fetch.code import fetch_code
+from services.helper.fetch.faults import outage_of
 from services.helper.fetch.progress import FetchFailed, FetchProgress, FetchResult
 from services.helper.fetch.versions import DataVersions
 from services.helper.learner_files import open_folder
 from services.helper.objects import UrlSigner
 
 # ruff: noqa: PLC0415 - modules that a job does not need are not imported: its learner would wait for them
-
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def fetch_all(folder: LearnerFolder, assignment: Assignment, signer: UrlSigner, progress: FetchProgress) -> FetchResult:
@@ -34,17 +32,11 @@ def fetch_all(folder: LearnerFolder, assignment: Assignment, signer: UrlSigner, 
         staging = _empty_staging(folder.root)
         result = _fetch_into(staging, folder, assignment, signer, progress)
         _hand_over(staging, folder.root)
-    except OSError as error:
-        if error.errno in _FULL:
-            raise _no_space() from error
+    except (OSError, WeftError) as error:
+        if (outage := outage_of(error)) is not None:
+            raise outage from error
         raise
-    except NoSpace as error:
-        raise _no_space() from error
     return result
-
-
-def _no_space() -> FetchFailed:
-    return FetchFailed("NoSpace", "this machine's disk is full; make room, and submit the job again")
 
 
 def _fetch_into(
@@ -62,8 +54,15 @@ def _fetch_into(
     if assignment.plan.checkpoint_attempts:
         from services.helper.fetch.checkpoints import restore
 
-        restore(assignment, staging / JOB_FOLDERS[Folder.CHECKPOINT], signer, progress)
+        restore(assignment, _gang(folder, assignment), staging / JOB_FOLDERS[Folder.CHECKPOINT], signer, progress)
     return result
+
+
+def _gang(folder: LearnerFolder, assignment: Assignment) -> list[str]:
+    try:
+        return read_gang(folder.root, assignment.plan)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FetchFailed(Outage.MACHINE_FAULT, f"the file with the gang's learners is damaged: {error}") from error
 
 
 def _prepare_environment(assignment: Assignment, model_dir: Path, result: FetchResult, progress: FetchProgress) -> None:

@@ -9,29 +9,34 @@ between tenants: one tenant's access to an address does not mean that another ha
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import http.client
 import os
 import shutil
+import socket
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
+from services.core.domain.outages import Outage
 from services.core.domain.plan import Input
 from services.core.runtime.durable_files import read_json, write_json
 from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.addresses import DENIED, CheckedUrl, check_url
+from services.helper.fetch.faults import FULL
 from services.helper.fetch.lock import hold_lock
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.fetch.versions import DataVersions
 from services.helper.settings import HelperSettings
 
-UNAVAILABLE: Final = "DataStoreUnavailable"
+NOT_FOUND: Final = "DataNotFound"
+"""The store answers, and has no such file: the spec is wrong."""
 _CHUNK: Final = 2**20
 _REDIRECTS: Final = 5
-_TRIES: Final = 6
+_TRIES: Final = 4
+"""Seven seconds of pauses. After that the hardware is given back, and the job is tried again later."""
+_NO_SUCH_HOST: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 _MOVED: Final = frozenset({301, 302, 303, 307, 308})
 
 
@@ -50,7 +55,7 @@ def fetch_http(
 ) -> str:
     """Makes ``target/<file name>`` the file behind the URL, read-only. Returns its digest.
 
-    Raises FetchFailed where it is not allowed, too large, or unavailable after several tries.
+    Raises FetchFailed where it is not allowed, too large, missing, or unavailable after several tries (an outage).
     """
     url = _url(entry)
     name = unquote(urlsplit(url).path).rsplit("/", 1)[-1]
@@ -61,6 +66,7 @@ def fetch_http(
     place = data / assignment.plan.tenant / hashlib.sha256(url.encode()).hexdigest()
     place.mkdir(parents=True, exist_ok=True)
     with hold_lock(place / "lock", progress, f"waiting for another learner that downloads {name}"):
+        os.utime(place / "lock")  # used now: the cache removes what was not used for longest
         body, digest = versions.file(entry), versions.digest(entry)
         if digest is None or not body.exists():
             _refresh(url, name, place, settings, progress)
@@ -84,13 +90,16 @@ def _refresh(url: str, name: str, place: Path, settings: HelperSettings, progres
             _download(url, name, place, settings, progress)
             return
         except (_TemporaryFailure, OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            if isinstance(error, OSError) and error.errno in FULL:
                 raise
             if (place / "body.json").exists():
                 return
             why = str(error) or type(error).__name__
             if attempt == _TRIES:
-                raise FetchFailed(UNAVAILABLE, f"{url} cannot be downloaded: {why}") from error
+                # A name server that does not answer is EAI_AGAIN; this one says that there is no such host.
+                unknown = isinstance(error, socket.gaierror) and error.errno in _NO_SUCH_HOST
+                reason = NOT_FOUND if unknown else Outage.DATA_STORE_UNAVAILABLE
+                raise FetchFailed(reason, f"{url} cannot be downloaded: {why}") from error
             progress.report(f"downloading {name}: {why}; trying again")
             progress.wait(min(10.0, 0.5 * 2**attempt))
 
@@ -158,7 +167,7 @@ def _get(url: str, settings: HelperSettings, headers: dict[str, str]) -> Generat
                     yield response
                     return
                 url = urljoin(url, location)
-    raise FetchFailed(UNAVAILABLE, f"{url} is behind too many redirects")
+    raise FetchFailed(NOT_FOUND, f"{url} is behind too many redirects")
 
 
 def _check_status(response: http.client.HTTPResponse, url: str) -> None:
@@ -172,7 +181,7 @@ def _check_status(response: http.client.HTTPResponse, url: str) -> None:
         raise _TemporaryFailure("the file has changed")
     if response.status in {408, 425, 429} or response.status >= 500:
         raise _TemporaryFailure(f"the server answers {response.status}")
-    raise FetchFailed(UNAVAILABLE, f"{url} answers {response.status} {response.reason}; check the address")
+    raise FetchFailed(NOT_FOUND, f"{url} answers {response.status} {response.reason}; check the address")
 
 
 def _keep(body: Path, kept: Path) -> Path:

@@ -6,15 +6,16 @@ Data that the learner's user cannot read is copied: the operator has allowed it 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
 from pathlib import Path
 from typing import Final
 
+from services.core.domain.outages import Outage
 from services.core.domain.plan import Input
 from services.core.runtime.learner_folder import Assignment
+from services.helper.fetch.faults import AWAY, FULL
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.fetch.versions import DataVersions
 from services.helper.settings import HelperSettings
@@ -41,6 +42,8 @@ def fetch_local(
     try:
         real = source.resolve(strict=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        if isinstance(error, OSError) and error.errno in AWAY:
+            raise FetchFailed(Outage.DATA_STORE_UNAVAILABLE, f"data at {source} cannot be read: {error}") from error
         raise FetchFailed(DENIED, f"data at {source} cannot be read: {error}") from error
     allowed = [path.resolve() for path in settings.data_paths]
     if not any(real.is_relative_to(path) for path in allowed):
@@ -102,8 +105,10 @@ def _copy_file(source: Path, target: Path) -> None:
     try:
         shutil.copyfile(source, target)
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno in FULL:
             raise
+        if error.errno in AWAY:
+            raise FetchFailed(Outage.DATA_STORE_UNAVAILABLE, f"{source} cannot be read: {error.strerror}") from error
         raise FetchFailed(DENIED, f"{source} cannot be read: {error.strerror}") from error
     target.chmod(0o644)
 

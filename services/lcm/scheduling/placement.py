@@ -79,10 +79,17 @@ def all_free(nodes: Iterable[Node]) -> list[Free]:
     return [Free(node.name, node.cpus, node.memory, node.gpus, node.gpu_type) for node in nodes if node.ready]
 
 
-def gang_of(spec: JobSpec, sizes: Mapping[str, Size]) -> Gang:
-    """The gang of a spec; ``sizes`` are the named sizes that the spec may use."""
+NOTHING: Final = Size(0, 0, 0)
+
+
+def gang_of(spec: JobSpec, sizes: Mapping[str, Size], least: Size = NOTHING) -> Gang:
+    """The gang of a spec; ``sizes`` are the named sizes that the spec may use.
+
+    ``least``: what each learner is charged at least, for its shim and its helper.
+    """
+    charged = {name: _at_least(spec.role_resources(name, sizes), least) for name in spec.roles}
     learners = [
-        (learner_name(name, index), spec.role_resources(name, sizes), role.gpu_type or spec.resources.gpu_type)
+        (learner_name(name, index), charged[name], role.gpu_type or spec.resources.gpu_type)
         for name, role in spec.roles.items()
         for index in range(role.count)
     ]
@@ -93,6 +100,10 @@ def gang_of(spec: JobSpec, sizes: Mapping[str, Size]) -> Gang:
         framework=spec.framework.name if spec.framework else "",
         max_pending=spec.max_pending,
     )
+
+
+def _at_least(size: Size, least: Size) -> Size:
+    return Size(max(size.gpus, least.gpus), max(size.cpus, least.cpus), max(size.memory, least.memory))
 
 
 def place(gang: Gang, free: Sequence[Free]) -> dict[str, str] | None:

@@ -1,7 +1,7 @@
 """The Intake RPCs, for helpers: each writes for its own job, attempt and rank, which its token names.
 
-Logs and points are taken in without etcd: a learner of a former attempt may still send what it wrote. Reports and beats
-need etcd, because they concern the current attempt.
+Logs and points are taken in without etcd: a learner whose attempt has just ended may still send what it wrote. Reports
+and beats need etcd, because they concern the current attempt.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.ports.metric_store import Batch, MetricStore
 from services.core.ports.object_urls import ObjectRequest, Verb
+from services.metrics.attempt_ends import AttemptEnds
 from services.metrics.attempts import Attempts
 from services.metrics.following import Notifier
 from services.metrics.heartbeats import Heartbeats
@@ -49,6 +50,7 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
     instrumentation: Instrumentation
     gather_s: float
     signing: Signing
+    ends: AttemptEnds
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
         learner = calling_learner()
@@ -78,6 +80,7 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
             source = batch.source
             if (source.attempt, source.role, source.rank) != (learner.attempt, learner.role, learner.rank):
                 raise PermissionDenied(f"{learner.name} of attempt {learner.attempt} may write for itself only")
+        await self.ends.check(learner)
         committed = await self.store.append(learner.job, batches)
         self.notifier.notify(learner.job)
         self._count(batches, committed, time.perf_counter() - began)

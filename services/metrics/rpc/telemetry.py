@@ -109,7 +109,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         progress, eta_ms = self.heartbeats.progress(request.job_id)
         return pb.SummaryReply(
             lines=lines, points=points, latest=point_messages(_cut(latest, point_size)), progress=progress,
-            eta_ms=eta_ms,
+            eta_ms=eta_ms, left_out=await self.store.left_out(request.job_id),
         )  # fmt: skip
 
     async def Forget(self, request: pb.ForgetRequest, context: Any) -> pb.ForgetReply:

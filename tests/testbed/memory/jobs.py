@@ -15,7 +15,7 @@ from services.core.domain.document import read_job
 from services.core.domain.errors import Duplicate, NotFound, Quarantined, StaleRevision
 from services.core.domain.job import Event, Job, check_replace
 from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, job_or_unreadable
+from services.core.ports.job_store import Changes, DispatcherDoc, JobQuery, Unreadable, job_or_unreadable
 
 
 class MemoryJobStore:
@@ -27,6 +27,7 @@ class MemoryJobStore:
         self._idem: dict[str, str] = {}
         self._history: dict[str, dict[int, Event]] = {}
         self._dispatcher = DispatcherDoc()
+        self._writes: list[tuple[str, int]] = []
 
     def plant(self, job_id: str, document: str) -> None:
         """Replaces the document of a job by a text, which may be malformed."""
@@ -41,6 +42,7 @@ class MemoryJobStore:
         self._jobs[job.id] = stored
         self._idem[job.idem] = job.id
         insort(self._ids, job.id)
+        self._writes.append((stored.id, stored.rev))
         return stored
 
     async def get(self, job_id: str) -> Job | None:
@@ -60,6 +62,7 @@ class MemoryJobStore:
             raise StaleRevision(f"job {prior.id} is at revision {current.rev}, not {prior.rev}")
         stored = replace(new, rev=prior.rev + 1)
         self._jobs[prior.id] = stored
+        self._writes.append((stored.id, stored.rev))
         return stored
 
     async def find(
@@ -95,6 +98,24 @@ class MemoryJobStore:
         ids = self._ids[begin : begin + limit]
         unreadable = [bad for bad in map(self._read_or_unreadable, ids) if isinstance(bad, Unreadable)]
         return unreadable, ids[-1] if len(ids) == limit else ""
+
+    async def changes(self, after: int | None) -> Changes:
+        position = len(self._writes)
+        return Changes(revisions=dict(self._writes[position if after is None else after :]), position=position)
+
+    async def to_erase(self, *, deleted_until: int, after: Job | None = None, limit: int = 100) -> Sequence[Job]:
+        jobs = [job for job in map(self._read_or_unreadable, self._ids) if isinstance(job, Job) and job.erased is None]
+        due = sorted((job for job in jobs if (job.deleted or 2**63) <= deleted_until), key=_by_deletion)
+        return [job for job in due if after is None or _by_deletion(job) > _by_deletion(after)][:limit]
+
+    async def names_code(self, tenant: str, digest: str) -> bool:
+        for job in map(self._read_or_unreadable, self._ids):
+            if isinstance(job, Job):
+                if (job.tenant, job.code_digest, job.erased) == (tenant, digest, None):
+                    return True
+            elif not isinstance(job.document.get("tenant"), str) or job.document.get("code_digest") == digest:
+                return True
+        return False
 
     async def delete(self, job_id: str) -> None:
         self._history.pop(job_id, None)
@@ -145,10 +166,15 @@ def _read(job_id: str, stored: Job | str) -> Job:
     return read_job(job_id, document)
 
 
+def _by_deletion(job: Job) -> tuple[int, str]:
+    return job.deleted or 0, job.id
+
+
 def _matches(job: Job, query: JobQuery) -> bool:
     wanted: list[tuple[object, object]] = [
         (query.tenant, job.tenant),
         (query.user, job.user),
+        (query.live, job.live),
         (query.holding, job.holds),
         (query.holder, job.guardian.holder),
         (query.name, job.spec.get("name")),

@@ -1,4 +1,4 @@
-"""login, logout, whoami, profile: the known platforms, and the user at each."""
+"""login, logout, whoami, storage, profile: the known platforms, and the user at each."""
 
 from __future__ import annotations
 
@@ -82,6 +82,28 @@ def whoami_command(call: Call) -> None:
         ])  # fmt: skip
 
     emit(call, me, people=people, names=[str(me.get("user"))])
+
+
+@command("storage")
+def storage_command(call: Call) -> None:
+    """Show what the tenant has stored.
+
+    Bytes of code, results, logs and checkpoints, at most a minute old. Deleted jobs count until the operator's
+    retention time is over.
+    """
+    from weft._cli.output import details, emit
+
+    usage = call.client.storage()
+
+    def people(_wide: bool) -> str:
+        more = "" if usage.get("complete") else " or more"
+        kinds = sorted((usage.get("kinds") or {}).items())
+        return details([
+            ("tenant", usage.get("tenant")), ("objects", f"{usage.get('objects', 0):,}{more}"),
+            ("bytes", f"{usage.get('bytes', 0):,}{more}"), *((f"  {kind}", f"{size:,}") for kind, size in kinds),
+        ])  # fmt: skip
+
+    emit(call, usage, people=people, names=[str(usage.get("tenant"))])
 
 
 @command("profile")

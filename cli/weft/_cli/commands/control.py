@@ -1,54 +1,131 @@
-"""halt, resume, kill, delete: what the owner wants.
+"""halt, resume, kill, delete: the state that a user wants.
 
 Each takes several jobs; one that fails does not stop the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from weft._cli.call import Call, Stop, command
+from weft._cli.confirm import YES, confirm
+
+if TYPE_CHECKING:
+    from weft._errors import WeftError
 
 
 @command("halt")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def halt_command(call: Call, jobs: tuple[str, ...]) -> None:
     """Let jobs checkpoint and stop; they can be resumed."""
-    _apply(call, jobs, lambda id_: call.client.jobs.halt(id_).document, "will halt; `weft resume` continues it")
+    named = _look_up(call, jobs)
+    _apply(
+        call, named, lambda id_: call.client.jobs.halt(id_).document, lambda _: "will halt; `weft resume` continues it"
+    )
 
 
 @command("resume")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def resume_command(call: Call, jobs: tuple[str, ...]) -> None:
     """Queue halted jobs again, from their checkpoints."""
-    _apply(call, jobs, lambda id_: call.client.jobs.resume(id_).document, "queued again")
+    named = _look_up(call, jobs)
+    _apply(call, named, lambda id_: call.client.jobs.resume(id_).document, lambda _: "queued again")
 
 
 @command("kill")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-def kill_command(call: Call, jobs: tuple[str, ...]) -> None:
-    """End jobs at once; nothing more is stored."""
-    _apply(call, jobs, lambda id_: call.client.jobs.kill(id_).document, "will end")
+@YES
+def kill_command(call: Call, jobs: tuple[str, ...], yes: bool) -> None:
+    """End jobs at once; nothing more is stored.
+
+    Asks first if there are several.
+    """
+    from weft._errors import IllegalTransition
+
+    named = _look_up(call, jobs)
+    if len(named) > 1:
+        confirm(f"kill {len(named)} jobs, and store nothing more of them", _described(call, named), yes=yes)
+
+    def kill(id_: str) -> dict[str, object]:
+        try:
+            return call.client.jobs.kill(id_).document
+        except IllegalTransition:  # it has ended, which is all that a kill is for
+            return call.client.jobs.document(id_)
+
+    def outcome(job: Mapping[str, object]) -> str:
+        if job["status"] == "KILLED":
+            return "killed"
+        return f"has ended already ({job['status']})" if job["status"] in {"COMPLETED", "FAILED"} else "will end"
+
+    _apply(call, named, kill, outcome)
 
 
 @command("delete")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--kill", is_flag=True, help="End it first if it still runs.")
-def delete_command(call: Call, jobs: tuple[str, ...], kill: bool) -> None:
-    """Remove jobs that have ended."""
+@YES
+def delete_command(call: Call, jobs: tuple[str, ...], kill: bool, yes: bool) -> None:
+    """Remove jobs that have ended, with their results.
+
+    Asks first if there are several, and with --kill.
+    """
+    named = _look_up(call, jobs)
+    if kill or len(named) > 1:
+        count = f"{len(named)} jobs" if len(named) > 1 else "a job"
+        what = f"{'kill and ' if kill else ''}delete {count}, with {'their' if len(named) > 1 else 'its'} results"
+        confirm(what, _described(call, named), yes=yes)
 
     def delete(id_: str) -> dict[str, object]:
         call.client.jobs.delete(id_, kill=kill)
         return {"id": id_, "deleted": True}
 
-    _apply(call, jobs, delete, "deleted")
+    _apply(call, named, delete, lambda _: "deleted")
 
 
-def _apply(call: Call, jobs: tuple[str, ...], act: Callable[[str], dict[str, object]], done: str) -> None:
-    from weft._cli.failure import weft_error
+def _look_up(call: Call, jobs: tuple[str, ...]) -> list[tuple[str, str | WeftError]]:
+    """Each job as it was named, with its id or the error of looking for it."""
     from weft._cli.find import job_id
+    from weft._errors import WeftError
+
+    looked_up: list[tuple[str, str | WeftError]] = []
+    for named in jobs:
+        try:
+            looked_up.append((named, job_id(call.client, named)))
+        except WeftError as failed:
+            looked_up.append((named, failed))
+    return looked_up
+
+
+def _described(call: Call, named_jobs: Sequence[tuple[str, str | WeftError]]) -> list[str]:
+    """A line for each job that was found: id, name, status and age."""
+    from weft._cli.text import ago
+    from weft._errors import WeftError
+    from weft._records import parse_time
+
+    lines: list[str] = []
+    for named, id_ in named_jobs:
+        if isinstance(id_, str):
+            try:
+                job = call.client.jobs.document(id_)
+            except WeftError as failed:
+                lines.append(f"{named}: {failed.message}")
+            else:
+                age = ago(parse_time(job["created"]))
+                lines.append(f"{id_}  {job.get('name', '')}  {job.get('status', '')}  submitted {age} ago")
+    return lines
+
+
+def _apply(
+    call: Call,
+    jobs: Sequence[tuple[str, str | WeftError]],
+    act: Callable[[str], dict[str, object]],
+    outcome: Callable[[Mapping[str, object]], str],
+) -> None:
+    """Carries out ``act`` for each job that was found; shows each error. ``outcome`` puts an answer into words."""
+    from weft._cli.failure import weft_error
     from weft._cli.output import emit
     from weft._cli.text import one_line
     from weft._errors import WeftError
@@ -56,11 +133,12 @@ def _apply(call: Call, jobs: tuple[str, ...], act: Callable[[str], dict[str, obj
     answers: list[dict[str, object]] = []
     lines: list[str] = []
     code = 0
-    for named in jobs:
+    for named, id_ in jobs:
         try:
-            id_ = job_id(call.client, named)
+            if not isinstance(id_, str):
+                raise id_
             answers.append(act(id_))
-            lines.append(one_line(f"{id_}{f' ({named})' if named != id_ else ''}: {done}"))
+            lines.append(one_line(f"{id_}{f' ({named})' if named != id_ else ''}: {outcome(answers[-1])}"))
         except WeftError as failed:
             code = weft_error(failed)
     if answers or not call.for_people:

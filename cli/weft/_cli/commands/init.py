@@ -10,6 +10,7 @@ import click
 
 from weft._cli.call import Call, command
 
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _SPEC: Final = """\
 # A training job. `weft train -h FIELD` explains a field; `weft train` submits this one.
 name: {name}
@@ -92,10 +93,15 @@ def init_command(call: Call, folder: Path, name: str | None) -> None:
     What is there already is never overwritten.
     """
     from weft._cli.output import emit
-    from weft._errors import Conflict
+    from weft._errors import Conflict, InvalidRequest
+    from weft.spec_text import read_value
 
-    name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._")[:63] or "my-job"
-    wanted = {folder / "weft.yaml": _SPEC.format(name=name), folder / "train.py": _TRAIN}
+    name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._")[:63].strip("-._") or "my-job"
+    if not _NAME.fullmatch(name):
+        message = "1 to 63 letters, digits, '.', '_' or '-', first and last a letter or digit"
+        raise InvalidRequest(f"--name {name}: a name has {message}; nothing was written")
+    written = name if read_value(name) == name else f"'{name}'"  # 2026 and true are no text without quotes
+    wanted = {folder / "weft.yaml": _SPEC.format(name=written), folder / "train.py": _TRAIN}
     there = [str(path) for path in wanted if path.exists()]
     if there:
         raise Conflict(f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} there already; nothing was written")

@@ -192,7 +192,7 @@ def events_command(call: Call, job: str, follow: bool) -> None:
 
     def people(wide: bool) -> str:
         columns = [
-            Column("TIME"), Column("TO"), Column("TRY", right=True), Column("WHY", flexible=True),
+            Column("TIME"), Column("TO"), Column("TRY", right=True), Column("WHY", wraps=True),
             Column("BY", wide_only=True), Column("FROM", wide_only=True),
         ]  # fmt: skip
         rows = [

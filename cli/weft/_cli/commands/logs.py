@@ -51,7 +51,7 @@ def logs_command(
     """Print or follow what the learners print.
 
     Lines of jobs with several learners begin with the learner. A cut connection is taken up where it stopped: no line
-    is lost or comes twice. With -o json, one JSON object per line.
+    is lost or comes twice. With -o json, one JSON object per line; with -o yaml, one document each.
     """
     from weft._cli.ends import end_message, exit_code
     from weft._cli.find import job_id
@@ -61,7 +61,11 @@ def logs_command(
 
     jobs = call.client.jobs
     id_ = job_id(call.client, job)
-    writer = LineWriter(several=jobs.document(id_).get("learners", 1) > 1, timestamps=timestamps)
+    learners = jobs.document(id_).get("learners", 1)
+    if which["rank"] is not None and which["rank"] >= learners:
+        ranks = "rank 0 only" if learners == 1 else f"ranks 0 to {learners - 1}"
+        raise InvalidRequest(f"there is no rank {which['rank']}: this job has {ranks}")
+    writer = LineWriter(several=learners > 1, timestamps=timestamps)
     if not follow:
         for line in jobs.logs(id_, until=until, tail=tail, **which):
             _print(call, line, writer)

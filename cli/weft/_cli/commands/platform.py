@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from weft._cli.call import Call, Stop, command
+from weft._cli.confirm import YES, confirm
 
 _HOME_HELP = "The installation's folder; WEFT_HOME."
 
@@ -50,10 +51,11 @@ def up_command(call: Call, home: str | None, gpus: int | None, port: int | None)
 @command("down")
 @click.option("--home", metavar="DIR", help=_HOME_HELP)
 @click.option("--purge", is_flag=True, help="Remove the folder, too: every job, result and key.")
-def down_command(call: Call, home: str | None, purge: bool) -> None:
+@YES
+def down_command(call: Call, home: str | None, purge: bool, yes: bool) -> None:
     """Stop the platform on this machine.
 
-    Jobs that ran go on, from their checkpoints, after the next `weft up`.
+    Jobs that ran go on, from their checkpoints, after the next `weft up`. Asks first if jobs run, and with --purge.
     """
     from weft._cli.local import platform, translated
     from weft._cli.notices import note
@@ -61,6 +63,10 @@ def down_command(call: Call, home: str | None, purge: bool) -> None:
     from weft._profile import read_config, write_config
 
     with translated():
+        if not yes:
+            losses: list[str] = platform().down_losses(home, purge=purge)
+            if losses:
+                confirm("stop the platform" + (" and remove its folder" if purge else ""), losses, yes=False)
         answer: dict[str, Any] = platform().down(home, purge=purge, report=note)
     if purge and "local" in (config := read_config()).profiles:
         write_config(config.without("local"))
@@ -82,6 +88,17 @@ def _isolation(answer: dict[str, Any]) -> str:
         return ""
     enforced = f"; {', '.join(isolation['enforced'])} enforced" if isolation["enforced"] else ""
     return f"isolation {isolation['name']}{enforced}" + (f" ({isolation['why']})" if isolation["why"] else "")
+
+
+def _caches(answer: dict[str, Any]) -> str:
+    """What environments, packages and data take of the disk; empty before the node agent has measured it."""
+    from weft._cli.text import size
+
+    caches = answer.get("caches") or {}
+    if not caches:
+        return ""
+    kinds = ", ".join(f"{kind} {size(count)}" for kind, count in caches["bytes"].items())
+    return f"{size(sum(caches['bytes'].values()))} of {size(caches['max_bytes'])} ({kinds})"
 
 
 def _quarantine(answer: dict[str, Any], *, wide: bool) -> str:
@@ -115,6 +132,7 @@ def status_command(call: Call, home: str | None) -> None:
                 ("gRPC", answer.get("grpc")),
                 ("folder", answer.get("home")),
                 ("learners", _isolation(answer)),
+                ("caches", _caches(answer)),
             ]
         )
         if not answer["running"]:
@@ -124,7 +142,7 @@ def status_command(call: Call, home: str | None) -> None:
             Column("ADDRESS"), Column("WHY", flexible=True),
         ]  # fmt: skip
         rows = [
-            [s["name"], s["state"], s["pid"] or "-", s["restarts"], s.get("address") or "-", s.get("why") or ""]
+            [s["name"], s["state"], s["pid"] or "-", s["restarts"], _short(s.get("address") or "-"), s.get("why") or ""]
             for s in answer["services"]
         ]
         return f"{where}\n\n{table(columns, rows, wide=wide)}{_quarantine(answer, wide=wide)}"
@@ -157,3 +175,8 @@ def doctor_command(call: Call, home: str | None) -> None:
     emit(call, {"checks": checks}, people=people, names=(c["check"] for c in checks if not c["ok"]))
     if not all(check["ok"] for check in checks):
         raise Stop(1)
+
+
+def _short(address: str) -> str:
+    """The address for a table: the paths of sockets are long, and all lie in one folder (-o json has them)."""
+    return "socket" if address.startswith("unix:") else address

@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 from grpc.aio import UnaryUnaryMultiCallable
 
+from services.core.adapters.rpc.transport import dial
 from services.core.domain.errors import (
     Conflict,
     Internal,
@@ -30,6 +31,7 @@ from services.core.domain.errors import (
     WeftError,
 )
 from services.core.gen.weft.etcd import rpc_pb2, rpc_pb2_grpc
+from services.core.runtime.address import Address
 
 MAX_MESSAGE: Final = 256 * 2**20
 """Bytes. More than gRPC's 4 MB: for a page of a list (1000 values of up to 64 KiB) and a watch that catches up."""
@@ -75,10 +77,12 @@ class Credentials:
 
 
 class Connection:
-    """``target`` is a gRPC target: ``host:port``, ``dns:///name:port``, ``ipv4:a:port,b:port``."""
+    """``target`` is an address of the installation, which says how it is protected, or a gRPC target:
+    ``host:port``, ``dns:///name:port``, ``ipv4:a:port,b:port``, protected by ``credentials``.
+    """
 
     def __init__(
-        self, target: str, *, credentials: Credentials, timeout_s: float, max_message: int = MAX_MESSAGE
+        self, target: Address | str, *, credentials: Credentials, timeout_s: float, max_message: int = MAX_MESSAGE
     ) -> None:
         """``max_message``: the largest reply that is read, in bytes."""
         self.target = target
@@ -100,8 +104,10 @@ class Connection:
         return self.closing.done()
 
     def channel(self) -> grpc.aio.Channel:
-        """A new channel over a TCP connection of its own. The caller must ``drop`` it."""
-        if self._credentials.tls:
+        """A new channel over a connection of its own. The caller must ``drop`` it."""
+        if isinstance(self.target, Address):
+            channel = dial(self.target, options=self._options)
+        elif self._credentials.tls:
             tls = self._credentials
             credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
             channel = grpc.aio.secure_channel(self.target, credentials, options=self._options)

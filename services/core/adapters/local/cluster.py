@@ -6,12 +6,13 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from services.core.adapters.rpc.client import connect, streaming, translating
+from services.core.adapters.rpc.client import Credential, connect, streaming, translating
 from services.core.domain.codec import dump, load
 from services.core.domain.errors import Unavailable
 from services.core.domain.plan import AttemptPlan
 from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
 from services.core.ports.cluster import ISOLATION_LABEL, LearnerProcess, Node, Observation
+from services.core.runtime.address import Address
 from services.core.runtime.retry import Backoff
 
 STEPS: Final = ("reserve", "learners", "activate")
@@ -23,10 +24,10 @@ _REMOVE_S: Final = 600.0
 
 
 class LocalCluster:
-    """``address`` is the node agent's; ``secret`` authenticates calls between services."""
+    """``address`` is the node agent's; ``credential`` is for calls of it."""
 
-    def __init__(self, address: str, *, secret: bytes) -> None:
-        self._channel = connect(address, secret=secret)
+    def __init__(self, address: Address | str, credential: Credential) -> None:
+        self._channel = connect(address, credential)
         self._stub = node_pb2_grpc.NodeStub(self._channel)
 
     async def capacity(self) -> Sequence[Node]:
@@ -35,7 +36,7 @@ class LocalCluster:
         return [
             Node(
                 name=node.name, cpus=node.cpus, memory=node.memory, gpus=node.gpus, gpu_type=node.gpu_type,
-                ready=node.ready, labels={ISOLATION_LABEL: reply.isolation},
+                ready=node.ready, pressure=node.pressure, labels={ISOLATION_LABEL: reply.isolation},
             )
             for node in reply.nodes
         ]  # fmt: skip

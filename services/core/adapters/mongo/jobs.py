@@ -1,16 +1,20 @@
 """JobStore on MongoDB: one document per job, with the job's own document inside.
 
-    jobs        {_id: id, rev, idem, write, job: {tenant, state: {status, ...}, ...}}
+    jobs        {_id: id, rev, idem, write, live, holds, tail, changed, job: {tenant, state: {status, ...}, ...}}
     history     {job, seq, tenant, event: {...}}            unique by (job, seq)
     dispatcher  {_id: "dispatcher", rev, write, term, holder}
 
-The outer fields must be valid even if the job is malformed: its id, revision and idempotency key. Queries use the
-fields of the job itself, so they cannot disagree with it. Nothing here needs transactions, change streams or partial
-indexes: every server of the protocol can do it.
+The outer fields must be valid even if the job is malformed: its id, revision and idempotency key. ``live``, ``holds``
+and ``tail`` are computed from the job at each write, so that the queries of each second have an index that is in the
+order of ids. Documents of older versions lack them: a missing one counts as true, the query checks the job's own fields
+as well, and ``open`` marks those that are at rest and have no tail. ``changed`` is the time of the write in Unix ms.
+Other queries use the fields of the job itself. Nothing here needs transactions, change streams or partial indexes:
+every server of the protocol can do it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self
@@ -32,8 +36,15 @@ from services.core.domain.errors import (
     WeftError,
 )
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
-from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, job_or_unreadable, with_stored_rev
+from services.core.domain.status import RESTING, Status
+from services.core.ports.job_store import (
+    Changes,
+    DispatcherDoc,
+    JobQuery,
+    Unreadable,
+    job_or_unreadable,
+    with_stored_rev,
+)
 from services.core.ports.record_store import too_deep
 
 _DEPTH_MAX: Final = 90
@@ -44,12 +55,28 @@ _INDEXES: Final = (
     IndexModel([("idem", 1)], name="idem", unique=True),
     IndexModel([("job.tenant", 1), ("job.deleted", 1), ("job.state.status", 1), ("_id", 1)], name="tenant"),
     IndexModel([("job.state.status", 1), ("_id", 1)], name="status"),
-    IndexModel([("job.released", 1), ("job.attempt.number", 1), ("_id", 1)], name="holding"),
-    # No entry for an empty tail: as small as a partial index.
-    IndexModel([("job.history_tail.seq", 1)], name="untrimmed"),
+    IndexModel([("job.tenant", 1), ("job.deleted", 1), ("_id", 1)], name="of_tenant"),
+    IndexModel([("job.tenant", 1), ("job.deleted", 1), ("job.user", 1), ("_id", 1)], name="user"),
+    IndexModel([("job.tenant", 1), ("job.deleted", 1), ("job.spec.name", 1), ("_id", 1)], name="name"),
+    IndexModel([("job.tenant", 1), ("job.deleted", 1), ("job.spec.tags", 1), ("_id", 1)], name="tags"),
+    IndexModel([("live", 1), ("holds", 1), ("_id", 1)], name="live"),
+    IndexModel([("tail", 1), ("_id", 1)], name="tail"),
+    IndexModel([("job.tenant", 1), ("job.code_digest", 1), ("job.erased", 1)], name="code"),
+    IndexModel([("job.erased", 1), ("job.deleted", 1), ("_id", 1)], name="to_erase"),
+    IndexModel([("changed", 1), ("_id", 1), ("rev", 1)], name="changed"),
 )
 _HISTORY_INDEX: Final = IndexModel([("job", 1), ("seq", 1)], name="job_seq", unique=True)
 _HOLDING: Final[Mapping[str, Any]] = {"job.attempt.number": {"$gt": 0}, "job.released": None}
+_AT_REST: Final[Mapping[str, Any]] = {
+    "job.state.status": {"$in": sorted(status.value for status in RESTING)},
+    "$nor": [_HOLDING],
+}
+_OR_MISSING: Final = {"$in": [True, None]}
+_OVERLAP_MS: Final = 2_000
+"""A write may become visible so long after one with a later ``changed``, through clocks and slow writes."""
+_CHANGE: Final = {"_id": 1, "rev": 1, "changed": 1}
+_CHANGES: Final = 5_000
+"""Changes read at once: the latest ones."""
 _DISPATCHER: Final = {"_id": "dispatcher"}
 _DUPLICATE_KEY: Final = 11000
 
@@ -76,10 +103,29 @@ class MongoJobStore:
             with translated():
                 await database["jobs"].create_indexes([*_INDEXES])
                 await database["history"].create_indexes([_HISTORY_INDEX])
+            await store._mark_old()
         except WeftError:
             await store.close()
             raise
         return store
+
+    async def _mark_old(self) -> None:
+        """Marks the documents of older versions that are at rest, and whose events are copied, a page at a time.
+
+        It may be killed and repeated, and run beside writers: they write ``live`` themselves, at any revision.
+        """
+        jobs, after = self._jobs.collection, ""
+        old: Document = {"live": None, "job.history_tail": []}
+        while True:
+            unmarked = {"$and": [{**old, "_id": {"$gt": after}}, _AT_REST]}
+            with translated():
+                page = await jobs.find(unmarked, {"_id": 1}).sort("_id", ASCENDING).limit(_PAGE).to_list()
+                if not page:
+                    return
+                ids = [document["_id"] for document in page]
+                marks = {"live": False, "holds": False, "tail": False}
+                await jobs.update_many({"$and": [{**old, "_id": {"$in": ids}}, _AT_REST]}, {"$set": marks})
+            after = str(ids[-1])
 
     async def insert(self, job: Job) -> Job:
         stored = replace(job, rev=1)
@@ -150,6 +196,43 @@ class MongoJobStore:
         page = await self._page([{"_id": {"$gt": after}}], ASCENDING, limit)
         return [bad for bad in page if isinstance(bad, Unreadable)], page[-1].id if len(page) == limit else ""
 
+    async def changes(self, after: int | None) -> Changes:
+        with translated():
+            latest = self._jobs.collection.find({}, {"_id": 0, "changed": 1}).sort("changed", DESCENDING).limit(1)
+            if after is None:
+                return Changes(
+                    revisions={}, position=max([0, *(_time(document) for document in await latest.to_list())])
+                )
+            cursor = self._jobs.collection.find({"changed": {"$gt": after - _OVERLAP_MS}}, _CHANGE)
+            documents = await cursor.sort("changed", DESCENDING).limit(_CHANGES).to_list()
+        revisions = {str(document["_id"]): int(document["rev"]) for document in documents}
+        return Changes(revisions=revisions, position=max([after, *map(_time, documents)]))
+
+    async def to_erase(self, *, deleted_until: int, after: Job | None = None, limit: int = 100) -> Sequence[Job]:
+        jobs: list[Job] = []
+        due: Document = {"job.erased": None, "job.deleted": {"$gte": 0, "$lte": deleted_until}}
+        place = None if after is None else (after.deleted, after.id)
+        order = [("job.deleted", ASCENDING), ("_id", ASCENDING)]
+        while len(jobs) < limit:
+            where = dict(due)
+            if place is not None:
+                later = {"job.erased": None, "job.deleted": {"$gt": place[0], "$lte": deleted_until}}
+                where = {"$or": [{"job.erased": None, "job.deleted": place[0], "_id": {"$gt": place[1]}}, later]}
+            with translated():
+                page = await self._jobs.collection.find(where).sort(order).limit(limit - len(jobs)).to_list()
+            if not page:
+                break
+            entries = [job_or_unreadable(str(entry["_id"]), entry.get("job"), entry.get("rev")) for entry in page]
+            jobs.extend(job for job in entries if isinstance(job, Job))
+            place = (page[-1]["job"]["deleted"], str(page[-1]["_id"]))
+        return jobs
+
+    async def names_code(self, tenant: str, digest: str) -> bool:
+        for where in ({"job.tenant": tenant, "job.code_digest": digest, "job.erased": None}, {"job.tenant": None}):
+            if await self._jobs.get(where) is not None:
+                return True
+        return False
+
     async def delete(self, job_id: str) -> None:
         # In this order: a crash in between leaves a job that can be deleted again, not a history without its job.
         with translated():
@@ -211,7 +294,16 @@ def _envelope(job: Job) -> Document:
         document = None
     if document is None or too_deep(document, _DEPTH_MAX):
         raise InvalidRequest(f"the document of a job has at most {_DEPTH_MAX} levels")
-    return {"_id": job.id, "rev": job.rev, "idem": job.idem, "job": document}
+    return {
+        "_id": job.id, "rev": job.rev, "idem": job.idem, "live": job.live, "holds": job.holds,
+        "tail": bool(job.history_tail), "changed": time.time_ns() // 1_000_000, "job": document,
+    }  # fmt: skip
+
+
+def _time(document: Mapping[str, Any]) -> int:
+    """When the document was written, in Unix ms; 0 for one of an older version."""
+    changed = document.get("changed")
+    return changed if isinstance(changed, int) else 0
 
 
 def _event(document: object) -> Event | None:
@@ -245,10 +337,12 @@ def _where(query: JobQuery) -> list[Mapping[str, Any]]:
         terms.append({"job.guardian.holder": query.holder or {"$in": ["", None]}})
     if query.statuses:
         terms.append({"job.state.status": {"$in": [status.value for status in query.statuses]}})
+    if query.live is not None:
+        terms += [{"live": _OR_MISSING}, {"$nor": [_AT_REST]}] if query.live else [_AT_REST]
     if query.holding is not None:
-        terms.append(_HOLDING if query.holding else {"$nor": [_HOLDING]})
+        terms += [{"live": _OR_MISSING, "holds": _OR_MISSING}, _HOLDING] if query.holding else [{"$nor": [_HOLDING]}]
     if query.untrimmed:
-        terms.append({"job.history_tail.seq": {"$gt": 0}})
+        terms += [{"tail": _OR_MISSING}, {"job.history_tail.seq": {"$gt": 0}}]
     if not query.deleted:
         terms.append({"job.deleted": None})
     return terms

@@ -5,15 +5,18 @@ Use ``connect`` once per server and process; generated stubs take the channel. E
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
 
-from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY
+from services.core.adapters.rpc.transport import dial
+from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY, TIME_KEY
 from services.core.domain.errors import TABLE, Unavailable, WeftError
+from services.core.runtime.address import Address
 
 OPTIONS: Final = (
     # Reconnects to a restarted service within half a second instead of gRPC's two minutes.
@@ -32,38 +35,93 @@ _BY_CODE: Final = {shown.code: kind for kind, shown in TABLE.items() if kind is 
 _AWAY: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 
 
-class _Credential:
-    def __init__(self, authorization: str) -> None:
-        self._entry = ("authorization", authorization)
+class Credential(Protocol):
+    """What a caller sends to prove who it is."""
+
+    def authorization(self) -> str:
+        """Returns the value of the metadata ``authorization`` for a call now."""
+        ...
+
+    def correct(self, server_ms: int) -> bool:
+        """Takes over the clock of the server that has refused the credential (Unix ms).
+
+        Returns True if the call is worth another try.
+        """
+        ...
+
+
+class LearnerCredential:
+    """The token of a learner, which its helper sends. It does not depend on clocks."""
+
+    def __init__(self, token: str) -> None:
+        self._authorization = f"Learner {token}"
+
+    def authorization(self) -> str:
+        return self._authorization
+
+    def correct(self, server_ms: int) -> bool:
+        return False
+
+
+@contextmanager
+def _cancelled_with_us(call: Any) -> Generator[None]:
+    """Cancels the call if we are cancelled while we wait for it."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+
+
+class _Authorizing:
+    def __init__(self, credential: Credential) -> None:
+        self._credential = credential
 
     def _with(self, details: Any) -> Any:
-        metadata = grpc.aio.Metadata(*(details.metadata or ()), self._entry)
-        return details._replace(metadata=metadata)
+        entry = ("authorization", self._credential.authorization())
+        return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), entry))
+
+    async def _tried_again(self, call: Any, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        """The call; a second one if it was refused for its time and the credential has taken over the server's."""
+        with _cancelled_with_us(call):
+            if not call.done() or await call.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                return call
+            server_ms = dict(await call.trailing_metadata() or ()).get(TIME_KEY)
+        if server_ms is None or not self._credential.correct(int(server_ms)):
+            return call
+        return await continuation(self._with(details), request)
 
 
-class _UnaryCredential(_Credential, grpc.aio.UnaryUnaryClientInterceptor):
+class _UnaryCredential(_Authorizing, grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        return await continuation(self._with(client_call_details), request)
+        call = await continuation(self._with(client_call_details), request)
+        with _cancelled_with_us(call):
+            await call.code()
+        return await self._tried_again(call, continuation, client_call_details, request)
 
 
-class _StreamCredential(_Credential, grpc.aio.UnaryStreamClientInterceptor):
+class _StreamCredential(_Authorizing, grpc.aio.UnaryStreamClientInterceptor):
     """A class of its own: a channel uses an interceptor of both kinds for unary calls only."""
 
     async def intercept_unary_stream(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        return await continuation(self._with(client_call_details), request)
+        call = await continuation(self._with(client_call_details), request)
+        with _cancelled_with_us(call):
+            await call.initial_metadata()  # comes with the first reply, or with the refusal
+        return await self._tried_again(call, continuation, client_call_details, request)
 
 
-def connect(address: str, *, secret: bytes | None = None, learner_token: str = "") -> grpc.aio.Channel:
-    """A channel to ``host:port``, as a service (``secret``) or as a learner's helper. Connects at its first call."""
-    authorization = f"Bearer {secret.hex()}" if secret is not None else f"Learner {learner_token}"
-    return grpc.aio.insecure_channel(
-        address,
-        interceptors=(_UnaryCredential(authorization), _StreamCredential(authorization)),
-        options=OPTIONS,
+def connect(address: Address | str, credential: Credential) -> grpc.aio.Channel:
+    """A channel to an inner server, whose calls carry the credential. Connects at its first call.
+
+    Raises as ``dial``.
+    """
+    interceptors = (_UnaryCredential(credential), _StreamCredential(credential))
+    return dial(
+        address if isinstance(address, Address) else Address(address), options=OPTIONS, interceptors=interceptors
     )
 
 

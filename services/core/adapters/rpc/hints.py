@@ -14,10 +14,11 @@ import grpc.aio
 import structlog
 
 from services.core.adapters.hint_instrumentation import DROPPED, SENT
-from services.core.adapters.rpc.client import connect, translating
+from services.core.adapters.rpc.client import Credential, connect, translating
 from services.core.domain.errors import InvalidRequest, Unavailable
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
 from services.core.ports.hints import Hints
+from services.core.runtime.address import Address
 
 SERVICES: Final = {"submitted": "lcm", "released": "lcm", "desired": "guardian", "admitted": "guardian"}
 """Topic -> who wants to hear of it."""
@@ -29,26 +30,29 @@ log = structlog.get_logger()
 
 
 class Nudges:
-    def __init__(self, address: Callable[[str], str], secret: bytes) -> None:
-        """``address``: service -> ``host:port``, asked for each hint, because a restarted platform may have moved."""
+    def __init__(self, address: Callable[[str], Address], credential: Callable[[str], Credential]) -> None:
+        """``address``: service -> address, read for each hint, because a restarted platform may have moved.
+
+        ``credential``: service -> the credential for calls of it.
+        """
         self._address = address
-        self._secret = secret
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._credential = credential
+        self._channels: dict[Address, grpc.aio.Channel] = {}
 
     async def nudge(self, topic: str, job_id: str, traceparent: str) -> None:
         """Returns when the service has heard of it. InvalidRequest for a topic nobody listens to; Unavailable."""
         service = SERVICES.get(topic)
         if service is None:
             raise InvalidRequest(f"there is no topic '{topic}'; there are: {', '.join(SERVICES)}")
-        channel = self._channel(self._address(service))
+        channel = self._channel(self._address(service), service)
         request = control_pb2.NudgeRequest(topic=topic, job_id=job_id)
         metadata = (("traceparent", traceparent),) if traceparent else ()
         with translating():
             await control_pb2_grpc.ControlStub(channel).Nudge(request, timeout=_TIMEOUT_S, metadata=metadata)
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
+    def _channel(self, address: Address, service: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = connect(address, secret=self._secret)
+            self._channels[address] = connect(address, self._credential(service))
         return self._channels[address]
 
     async def close(self) -> None:
@@ -60,9 +64,15 @@ class Nudges:
 class RpcHints:
     """See ``services.core.ports.hints.Hints``."""
 
-    def __init__(self, address: Callable[[str], str], secret: bytes, *, otherwise: Hints | None = None) -> None:
+    def __init__(
+        self,
+        address: Callable[[str], Address],
+        credential: Callable[[str], Credential],
+        *,
+        otherwise: Hints | None = None,
+    ) -> None:
         """``otherwise``: sends the hints whose service did not answer; closed with this. None: they are dropped."""
-        self._nudges = Nudges(address, secret)
+        self._nudges = Nudges(address, credential)
         self._otherwise = otherwise
         self._pending: set[asyncio.Task[None]] = set()
         self._sent = 0

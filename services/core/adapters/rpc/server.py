@@ -1,27 +1,30 @@
 """A gRPC server that authenticates every method and answers with the errors of the table only.
 
-A caller is a service (``authorization: Bearer <service secret>``) or a learner's helper
-(``authorization: Learner <token>``). Helpers may call ``weft.v1.Intake`` only; services everything else.
-A handler gets the identity by ``caller()``.
+A caller is a service (``authorization: Bearer TOKEN``) or a learner's helper (``authorization: Learner TOKEN``).
+Helpers may call ``weft.v1.Intake`` only; services what ``services.core.domain.service_access`` says. A handler gets the
+learner by ``caller()``. Refused calls are counted by error code, and logged.
 """
 
 from __future__ import annotations
 
-import hmac
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
 import structlog
+from prometheus_client import Counter
 
-from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY
+from services.core.adapters.rpc.transport import Listening
+from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY, TIME_KEY
 from services.core.domain.errors import Internal, PermissionDenied, Unauthenticated, WeftError, row
-from services.core.domain.tokens import LearnerIdentity, verify
+from services.core.domain.service_access import LEARNER_SERVICES, may_call
+from services.core.domain.tokens import LearnerIdentity
+from services.core.runtime.address import Address
 
-LEARNER_SERVICES: Final = frozenset({"weft.v1.Intake"})
 OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
     # No bandwidth probe after each message: it wakes both sides, and the services are near each other.
@@ -31,6 +34,8 @@ OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
 )
+_LOG_S: Final = 10.0
+REFUSED: Final = Counter("weft_calls_refused", "Calls between services that were refused, by error code", ("code",))
 _caller: ContextVar[LearnerIdentity | None] = ContextVar("caller", default=None)
 log = structlog.get_logger()
 
@@ -40,29 +45,54 @@ def caller() -> LearnerIdentity | None:
     return _caller.get()
 
 
-class Guard(grpc.aio.ServerInterceptor):
-    """Authenticates each call before its handler runs, and translates its errors."""
+class VerifiesServices(Protocol):
+    def verify(self, token: str) -> str:
+        """Returns the name of the calling service. Raises Unauthenticated."""
+        ...
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-        self._bearer = f"Bearer {secret.hex()}"
+
+class VerifiesLearners(Protocol):
+    def verify(self, token: str) -> LearnerIdentity:
+        """Returns the learner of the token. Raises Unauthenticated."""
+        ...
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Authenticates each call before its handler runs, checks its right to call, and translates its errors."""
+
+    def __init__(self, name: str, services: VerifiesServices, learners: VerifiesLearners | None = None) -> None:
+        """``name``: the service that is called. ``learners``: None where no helper may call."""
+        self._name, self._services, self._learners = name, services, learners
+        self._logged_at: dict[str, float] = {}
 
     def identify(self, service: str, authorization: str) -> LearnerIdentity | None:
         """The calling learner; None for a service.
 
         Raises Unauthenticated for a bad credential, PermissionDenied for a good one that may not call this service.
         """
-        if hmac.compare_digest(authorization.encode(), self._bearer.encode()):
-            if service in LEARNER_SERVICES:
-                raise PermissionDenied(f"only learners' helpers may call {service}")
-            return None
         kind, _, token = authorization.partition(" ")
-        learner = verify(self._secret, token) if kind == "Learner" else None
-        if learner is None:
-            raise Unauthenticated("this call needs the service secret or a learner's token")
-        if service not in LEARNER_SERVICES:
-            raise PermissionDenied(f"learners' helpers may not call {service}")
-        return learner
+        if kind == "Learner" and self._learners is not None:
+            learner = self._learners.verify(token)
+            if service not in LEARNER_SERVICES:
+                raise PermissionDenied(f"learners' helpers may not call {service}")
+            return learner
+        if kind != "Bearer":
+            raise Unauthenticated("this call needs the token of a service, or of a learner where learners may call")
+        caller_name = self._services.verify(token)
+        if service in LEARNER_SERVICES:
+            raise PermissionDenied(f"only learners' helpers may call {service}")
+        if not may_call(caller_name, self._name, service):
+            raise PermissionDenied(f"the service {caller_name} may not call {service} of {self._name}")
+        return None
+
+    def _refused(self, error: WeftError, method: str, peer: str) -> None:
+        """Counts a refused call, and logs it; of each reason and method at most one per ``_LOG_S``."""
+        code = row(error).code
+        REFUSED.labels(code).inc()
+        now, key = time.monotonic(), f"{code} {method}"
+        if now - self._logged_at.get(key, float("-inf")) >= _LOG_S:
+            self._logged_at[key] = now
+            log.warning("call.refused", method=method, caller=peer, code=code, why=error.message)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
@@ -89,7 +119,11 @@ class Guard(grpc.aio.ServerInterceptor):
         """Inside it ``caller()`` is the caller of this call. An error inside ends the call as the error table says."""
         try:
             metadata = dict(context.invocation_metadata() or ())
-            _caller.set(self.identify(service, str(metadata.get("authorization", ""))))
+            try:
+                _caller.set(self.identify(service, str(metadata.get("authorization", ""))))
+            except WeftError as error:
+                self._refused(error, method, context.peer())
+                raise
             yield
         except Exception as error:  # noqa: BLE001 - the entry point: ``abort`` logs it and sends an error of the table
             await abort(context, error, method)
@@ -123,19 +157,18 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, m
     trailing: tuple[tuple[str, str], ...] = ((ERROR_KEY, shown.code),)
     if error.retry_after_s is not None:
         trailing += ((RETRY_KEY, str(round(error.retry_after_s * 1000))),)
+    if isinstance(error, Unauthenticated):
+        trailing += ((TIME_KEY, str(round(time.time() * 1000))),)
     await context.abort(grpc.StatusCode[shown.grpc], error.message, trailing)
 
 
-async def serve(address: str, secret: bytes, register: Callable[[grpc.aio.Server], None]) -> grpc.aio.Server:
-    """A started server at ``host:port``. Raises WeftError if the port is taken (``so_reuseport`` would hide that)."""
+async def serve(address: Address | str, guard: Guard, register: Callable[[grpc.aio.Server], None]) -> Listening:
+    """A started server. Raises WeftError if the address is taken (``so_reuseport`` would hide that) or unprotected."""
     server = grpc.aio.server(
-        interceptors=(Guard(secret),),
+        interceptors=(guard,),
         options=OPTIONS,
     )
     register(server)
-    try:
-        server.add_insecure_port(address)
-    except RuntimeError as failed:
-        raise WeftError(f"cannot listen on {address}: the port is taken") from failed
-    await server.start()
-    return server
+    listening = Listening(server, address if isinstance(address, Address) else Address(address))
+    await listening.start()
+    return listening

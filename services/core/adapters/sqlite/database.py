@@ -67,6 +67,15 @@ _AWAY: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class AddedColumn:
+    """A column that files of older versions lack. It is added without writing a row."""
+
+    table: str
+    name: str
+    definition: str
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
     operation: Operation[Any]
@@ -148,9 +157,11 @@ class Database:
 
     @classmethod
     async def open(
-        cls, path: Path, *, title: str, tables: Sequence[str], version: int = 1, mounts: Path = MOUNTS
+        cls, path: Path, *, title: str, tables: Sequence[str | AddedColumn], version: int = 1, mounts: Path = MOUNTS
     ) -> Database:
-        """Opens or creates the file. ``title`` names it in messages; ``tables`` are SQL statements that create them.
+        """Opens or creates the file. ``title`` names it in messages; ``tables`` are the steps that create its tables.
+
+        The steps run in one transaction at each start, in order, so each has no effect where it was done before.
 
         Raises InvalidRequest on a network file system, Conflict if a newer Weft (a higher ``version``) wrote the file,
         Internal if it is no SQLite file, Unavailable if it cannot be opened.
@@ -335,7 +346,7 @@ def _retry_busy(change: Callable[[], object]) -> None:
             return
 
 
-def _create_tables(connection: apsw.Connection, title: str, tables: Sequence[str], version: int) -> None:
+def _create_tables(connection: apsw.Connection, title: str, tables: Sequence[str | AddedColumn], version: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     with undo_on_failure(lambda: _roll_back(connection)):
         connection.execute("CREATE TABLE IF NOT EXISTS weft_schema(title TEXT PRIMARY KEY, version INTEGER NOT NULL)")
@@ -345,7 +356,16 @@ def _create_tables(connection: apsw.Connection, title: str, tables: Sequence[str
                 f"this {title} was written by a newer Weft (its schema is {row[0]}, this one reads {version}); "
                 "upgrade Weft, or use another WEFT_HOME"
             )
-        for statement in tables:
-            connection.execute(statement)
+        for step in tables:
+            if isinstance(step, str):
+                connection.execute(step)
+            elif not _has_column(connection, step):
+                connection.execute(f"ALTER TABLE {step.table} ADD COLUMN {step.name} {step.definition}")
         connection.execute("INSERT OR IGNORE INTO weft_schema VALUES (?, ?)", (title, version))
         connection.execute("COMMIT")
+
+
+def _has_column(connection: apsw.Connection, column: AddedColumn) -> bool:
+    # table_info leaves out columns that are computed.
+    names = connection.execute("SELECT name FROM pragma_table_xinfo(?)", (column.table,))
+    return column.name in {name for (name,) in names}

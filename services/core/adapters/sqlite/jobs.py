@@ -1,65 +1,40 @@
-"""JobStore in a SQLite file: one row per document.
-
-SQLite computes the columns of queries (tenant, status, ...) from the document, so they cannot disagree with it. They
-are NULL if a document is not JSON, and no query matches NULL: a bad row affects only its own job. The other columns
-must be valid even in a bad row: the id, the revision and the idempotency key.
-"""
+"""JobStore in a SQLite file: one row per document. Tables, indexes and queries: ``job_tables``."""
 
 from __future__ import annotations
 
+import heapq
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self
 
 import apsw
 
 from services.core.adapters.sqlite.database import Database
+from services.core.adapters.sqlite.job_tables import BY_ID, NAMES_CODE, TABLES, TO_ERASE, Scan, counts, scans
 from services.core.adapters.sqlite.place import MOUNTS
 from services.core.domain.codec import dump, load
 from services.core.domain.document import read_job
 from services.core.domain.errors import InvalidRequest, NotFound, Quarantined, StaleRevision, WeftError
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
 from services.core.domain.status import Status
-from services.core.ports.job_store import DispatcherDoc, JobQuery, Unreadable, job_or_unreadable, with_stored_rev
+from services.core.ports.job_store import (
+    Changes,
+    DispatcherDoc,
+    JobQuery,
+    Unreadable,
+    job_or_unreadable,
+    with_stored_rev,
+)
 
 _PAGE: Final = 500
 """Documents read at once, so that a long list delays other readers only shortly."""
-
-
-_COMPUTED: Final = {
-    "schema INTEGER": "coalesce(doc->>'$.schema', 1)",
-    "tenant TEXT": "doc->>'$.tenant'",
-    "user TEXT": "doc->>'$.user'",
-    "name TEXT": "doc->>'$.spec.name'",
-    "tags TEXT": "doc->'$.spec.tags'",
-    "status TEXT": "doc->>'$.state.status'",
-    "holder TEXT": "coalesce(doc->>'$.guardian.holder', '')",
-    "holds INTEGER": "coalesce(doc->>'$.attempt.number', 0) > 0 AND doc->>'$.released' IS NULL",
-    "tail INTEGER": "coalesce(json_array_length(doc, '$.history_tail'), 0) > 0",
-    "deleted INTEGER": "doc->>'$.deleted' IS NOT NULL",
-}
-# json_valid(.., 2) accepts JSON5: Python writes NaN, which a summary may contain.
-_COLUMNS: Final = ", ".join(
-    f"{column} AS (CASE WHEN json_valid(doc, 2) THEN {expression} END) STORED"
-    for column, expression in _COMPUTED.items()
-)
-_TABLES: Final = (
-    f"""CREATE TABLE IF NOT EXISTS jobs(
-        id TEXT PRIMARY KEY NOT NULL, rev INTEGER NOT NULL, idem TEXT UNIQUE NOT NULL, doc TEXT NOT NULL, {_COLUMNS}
-    )""",
-    "CREATE INDEX IF NOT EXISTS jobs_by_tenant ON jobs(tenant, deleted, status, id)",
-    "CREATE INDEX IF NOT EXISTS jobs_by_status ON jobs(status, id)",
-    "CREATE INDEX IF NOT EXISTS jobs_holding ON jobs(holder, id) WHERE holds",
-    "CREATE INDEX IF NOT EXISTS jobs_untrimmed ON jobs(id) WHERE tail",
-    """CREATE TABLE IF NOT EXISTS history(
-        job TEXT NOT NULL, seq INTEGER NOT NULL, tenant TEXT NOT NULL, event TEXT NOT NULL, PRIMARY KEY (job, seq)
-    ) WITHOUT ROWID""",
-    """CREATE TABLE IF NOT EXISTS dispatcher(
-        one INTEGER PRIMARY KEY CHECK (one = 1), term INTEGER NOT NULL, holder TEXT NOT NULL, rev INTEGER NOT NULL
-    )""",
-)
+_CHANGES: Final = 5_000
+"""Changes read at once; the next call reads on."""
+_ALL: Final = Scan(BY_ID, "TRUE", ())
 
 
 class SqliteJobStore:
@@ -71,14 +46,15 @@ class SqliteJobStore:
     @classmethod
     async def open(cls, path: Path, *, mounts: Path = MOUNTS) -> Self:
         """Opens or creates the file. Raises the errors of ``Database.open``."""
-        return cls(await Database.open(path, title="job store", tables=_TABLES, mounts=mounts))
+        return cls(await Database.open(path, title="job store", tables=TABLES, mounts=mounts))
 
     async def insert(self, job: Job) -> Job:
         stored = replace(job, rev=1)
         row = (stored.id, stored.rev, stored.idem, _text(stored))
 
         def write(connection: apsw.Connection) -> Job:
-            connection.execute("INSERT INTO jobs(id, rev, idem, doc) VALUES (?, ?, ?, ?)", row)
+            change = _next_change(connection)
+            connection.execute("INSERT INTO jobs(id, rev, idem, doc, change) VALUES (?, ?, ?, ?, ?)", (*row, change))
             return stored
 
         return await self._database.write(write)
@@ -102,7 +78,8 @@ class SqliteJobStore:
         row = (stored.rev, _text(stored), prior.id, prior.rev)
 
         def write(connection: apsw.Connection) -> Job:
-            connection.execute("UPDATE jobs SET rev = ?, doc = ? WHERE id = ? AND rev = ?", row)
+            change = _next_change(connection)
+            connection.execute("UPDATE jobs SET change = ?, rev = ?, doc = ? WHERE id = ? AND rev = ?", (change, *row))
             if connection.changes() == 0:
                 raise _refusal(connection, prior)
             return stored
@@ -133,33 +110,69 @@ class SqliteJobStore:
     async def _page(
         self, query: JobQuery, after: str | None, *, newest_first: bool, limit: int
     ) -> list[Job | Unreadable]:
-        where, values = _where(query)
-        if after is not None:
-            where, values = f"{where} AND id {'<' if newest_first else '>'} ?", [*values, after]
-        return await self._judged(where, values, "DESC" if newest_first else "ASC", limit)
+        return await self._read_page(scans(query), after, newest_first=newest_first, limit=limit)
 
-    async def _judged(self, where: str, values: Sequence[str], order: str, limit: int) -> list[Job | Unreadable]:
-        select = f"SELECT id, doc, rev FROM jobs WHERE {where} ORDER BY id {order} LIMIT ?"  # noqa: S608 - our text
+    async def _read_page(
+        self, ranges: Sequence[Scan], after: str | None, *, newest_first: bool, limit: int
+    ) -> list[Job | Unreadable]:
+        selects = [scan.page(newest_first=newest_first, after=after) for scan in ranges]
 
         def read(connection: apsw.Connection) -> list[Job | Unreadable]:
-            rows = connection.execute(select, (*values, limit))
-            return [_readable(str(job_id), str(doc), rev) for job_id, doc, rev in rows]
+            pages = [connection.execute(select, (*values, limit)).fetchall() for select, values in selects]
+            rows = heapq.merge(*pages, key=operator.itemgetter(0), reverse=newest_first)
+            return [_readable(str(job_id), str(doc), rev) for job_id, doc, rev in islice(rows, limit)]
 
         return await self._database.read(read)
 
     async def count(self, query: JobQuery) -> Mapping[Status, int]:
-        where, values = _where(query)
-        select = f"SELECT status, count(*) FROM jobs WHERE {where} AND schema <= ? GROUP BY status"  # noqa: S608
+        ranges = {status: counts(query, status) for status in Status}
 
         def read(connection: apsw.Connection) -> dict[Status, int]:
-            rows = connection.execute(select, (*values, SCHEMA))
-            return {Status(status): int(str(count)) for status, count in rows if status in set(Status)}
+            numbers = {
+                status: connection.execute(
+                    f"SELECT count(*) FROM {scan.source} WHERE {scan.where} AND schema <= ?",  # noqa: S608 - our text
+                    (*scan.values, SCHEMA),
+                ).fetchall()[0][0]
+                for status, scan in ranges.items()
+            }
+            return {status: int(str(number)) for status, number in numbers.items() if number}
 
         return await self._database.read(read)
 
     async def unreadable(self, *, after: str = "", limit: int = _PAGE) -> tuple[Sequence[Unreadable], str]:
-        page = await self._judged("id > ?", (after,), "ASC", limit)
+        page = await self._read_page([_ALL], after, newest_first=False, limit=limit)
         return [bad for bad in page if isinstance(bad, Unreadable)], page[-1].id if len(page) == limit else ""
+
+    async def changes(self, after: int | None) -> Changes:
+        def read(connection: apsw.Connection) -> Changes:
+            if after is None:
+                return Changes(revisions={}, position=_last_change(connection))
+            rows = connection.execute(
+                "SELECT change, id, rev FROM jobs INDEXED BY jobs_changed WHERE change > ? ORDER BY change LIMIT ?",
+                (after, _CHANGES),
+            ).fetchall()
+            revisions = {str(job_id): int(str(rev)) for _, job_id, rev in rows}
+            return Changes(revisions=revisions, position=int(str(rows[-1][0])) if rows else after)
+
+        return await self._database.read(read)
+
+    async def to_erase(self, *, deleted_until: int, after: Job | None = None, limit: int = 100) -> Sequence[Job]:
+        jobs: list[Job] = []
+        place = (-1, "") if after is None else (after.deleted or 0, after.id)
+        while len(jobs) < limit:
+            rows = await self._rows(TO_ERASE, (deleted_until, *place, limit - len(jobs)))
+            if not rows:
+                break
+            page = [_readable(str(job_id), str(doc), rev) for job_id, doc, rev, _ in rows]
+            jobs.extend(job for job in page if isinstance(job, Job))
+            place = (int(str(rows[-1][3])), str(rows[-1][0]))
+        return jobs
+
+    async def names_code(self, tenant: str, digest: str) -> bool:
+        return bool(await self._rows(NAMES_CODE, (tenant, digest)))
+
+    async def _rows(self, select: str, values: Sequence[str | int]) -> list[tuple[Any, ...]]:
+        return await self._database.read(lambda connection: connection.execute(select, tuple(values)).fetchall())
 
     async def delete(self, job_id: str) -> None:
         def write(connection: apsw.Connection) -> None:
@@ -248,33 +261,16 @@ def _refusal(connection: apsw.Connection, prior: Job) -> WeftError:
 
 
 def _dispatcher(connection: apsw.Connection) -> DispatcherDoc:
-    row: Any = connection.execute("SELECT term, holder, rev FROM dispatcher").fetchone()
+    row: Any = connection.execute("SELECT term, holder, rev FROM dispatcher WHERE one = 1").fetchone()
     return DispatcherDoc() if row is None else DispatcherDoc(term=row[0], holder=row[1], rev=row[2])
 
 
-def _where(query: JobQuery) -> tuple[str, list[str]]:
-    """SQL of a query's filter and its values, without its cursor.
+def _next_change(connection: apsw.Connection) -> int:
+    """The number of the write that is made now. Writers are serialized, so it is in the order of their commits."""
+    connection.execute("UPDATE changes SET last = last + 1 WHERE one = 1")
+    return _last_change(connection)
 
-    ``holds`` and ``tail`` are written literally; otherwise SQLite would not use their partial indexes.
-    """
-    terms = ["status IS NOT NULL"]
-    values: list[str] = []
-    for column, value in (
-        ("tenant", query.tenant), ("user", query.user), ("holder", query.holder), ("name", query.name),
-    ):  # fmt: skip
-        if value is not None:
-            terms.append(f"{column} = ?")
-            values.append(value)
-    if query.statuses:
-        terms.append(f"status IN ({', '.join('?' * len(query.statuses))})")
-        values.extend(query.statuses)
-    if query.tag is not None:
-        terms.append("EXISTS (SELECT 1 FROM json_each(jobs.tags) WHERE value = ?)")
-        values.append(query.tag)
-    if query.holding is not None:
-        terms.append("holds" if query.holding else "NOT holds")
-    if query.untrimmed:
-        terms.append("tail")
-    if not query.deleted:
-        terms.append("deleted = 0")
-    return " AND ".join(terms), values
+
+def _last_change(connection: apsw.Connection) -> int:
+    row: Any = connection.execute("SELECT last FROM changes WHERE one = 1").fetchone()
+    return int(row[0])

@@ -10,6 +10,7 @@ and one reader may use it at a time, each under its lock; in WAL mode they do no
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from services.core.adapters.sqlite.metrics.segments import (
     segment_path,
 )
 from services.core.domain.errors import Conflict
-from services.core.ports.metric_store import SourceId, SourceState, Stored
+from services.core.ports.metric_store import DEFAULT_BOUNDS, JobBounds, SourceId, SourceState, Stored
 from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.undo import undo_on_failure
 
@@ -63,20 +64,25 @@ _PUT_SERIES: Final = (
 )
 _PUT_BLOCK: Final = "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _PUT_POINT: Final = "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?)"
+_LEFT_OUT: Final = "CREATE TABLE IF NOT EXISTS left_out (bound TEXT PRIMARY KEY, entries INTEGER NOT NULL)"
+"""Files of an older version have no such table."""
+_PUT_LEFT_OUT: Final = "INSERT INTO left_out VALUES (?, ?) ON CONFLICT (bound) DO UPDATE SET entries = excluded.entries"
 _PUT_STATE: Final = "UPDATE state SET lines = ?, points = ?, segment = ?, length = ?"
 
 
 class JobFile:
     """The constructor opens or creates the files."""
 
-    def __init__(self, folder: Path, *, segment_bytes: int, reading: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, segment_bytes: int, reading: bool = False, bounds: JobBounds = DEFAULT_BOUNDS
+    ) -> None:
         """``reading``: reads beside the writing process; creates and changes nothing.
 
         Raises Damaged or apsw's CorruptError if the files cannot be read, Conflict if a newer Weft wrote them.
         """
         self.folder = folder
         self.writing, self._reading = threading.Lock(), threading.Lock()
-        self._segment_bytes = segment_bytes
+        self._segment_bytes, self._bounds = segment_bytes, bounds
         self._segments: SegmentWriter | None = None
         self._reader: apsw.Connection | None = None
         self.empty = False
@@ -91,6 +97,7 @@ class JobFile:
             if not reading:
                 self._writer.transaction_mode = "IMMEDIATE"
                 self._create_tables()
+                self._writer.execute(_LEFT_OUT)
                 self._ledger = self._load()
 
     def _refuse_newer(self) -> int:
@@ -126,6 +133,10 @@ class JobFile:
                 (curve.attempt, curve.rank, curve.name, curve.context): curve
                 for curve in (Series(*row) for row in series)
             },
+            self._bounds,
+            # Closed segments may be a little larger.
+            max(0, self._segment - 1) * self._segment_bytes + self._length,
+            Counter(_left_out(self._writer)),
         )
 
     @contextmanager
@@ -152,14 +163,24 @@ class JobFile:
         finally:
             segments.close()
 
-    def append(self, batches: Sequence[Prepared]) -> list[int]:
-        """Stores, durably, batches that begin at their source's committed offset; returns the offsets afterwards."""
+    def left_out(self) -> dict[str, int]:
+        """Lines and points beyond a bound of the job, by its name."""
+        with self.snapshot() as db:
+            if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'left_out'").get is None:
+                return {}
+            return _left_out(db)
+
+    def append(self, batches: Sequence[Prepared]) -> tuple[list[int], Counter[str]]:
+        """Stores, durably, batches that begin at their source's committed offset.
+
+        Returns the offsets afterwards, and how many lines and points were left out now, by the name of the bound.
+        """
         with self.writing:
             change = Change()
             offsets = [self._ledger.take(batch, change) for batch in batches]
-            if change.sources:
+            if change.sources or change.left_out:
                 self._commit(change)
-            return offsets
+            return offsets, change.left_out
 
     def begin(self, states: Sequence[SourceState]) -> None:
         """Enters the sources of a job that is loaded."""
@@ -182,6 +203,7 @@ class JobFile:
             db.executemany(_PUT_BLOCK, blocks)
             db.executemany(_PUT_SERIES, [series.row() for series in change.series.values()])
             db.executemany(_PUT_POINT, change.points)
+            db.executemany(_PUT_LEFT_OUT, [(bound, self._ledger.left_out[bound]) for bound in change.left_out])
             db.execute(_PUT_STATE, (self._ledger.lines, self._ledger.points, self._segment, self._length))
 
     def _write_blocks(self, blocks: Sequence[NewBlock]) -> list[tuple[Any, ...]]:
@@ -203,6 +225,11 @@ class JobFile:
                 connection.close()
         if self._segments is not None:
             self._segments.close()
+
+
+def _left_out(connection: apsw.Connection) -> dict[str, int]:
+    rows: list[Any] = connection.execute("SELECT bound, entries FROM left_out").fetchall()
+    return dict(rows)
 
 
 def _connect(folder: Path, flags: int) -> apsw.Connection:

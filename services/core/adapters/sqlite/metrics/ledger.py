@@ -10,15 +10,26 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 
 from services.core.adapters.sqlite.metrics.segments import encode
 from services.core.domain.errors import InvalidRequest
-from services.core.ports.metric_store import Batch, SourceId, SourceState, Stored, StoredLine, StoredPoint
+from services.core.ports.metric_store import (
+    DEFAULT_BOUNDS,
+    Batch,
+    JobBounds,
+    LogLine,
+    SourceId,
+    SourceState,
+    Stored,
+    StoredLine,
+    StoredPoint,
+)
 
 _INT64: Final = 2**63
 
@@ -114,6 +125,8 @@ class Change:
     series: dict[int, Series] = field(default_factory=dict)
     blocks: list[NewBlock] = field(default_factory=list)
     points: list[tuple[Any, ...]] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Lines and points that are beyond a bound, by its name."""
 
 
 @dataclass(slots=True)
@@ -123,21 +136,56 @@ class Ledger:
     sources: dict[SourceId, Source]
     series: dict[tuple[int, int, str, str], Series]
     """By (attempt, rank, name, context)."""
+    bounds: JobBounds = DEFAULT_BOUNDS
+    log_bytes: int = 0
+    """Bytes of the stored blocks."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """All lines and points that are beyond a bound, by its name."""
+    _logs_full: bool = False
 
     def take(self, prepared: Prepared, change: Change) -> int:
         """Adds what is new of the batch to ``change``; returns its source's offset once that is committed."""
         batch = prepared.batch
-        source = self.sources.get(batch.source) or Source(len(self.sources) + 1, batch.source)
+        source = self.sources.get(batch.source)
+        if source is None and len(self.sources) >= self.bounds.sources:
+            self._leave_out("sources", max(1, len(batch.lines) + len(batch.points)), change)
+            return batch.end
+        source = source or Source(len(self.sources) + 1, batch.source)
         if batch.start != source.committed or source.final or not (batch.end > batch.start or batch.final):
             return source.committed
         self.sources[batch.source] = source
         source.committed, source.final = batch.end, batch.final
         change.sources[source.id] = source
         if batch.lines:
-            change.blocks.append(NewBlock(source.id, self.lines + 1, prepared))
-            self.lines += len(batch.lines)
-        self._take_points(source, batch, change)
+            self._take_lines(source, prepared, change)
+        self._take_points(source, self._points_within(batch, change), change, most_series=self.bounds.series)
         return source.committed
+
+    def _take_lines(self, source: Source, prepared: Prepared, change: Change) -> None:
+        """Adds the lines. The first ones beyond the bound are replaced by a line that says so."""
+        lines = prepared.batch.lines
+        self._logs_full = self._logs_full or self.log_bytes + len(prepared.block) > self.bounds.log_bytes
+        if self._logs_full:
+            is_first = not self.left_out["log_bytes"]
+            self._leave_out("log_bytes", len(lines), change)
+            if not is_first:
+                return
+            prepared = _notice(prepared.batch, self.bounds)
+        change.blocks.append(NewBlock(source.id, self.lines + 1, prepared))
+        self.lines += len(prepared.batch.lines)
+        self.log_bytes += len(prepared.block)
+
+    def _points_within(self, batch: Batch, change: Change) -> Batch:
+        """The batch with the points for which there is room."""
+        room = max(0, self.bounds.points - self.points)
+        if len(batch.points) <= room:
+            return batch
+        self._leave_out("points", len(batch.points) - room, change)
+        return replace(batch, points=batch.points[:room])
+
+    def _leave_out(self, bound: str, count: int, change: Change) -> None:
+        self.left_out[bound] += count
+        change.left_out[bound] += count
 
     def begin(self, states: Sequence[SourceState], change: Change) -> None:
         """Enters the sources of a job that is loaded, with their offsets."""
@@ -160,22 +208,36 @@ class Ledger:
             if lines:
                 change.blocks.append(NewBlock(known.id, self.lines + 1, prepared))
                 self.lines += len(lines)
-            self._take_points(known, prepared.batch, change)
+            self._take_points(known, prepared.batch, change, most_series=None)
 
-    def _take_points(self, source: Source, batch: Batch, change: Change) -> None:
+    def _take_points(self, source: Source, batch: Batch, change: Change, *, most_series: int | None) -> None:
+        """Adds the points. ``most_series``: points of further series are left out; None: there is no bound."""
         seq, known, touched, rows, isnan = self.points, self.series, change.series, change.points, math.isnan
         attempt, rank, source_id = batch.source.attempt, batch.source.rank, source.id
         for point in batch.points:
-            seq += 1
             key = (attempt, rank, point.name, _context(point.context))
             series = known.get(key)
             if series is None:
+                if most_series is not None and len(known) >= most_series:
+                    self._leave_out("series", 1, change)
+                    continue
                 series = known[key] = Series(len(known) + 1, *key)
+            seq += 1
             series.last_seq = seq
             touched[series.id] = series
             value = None if isnan(point.value) else point.value
             rows.append((seq, series.id, source_id, point.offset, point.time_ms, point.step, value))
         self.points = seq
+
+
+def _notice(batch: Batch, bounds: JobBounds) -> Prepared:
+    """The batch with one line in place of its lines."""
+    text = (
+        f"[weft: this job has stored {bounds.log_bytes} bytes of log lines, which is the most "
+        "(WEFT_METRICS_JOB_LOG_BYTES); later lines are only in its files (weft download)]"
+    )
+    line = LogLine(offset=batch.lines[0].offset, time_ms=batch.lines[0].time_ms, text=text)
+    return prepare(replace(batch, lines=[line]))
 
 
 def _context(context: Mapping[str, str]) -> str:

@@ -18,6 +18,7 @@ from typing import Final
 
 from services.core.adapters.sqlite.metrics.job_file import INDEX, JobFile
 from services.core.domain.errors import NotFound, WeftError
+from services.core.ports.metric_store import JobBounds
 from services.core.runtime.durable_files import sync_folder
 
 FORGOTTEN: Final = ".forgotten"
@@ -33,7 +34,8 @@ class _Entry:
 
 
 class OpenJobs:
-    def __init__(self, root: Path, *, limit: int, segment_bytes: int, reading: bool = False) -> None:
+    def __init__(self, root: Path, *, limit: int, segment_bytes: int, bounds: JobBounds, reading: bool = False) -> None:
+        self._bounds = bounds
         self._root, self._limit, self._segment_bytes, self._reading = root, limit, segment_bytes, reading
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -66,7 +68,7 @@ class OpenJobs:
             return None
         if not create and not (folder / INDEX).exists():
             return None
-        file = JobFile(folder, segment_bytes=self._segment_bytes, reading=self._reading)
+        file = JobFile(folder, segment_bytes=self._segment_bytes, reading=self._reading, bounds=self._bounds)
         if self._reading and file.empty:
             file.close()
             return None

@@ -1,8 +1,8 @@
 """MetricStore with a folder per job. Threads do all disk I/O; the event loop only dispatches it.
 
 Appends to one job that wait together become one transaction and so two fsyncs (lines, then offsets and points): 1,000
-ranks cost little more than one. An invalid append is refused alone. Writers and readers have separate threads, so that
-long searches do not delay appends.
+ranks cost little more than one. An invalid append is refused alone. Writers, readers and searches have threads of their
+own, so that long searches delay neither appends nor other reads.
 
 Damaged files affect only their own job: every call for it raises Quarantined, and its files stay unchanged for repair.
 """
@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,8 +36,10 @@ from services.core.adapters.sqlite.metrics.segments import SEGMENT_BYTES, Damage
 from services.core.adapters.sqlite.place import refuse_network
 from services.core.domain.errors import InvalidRequest, NoSpace, NotFound, Quarantined, Unavailable, WeftError
 from services.core.ports.metric_store import (
+    DEFAULT_BOUNDS,
     Batch,
     Extent,
+    JobBounds,
     LineQuery,
     PointQuery,
     SourceId,
@@ -52,6 +55,8 @@ _GROUP: Final = 64
 """Appends in one transaction: enough to share the fsyncs, few enough to bound the memory."""
 _WRITERS: Final = 3
 _READERS: Final = 4
+_SEARCHERS: Final = 2
+"""Threads for searches: however many wait, other reads do not wait for them."""
 _LEAST_FREE: Final = 2**20
 _LOADING: Final = ".loading-"
 """Prefix of the names of folders of jobs that are being loaded; they are renamed when they are complete."""
@@ -67,22 +72,44 @@ class _Waiting:
 class SqliteMetricStore:
     """One process at a time may write below a root: it holds ``<root>/lock``. Others may read."""
 
-    def __init__(self, root: Path, lock: int | None, *, open_jobs: int, search_s: float, segment_bytes: int) -> None:
+    def __init__(
+        self,
+        root: Path,
+        lock: int | None,
+        *,
+        open_jobs: int,
+        search_s: float,
+        segment_bytes: int,
+        bounds: JobBounds = DEFAULT_BOUNDS,
+        on_left_out: Callable[[str, int], None] = lambda _bound, _count: None,
+    ) -> None:
         """``lock``: descriptor of the held lock; None to read only."""
+        self._on_left_out = on_left_out
         self._root, self._lock, self._search_s, self._segment_bytes = root, lock, search_s, segment_bytes
-        self._open = OpenJobs(root, limit=open_jobs, segment_bytes=segment_bytes, reading=lock is None)
+        self._open = OpenJobs(root, limit=open_jobs, segment_bytes=segment_bytes, bounds=bounds, reading=lock is None)
         self._closed = False
         self._damaged: dict[str, str] = {}
+        self._logged: set[tuple[str, str]] = set()
+        """(job, bound) that this process has logged."""
         self._waiting: dict[str, list[_Waiting]] = {}
         self._draining: set[asyncio.Task[None]] = set()
         self._writers = ThreadPoolExecutor(_WRITERS, "metrics-write")
         self._readers = ThreadPoolExecutor(_READERS, "metrics-read")
+        self._searchers = ThreadPoolExecutor(_SEARCHERS, "metrics-search")
 
     @classmethod
     async def open(
-        cls, root: Path, *, open_jobs: int = 256, search_s: float = 10.0, segment_bytes: int = SEGMENT_BYTES
+        cls,
+        root: Path,
+        *,
+        open_jobs: int = 256,
+        search_s: float = 10.0,
+        segment_bytes: int = SEGMENT_BYTES,
+        bounds: JobBounds = DEFAULT_BOUNDS,
+        on_left_out: Callable[[str, int], None] = lambda _bound, _count: None,
     ) -> SqliteMetricStore:
         """``open_jobs``: jobs with open files (six descriptors each). ``search_s``: time limit of a query, in seconds.
+        ``on_left_out(bound, count)`` is called on a thread for lines and points beyond a bound of their job.
 
         Raises Unavailable if another process has the root open, InvalidRequest on a network file system.
         """
@@ -96,7 +123,10 @@ class SqliteMetricStore:
             raise Unavailable(f"another process has the metric store {root} open") from None
         for left in root.glob(f"{_LOADING}*"):
             shutil.rmtree(left)
-        return cls(root, lock, open_jobs=open_jobs, search_s=search_s, segment_bytes=segment_bytes)
+        return cls(
+            root, lock, open_jobs=open_jobs, search_s=search_s, segment_bytes=segment_bytes, bounds=bounds,
+            on_left_out=on_left_out,
+        )  # fmt: skip
 
     @classmethod
     def beside(cls, root: Path, *, search_s: float = 60.0) -> SqliteMetricStore:
@@ -138,8 +168,14 @@ class SqliteMetricStore:
         """For each append of the group its committed offsets, or the error that concerns it alone."""
         prepared: list[list[Prepared] | Exception] = [_prepared(batches) for batches in group]
         valid = [batch for batches in prepared if not isinstance(batches, Exception) for batch in batches]
-        none: list[int] = []
-        committed = iter(self._use(job_id, lambda file: file.append(valid), create=True, otherwise=none))
+        none: tuple[list[int], Counter[str]] = [], Counter()
+        offsets, left_out = self._use(job_id, lambda file: file.append(valid), create=True, otherwise=none)
+        for bound, count in left_out.items():
+            self._on_left_out(bound, count)
+            if (job_id, bound) not in self._logged:
+                self._logged.add((job_id, bound))
+                log.warning("job.bound_reached", job=job_id, bound=bound)
+        committed = iter(offsets)
         return [
             batches if isinstance(batches, Exception) else [next(committed) for _ in batches] for batches in prepared
         ]
@@ -163,7 +199,8 @@ class SqliteMetricStore:
         def read(file: JobFile) -> list[StoredLine]:
             return LineReader(file, query, deadline=deadline).read(limit)
 
-        return await self._read(job_id, read, otherwise=[])
+        pool = self._readers if query.search is None else self._searchers
+        return await self._run(pool, lambda: self._use(job_id, read, create=False, otherwise=[]))
 
     async def points(self, job_id: str, query: PointQuery, *, limit: int = 10_000) -> Sequence[StoredPoint]:
         return await self._read_points(job_id, lambda reader: reader.points(query, limit), otherwise=[])
@@ -181,6 +218,9 @@ class SqliteMetricStore:
                 return lines, points
 
         return await self._read(job_id, read, otherwise=(0, 0))
+
+    async def left_out(self, job_id: str) -> Mapping[str, int]:
+        return await self._read(job_id, JobFile.left_out, otherwise={})
 
     async def extent(self, job_id: str) -> Extent:
         def read(file: JobFile) -> Extent:
@@ -263,6 +303,7 @@ class SqliteMetricStore:
         await asyncio.gather(*self._draining)
         await asyncio.to_thread(self._writers.shutdown)
         await asyncio.to_thread(self._readers.shutdown)
+        await asyncio.to_thread(self._searchers.shutdown)
         await asyncio.to_thread(self._open.close)
         if self._lock is not None and not self._closed:
             os.close(self._lock)

@@ -86,7 +86,7 @@ class ExplainReply(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___Waiting]:
-        """in the order of the queue"""
+        """in the order of the question, or of the queue"""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Waiting(_message.Message):
     position: _builtins.int
     """in the queue, from 1"""
     pending_reason: _builtins.str
-    """WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing or Misconfigured."""
+    """WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing, WaitingForDisk or Misconfigured."""
     message: _builtins.str
     """the reason in words"""
     def __init__(
@@ -199,7 +199,7 @@ class ClusterUsageReply(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     ISOLATION_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
-    """how learners are isolated: process | sandbox; empty if the cluster does not say"""
+    """how learners are isolated: sandbox | process | trusted; empty if the cluster does not say"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeUsage]:
         """every node, ready or not"""

@@ -555,8 +555,8 @@ class Job(_message.Message):
     message: _builtins.str
     """The reason in words; may be empty."""
     pending_reason: _builtins.str
-    """Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing or
-    Misconfigured; else empty.
+    """Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing,
+    WaitingForDisk or Misconfigured; else empty.
     """
     pending_message: _builtins.str
     """Why it waits, in words. Only while it waits and the dispatcher answers."""

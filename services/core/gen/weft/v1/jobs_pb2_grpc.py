@@ -201,7 +201,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteJob(self, request, context):
-        """Hides the job. FAILED_PRECONDITION while it is live, unless `kill`.
+        """Hides the job; its data is erased later. FAILED_PRECONDITION while it is live, unless `kill`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -57,7 +57,7 @@ class JobsStub:
     KillJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ChangeJobRequest, _jobs_pb2.Job]
     """Stops the job at once; nothing is stored."""
     DeleteJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.DeleteJobRequest, _empty_pb2.Empty]
-    """Hides the job. FAILED_PRECONDITION while it is live, unless `kill`."""
+    """Hides the job; its data is erased later. FAILED_PRECONDITION while it is live, unless `kill`."""
     GetHistory: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetHistoryRequest, _jobs_pb2.GetHistoryReply]
     """What happened to the job, oldest first."""
     ExplainJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.JobExplanation]
@@ -111,7 +111,7 @@ class JobsAsyncStub(JobsStub):
     KillJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ChangeJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     """Stops the job at once; nothing is stored."""
     DeleteJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.DeleteJobRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """Hides the job. FAILED_PRECONDITION while it is live, unless `kill`."""
+    """Hides the job; its data is erased later. FAILED_PRECONDITION while it is live, unless `kill`."""
     GetHistory: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetHistoryRequest, _jobs_pb2.GetHistoryReply]  # type: ignore[assignment]
     """What happened to the job, oldest first."""
     ExplainJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.JobExplanation]  # type: ignore[assignment]
@@ -210,7 +210,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.DeleteJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """Hides the job. FAILED_PRECONDITION while it is live, unless `kill`."""
+        """Hides the job; its data is erased later. FAILED_PRECONDITION while it is live, unless `kill`."""
 
     @_abc_1.abstractmethod
     def GetHistory(

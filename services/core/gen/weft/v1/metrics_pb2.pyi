@@ -792,11 +792,32 @@ Global___SummaryRequest: _TypeAlias = SummaryRequest  # noqa: Y015
 class SummaryReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LeftOutEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     LINES_FIELD_NUMBER: _builtins.int
     POINTS_FIELD_NUMBER: _builtins.int
     LATEST_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     ETA_MS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     lines: _builtins.int
     """Number of stored lines, and the highest seq."""
     points: _builtins.int
@@ -809,6 +830,10 @@ class SummaryReply(_message.Message):
     def latest(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredPoint]:
         """The last point of each metric, by name."""
 
+    @_builtins.property
+    def left_out(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Lines and points that were left out, by the bound of the job: log_bytes, points, series, sources."""
+
     def __init__(
         self,
         *,
@@ -817,10 +842,11 @@ class SummaryReply(_message.Message):
         latest: _abc.Iterable[Global___StoredPoint] | None = ...,
         progress: _builtins.float = ...,
         eta_ms: _builtins.int = ...,
+        left_out: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eta_ms", b"eta_ms", "latest", b"latest", "lines", b"lines", "points", b"points", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eta_ms", b"eta_ms", "latest", b"latest", "left_out", b"left_out", "lines", b"lines", "points", b"points", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12weft/v1/node.proto\x12\x07weft.v1\"\x11\n\x0f\x43\x61pacityRequest\"H\n\rCapacityReply\x12$\n\x05nodes\x18\x01 \x03(\x0b\x32\x15.weft.v1.NodeCapacity\x12\x11\n\tisolation\x18\x02 \x01(\t\"i\n\x0cNodeCapacity\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x63pus\x18\x02 \x01(\x01\x12\x0e\n\x06memory\x18\x03 \x01(\x04\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x10\n\x08gpu_type\x18\x05 \x01(\t\x12\r\n\x05ready\x18\x06 \x01(\x08\"\'\n\tDoRequest\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\x0c\n\x04plan\x18\x02 \x01(\x0c\"\t\n\x07\x44oReply\" \n\x0eObserveRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"2\n\x0cObserveReply\x12\x10\n\x08learners\x18\x01 \x03(\x0c\x12\x10\n\x08\x61ttempts\x18\x02 \x03(\r\"q\n\x0bStopRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x10\n\x08grace_ms\x18\x06 \x01(\x04\"\x0b\n\tStopReply\"@\n\x0fTeardownRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\"\x0f\n\rTeardownReply\"\r\n\x0bJobsRequest\"\x1c\n\tJobsReply\x12\x0f\n\x07job_ids\x18\x01 \x03(\t\"\x0e\n\x0cWatchRequest\"\x1c\n\nWatchEvent\x12\x0e\n\x06job_id\x18\x01 \x01(\t2\x84\x03\n\x04Node\x12<\n\x08\x43\x61pacity\x12\x18.weft.v1.CapacityRequest\x1a\x16.weft.v1.CapacityReply\x12*\n\x02\x44o\x12\x12.weft.v1.DoRequest\x1a\x10.weft.v1.DoReply\x12\x39\n\x07Observe\x12\x17.weft.v1.ObserveRequest\x1a\x15.weft.v1.ObserveReply\x12\x30\n\x04Stop\x12\x14.weft.v1.StopRequest\x1a\x12.weft.v1.StopReply\x12<\n\x08Teardown\x12\x18.weft.v1.TeardownRequest\x1a\x16.weft.v1.TeardownReply\x12\x30\n\x04Jobs\x12\x14.weft.v1.JobsRequest\x1a\x12.weft.v1.JobsReply\x12\x35\n\x05Watch\x12\x15.weft.v1.WatchRequest\x1a\x13.weft.v1.WatchEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12weft/v1/node.proto\x12\x07weft.v1\"\x11\n\x0f\x43\x61pacityRequest\"H\n\rCapacityReply\x12$\n\x05nodes\x18\x01 \x03(\x0b\x32\x15.weft.v1.NodeCapacity\x12\x11\n\tisolation\x18\x02 \x01(\t\"{\n\x0cNodeCapacity\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x63pus\x18\x02 \x01(\x01\x12\x0e\n\x06memory\x18\x03 \x01(\x04\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x10\n\x08gpu_type\x18\x05 \x01(\t\x12\r\n\x05ready\x18\x06 \x01(\x08\x12\x10\n\x08pressure\x18\x07 \x01(\t\"\'\n\tDoRequest\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\x0c\n\x04plan\x18\x02 \x01(\x0c\"\t\n\x07\x44oReply\" \n\x0eObserveRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"2\n\x0cObserveReply\x12\x10\n\x08learners\x18\x01 \x03(\x0c\x12\x10\n\x08\x61ttempts\x18\x02 \x03(\r\"q\n\x0bStopRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x10\n\x08grace_ms\x18\x06 \x01(\x04\"\x0b\n\tStopReply\"@\n\x0fTeardownRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\"\x0f\n\rTeardownReply\"\r\n\x0bJobsRequest\"\x1c\n\tJobsReply\x12\x0f\n\x07job_ids\x18\x01 \x03(\t\"\x0e\n\x0cWatchRequest\"\x1c\n\nWatchEvent\x12\x0e\n\x06job_id\x18\x01 \x01(\t2\x84\x03\n\x04Node\x12<\n\x08\x43\x61pacity\x12\x18.weft.v1.CapacityRequest\x1a\x16.weft.v1.CapacityReply\x12*\n\x02\x44o\x12\x12.weft.v1.DoRequest\x1a\x10.weft.v1.DoReply\x12\x39\n\x07Observe\x12\x17.weft.v1.ObserveRequest\x1a\x15.weft.v1.ObserveReply\x12\x30\n\x04Stop\x12\x14.weft.v1.StopRequest\x1a\x12.weft.v1.StopReply\x12<\n\x08Teardown\x12\x18.weft.v1.TeardownRequest\x1a\x16.weft.v1.TeardownReply\x12\x30\n\x04Jobs\x12\x14.weft.v1.JobsRequest\x1a\x12.weft.v1.JobsReply\x12\x35\n\x05Watch\x12\x15.weft.v1.WatchRequest\x1a\x13.weft.v1.WatchEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,31 +36,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CAPACITYREPLY']._serialized_start=50
   _globals['_CAPACITYREPLY']._serialized_end=122
   _globals['_NODECAPACITY']._serialized_start=124
-  _globals['_NODECAPACITY']._serialized_end=229
-  _globals['_DOREQUEST']._serialized_start=231
-  _globals['_DOREQUEST']._serialized_end=270
-  _globals['_DOREPLY']._serialized_start=272
-  _globals['_DOREPLY']._serialized_end=281
-  _globals['_OBSERVEREQUEST']._serialized_start=283
-  _globals['_OBSERVEREQUEST']._serialized_end=315
-  _globals['_OBSERVEREPLY']._serialized_start=317
-  _globals['_OBSERVEREPLY']._serialized_end=367
-  _globals['_STOPREQUEST']._serialized_start=369
-  _globals['_STOPREQUEST']._serialized_end=482
-  _globals['_STOPREPLY']._serialized_start=484
-  _globals['_STOPREPLY']._serialized_end=495
-  _globals['_TEARDOWNREQUEST']._serialized_start=497
-  _globals['_TEARDOWNREQUEST']._serialized_end=561
-  _globals['_TEARDOWNREPLY']._serialized_start=563
-  _globals['_TEARDOWNREPLY']._serialized_end=578
-  _globals['_JOBSREQUEST']._serialized_start=580
-  _globals['_JOBSREQUEST']._serialized_end=593
-  _globals['_JOBSREPLY']._serialized_start=595
-  _globals['_JOBSREPLY']._serialized_end=623
-  _globals['_WATCHREQUEST']._serialized_start=625
-  _globals['_WATCHREQUEST']._serialized_end=639
-  _globals['_WATCHEVENT']._serialized_start=641
-  _globals['_WATCHEVENT']._serialized_end=669
-  _globals['_NODE']._serialized_start=672
-  _globals['_NODE']._serialized_end=1060
+  _globals['_NODECAPACITY']._serialized_end=247
+  _globals['_DOREQUEST']._serialized_start=249
+  _globals['_DOREQUEST']._serialized_end=288
+  _globals['_DOREPLY']._serialized_start=290
+  _globals['_DOREPLY']._serialized_end=299
+  _globals['_OBSERVEREQUEST']._serialized_start=301
+  _globals['_OBSERVEREQUEST']._serialized_end=333
+  _globals['_OBSERVEREPLY']._serialized_start=335
+  _globals['_OBSERVEREPLY']._serialized_end=385
+  _globals['_STOPREQUEST']._serialized_start=387
+  _globals['_STOPREQUEST']._serialized_end=500
+  _globals['_STOPREPLY']._serialized_start=502
+  _globals['_STOPREPLY']._serialized_end=513
+  _globals['_TEARDOWNREQUEST']._serialized_start=515
+  _globals['_TEARDOWNREQUEST']._serialized_end=579
+  _globals['_TEARDOWNREPLY']._serialized_start=581
+  _globals['_TEARDOWNREPLY']._serialized_end=596
+  _globals['_JOBSREQUEST']._serialized_start=598
+  _globals['_JOBSREQUEST']._serialized_end=611
+  _globals['_JOBSREPLY']._serialized_start=613
+  _globals['_JOBSREPLY']._serialized_end=641
+  _globals['_WATCHREQUEST']._serialized_start=643
+  _globals['_WATCHREQUEST']._serialized_end=657
+  _globals['_WATCHEVENT']._serialized_start=659
+  _globals['_WATCHEVENT']._serialized_end=687
+  _globals['_NODE']._serialized_start=690
+  _globals['_NODE']._serialized_end=1078
 # @@protoc_insertion_point(module_scope)

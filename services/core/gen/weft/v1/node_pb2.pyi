@@ -40,7 +40,7 @@ class CapacityReply(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     ISOLATION_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
-    """of new learners: process | sandbox"""
+    """of new learners: sandbox | process | trusted"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCapacity]:
         """this machine, the only node"""
@@ -69,6 +69,7 @@ class NodeCapacity(_message.Message):
     GPUS_FIELD_NUMBER: _builtins.int
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    PRESSURE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """of the node, as in placements"""
     cpus: _builtins.float
@@ -81,6 +82,8 @@ class NodeCapacity(_message.Message):
     """the first GPU's name; empty without a driver"""
     ready: _builtins.bool
     """false: nothing new is placed here"""
+    pressure: _builtins.str
+    """why no further learners should be placed on it now; empty: nothing"""
     def __init__(
         self,
         *,
@@ -90,10 +93,11 @@ class NodeCapacity(_message.Message):
         gpus: _builtins.int = ...,
         gpu_type: _builtins.str = ...,
         ready: _builtins.bool = ...,
+        pressure: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "memory", b"memory", "name", b"name", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "memory", b"memory", "name", b"name", "pressure", b"pressure", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -216,7 +216,7 @@ class ClusterState(_message.Message):
     USED_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
-    """How learners are isolated: process or sandbox. Only while the cluster answers."""
+    """How learners are isolated: sandbox, process or trusted. Only while the cluster answers."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterNode]:
         """All nodes. Only while the cluster answers."""
@@ -273,6 +273,92 @@ class GetFrameworksReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetFrameworksReply: _TypeAlias = GetFrameworksReply  # noqa: Y015
+
+@_typing.final
+class GetStorageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Tenant whose objects count; default: the caller's. Admins: any."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "tenant", b"tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
+    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
+
+Global___GetStorageRequest: _TypeAlias = GetStorageRequest  # noqa: Y015
+
+@_typing.final
+class TenantStorage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class KindsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Tenant that it belongs to."""
+    bytes: _builtins.int
+    """Size of all its objects, in bytes. Deleted jobs count until their data is erased."""
+    objects: _builtins.int
+    """Number of its objects."""
+    complete: _builtins.bool
+    """False: it took too long to count, and there is more."""
+    @_builtins.property
+    def kinds(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Bytes by kind: code, results, logs, checkpoints, other."""
+
+    @_builtins.property
+    def measured(self) -> _timestamp_pb2.Timestamp:
+        """When it was measured."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        objects: _builtins.int = ...,
+        kinds: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        measured: _timestamp_pb2.Timestamp | None = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "complete", b"complete", "kinds", b"kinds", "measured", b"measured", "objects", b"objects", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantStorage: _TypeAlias = TenantStorage  # noqa: Y015
 
 @_typing.final
 class NamedSize(_message.Message):

@@ -51,6 +51,11 @@ class PlatformStub:
                 request_serializer=weft_dot_v1_dot_platform__pb2.OfTenantRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_platform__pb2.ClusterState.FromString,
                 _registered_method=True)
+        self.GetStorage = channel.unary_unary(
+                '/weft.v1.Platform/GetStorage',
+                request_serializer=weft_dot_v1_dot_platform__pb2.GetStorageRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_platform__pb2.TenantStorage.FromString,
+                _registered_method=True)
         self.GetFrameworks = channel.unary_unary(
                 '/weft.v1.Platform/GetFrameworks',
                 request_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
@@ -88,6 +93,13 @@ class PlatformServicer:
 
     def GetCluster(self, request, context):
         """Nodes, and the hardware in use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStorage(self, request, context):
+        """What a tenant has in the object store; at most a minute old.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,6 +143,11 @@ def add_PlatformServicer_to_server(servicer, server):
                     servicer.GetCluster,
                     request_deserializer=weft_dot_v1_dot_platform__pb2.OfTenantRequest.FromString,
                     response_serializer=weft_dot_v1_dot_platform__pb2.ClusterState.SerializeToString,
+            ),
+            'GetStorage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStorage,
+                    request_deserializer=weft_dot_v1_dot_platform__pb2.GetStorageRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_platform__pb2.TenantStorage.SerializeToString,
             ),
             'GetFrameworks': grpc.unary_unary_rpc_method_handler(
                     servicer.GetFrameworks,
@@ -230,6 +247,33 @@ class Platform:
             '/weft.v1.Platform/GetCluster',
             weft_dot_v1_dot_platform__pb2.OfTenantRequest.SerializeToString,
             weft_dot_v1_dot_platform__pb2.ClusterState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStorage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Platform/GetStorage',
+            weft_dot_v1_dot_platform__pb2.GetStorageRequest.SerializeToString,
+            weft_dot_v1_dot_platform__pb2.TenantStorage.FromString,
             options,
             channel_credentials,
             insecure,

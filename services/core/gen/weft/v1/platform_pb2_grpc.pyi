@@ -40,6 +40,8 @@ class PlatformStub:
     """Jobs that wait, in the order of the queue."""
     GetCluster: _grpc.UnaryUnaryMultiCallable[_platform_pb2.OfTenantRequest, _platform_pb2.ClusterState]
     """Nodes, and the hardware in use."""
+    GetStorage: _grpc.UnaryUnaryMultiCallable[_platform_pb2.GetStorageRequest, _platform_pb2.TenantStorage]
+    """What a tenant has in the object store; at most a minute old."""
     GetFrameworks: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.GetFrameworksReply]
     """What `framework` in a spec may name."""
     GetSizes: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.GetSizesReply]
@@ -58,6 +60,8 @@ class PlatformAsyncStub(PlatformStub):
     """Jobs that wait, in the order of the queue."""
     GetCluster: _aio.UnaryUnaryMultiCallable[_platform_pb2.OfTenantRequest, _platform_pb2.ClusterState]  # type: ignore[assignment]
     """Nodes, and the hardware in use."""
+    GetStorage: _aio.UnaryUnaryMultiCallable[_platform_pb2.GetStorageRequest, _platform_pb2.TenantStorage]  # type: ignore[assignment]
+    """What a tenant has in the object store; at most a minute old."""
     GetFrameworks: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.GetFrameworksReply]  # type: ignore[assignment]
     """What `framework` in a spec may name."""
     GetSizes: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.GetSizesReply]  # type: ignore[assignment]
@@ -91,6 +95,14 @@ class PlatformServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_platform_pb2.ClusterState, _abc.Awaitable[_platform_pb2.ClusterState]]:
         """Nodes, and the hardware in use."""
+
+    @_abc_1.abstractmethod
+    def GetStorage(
+        self,
+        request: _platform_pb2.GetStorageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_platform_pb2.TenantStorage, _abc.Awaitable[_platform_pb2.TenantStorage]]:
+        """What a tenant has in the object store; at most a minute old."""
 
     @_abc_1.abstractmethod
     def GetFrameworks(

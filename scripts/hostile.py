@@ -1,0 +1,66 @@
+"""Write docs/hostile.md from the registry of tricks: every trick, and what its attacker does.
+
+python scripts/hostile.py          writes it
+python scripts/hostile.py --check  says whether the committed page is current
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tests.hostile.combinations import ALL
+from tests.hostile.tricks.registry import TRICKS
+
+PAGE = Path(__file__).parents[1] / "docs" / "hostile.md"
+HEAD = """# Hostile learners and users
+
+`make hostile` starts the platform and plays every trick of this page on it, as a user who wants to harm others would.
+It is done for each of these combinations of isolation, user of the platform, and store of the jobs: {combinations}.
+`make hostile ON=sandbox-user` plays those whose name holds a word. `make test` plays the tricks marked with *.
+
+An attacker is a user of a tenant of its own. Its learner gets a description of the platform that is better than a real
+attacker's: addresses, sockets, process ids, and paths of all that is not its own. After each trick an auditor, which
+looks from outside, checks that
+
+* the attacker's job has ended, and has reported no success; the attack was tried to its end;
+* the platform trains the next job, of another tenant, and stores its result; no service has died, or grown by 800 MiB;
+* nothing of the attacker's is left after 30 s: processes, mounts, control groups, folders, files in /tmp and /dev/shm,
+  shared memory;
+* the victim's running job runs on in the same process; its files, the operator's data and the platform's secrets are
+  unchanged; no canary and no secret occurs in what the attacker has written, stored or been answered.
+
+Loads are bounded: an attack takes at most half a gibibyte of memory, 1,500 processes, and 300 MB of disk, and ends by
+itself within 90 s. No trick signals or writes anything outside the platform under test if it succeeds.
+
+A trick is a function in `tests/hostile/attacks` (inside a learner) or in `tests/hostile/tricks` (from outside), and an
+entry in the list of its module. This page is made by `python scripts/hostile.py`.
+"""
+
+
+def page() -> str:
+    """The whole text."""
+    combinations = ", ".join(f"`{combination}`" for combination in ALL)
+    parts = [HEAD.format(combinations=combinations)]
+    for theme in dict.fromkeys(trick.theme for trick in TRICKS):
+        tricks = [trick for trick in TRICKS if trick.theme == theme]
+        rows = [f"| {trick.name}{' *' if trick.quick else ''} | {trick.does} |" for trick in tricks]
+        parts.append(
+            "\n".join([f"## {theme.capitalize()}", "", "| trick | what the attacker does |", "|---|---|", *rows])
+        )
+    return "\n".join([parts[0], *(f"{part}\n" for part in parts[1:])]) + f"\n{len(TRICKS)} tricks.\n"
+
+
+def main() -> int:
+    """Writes or checks the page. Returns the exit code."""
+    parser = argparse.ArgumentParser(description="Write docs/hostile.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is not current")
+    if parser.parse_args().check:
+        return 0 if PAGE.exists() and PAGE.read_text() == page() else 1
+    PAGE.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

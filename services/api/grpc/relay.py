@@ -1,0 +1,148 @@
+"""Carries connections from the socket that the supervisor holds to the gRPC server of this process.
+
+gRPC for Python cannot serve a socket that exists already. So the server listens at a socket in the private folder, and
+every connection to the held port is joined to a connection there, byte by byte, with the back-pressure of both sides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from typing import Final, cast
+
+from services.core.runtime.sockets import open_private_folder, short_path, without_delay
+
+_CONNECTIONS_MOST: Final = 4_096
+"""Connections beyond are closed at once; each costs three descriptors."""
+
+
+class _End(asyncio.Protocol):
+    """One end of a joined pair."""
+
+    def __init__(self, peer: _End | None = None) -> None:
+        self.peer: _End | None = peer
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.peer is not None and self.peer.transport is not None:
+            self.peer.transport.write(data)
+
+    def eof_received(self) -> bool:
+        if self.peer is not None and self.peer.transport is not None and self.peer.transport.can_write_eof():
+            self.peer.transport.write_eof()
+        return True  # the other direction stays open
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.peer is not None and self.peer.transport is not None:
+            self.peer.transport.close()
+
+    def pause_writing(self) -> None:
+        if self.peer is not None and self.peer.transport is not None:
+            self.peer.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.peer is not None and self.peer.transport is not None and not self.peer.transport.is_closing():
+            self.peer.transport.resume_reading()
+
+
+class _Outer(_End):
+    """The user's end. Sends nothing on until its inner end is connected."""
+
+    def __init__(self, relay: Relay) -> None:
+        super().__init__()
+        self._relay = relay
+        self._early: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert self.transport is not None  # noqa: S101 - set by the line before
+        self.transport.pause_reading()
+        self._relay.join(self)
+
+    def data_received(self, data: bytes) -> None:
+        # uvloop may still deliver what it has read when reading was paused.
+        if self.peer is None:
+            self._early.append(data)
+        super().data_received(data)
+
+    def joined(self, inner: _End) -> None:
+        """Sends on what came before the inner end was connected, and reads on."""
+        assert self.transport is not None  # noqa: S101 - it is connected
+        self.peer = inner
+        for data in self._early:
+            super().data_received(data)
+        self._early.clear()
+        self.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._relay.left(self)
+
+
+class Relay:
+    """``path``: the socket of the gRPC server. Use ``start`` once the server listens there."""
+
+    def __init__(self, held: socket.socket, path: Path) -> None:
+        self._held, self._path = held, path
+        without_delay(held)
+        self._outer: set[_Outer] = set()
+        self._joining: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._folder = -1
+
+    async def start(self) -> None:
+        self._folder = open_private_folder(self._path.parent)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Outer(self), sock=self._held, backlog=2048
+        )
+
+    def refuse_new(self) -> None:
+        """Accepts no more connections: they wait in the backlog of the held socket for the next process."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def close(self) -> None:
+        """Ends what is left."""
+        self.refuse_new()
+        for outer in list(self._outer):
+            if outer.transport is not None:
+                outer.transport.abort()
+        await asyncio.gather(*self._joining, return_exceptions=True)
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
+
+    def join(self, outer: _Outer) -> None:
+        """Connects the inner end of a new connection."""
+        assert outer.transport is not None  # noqa: S101 - it has just been made
+        if len(self._outer) >= _CONNECTIONS_MOST:
+            outer.transport.abort()
+            return
+        self._outer.add(outer)
+        task = asyncio.create_task(self._join(outer, outer.transport))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
+
+    async def _join(self, outer: _Outer, transport: asyncio.Transport) -> None:
+        try:
+            _, inner = await asyncio.get_running_loop().create_unix_connection(
+                lambda: _End(outer), short_path(self._path, self._folder)
+            )
+        except OSError:  # the server stops
+            transport.abort()
+            return
+        if transport.is_closing():
+            assert inner.transport is not None  # noqa: S101 - it is connected
+            inner.transport.close()
+            return
+        outer.joined(inner)
+
+    def left(self, outer: _Outer) -> None:
+        """The connection has ended."""
+        self._outer.discard(outer)

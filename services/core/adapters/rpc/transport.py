@@ -1,0 +1,114 @@
+"""Channels and listening ports of inner gRPC: sockets or mutual TLS, by the form of the address.
+
+The one place that knows how gRPC is protected between services, for clients and servers alike.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from services.core.domain.errors import WeftError
+from services.core.runtime.address import Address, TlsFiles
+from services.core.runtime.sockets import SocketPlace, open_private_folder, short_path
+
+
+def dial(
+    address: Address, *, options: Sequence[tuple[str, Any]], interceptors: Sequence[grpc.aio.ClientInterceptor] = ()
+) -> grpc.aio.Channel:
+    """A channel to an inner server, which connects at its first call.
+
+    Raises InvalidRequest for an address without protection, WeftError for a folder of sockets that others may write.
+    """
+    path, files = address.inner.socket, address.files()
+    if files is not None:
+        return grpc.aio.secure_channel(
+            address.target, _client_credentials(files), options=options, interceptors=interceptors
+        )
+    assert path is not None  # noqa: S101 - ``inner`` leaves no third form
+    folder = open_private_folder(path.parent)
+    channel = grpc.aio.insecure_channel(
+        f"unix:{short_path(path, folder)}",
+        options=(*options, ("grpc.default_authority", "localhost")),
+        interceptors=interceptors,
+    )
+    weakref.finalize(channel, os.close, folder)  # a long path goes through it at each connection
+    return channel
+
+
+class Listening:
+    """A server at one address, which no other process can serve until ``stop`` or the end of this process."""
+
+    def __init__(self, server: grpc.aio.Server, address: Address) -> None:
+        """Raises InvalidRequest as ``dial``, WeftError if another process serves there."""
+        self._server, self._place = server, None
+        path, files = address.inner.socket, address.files()
+        if path is not None:
+            self._place = SocketPlace.take(path)
+            self._add(f"unix:{self._place.temporary}", None, address)
+        else:
+            assert files is not None  # noqa: S101 - ``inner`` leaves no third form
+            self._add(address.target, _server_credentials(files), address)
+
+    def _add(self, target: str, credentials: grpc.ServerCredentials | None, address: Address) -> None:
+        try:
+            if credentials is None:
+                self._server.add_insecure_port(target)
+            else:
+                self._server.add_secure_port(target, credentials)
+        except RuntimeError:
+            self._release()
+            raise WeftError(f"cannot listen on {address}: the port is taken") from None
+
+    async def start(self) -> None:
+        await self._server.start()
+        if self._place is not None:
+            self._place.publish()
+
+    async def stop(self, grace_s: float | None) -> None:
+        """Ends running calls after ``grace_s`` seconds; None: at once. May be called again."""
+        await self._server.stop(grace_s)
+        self._release()
+
+    def _release(self) -> None:
+        if self._place is not None:
+            self._place.release()
+
+
+def _client_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+    authority, key, certificate = _read(files)
+    return grpc.ssl_channel_credentials(authority, key, certificate)
+
+
+def _server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Demands a client's certificate. Renewed files are used from the next handshake on."""
+    initial = _configuration(files)
+    current = initial
+
+    def fetch() -> grpc.ServerCertificateConfiguration:
+        nonlocal current
+        try:
+            current = _configuration(files)
+        except WeftError:  # in the middle of a renewal: those of before still work
+            return current
+        return current
+
+    return grpc.dynamic_ssl_server_credentials(initial, fetch, require_client_authentication=True)
+
+
+def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    authority, key, certificate = _read(files)
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
+
+
+def _read(files: TlsFiles) -> tuple[bytes, bytes, bytes]:
+    """Authority, key, certificate. Raises WeftError."""
+    try:
+        return files.authority.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()
+    except OSError as error:
+        raise WeftError(f"cannot read the TLS file {error.filename}: {error.strerror}") from None

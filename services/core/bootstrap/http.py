@@ -1,0 +1,83 @@
+"""HTTP servers inside a service: its operations address, and the api's REST."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final
+
+import uvicorn
+
+from services.core.domain.errors import WeftError
+from services.core.runtime.address import Address
+from services.core.runtime.sockets import SocketPlace, without_delay
+
+_BACKLOG: Final = 2048
+
+
+class HttpServer:
+    """An HTTP server without signal handlers or logs of its own.
+
+    ``held``: a socket that listens at the address already, e.g. one that the supervisor keeps. This server closes it.
+    """
+
+    def __init__(self, app: Any, address: Address, *, held: socket.socket | None = None) -> None:
+        self._address, self._held = address, held
+        if held is not None:
+            without_delay(held)
+        files = address.files()
+        tls: dict[str, Any] = {}
+        if files is not None:
+            tls = {
+                "ssl_certfile": files.certificate, "ssl_keyfile": files.key, "ssl_ca_certs": str(files.authority),
+                "ssl_cert_reqs": ssl.CERT_REQUIRED,
+            }  # fmt: skip
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=30,
+                timeout_graceful_shutdown=5, server_header=False, **tls,
+            )
+        )  # fmt: skip
+        self._server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # run() handles signals
+
+    @property
+    def started(self) -> bool:
+        return self._server.started
+
+    async def serve(self, stopping: asyncio.Event) -> None:
+        """Serves until ``stopping`` is set. Raises WeftError where it cannot listen at its address."""
+        with self._held if self._held is not None else listening(self._address) as listener:
+            task = asyncio.ensure_future(self._server.serve(sockets=[listener]))
+            await stopping.wait()
+            self._server.should_exit = True
+            await task
+
+
+@contextmanager
+def listening(address: Address) -> Generator[socket.socket]:
+    """A listening socket at the address. Raises WeftError if another process serves there."""
+    if address.socket is not None:
+        place = SocketPlace.take(address.socket)
+        try:
+            with place.listen(_BACKLOG) as listener:
+                yield listener
+        finally:
+            place.release()
+        return
+    with listen_tcp(address) as listener:
+        yield listener
+
+
+def listen_tcp(address: Address) -> socket.socket:
+    """A socket that listens on a port. Raises WeftError if it is taken."""
+    host, port = address.host_port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:  # uvicorn itself would end the whole process with SystemExit
+        raise WeftError(f"cannot listen on {address}: {error.strerror}") from None
+    without_delay(listener)
+    return listener

@@ -1,0 +1,163 @@
+"""Bounds the caches of this machine: environments, packages that uv has downloaded, and data, the oldest use first.
+
+Nothing that is in use is removed. An entry is removed under the lock that its users hold (``services.helper.fetch``),
+an environment only if no learner of this machine names it, and none that may name it soon is being prepared. Data is
+handed to learners under a second name, so removing the cache's own takes nothing away from them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from services.core.runtime.learner_folder import MALFORMED, PREPARED_FILE
+from services.node.disk import measure
+from services.node.files import remove_tree
+from services.node.learner import Learner, is_folder
+
+ENVIRONMENTS, PACKAGES, DATA = "environments", "packages", "data"
+KINDS: Final = (ENVIRONMENTS, PACKAGES, DATA)
+_OK: Final = ".ok"
+_ENDLESS: Final = 2**62
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something that is removed whole."""
+
+    kind: str
+    place: Path
+    lock: Path
+    """Held by its users."""
+    stamp: Path
+    """The file whose time of change is ``used``."""
+    used: float
+    """When it was used last, Unix seconds."""
+    size: int
+    """Bytes."""
+
+
+class Caches:
+    """``folder``: WEFT_HOME/cache. ``learners`` returns those of this machine."""
+
+    def __init__(self, folder: Path, max_bytes: int, learners: Callable[[], Collection[Learner]]) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._learners = learners
+        self._sizes: dict[Path, int] = {}
+        """Environments do not change once they are complete: each is measured once."""
+
+    def bound(self) -> tuple[dict[str, int], int]:
+        """Removes what exceeds the bound. Returns kind -> bytes that are left, and the number of removed entries.
+
+        Takes as long as walking through new entries: call it in a thread.
+        """
+        self._remove_half_removed()
+        entries = list(self._entries())
+        total, removed = sum(entry.size for entry in entries), 0
+        left = {kind: sum(entry.size for entry in entries if entry.kind == kind) for kind in KINDS}
+        for entry in sorted(entries, key=lambda entry: entry.used):
+            if total <= self._max_bytes:
+                break
+            if self._remove(entry):
+                total -= entry.size
+                left[entry.kind] -= entry.size
+                removed += 1
+        return left, removed
+
+    def _entries(self) -> Iterator[Entry]:
+        envs = self._folder / "envs"
+        for place in _folders(envs):
+            stamp = place / _OK
+            if stamp.exists():
+                if place not in self._sizes:
+                    self._sizes[place] = self._measure(place)
+                lock = envs / f"{place.name}.lock"
+                yield Entry(ENVIRONMENTS, place, lock, stamp, _time(stamp), self._sizes[place])
+        packages, lock = self._folder / "uv", self._folder / "uv.lock"
+        if packages.is_dir():
+            yield Entry(PACKAGES, packages, lock, lock, _time(lock), self._measure(packages))
+        for tenant in _folders(self._folder / "data"):
+            for place in _folders(tenant):
+                lock = place / "lock"
+                yield Entry(DATA, place, lock, lock, _time(lock), self._measure(place))
+
+    @staticmethod
+    def _measure(place: Path) -> int:
+        return measure(place, None, max_bytes=_ENDLESS, max_files=_ENDLESS).size
+
+    def _remove(self, entry: Entry) -> bool:
+        """False if it is in use."""
+        with _locked(entry.lock) as is_free:
+            if not is_free or _time(entry.stamp) != entry.used:
+                return False
+            if entry.kind == ENVIRONMENTS and self._is_named(entry):
+                return False
+            if entry.kind == DATA:
+                for name in ("body.json", "body", "part.json", "part"):
+                    (entry.place / name).unlink(missing_ok=True)
+            else:
+                gone = entry.place.with_name(f".gone-{secrets.token_hex(8)}")
+                entry.place.rename(gone)
+                remove_tree(gone)
+        self._sizes.pop(entry.place, None)
+        log.info("cache.entry_removed", kind=entry.kind, place=str(entry.place), size=entry.size)
+        return True
+
+    def _is_named(self, entry: Entry) -> bool:
+        """True if a learner uses the environment, or may: it was used since a learner came that is not prepared yet."""
+        for learner in self._learners():
+            try:
+                prepared = learner.files.read(PREPARED_FILE)
+                paths = None if prepared is None else prepared.get("path", ())
+                came = (learner.folder / "learner.json").stat().st_mtime
+            except (*MALFORMED, OSError):
+                return True
+            if paths is None and entry.used >= came:
+                return True
+            if paths is not None and any(Path(path).is_relative_to(entry.place) for path in paths):
+                return True
+        return False
+
+    def _remove_half_removed(self) -> None:
+        for folder in (self._folder, self._folder / "envs"):
+            for place in _folders(folder, hidden=True):
+                if place.name.startswith(".gone-"):
+                    with suppress(OSError):
+                        remove_tree(place)
+
+
+def _folders(folder: Path, *, hidden: bool = False) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if is_folder(path) and path.name.startswith(".") == hidden]
+
+
+def _time(path: Path) -> float:
+    """0 if it is missing."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[bool]:
+    """False if another process holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(fd)

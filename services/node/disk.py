@@ -1,0 +1,121 @@
+"""How much a learner has written: a walk through its folder by descriptor, with a bounded share of time.
+
+A project quota would be exact, but few file systems are mounted with one. So a learner can exceed its bound for
+as long as a round of walks takes. Only the learner's own files count, each once, however many names it has. One
+descriptor is open at a time, so the depth of its folders costs nothing; links and mounts are not entered.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from services.node.traces import mount_points
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BLOCK: Final = 512
+"""Unit of st_blocks, in bytes."""
+
+
+@dataclass(slots=True)
+class DiskUse:
+    size: int = 0
+    """Bytes on the disk: holes do not count."""
+    files: int = 0
+    """Files, folders and links."""
+
+    def exceeds(self, max_bytes: int, max_files: int) -> str:
+        """What is exceeded, for people; empty: nothing."""
+        if self.size > max_bytes:
+            return f"it wrote more than {max_bytes / 2**30:.3g} GiB"
+        return f"it made more than {max_files} files and folders" if self.files > max_files else ""
+
+
+@dataclass(slots=True)
+class _Level:
+    """A folder on the way down: to come back, ".." must lead to it again."""
+
+    place: tuple[int, int]
+    """(device, inode)."""
+    path: str
+    names: list[str] = field(default_factory=list)
+    """Folders that are not looked through yet."""
+
+
+def measure(folder: Path, uid: int | None, *, max_bytes: int, max_files: int) -> DiskUse:
+    """What belongs to the user (None: to any) below the folder. Ends early once a bound is exceeded.
+
+    The learner may move folders meanwhile: what then cannot be found again is counted by the next walk.
+    """
+    walk = _Walk(uid, max_bytes, max_files)
+    with suppress(OSError):
+        walk.run(os.open(folder, _FOLDER), os.path.realpath(folder))
+    return walk.use
+
+
+class _Walk:
+    def __init__(self, uid: int | None, max_bytes: int, max_files: int) -> None:
+        self.use = DiskUse()
+        self._uid = uid
+        self._bounds = (max_bytes, max_files)
+        self._mounts = mount_points()
+        self._linked: set[int] = set()
+        """Inodes with several names that were counted."""
+
+    def run(self, fd: int, path: str) -> None:
+        """Takes over the descriptor."""
+        levels: list[_Level] = []
+        try:
+            levels.append(self._enter(fd, path))
+            while levels and not self.use.exceeds(*self._bounds):
+                level = levels[-1]
+                if level.names:
+                    name = level.names.pop()
+                    with suppress(OSError):
+                        below = os.open(name, _FOLDER, dir_fd=fd)
+                        os.close(fd)
+                        fd = below
+                        levels.append(self._enter(fd, f"{level.path}/{name}"))
+                    continue
+                levels.pop()
+                if levels:
+                    above = os.open("..", _FOLDER, dir_fd=fd)
+                    os.close(fd)
+                    fd = above
+                    if _place(fd) != levels[-1].place:
+                        return  # it was moved
+        finally:
+            os.close(fd)
+
+    def _enter(self, fd: int, path: str) -> _Level:
+        """Counts the entries of the folder."""
+        level = _Level(_place(fd), path)
+        with suppress(OSError), os.scandir(fd) as entries:
+            for entry in entries:
+                if f"{path}/{entry.name}" in self._mounts:
+                    continue
+                with suppress(OSError):
+                    self._count(level, entry.name, os.stat(entry.name, dir_fd=fd, follow_symlinks=False))
+                if self.use.exceeds(*self._bounds):
+                    break
+        return level
+
+    def _count(self, level: _Level, name: str, status: os.stat_result) -> None:
+        if stat.S_ISDIR(status.st_mode):
+            level.names.append(name)
+        elif status.st_nlink > 1:
+            if status.st_ino in self._linked:
+                return
+            self._linked.add(status.st_ino)
+        if self._uid in {None, status.st_uid}:
+            self.use.files += 1
+            self.use.size += status.st_blocks * _BLOCK
+
+
+def _place(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino

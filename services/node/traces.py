@@ -1,0 +1,108 @@
+"""What a user has left on this machine: processes, files where everybody may write, and shared memory of System V.
+
+A uid with traces is not given to another tenant: a file or process of the old tenant would have the new one's rights,
+and the reverse. Other folders in which everybody may write are the operator's; there are none on a usual system.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from services.node.files import remove_tree
+
+SHARED_FOLDERS: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock", "/dev/mqueue")  # noqa: S108 - looked through
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_ENTRIES: Final = 100_000
+_MAX_DEPTH: Final = 16
+_OCTAL: Final = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where it is looked for traces; other places are for tests."""
+
+    folders: Sequence[str] = SHARED_FOLDERS
+    proc: Path = Path("/proc")
+
+
+def trace_of(uid: int, places: Places | None = None) -> str:
+    """The first trace of the user, for people; empty: there is none. Also a trace: more than can be looked through."""
+    where = places or Places()
+    for entry in where.proc.iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            if entry.name.isdecimal() and entry.stat().st_uid == uid:
+                return f"process {entry.name}"
+    for kind in ("shm", "msg", "sem"):
+        if uid in _ipc_owners(where.proc / "sysvipc" / kind):
+            return f"System V {kind}"
+    return next((path for path in files_of(uid, where)), "")
+
+
+def files_of(uid: int, places: Places | None = None) -> Iterator[str]:
+    """Paths of the user's files, outermost only; at the end "..." if there was too much to look through."""
+    budget = iter(range(_MAX_ENTRIES))
+    mounts = mount_points((places or Places()).proc)
+    for top in (places or Places()).folders:
+        with suppress(OSError):
+            yield from _Walk(uid, mounts, budget).below(os.open(top, _FOLDER), os.path.realpath(top))
+    if next(budget, None) is None:
+        yield "..."
+
+
+def sweep(uid: int, places: Places | None = None) -> None:
+    """Removes the user's files from the shared folders. Raises OSError for one that cannot be removed."""
+    for path in list(files_of(uid, places)):
+        if path != "...":
+            remove_tree(Path(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    uid: int
+    mounts: frozenset[str]
+    budget: Iterator[int]
+
+    def below(self, fd: int, path: str, depth: int = 0) -> Iterator[str]:
+        """Takes over the descriptor. The depth is bounded, so is the recursion."""
+        try:
+            with os.scandir(fd) as entries:
+                for entry, _ in zip(entries, self.budget, strict=False):
+                    inner = f"{path}/{entry.name}"
+                    if inner in self.mounts:
+                        continue
+                    with suppress(OSError):
+                        status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
+                        if status.st_uid == self.uid:
+                            yield inner
+                        elif stat.S_ISDIR(status.st_mode) and depth < _MAX_DEPTH:
+                            yield from self.below(os.open(entry.name, _FOLDER, dir_fd=fd), inner, depth + 1)
+        finally:
+            os.close(fd)
+
+
+def mount_points(proc: Path = Path("/proc")) -> frozenset[str]:
+    """Paths of all mounts. Walks do not look into them: one may never answer."""
+    try:
+        lines = (proc / "self/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return frozenset()
+    points = (_OCTAL.sub(lambda match: bytes([int(match[1], 8)]), line.split(b" ")[4]) for line in lines)
+    return frozenset(map(os.fsdecode, points))
+
+
+def _ipc_owners(path: Path) -> set[int]:
+    """The uids in one table of /proc/sysvipc, whose first line names the columns."""
+    try:
+        header, *rows = path.read_text().splitlines()
+    except (OSError, ValueError):
+        return set()
+    columns = [header.split().index(name) for name in ("uid", "cuid")]
+    return {int(row.split()[column]) for row in islice(rows, _MAX_ENTRIES) for column in columns}

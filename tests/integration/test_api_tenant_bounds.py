@@ -1,0 +1,141 @@
+"""What one tenant may store and send at a time; the others are not affected."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from services.api.uploads import Uploads
+from services.core.domain.errors import ResourceExhausted
+from tests.testbed.api import SPEC, Api, a_zip, running_api
+
+LIMIT = 100_000
+
+
+def code(size: int, seed: int = 0) -> bytes:
+    """A zip of about ``size`` bytes."""
+    state, data = seed + 1, bytearray()
+    while len(data) < size:
+        state = state * 6364136223846793005 % 2**64
+        data += state.to_bytes(8)
+    return a_zip({"data": bytes(data)})
+
+
+async def send(client: httpx2.AsyncClient, archive: bytes, **options: Any) -> httpx2.Response:
+    files: dict[str, Any] = {
+        "spec": ("s", json.dumps(SPEC), "application/json"), "code": ("c.zip", archive, "application/zip"),
+    }  # fmt: skip
+    return await client.post("/v1/jobs", files=files, **options)
+
+
+def store(api: Api, tenant: str, size: int, name: str = "weights") -> None:
+    """Results, as helpers store them beside the api."""
+    path = api.settings.home / "objects" / "tenants" / tenant / "jobs" / "j1" / "attempts" / "1" / "results" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+
+
+async def test_submission_beyond_what_a_tenant_may_store_is_refused_and_others_are_not(tmp_path: Path) -> None:
+    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
+        full, other = [api.client(await api.key(name, name)) for name in ("full", "other")]
+        async with full, other:
+            store(api, "full", LIMIT + 1)
+            await api.submit(params={"tenant": "full"})  # it starts the count
+            await api.services.storage_bound.counted()
+            for refused in (await send(full, code(10)), await full.post("/v1/jobs", json=SPEC)):
+                assert refused.status_code == 507
+                problem = refused.json()
+                assert problem["type"] == "urn:weft:error:no-space"
+                assert "tenant full stores 100001 bytes of at most 100000 (WEFT_TENANT_BYTES)" in problem["detail"]
+            assert (await send(other, code(10))).status_code == 201
+            assert (await full.get("/v1/jobs")).status_code == 200
+
+
+async def test_uploads_are_counted_at_once_and_stored_code_is_counted_once(tmp_path: Path) -> None:
+    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
+        archive = code(60_000)
+        assert (await send(api.admin, archive)).status_code == 201
+        assert (await send(api.admin, code(60_000, seed=7))).status_code == 507
+        assert (await send(api.admin, code(20_000, seed=8))).status_code == 201
+
+
+async def test_usage_survives_a_restart_and_is_counted_again_when_it_is_old(tmp_path: Path) -> None:
+    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
+        client = api.client(await api.key("ada", "acme"))
+        async with client:
+            store(api, "acme", LIMIT + 1)
+            assert (await client.post("/v1/jobs", json=SPEC)).status_code == 201
+            await api.services.storage_bound.counted()
+    async with running_api(tmp_path, tenant_bytes=LIMIT, tenant_count_s=3600) as api:
+        client = api.client(await api.key("bob", "acme"))
+        async with client:
+            store(api, "acme", 0)
+            assert (await client.post("/v1/jobs", json=SPEC)).status_code == 507
+    async with running_api(tmp_path, tenant_bytes=LIMIT, tenant_count_s=0.001) as api:
+        client = api.client(await api.key("eve", "acme"))
+        async with client:
+            await client.post("/v1/jobs", json=SPEC)
+            await api.services.storage_bound.counted()
+            assert (await client.post("/v1/jobs", json=SPEC)).status_code == 201
+
+
+async def test_many_objects_are_counted_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.api.storage._PAGE", 100)
+    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
+        client = api.client(await api.key("ada", "acme"))
+        async with client:
+            for number in range(1_050):
+                store(api, "acme", 100, name=f"file-{number}")
+            assert (await client.post("/v1/jobs", json=SPEC)).status_code == 201
+            await api.services.storage_bound.counted()
+            assert "stores 105000 bytes" in (await client.post("/v1/jobs", json=SPEC)).json()["detail"]
+
+
+async def test_uploads_of_one_tenant_and_of_all_are_bounded_and_one_that_ends_makes_room(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path / "uploads", max_bytes=100, most=3, most_of_tenant=2)
+    uploads.open()
+
+    async def refused(tenant: str) -> str:
+        try:
+            async with uploads.receive(tenant):
+                return ""
+        except ResourceExhausted as error:
+            return error.message
+
+    async with uploads.receive("a"), uploads.receive("a"):
+        assert "WEFT_MAX_TENANT_UPLOADS" in await refused("a")
+        assert await refused("b") == ""
+        async with uploads.receive("b"):
+            assert "WEFT_MAX_UPLOADS" in await refused("c")
+    assert [await refused(tenant) for tenant in ("a", "b", "c")] == ["", "", ""]
+
+
+async def test_upload_beyond_the_number_at_a_time_is_answered_429_and_may_be_repeated(tmp_path: Path) -> None:
+    async with running_api(tmp_path, max_tenant_uploads=1) as api:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        boundary = "b"
+        spec = f'--{boundary}\r\nContent-Disposition: form-data; name="spec"\r\n\r\n{json.dumps(SPEC)}\r\n'.encode()
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="code"\r\n\r\n'.encode()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield spec + head
+            begun.set()
+            await go_on.wait()
+            yield code(10) + f"\r\n--{boundary}--\r\n".encode()
+
+        headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+        first = asyncio.create_task(api.admin.post("/v1/jobs", content=slow(), headers=headers))
+        await begun.wait()
+        while not api.services.uploads.running:  # noqa: ASYNC110 - the api reads the head of the request
+            await asyncio.sleep(0.01)
+        refused = await send(api.admin, code(10))
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        go_on.set()
+        assert (await first).status_code == 201
+        assert (await send(api.admin, code(10))).status_code == 201

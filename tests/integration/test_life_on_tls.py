@@ -1,0 +1,37 @@
+"""The lives of jobs with mutual TLS between all services and etcd, in the place of sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from services.core.runtime.address import TLS
+from services.local.layout import INNER
+from tests.integration.test_life import (
+    test_a_follower_gets_every_line_once_and_ends_when_the_job_is_released,
+    test_a_halted_job_resumes_from_its_checkpoint,
+    test_a_job_goes_through_every_status_once_and_leaves_its_result,
+    test_a_killed_job_has_no_process_left_after_a_second,
+    test_the_learner_that_failed_first_is_named_and_its_peers_are_ended,
+)
+from tests.testbed.platform import Platform, platform
+
+__all__ = [
+    "test_a_follower_gets_every_line_once_and_ends_when_the_job_is_released",
+    "test_a_halted_job_resumes_from_its_checkpoint",
+    "test_a_job_goes_through_every_status_once_and_leaves_its_result",
+    "test_a_killed_job_has_no_process_left_after_a_second",
+    "test_the_learner_that_failed_first_is_named_and_its_peers_are_ended",
+]
+
+
+@pytest.fixture(scope="module")
+def weft_up() -> Iterator[Platform]:
+    with platform({"WEFT_TRANSPORT": "tls", "WEFT_NODE_CPUS": "4", "WEFT_PEER_GRACE_S": "1"}) as running:
+        yield running
+
+
+def test_every_inner_address_demands_tls(weft_up: Platform) -> None:
+    addresses = weft_up.home.addresses()
+    assert {name for name, address in addresses.items() if address.startswith(TLS)} == set(INNER)

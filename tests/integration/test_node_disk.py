@@ -1,0 +1,54 @@
+"""A learner that fills the disk ends with a reason, and its neighbour goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+
+import pytest
+
+from services.core.adapters.local.cluster import LocalCluster
+from tests.testbed.gangs import await_exit, learner, start, teardown
+from tests.testbed.isolations import VARIANTS, Variant
+from tests.testbed.node import NodeProcess, plan
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
+def node(request: pytest.FixtureRequest) -> Generator[NodeProcess]:
+    variant: Variant = request.param
+    bounds = {"WEFT_NODE_DISK": "16MB", "WEFT_NODE_FILES": "2000", "WEFT_NODE_DISK_CHECK_S": "0.1"}
+    with variant.node(bounds) as running:
+        yield running
+
+
+@pytest.fixture
+async def cluster(node: NodeProcess) -> AsyncGenerator[LocalCluster]:
+    client = await node.cluster()
+    yield client
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("head -c 40000000 /dev/zero > $RESULT_DIR/large; exec sleep 1000", "it wrote more than"),
+        ("head -c 40000000 /dev/zero > /tmp/large; exec sleep 1000", "it wrote more than"),
+        ("head -c 40000000 /dev/zero; exec sleep 1000", "it wrote more than"),
+        ("cd $HOME; seq 3000 | xargs touch; exec sleep 1000", "it made more than 2000 files"),
+    ],
+    ids=["results", "tmp", "stdout", "many files"],
+)
+async def test_a_learner_that_writes_too_much_is_ended_with_the_reason(
+    node: NodeProcess, cluster: LocalCluster, command: str, why: str
+) -> None:
+    if node.isolation == "trusted" and "/tmp/" in command:
+        command = command.replace("/tmp/", "$TMPDIR/")  # there /tmp is the machine's
+    neighbour = plan(["head -c 4000000 /dev/zero > $RESULT_DIR/small; exec sleep 1000"])
+    hog = plan([command])
+    await start(cluster, neighbour)
+    await start(cluster, hog)
+    end = await await_exit(cluster, hog)
+    assert (end.signal, end.stop_cause) == (9, "")
+    assert end.disk_exceeded.startswith(why)
+    assert (await learner(cluster, neighbour)).state == "running"
+    for gang in (hog, neighbour):
+        await teardown(cluster, gang)

@@ -1,0 +1,39 @@
+"""The isolations of this machine, each with and without root, as parameters of tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.testbed.node import NodeProcess, node_process
+
+UNPRIVILEGED = 64_001
+"""The uid of agents without root. No account of a system has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """An agent that runs learners in one isolation."""
+
+    isolation: str
+    root: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.isolation}-{'root' if self.root else 'user'}"
+
+    @contextmanager
+    def node(self, environment: Mapping[str, str] | None = None) -> Generator[NodeProcess]:
+        user = UNPRIVILEGED if not self.root and os.geteuid() == 0 else None
+        with node_process({"WEFT_NODE_ISOLATION": self.isolation, **(environment or {})}, user=user) as node:
+            yield node
+
+
+VARIANTS = tuple(
+    Variant(isolation, root)
+    for root in ((True, False) if os.geteuid() == 0 else (False,))
+    for isolation in ("process", "sandbox")
+)
+"""All that the user of the tests can run."""

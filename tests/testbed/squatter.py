@@ -1,0 +1,82 @@
+"""A hostile program, run as another user where the caller is root: tries to listen where the platform listens.
+
+    python squatter.py FOLDER PORT...
+
+It tries without a pause to bind each port of loopback, and to put a socket in the place of each name in FOLDER. It
+prints ``ready`` once, and a line for each address that it got and for everything that anybody sent to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from pathlib import Path
+
+NAMES = ("lcm", "guardian", "metrics", "node", "lcm-ops", "api-ops", "localhost:1", "localhost:2", "api-behind-grpc")
+
+
+def say(text: str) -> None:
+    """Prints a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def listen_on_port(port: int) -> socket.socket | None:
+    """Tries the port with both ways to share it."""
+    listener = socket.socket()
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        listener.setsockopt(socket.SOL_SOCKET, option, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+    except OSError:
+        listener.close()
+        return None
+    return listener
+
+
+def listen_at_path(path: Path) -> socket.socket | None:
+    """Tries to put a socket there, also in the place of another."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        listener.bind(str(path))
+        listener.listen()
+    except OSError:
+        listener.close()
+        return None
+    return listener
+
+
+def report_one(listener: socket.socket, place: str) -> None:
+    """Prints what the next caller sends; nothing if there is none within a second."""
+    listener.settimeout(1)
+    with contextlib.suppress(OSError):
+        connection, _ = listener.accept()
+        connection.settimeout(1)
+        say(f"{place} received {connection.recv(65536)!r}")
+
+
+def main() -> None:
+    folder, ports = Path(sys.argv[1]), [int(port) for port in sys.argv[2:]]
+    say("ready")
+    while os.getppid() != 1:  # the test has ended
+        for port in ports:
+            listener = listen_on_port(port)
+            if listener is not None:
+                say(f"port {port} was free")
+                report_one(listener, f"port {port}")
+                listener.close()
+        for name in NAMES:
+            listener = listen_at_path(folder / name)
+            if listener is not None:
+                say(f"{name} could be replaced")
+                report_one(listener, name)
+                listener.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The search time of one tenant is bounded, and comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.api.search_budget import SearchBudget
+from services.core.domain.errors import ResourceExhausted
+
+
+class SetClock:
+    """Only ``boottime`` is used."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def boottime(self) -> float:
+        return self.now
+
+    def now_ms(self) -> int:
+        raise AssertionError
+
+    def random_bits(self, count: int) -> int:
+        raise AssertionError(count)
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError(seconds)
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+@pytest.fixture
+def budget(clock: SetClock) -> SearchBudget:
+    return SearchBudget(clock, window_s=30, share=0.5, at_a_time=2)
+
+
+def search(budget: SearchBudget, clock: SetClock, seconds: float, tenant: str = "acme") -> None:
+    with budget.searching(tenant):
+        clock.now += seconds
+
+
+def test_tenant_that_searched_too_long_waits_until_it_has_earned_time_back(
+    budget: SearchBudget, clock: SetClock
+) -> None:
+    search(budget, clock, 29)
+    search(budget, clock, 60)
+    with pytest.raises(ResourceExhausted, match=r"has searched logs for 44 s \(WEFT_TENANT_SEARCH_S\)") as refused:
+        search(budget, clock, 1)
+    assert refused.value.retry_after_s == 30
+    search(budget, clock, 1, tenant="other")
+    clock.now += 30
+    search(budget, clock, 1)
+
+
+def test_searches_of_a_tenant_at_a_time_are_bounded(budget: SearchBudget, clock: SetClock) -> None:
+    with budget.searching("acme"), budget.searching("acme"):
+        with pytest.raises(ResourceExhausted, match="WEFT_TENANT_SEARCHES"):
+            search(budget, clock, 1)
+        search(budget, clock, 1, tenant="other")
+    search(budget, clock, 1)
+
+
+def test_failed_search_counts_as_well(budget: SearchBudget, clock: SetClock) -> None:
+    def fail() -> None:
+        with budget.searching("acme"):
+            clock.now += 60
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        fail()
+    with pytest.raises(ResourceExhausted):
+        search(budget, clock, 1)

@@ -1,0 +1,107 @@
+"""Caches keep to their bound: what was used least recently goes, and nothing that is in use."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from services.node.caches import Caches
+from services.node.learner import Learner
+from tests.unit.test_node_files import learner as learner  # noqa: PLC0414 - the fixture
+
+MIB = 2**20
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """Three environments of 1 MiB, used one after another, a package cache, and one data set."""
+    folder = tmp_path / "cache"
+    for used, name in enumerate(("oldest", "older", "newest"), 100):
+        place = folder / "envs" / name
+        place.mkdir(parents=True)
+        (place / "library").write_bytes(b"x" * MIB)
+        (place / ".ok").touch()
+        os.utime(place / ".ok", (used, used))
+    (folder / "uv").mkdir()
+    (folder / "uv/wheel").write_bytes(b"x" * MIB)
+    (folder / "uv.lock").touch()
+    data = folder / "data/t/abc"
+    data.mkdir(parents=True)
+    (data / "body").write_bytes(b"x" * MIB)
+    (data / "lock").touch()
+    for lock in (folder / "uv.lock", data / "lock"):
+        os.utime(lock, (200, 200))
+    return folder
+
+
+def left(cache: Path) -> set[str]:
+    """The environments, "uv" and "data" that are still there."""
+    names = {path.name for path in (cache / "envs").iterdir() if path.is_dir()}
+    return names | {name for name in ("uv", "data/t/abc/body") if (cache / name).exists()}
+
+
+ALL = {"oldest", "older", "newest", "uv", "data/t/abc/body"}
+
+
+def test_nothing_is_removed_within_the_bound(cache: Path) -> None:
+    sizes, removed = Caches(cache, 100 * MIB, list).bound()
+    assert (left(cache), removed) == (ALL, 0)
+    assert {kind: size // MIB for kind, size in sizes.items()} == {"environments": 3, "packages": 1, "data": 1}
+
+
+def test_the_least_recently_used_is_removed_first(cache: Path) -> None:
+    sizes, removed = Caches(cache, 4 * MIB + MIB // 2, list).bound()
+    assert (left(cache), removed) == (ALL - {"oldest"}, 1)
+    assert sizes["environments"] // MIB == 2
+    os.utime(cache / "envs/older/.ok", (300, 300))
+    assert Caches(cache, 3 * MIB + MIB // 2, list).bound()[1] == 1
+    assert left(cache) == ALL - {"oldest", "newest"}
+
+
+def test_everything_that_is_not_in_use_may_go(cache: Path) -> None:
+    assert Caches(cache, 0, list).bound()[1] == 5
+    assert left(cache) == set()
+
+
+def test_an_environment_that_a_learner_uses_is_kept(cache: Path, learner: Learner) -> None:
+    venv = cache / "envs/oldest/venv/bin"
+    (learner.folder / "prepared.json").write_text(json.dumps({"schema": 1, "path": [str(venv)]}))
+    Caches(cache, 0, lambda: [learner]).bound()
+    assert left(cache) == {"oldest"}
+
+
+def test_an_environment_that_was_used_since_an_unprepared_learner_came_is_kept(cache: Path, learner: Learner) -> None:
+    os.utime(cache / "envs/newest/.ok")
+    Caches(cache, 0, lambda: [learner]).bound()
+    assert left(cache) == {"newest"}
+
+
+def test_an_unreadable_learner_keeps_all_environments(cache: Path, learner: Learner) -> None:
+    (learner.folder / "prepared.json").write_text("[")
+    Caches(cache, 0, lambda: [learner]).bound()
+    assert left(cache) == {"oldest", "older", "newest"}
+
+
+def test_what_a_helper_has_locked_is_kept(cache: Path) -> None:
+    locks = [cache / "envs/oldest.lock", cache / "uv.lock", cache / "data/t/abc/lock"]
+    held = [os.open(path, os.O_RDWR | os.O_CREAT) for path in locks]
+    for descriptor in held:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    Caches(cache, 0, list).bound()
+    for descriptor in held:
+        os.close(descriptor)
+    assert left(cache) == {"oldest", "uv", "data/t/abc/body"}
+
+
+def test_what_a_killed_agent_has_half_removed_is_removed(cache: Path) -> None:
+    (cache / "envs/oldest").rename(cache / "envs/.gone-1")
+    Caches(cache, 100 * MIB, list).bound()
+    assert left(cache) == ALL - {"oldest"}
+
+
+def test_a_machine_without_caches_has_nothing_to_remove(tmp_path: Path) -> None:
+    assert Caches(tmp_path / "missing", 0, list).bound()[1] == 0

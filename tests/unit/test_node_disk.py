@@ -1,0 +1,68 @@
+"""How much a learner has written is measured whatever it has made, and counted once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from services.node.disk import DiskUse, measure
+from services.node.files import remove_tree
+
+PLENTY = {"max_bytes": 2**40, "max_files": 10**9}
+
+
+def used(folder: Path) -> DiskUse:
+    return measure(folder, os.geteuid(), **PLENTY)
+
+
+def test_files_in_nested_folders_count_once_however_many_names_they_have(tmp_path: Path) -> None:
+    (tmp_path / "a/b/c").mkdir(parents=True)
+    (tmp_path / "a/d").mkdir()
+    empty = used(tmp_path)
+    assert empty.files == 4
+    (tmp_path / "a/b/c/data").write_bytes(b"x" * 2**20)
+    once = used(tmp_path)
+    assert 2**20 <= once.size - empty.size < 2**21
+    for place in ("a/link", "a/b/link", "link"):
+        (tmp_path / place).hardlink_to(tmp_path / "a/b/c/data")
+    assert used(tmp_path).size == once.size
+
+
+def test_holes_and_targets_of_links_do_not_count(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**35)
+    (tmp_path / "root").symlink_to("/")
+    assert used(tmp_path).size < 2**20
+    assert used(tmp_path).files == 2
+
+
+def test_files_of_other_users_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"x" * 2**20)
+    assert measure(tmp_path, os.geteuid() + 1, **PLENTY) == DiskUse()
+
+
+def test_what_lies_below_thousands_of_folders_counts(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(2000):
+        os.mkdir("deep-deep-deep", dir_fd=folder)
+        below = os.open("deep-deep-deep", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    with os.fdopen(os.open("data", os.O_WRONLY | os.O_CREAT, dir_fd=folder), "wb") as file:
+        file.write(b"x" * 2**22)
+    os.close(folder)
+    assert used(tmp_path).size > 2**22
+    remove_tree(tmp_path / "deep-deep-deep")  # no other program removes so deep a tree
+
+
+def test_a_walk_ends_once_a_bound_is_exceeded(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / str(number)).mkdir()
+    use = measure(tmp_path, os.geteuid(), max_bytes=2**40, max_files=10)
+    assert use.files == 11
+    assert use.exceeds(2**40, 10) == "it made more than 10 files and folders"
+    assert DiskUse(size=2**31).exceeds(2**30, 10) == "it wrote more than 1 GiB"
+
+
+def test_a_missing_folder_has_no_size(tmp_path: Path) -> None:
+    assert used(tmp_path / "missing") == DiskUse()

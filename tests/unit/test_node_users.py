@@ -1,0 +1,64 @@
+"""Which user a job gets: never one of which another tenant has left something."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from services.core.domain.errors import ResourceExhausted
+from services.node.allocation import Pool, Taken
+from services.node.traces import Places, files_of, sweep, trace_of
+from services.node.users import Users
+
+TWO = Pool(70_000, 2)
+
+
+def test_a_user_of_another_tenant_is_given_only_when_nothing_of_it_is_left(tmp_path: Path) -> None:
+    left = {70_000: "a file", 70_001: "a process"}
+    users = Users(tmp_path / "users", TWO, lambda uid: left.get(uid, ""))
+    first = users.pick("j1", "blue", Taken())
+    second = users.pick("j2", "blue", Taken(uids={first: "j1"}))
+    assert {first, second} == {70_000, 70_001}
+    assert users.pick("j3", "blue", Taken()) in {first, second}  # its own tenant's
+    with pytest.raises(ResourceExhausted, match="files and processes of another tenant left"):
+        users.pick("j4", "red", Taken())
+    del left[70_001]
+    assert users.pick("j4", "red", Taken()) == 70_001
+    assert users.pick("j5", "red", Taken()) == 70_001
+    restarted = Users(tmp_path / "users", TWO, lambda uid: left.get(uid, ""))
+    assert restarted.pick("j6", "red", Taken()) == 70_001
+
+
+def test_a_damaged_record_of_a_user_counts_as_another_tenant(tmp_path: Path) -> None:
+    (tmp_path / "users").mkdir()
+    (tmp_path / "users/70000.json").write_text("{")
+    users = Users(tmp_path / "users", Pool(70_000, 1), lambda _: "a file")
+    with pytest.raises(ResourceExhausted):
+        users.pick("j1", "blue", Taken())
+
+
+def test_processes_files_and_shared_memory_of_a_user_are_traces(tmp_path: Path) -> None:
+    own, nobody = os.geteuid(), 64_123
+    shared, empty = tmp_path / "shared", tmp_path / "proc"
+    (shared / "deep").mkdir(parents=True)
+    (empty / "sysvipc").mkdir(parents=True)
+    assert trace_of(own, Places(folders=(str(shared),))).startswith("process ")
+    assert trace_of(nobody, Places(folders=(str(shared),))) == ""
+    without_processes = Places(folders=(str(shared),), proc=empty)
+    assert trace_of(own, without_processes) == str(shared / "deep")
+    (empty / "sysvipc/shm").write_text("key shmid perms uid gid cuid cgid\n 0 1 600 5 5 64123 5\n")
+    assert trace_of(nobody, without_processes) == "System V shm"
+
+
+def test_a_sweep_removes_the_users_files_and_no_others(tmp_path: Path) -> None:
+    places = Places(folders=(str(tmp_path / "shared"), str(tmp_path / "missing")))
+    (tmp_path / "shared/mine/deep").mkdir(parents=True)
+    (tmp_path / "shared/link").symlink_to(tmp_path)
+    assert list(files_of(64_123, places)) == []
+    sweep(64_123, places)
+    assert (tmp_path / "shared/mine/deep").exists()
+    sweep(os.geteuid(), places)
+    assert list((tmp_path / "shared").iterdir()) == []
+    assert tmp_path.exists()
