@@ -51,14 +51,14 @@ chaos: setup ## Processes killed and worse, and an auditor (SEED=17 N=200)
 	@scripts/test-packages.sh
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(N),--faults $(N)) $(ARGS)
 
-hostile: setup ## Tricks of hostile learners and users, and an auditor (ON=...)
+hostile: setup ## Tricks of hostile learners and users, audited (ON=...)
 	@scripts/test-packages.sh
 	@WEFT_HOSTILE=$(or $(ON),all) $(BIN)/pytest --timeout 900 -q --tb=short tests/hostile $(ARGS)
 
-test-cluster: setup ## The tests on Kubernetes: its own test cluster, or KUBECONFIG=...
+test-cluster: setup ## The tests on Kubernetes (KUBECONFIG=...: on that)
 	@WEFT_TEST_KUBECONFIG=$(KUBECONFIG) $(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/cluster $(ARGS)
 
-cluster-up: setup ## Start a Kubernetes cluster here (NODES=1..3 SIMULATED=100)
+cluster-up: setup ## Start Kubernetes here (NODES=1..3 SIMULATED=100)
 	@$(BIN)/python -m tests.testbed.kubernetes up --nodes $(or $(NODES),$(if $(SIMULATED),0,1)) $(if $(SIMULATED),--simulated $(SIMULATED)) $(ARGS)
 
 cluster-down: setup ## End it without a trace

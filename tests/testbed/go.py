@@ -91,12 +91,12 @@ def _follow(process: subprocess.Popen[str], name: str, say: Say) -> str:
     """Reads all output; says now and then how many packages are compiled."""
     assert process.stderr is not None
     lines: list[str] = []
-    compiled, said = 0, time.monotonic()
+    compiled, reported = 0, time.monotonic()
     for line in process.stderr:
         lines.append(line)
         compiled += not line.startswith("go: ")
-        if time.monotonic() - said > _SAY_EVERY_S:
-            said = time.monotonic()
+        if time.monotonic() - reported > _SAY_EVERY_S:
+            reported = time.monotonic()
             say(f"{name}: {compiled:,} packages compiled" if compiled else f"{name}: downloading modules")
     return "".join(lines)
 

@@ -66,8 +66,8 @@ def remove_groups(name: str) -> None:
 
 def left_groups() -> Sequence[str]:
     """Names of the groups that exist."""
-    found = {path.name for hierarchy in hierarchies() for path in Path(hierarchy.path).glob(f"{PREFIX}*")}
-    return sorted(name.removeprefix(PREFIX) for name in found)
+    names = {path.name for hierarchy in hierarchies() for path in Path(hierarchy.path).glob(f"{PREFIX}*")}
+    return sorted(name.removeprefix(PREFIX) for name in names)
 
 
 def _removed(group: Path) -> bool:

@@ -42,8 +42,8 @@ class Kubectl:
 
     def get(self, kind: str, name: str) -> Object:
         """Raises KubectlError if there is none."""
-        found: Object = json.loads(self("get", kind, name, "--output=json"))
-        return found
+        document: Object = json.loads(self("get", kind, name, "--output=json"))
+        return document
 
     def list(self, kind: str) -> list[Object]:
         listed: list[Object] = json.loads(self("get", kind, "--output=json"))["items"]
@@ -66,7 +66,7 @@ class Kubectl:
             raise
 
 
-def condition(found: Object, kind: str) -> Object:
+def condition(document: Object, kind: str) -> Object:
     """Returns a condition of an object's status; empty if it has none of this kind."""
-    conditions: list[Object] = found.get("status", {}).get("conditions") or []
+    conditions: list[Object] = document.get("status", {}).get("conditions") or []
     return next((entry for entry in conditions if entry["type"] == kind), {})

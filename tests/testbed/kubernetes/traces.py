@@ -49,14 +49,14 @@ def namespaces(pid: int) -> set[str]:
 
 def all_namespaces() -> set[str]:
     """Returns those in which any process runs."""
-    found: set[str] = set()
+    in_use: set[str] = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                found |= namespaces(int(folder.name))
+                in_use |= namespaces(int(folder.name))
             except OSError:  # it has just ended
                 continue
-    return found
+    return in_use
 
 
 def _processes(group: str) -> list[str]:
