@@ -113,6 +113,7 @@ def kept_name() -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex[:6]}"
     yield name
     Cluster(name).down()
+    Cluster(name).forget()
 
 
 def test_cluster_of_make_cluster_up_stays_and_leaves_no_trace_when_it_ends(
