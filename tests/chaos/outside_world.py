@@ -62,13 +62,16 @@ def outside_world(serves: int) -> Generator[OutsideWorld]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: OutsideWorld
+    @property
+    def _world(self) -> OutsideWorld:
+        assert isinstance(self.server, OutsideWorld)
+        return self.server
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
-        if not self.server.answers(self.path):
+        if not self._world.answers(self.path):
             self.close_connection = True
             return
         body = _body(self.path)
@@ -81,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body or b"")
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
         """Tests are silent."""
 
 

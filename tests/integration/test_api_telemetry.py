@@ -259,11 +259,11 @@ async def test_a_hundred_streams_of_one_job_share_one_poll_and_leave_no_task_beh
     async with api.client(api.admin_key, limits=limits) as client:
         readers = [Reading(client, f"/v1/jobs/{learner.job}/events") for _ in range(100)]
         await until(lambda: all(reader.events_read for reader in readers))
-        polls = [task for task in asyncio.all_tasks() if "Watcher._poll" in repr(task.get_coro())]
+        polls = [task for task in asyncio.all_tasks() if "Watcher._feed" in repr(task.get_coro())]
         assert len(polls) == 1
         await learner.complete_and_release()
         await asyncio.gather(*(reader.task for reader in readers))
-    await until(lambda: not [task for task in asyncio.all_tasks() if "Watcher._poll" in repr(task.get_coro())])
+    await until(lambda: not [task for task in asyncio.all_tasks() if "Watcher._feed" in repr(task.get_coro())])
     assert {reader.events_read[-1].name for reader in readers} == {"end"}
     await until(lambda: "weft_followers 0.0" in api.measured())
 
