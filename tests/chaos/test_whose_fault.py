@@ -75,7 +75,7 @@ def test_no_job_fails_while_package_index_and_data_store_are_away_and_all_comple
         world.come_back()
         for job in jobs:
             job.wait(DONE_S + 10 * count)
-        assert Counter(job.status for job in jobs) == {"COMPLETED": count}
+        assert [job.document for job in jobs if job.status != "COMPLETED"] == []
         assert {job.document["counters"]["retries"] for job in jobs} == {0}
         assert world.refused
         wrong = client.jobs.submit(
