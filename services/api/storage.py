@@ -133,8 +133,8 @@ class StorageBound:
             task.add_done_callback(lambda _: self._counting.pop(tenant, None))
         if used + more > self._most:
             raise NoSpace(
-                f"tenant {tenant} stores {used} bytes of at most {self._most} (WEFT_TENANT_BYTES); have the operator "
-                "remove the data of old jobs, or raise the limit"
+                f"tenant {tenant} stores {used} bytes of at most {self._most} (WEFT_TENANT_BYTES); delete old "
+                "jobs (`weft delete`; their data counts until the retention time is over), or ask the operator for more"
             )
 
     async def add(self, tenant: str, size: int) -> None:
