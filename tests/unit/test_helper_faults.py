@@ -72,6 +72,12 @@ def test_full_disk_during_a_build_is_an_outage() -> None:
     assert outage_of_build(FULL) is Outage.NO_SPACE
 
 
+@pytest.mark.parametrize("code", [-11, -9, -6])
+def test_a_build_tool_that_crashes_is_no_fault_of_the_job(code: int) -> None:
+    assert outage_of_build("", code) is Outage.MACHINE_FAULT
+    assert outage_of_build("", 1) is None
+
+
 @pytest.mark.parametrize("output", [NO_SUCH_PACKAGE, WRAPPED, WRONG_HASH, NO_SUCH_FILE, ""])
 def test_requirements_that_an_answering_index_cannot_satisfy_are_the_job_s_fault(output: str) -> None:
     assert outage_of_build(output) is None

@@ -46,6 +46,7 @@ _LAST_LINES: Final = 12
 _OUTAGES: Final = {
     Outage.NO_SPACE: "The disk of the machine's caches is full.",
     Outage.INDEX_UNAVAILABLE: "The package index does not answer.",
+    Outage.MACHINE_FAULT: "uv crashed, or its machine had no memory for it.",
 }
 _COMPILE_S: Final = 600
 
@@ -259,9 +260,10 @@ class _Uv:
             lines = [line for line in output.splitlines() if line.strip() and not line.startswith("Using Python")]
             last = "\n".join(lines[-_LAST_LINES:])
             log_event("uv.failed", arguments=arguments, code=code, output=last)
-            outage = outage_of_build(output)
+            outage = outage_of_build(output, code or 0)
             why = _OUTAGES[outage] if outage is not None else _advice(last)
-            raise FetchFailed(outage or REASON, f"the environment cannot be built. {why} uv says: {last}")
+            said = f"uv says: {last}" if last else f"uv ended with code {code} and without a message"
+            raise FetchFailed(outage or REASON, f"the environment cannot be built. {why} {said}")
 
     def _environment(self) -> dict[str, str]:
         out = {

@@ -46,8 +46,14 @@ def outage_of(error: Exception) -> FetchFailed | None:
     return None
 
 
-def outage_of_build(output: str) -> Outage | None:
-    """The outage that made uv fail; None if the requirements cannot be installed from an index that answers."""
+def outage_of_build(output: str, code: int = 1) -> Outage | None:
+    """The outage that made uv fail; None if the requirements cannot be installed from an index that answers.
+
+    ``code``: its exit code; that of a process that a signal ended is negative. uv ends itself with one only by a crash,
+    and the kernel ends it for want of memory.
+    """
+    if code < 0:
+        return Outage.MACHINE_FAULT
     causes = [match["cause"].strip().lower() for line in output.splitlines() if (match := _CAUSE.match(line))]
     if any(cause.startswith(_UNSOLVED) for cause in causes):
         return None
