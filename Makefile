@@ -3,7 +3,8 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-stress check fuzz promise chaos hostile bench fmt lock proto sdk docs clean
+.PHONY: help setup demo test test-stress check fuzz promise chaos hostile test-cluster cluster-up cluster-down cluster-status
+.PHONY: bench fmt lock proto sdk docs clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -13,12 +14,14 @@ R ?=
 N ?=
 SEED ?=
 FILES ?=
+NODES ?=
+SIMULATED ?=
 ON ?=
 
 help: ## This list
 	@echo "Weft: train deep-learning models on a shared platform."
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  The first run sets up .venv (Python 3.11 or newer; WEFT_PYTHON names one)."
 
@@ -48,9 +51,21 @@ chaos: setup ## Processes killed and worse, and an auditor (SEED=17 N=200)
 	@scripts/test-packages.sh
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(N),--faults $(N)) $(ARGS)
 
-hostile: setup ## Tricks of hostile learners and users, and an auditor (ON=...)
+hostile: setup ## Tricks of hostile learners and users, audited (ON=...)
 	@scripts/test-packages.sh
 	@WEFT_HOSTILE=$(or $(ON),all) $(BIN)/pytest --timeout 900 -q --tb=short tests/hostile $(ARGS)
+
+test-cluster: setup ## The tests on Kubernetes (KUBECONFIG=...: on that)
+	@WEFT_TEST_KUBECONFIG=$(KUBECONFIG) $(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/cluster $(ARGS)
+
+cluster-up: setup ## Start Kubernetes here (NODES=1..3 SIMULATED=100)
+	@$(BIN)/python -m tests.testbed.kubernetes up --nodes $(or $(NODES),$(if $(SIMULATED),0,1)) $(if $(SIMULATED),--simulated $(SIMULATED)) $(ARGS)
+
+cluster-down: setup ## End it without a trace
+	@$(BIN)/python -m tests.testbed.kubernetes down
+
+cluster-status: setup ## What runs of it, and how to use it
+	@$(BIN)/python -m tests.testbed.kubernetes status
 
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)

@@ -18,21 +18,24 @@ HEAD = """# Hostile learners and users
 
 `make hostile` starts the platform and plays every trick of this page on it, as a user who wants to harm others would.
 It is done for each of these combinations of isolation, user of the platform, and store of the jobs: {combinations}.
-`make hostile ON=sandbox-user` plays those whose name holds a word. `make test` plays the tricks marked with *.
+`user` means without root. `make hostile ON=sandbox-user` plays the combinations whose names contain this text.
+`make test` plays the tricks marked with * on one combination. A run prints a table: "held" where no harm was done, else
+"FELL". Results of full runs: [promises.md](promises.md#not-shown-yet).
 
-An attacker is a user of a tenant of its own. Its learner gets a description of the platform that is better than a real
-attacker's: addresses, sockets, process ids, and paths of all that is not its own. After each trick an auditor, which
-looks from outside, checks that
+An attacker is a user of a tenant of its own. Its learner is given more knowledge than a real attacker has: addresses,
+sockets, process ids, and paths of the platform and of the victim, a user of another tenant. After each trick an
+auditor, a part of the test outside the platform, checks that
 
 * the attacker's job has ended, and has reported no success; the attack was tried to its end;
 * the platform trains the next job, of another tenant, and stores its result; no service has died, or grown by 800 MiB;
 * nothing of the attacker's is left after 30 s: processes, mounts, control groups, folders, files in /tmp and /dev/shm,
   shared memory;
-* the victim's running job runs on in the same process; its files, the operator's data and the platform's secrets are
-  unchanged; no canary and no secret occurs in what the attacker has written, stored or been answered.
+* the victim's running job continues in the same process; its files, the operator's data and the platform's secrets are
+  unchanged; no secret, and no canary (a text that only the victim's data contains), occurs in what the attacker has
+  written, stored or received.
 
 Loads are bounded: an attack takes at most half a gibibyte of memory, 1,500 processes, and 300 MB of disk, and ends by
-itself within 90 s. No trick signals or writes anything outside the platform under test if it succeeds.
+itself within 90 s. A trick that succeeds changes nothing outside the platform under test.
 
 A trick is a function in `tests/hostile/attacks` (inside a learner) or in `tests/hostile/tricks` (from outside), and an
 entry in the list of its module. This page is made by `python scripts/hostile.py`.

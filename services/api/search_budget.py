@@ -1,7 +1,8 @@
 """The time that searches through logs take, bounded for each tenant.
 
 A search reads all lines of a job with a pattern that its user chose, which may take seconds. A tenant may search for
-``window_s`` seconds at once, and earns them back at ``share`` seconds a second; so many searches of it run at a time.
+``window_s`` seconds without a pause, and earns them back at ``share`` seconds a second. The number of its searches at a
+time is bounded, too.
 """
 
 from __future__ import annotations

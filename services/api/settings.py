@@ -15,9 +15,9 @@ class ApiSettings(Settings):
     max_code_bytes: int = Field(default=512 * MIB, gt=0, description="Largest code archive that is accepted, in bytes.")
     max_spec_bytes: int = Field(default=256 * 1024, gt=0, description="Longest text of a job spec, in bytes.")
     max_uploads: int = Field(
-        default=64, gt=0, description="Most uploads of code at a time, of all tenants. Further ones are answered 429."
+        default=128, gt=0, description="Most uploads of code at a time, of all tenants. Further ones are answered 429."
     )
-    max_tenant_uploads: int = Field(default=8, gt=0, description="Most uploads of code of one tenant at a time.")
+    max_tenant_uploads: int = Field(default=32, gt=0, description="Most uploads of code of one tenant at a time.")
     tenant_bytes: int = Field(
         default=2**40,
         ge=0,

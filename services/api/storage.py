@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from services.core.domain.errors import Duplicate, NoSpace, NotFound, StaleRevision, WeftError
+from services.core.domain.errors import Duplicate, NoSpace, NotFound, Quarantined, StaleRevision, WeftError
 from services.core.ports.clock import Clock
 from services.core.ports.object_store import ObjectMeta, ObjectStore
 from services.core.ports.record_store import Record, RecordStore
@@ -126,15 +126,15 @@ class StorageBound:
         """Raises NoSpace if the tenant's objects and ``more`` bytes are beyond the bound."""
         if not self._most:
             return
-        record = await self._records.get(_BOUND, tenant)
+        record = await self._stored(tenant)
         counted_at, used = (record.body["counted_at"], record.body["bytes"]) if record is not None else (0, 0)
         if self._clock.now_ms() - counted_at > self._count_ms and tenant not in self._counting:
             task = self._counting[tenant] = asyncio.create_task(self._count(tenant))
             task.add_done_callback(lambda _: self._counting.pop(tenant, None))
         if used + more > self._most:
             raise NoSpace(
-                f"tenant {tenant} stores {used} bytes of at most {self._most} (WEFT_TENANT_BYTES); have the operator "
-                "remove the data of old jobs, or raise the limit"
+                f"tenant {tenant} stores {used} bytes of at most {self._most} (WEFT_TENANT_BYTES); delete old "
+                "jobs (`weft delete`; their data counts until the retention time is over), or ask the operator for more"
             )
 
     async def add(self, tenant: str, size: int) -> None:
@@ -152,6 +152,15 @@ class StorageBound:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
+    async def _stored(self, tenant: str) -> Record | None:
+        """The tenant's last count. A damaged one is removed, since it can be counted again; then None."""
+        try:
+            return await self._records.get(_BOUND, tenant)
+        except Quarantined as error:
+            log.warning("storage.count_removed", tenant=tenant, why=error.message)
+            await self._records.delete(_BOUND, tenant)
+            return None
+
     async def _count(self, tenant: str) -> None:
         async with self._one_at_a_time:
             try:
@@ -165,7 +174,7 @@ class StorageBound:
     async def _write(self, tenant: str, *, add: int = 0, count: Usage | None = None) -> None:
         """Adds to the tenant's record, or replaces its count. Several processes may do so at a time."""
         for _ in range(_TRIES):
-            record = await self._records.get(_BOUND, tenant)
+            record = await self._stored(tenant)
             if count is not None:
                 body = {"bytes": count.bytes, "objects": count.objects, "counted_at": self._clock.now_ms()}
             else:

@@ -156,12 +156,13 @@ def tls_variables(home: Home, service: str) -> dict[str, str]:
 
 
 def _last_port(home: Home, name: str) -> int:
-    """The port of the name's last address; 0 if it had none."""
+    """The port of the name's last address; 0 if it had none, or was a socket (etcd's are named ``localhost:1``)."""
     try:
-        port = str(json.loads(home.addresses_file.read_text()).get(name, "")).rpartition(":")[2]
+        address = str(json.loads(home.addresses_file.read_text()).get(name, ""))
     except (OSError, ValueError):
         return 0
-    return int(port) if port.isdigit() else 0
+    port = address.rpartition(":")[2]
+    return int(port) if port.isdigit() and not address.startswith(UNIX) else 0
 
 
 def _version(home: Home) -> int:

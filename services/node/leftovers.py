@@ -1,8 +1,9 @@
-"""What cannot be removed now: kept in a folder of its own, shown to the operator, and tried again.
+"""Keeps folders that cannot be removed now: out of the way, shown to the operator, and tried again.
 
-A teardown gives the hardware back in any case. So a folder that resists (a mount in it, a file system that does not
-answer, files of another user without root) is renamed to ``node/.quarantine/<job>.<attempt>.<uid>.<token>``: a rename
-touches nothing inside. `weft status`, `weft doctor` and ``weft_quarantined{kind="folder"}`` show it.
+A teardown gives the hardware back in any case. So a folder that cannot be removed (a mount in it, a file system that
+does not answer, files of another user without root) is renamed to
+``node/.quarantine/<job>.<attempt>.<uid>.<token>``: a rename touches nothing inside. `weft status`, `weft doctor` and
+``weft_quarantined{kind="folder"}`` show it.
 """
 
 from __future__ import annotations

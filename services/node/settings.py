@@ -75,8 +75,9 @@ class NodeSettings(Settings):
         default=None,
         gt=0,
         description="Bytes that one learner may have on the disk, or e.g. 100GB: its results, checkpoints, logs and "
-        "temporary files. A learner that exceeds them is ended with reason DiskExceeded. It is looked at in turns, so "
-        "more may be written meanwhile. Default: half of the file system that holds WEFT_HOME.",
+        "temporary files. A learner that exceeds them is ended with reason DiskExceeded. It is measured every "
+        "WEFT_NODE_DISK_CHECK_S, so more may be written meanwhile. Default: half of the file system that holds "
+        "WEFT_HOME.",
     )
     node_files: int = Field(
         default=2_000_000, gt=0, description="Files and folders that one learner may have, as WEFT_NODE_DISK."
@@ -100,7 +101,7 @@ class NodeSettings(Settings):
     node_remove_s: float = Field(
         default=30,
         gt=0,
-        description="Time to remove the folder of an ended attempt, in seconds. What resists longer is kept in "
+        description="Time to remove the folder of an ended attempt, in seconds. A folder that is left is kept in "
         "quarantine (`weft status`), its hardware is given back, and its removal is tried again later.",
     )
     node_port_first: int = Field(

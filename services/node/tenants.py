@@ -1,7 +1,7 @@
 """The one tenant of a machine in isolation ``trusted``, where learners can read the files of others and the platform.
 
 The first tenant is recorded durably: its learners may have left programs in the home of the platform's user, which
-would run with the next tenant's rights. An operator who knows better removes the record.
+would run with the next tenant's rights. The operator may remove the record after checking that home.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a user has left on this machine: processes, files where everybody may write, and shared memory of System V.
+"""Finds what a user id has left on this machine: processes, files in folders that all users may write, System V memory.
 
 A uid with traces is not given to another tenant: a file or process of the old tenant would have the new one's rights,
-and the reverse. Other folders in which everybody may write are the operator's; there are none on a usual system.
+and the reverse. Other folders that all users may write are the operator's responsibility; a usual system has none.
 """
 
 from __future__ import annotations

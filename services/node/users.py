@@ -1,4 +1,4 @@
-"""Which tenant each user id of learners has served. It serves another only when nothing of it is left."""
+"""Records which tenant each user id of learners has served. It serves another one only when nothing of it is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running platform with three tenants' worth of trouble: an operator, a victim, and an attacker.
+"""A running platform with an operator, and two tenants: a victim and an attacker.
 
 The victim has a finished job (the vault: results, logs, metrics with canaries) and a running one (the guard). Canaries
 are texts that occur nowhere else: an attacker whose output holds one has read what is another's.

@@ -1,4 +1,4 @@
-"""Requests of the attacker's, as they stand, and what they may be answered with."""
+"""Sends the attacker's raw requests, and checks that the answers are permitted ones."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import httpx2
 import pytest
 
@@ -83,6 +84,19 @@ async def test_usage_survives_a_restart_and_is_counted_again_when_it_is_old(tmp_
             await client.post("/v1/jobs", json=SPEC)
             await api.services.storage_bound.counted()
             assert (await client.post("/v1/jobs", json=SPEC)).status_code == 201
+
+
+async def test_a_damaged_count_stops_no_submission_and_is_counted_anew(tmp_path: Path) -> None:
+    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
+        assert (await send(api.admin, code(100))).status_code == 201
+        await api.services.storage_bound.counted()
+        connection = apsw.Connection(str(api.settings.home / "records.sqlite"))
+        connection.execute("UPDATE records SET body = '{' WHERE kind = 'storage'")
+        assert connection.changes() == 1
+        connection.close()
+        assert (await send(api.admin, code(60_000))).status_code == 201
+        await api.services.storage_bound.counted()
+        assert (await send(api.admin, code(60_000, seed=7))).status_code == 507
 
 
 async def test_many_objects_are_counted_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,11 @@ DETACH = 2
 
 @pytest.fixture
 def node() -> Generator[NodeProcess]:
-    with node_process({"WEFT_NODE_REMOVE_S": "2", "WEFT_NODE_UID_COUNT": "1"}) as running:
+    own_uid = {
+        "WEFT_NODE_UID_COUNT": "1",
+        "WEFT_NODE_UID_FIRST": str(200_000 + os.getpid()),
+    }  # nobody else has its files
+    with node_process({"WEFT_NODE_REMOVE_S": "2", **own_uid}) as running:
         yield running
 
 
@@ -141,7 +145,15 @@ async def test_a_user_with_a_folder_in_quarantine_is_not_given_to_another_tenant
     node.end()
     node.start()
     await quarantined(channel, 0)
-    await cluster.do("reserve", plan(["true"], tenant="red"))
+
+    async def is_free() -> bool:
+        try:
+            await cluster.do("reserve", plan(["true"], tenant="red"))
+        except ResourceExhausted:
+            return False
+        return True
+
+    await until(is_free)  # the agent looks through its folder after its start
 
 
 async def test_a_learner_that_builds_thousands_of_nested_folders_is_removed(

@@ -232,7 +232,7 @@ def test_healthy_jobs_complete_while_all_data_beside_them_is_damaged(promise: Pr
                 read_job(api, harm.random.choice([over.id, victim.id, healthy.id]))
             damager._job_document(over.id, "{")
             asyncio.run(until(lambda: asyncio.to_thread(_held, running, over.id), DONE_S))
-            for folder in (running.home / "node" / healthy.id / "1").iterdir():
+            for folder in (running.home / "node" / healthy.id / "1").glob("worker-*"):
                 (folder / "job" / "on").touch()
             healthy.wait(DONE_S)
             assert (healthy.status, healthy.attempt) == ("COMPLETED", 1)

@@ -182,7 +182,7 @@ class Worker:
         return [line for line in self.lines() if line["event"] == name]
 
     def not_ready(self) -> str:
-        """Returns the reason from its operations port; empty if it is ready."""
+        """Returns the reason from its operations address; empty if it is ready."""
         try:
             answer = self._ask("readyz")
         except OSError as error:

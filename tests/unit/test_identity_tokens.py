@@ -1,4 +1,4 @@
-"""Tokens of services and of learners: who is believed, and who is not."""
+"""Tokens of services and of learners: which are accepted, and which are refused."""
 
 from __future__ import annotations
 

@@ -61,6 +61,14 @@ def test_addresses_for_users_are_reused_while_their_ports_are_free(tmp_path: Pat
     assert second["api-grpc"] == first["api-grpc"]
 
 
+def test_a_switch_from_sockets_to_tls_takes_no_port_from_the_name_of_a_socket(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    (tmp_path / "run").mkdir()
+    home.addresses_file.write_text(json.dumps(inner_addresses(home, "sockets", "sockets")))
+    ports = [int(address.rpartition(":")[2]) for address in inner_addresses(home, "tls", "tls").values()]
+    assert min(ports) > 1_023
+
+
 def test_tls_addresses_are_reused_and_no_two_servers_get_one_port(tmp_path: Path) -> None:
     home = Home(tmp_path)
     first = inner_addresses(home, "tls", "tls")

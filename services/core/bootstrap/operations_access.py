@@ -1,4 +1,4 @@
-"""Who may read a service's operations address: everybody its health; the rest only with a key.
+"""Access to a service's operations address: health without a key, everything else with a key only.
 
 A key is the first administrator's key, or the token of a service that may call ``weft.v1.Operations``. The key is read
 from its file at each request, so that a new one counts at once.
@@ -38,7 +38,7 @@ class OperationsAccess:
         """Returns for a valid key. Raises Unauthenticated, and PermissionDenied for a service without the right."""
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:
-            raise Unauthenticated("this needs an administrator's key: Authorization: Bearer weft_...")
+            raise Unauthenticated("this needs the first administrator's key: Authorization: Bearer weft_...")
         if await self._is_admin(key):
             return
         caller = self._services.verify(key)

@@ -1,4 +1,4 @@
-"""Which service may call which: the table that every server checks, and the names of the services.
+"""The table of permitted calls between services, which every server checks, and the names of the services.
 
 A call is allowed if the table names its caller for the called service and its gRPC service. What is not in the table is
 refused, so a new call needs a line here.

@@ -1,4 +1,4 @@
-"""Agrees between submissions and the removal of code, which is shared by digest: no job loses the code that it names.
+"""Serializes submissions and the removal of code, which is shared by digest: no job loses the code that it names.
 
 Each candidate for removal has a record. The remover marks it, and waits for ``grace_ms``. A submission claims the code
 before it checks that the code is stored, and inserts its document within ``CLAIM_S``, which is much shorter.
@@ -79,7 +79,7 @@ async def claim(records: RecordStore, tenant: str, digest: str, *, now: int) -> 
 
 
 async def candidates(records: RecordStore, *, after: str | None, limit: int) -> Sequence[Candidate]:
-    """Returns the next candidates by the id of their records. Records of another form are removed: they say nothing."""
+    """Returns the next candidates by the id of their records. Malformed records are removed."""
     page = await records.find(KIND, {}, after=after, limit=limit)
     readable: list[Candidate] = []
     for record in page:

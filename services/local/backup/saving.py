@@ -42,7 +42,7 @@ from services.local.layout import VERSION
 
 FORMAT: Final = 1
 BOOTSTRAP: Final = ("admin-key",)
-"""Secrets of the installation that belong to its users. The services' own secret is not saved: a restore makes one."""
+"""Secrets of the installation that belong to its users. Services make new private keys; those are not saved."""
 INSTALLATION: Final = "installation"
 RECORDS: Final = "records"
 """Where a secret was stored."""

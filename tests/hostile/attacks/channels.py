@@ -154,7 +154,7 @@ def services_are_called_with_forged_tokens() -> None:
 
 
 def operations_are_read() -> None:
-    """Reads metrics, settings and debug pages of every operations port."""
+    """Reads metrics, settings and debug pages of every operations address."""
     for name, address in intel()["addresses"].items():
         if not name.endswith("-ops"):
             continue

@@ -1,4 +1,4 @@
-"""Tricks of a user holder wants what is another tenant's."""
+"""Tricks of a user who wants what belongs to another tenant."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def requests_are_malformed(arena: Arena) -> Iterator[str]:
 
 @of_request("tenants")
 def uploads_are_cut_off(arena: Arena) -> Iterator[str]:
-    """Uploads of code that end in the middle, and such that promise more than is accepted."""
+    """Uploads of code that end in the middle, and uploads that declare more bytes than are accepted."""
     parts = urlsplit(arena.weft.url)
     before = len([*(arena.weft.home.root / "uploads").rglob("*")])
     for number in range(20):

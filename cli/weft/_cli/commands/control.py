@@ -70,7 +70,8 @@ def kill_command(call: Call, jobs: tuple[str, ...], yes: bool) -> None:
 def delete_command(call: Call, jobs: tuple[str, ...], kill: bool, yes: bool) -> None:
     """Remove jobs that have ended, with their results.
 
-    Asks first if there are several, and with --kill.
+    A deletion cannot be undone. The data of the jobs is erased after the operator's retention time. Asks first if
+    there are several, and with --kill.
     """
     named = _look_up(call, jobs)
     if kill or len(named) > 1:

@@ -150,7 +150,7 @@ def _entries(file: Path) -> list[Any]:
 
 
 def _is_kept(entry: Any, now: int) -> bool:
-    """False for an entry that is over, or that nobody could use."""
+    """False for an entry that has expired or is malformed."""
     if not isinstance(entry, dict) or not {"id", "owner", "key"} <= set(entry):
         return False
     return entry.get("until") is None or int(entry["until"]) >= now

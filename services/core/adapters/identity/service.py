@@ -12,7 +12,7 @@ from services.core.ports.secret_store import SecretStore
 
 
 class Identity:
-    """Who a process is when it calls another service, and how it knows its own callers."""
+    """A service's own name and keys: its credentials for calls of other services, and the verifier of its callers."""
 
     def __init__(self, pair: KeyPair, keys: PublicKeys) -> None:
         self._pair, self.keys = pair, keys

@@ -36,7 +36,7 @@ _AWAY: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 
 
 class Credential(Protocol):
-    """What a caller sends to prove who it is."""
+    """A caller's credential: it proves the identity of the caller in each call."""
 
     def authorization(self) -> str:
         """Returns the value of the metadata ``authorization`` for a call now."""

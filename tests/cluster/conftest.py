@@ -1,0 +1,71 @@
+"""The cluster of these tests: the test bed's with two nodes, or the one that WEFT_TEST_KUBECONFIG names.
+
+What only the test bed can show (test_testbed.py) is left out of a run on another cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.kubernetes import programs
+from tests.testbed.kubernetes.access import Access
+from tests.testbed.kubernetes.cluster import Cluster, cluster
+from tests.testbed.kubernetes.control_plane import CONTEXT
+from tests.testbed.kubernetes.images import TINY_IMAGE
+from tests.testbed.kubernetes.kubectl import Kubectl
+
+_GIVEN = os.environ.get("WEFT_TEST_KUBECONFIG", "")
+Untimed = Callable[[], AbstractContextManager[None]]
+Say = Callable[[str], None]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return True if _GIVEN and collection_path.name == "test_testbed.py" else None
+
+
+@pytest.fixture(scope="session")
+def testbed_programs(announce: Say, untimed: Untimed) -> None:
+    """Builds them, which is not the time of a test."""
+    with untimed():
+        programs.build(announce)
+
+
+@pytest.fixture(scope="session")
+def testbed_cluster(testbed_programs: None, announce: Say) -> Iterator[Cluster]:
+    """Two nodes with four fake GPUs each. A test leaves them Ready."""
+    with cluster(nodes=2, say=announce) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def access(request: pytest.FixtureRequest, announce: Say) -> Access:
+    if not _GIVEN:
+        running: Cluster = request.getfixturevalue("testbed_cluster")
+        return Access(running.kubectl, TINY_IMAGE)
+    program = shutil.which("kubectl") or shutil.which("kubectl", path=str(Path(_GIVEN).with_name("bin")))
+    assert program is not None, "tests on a given cluster use the kubectl of PATH, and there is none"
+    kubectl = Kubectl(Path(program), Path(_GIVEN))
+    context = kubectl("config", "current-context").strip()
+    announce(f"tests run on the cluster {context!r} of {_GIVEN}")
+    image = TINY_IMAGE if context == CONTEXT else "busybox:1.37"
+    return Access(kubectl, os.environ.get("WEFT_TEST_IMAGE", image))
+
+
+@pytest.fixture
+def kubectl(access: Access) -> Iterator[Kubectl]:
+    """In a namespace of the test's own, with Pod Security ``restricted``."""
+    name = f"weft-test-{uuid.uuid4().hex[:8]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    with ExitStack() as stack:
+        access.kubectl.create(namespace)
+        stack.callback(access.kubectl, "delete", "namespace", name, "--wait=false")
+        yield replace(access.kubectl, namespace=name)

@@ -1,0 +1,108 @@
+"""The images of the test cluster's pods, written as OCI archives: nothing is pulled.
+
+Specification: github.com/opencontainers/image-spec, image-layout.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import shutil
+import struct
+import subprocess
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+TINY_IMAGE: Final = "testbed.invalid/busybox:1"
+"""Busybox with all its commands; runs as any user."""
+PAUSE_IMAGE: Final = "testbed.invalid/pause:1"
+"""Holds the namespaces of a pod."""
+_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+_PT_INTERP: Final = 3
+_LAYER: Final = "application/vnd.oci.image.layer.v1.tar"
+_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
+_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+
+
+def write_images(folder: Path) -> list[Path]:
+    """Writes the archives of both images. Raises RuntimeError if this machine's busybox is not static."""
+    layer = _busybox_layer()
+    commands = {TINY_IMAGE: ["/bin/sh"], PAUSE_IMAGE: ["/bin/sleep", "2147483647"]}
+    archives: list[Path] = []
+    for name, command in commands.items():
+        archives.append(folder / f"{name.rpartition('/')[2].partition(':')[0]}.tar")
+        write_image(archives[-1], name, layer, command=command)
+    return archives
+
+
+def write_image(archive: Path, name: str, layer: bytes, *, command: Sequence[str]) -> None:
+    """Writes an OCI archive of an image with a single layer (a tar file). ``name``: with registry and tag."""
+    blobs: dict[str, bytes] = {}
+
+    def add(media_type: str, blob: bytes) -> dict[str, object]:
+        digest = hashlib.sha256(blob).hexdigest()
+        blobs[digest] = blob
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(blob)}
+
+    layer_descriptor = add(_LAYER, layer)
+    config = {
+        "architecture": _ARCHITECTURES[platform.machine()],
+        "os": "linux",
+        "config": {"Cmd": list(command), "Env": ["PATH=/bin"], "User": "65534:65534"},
+        "rootfs": {"type": "layers", "diff_ids": [layer_descriptor["digest"]]},
+    }
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": _MANIFEST,
+        "config": add(_CONFIG, _json(config)),
+        "layers": [layer_descriptor],
+    }
+    index_entry = add(_MANIFEST, _json(manifest)) | {"annotations": {"io.containerd.image.name": name}}
+    files: Mapping[str, bytes] = {
+        "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
+        "index.json": _json({"schemaVersion": 2, "manifests": [index_entry]}),
+        **{f"blobs/sha256/{digest}": blob for digest, blob in blobs.items()},
+    }
+    with tarfile.open(archive, "w") as tar:
+        for path, content in files.items():
+            _add_file(tar, path, content, 0o644)
+
+
+def _busybox_layer() -> bytes:
+    binary = shutil.which("busybox")
+    if binary is None or _needs_libraries(Path(binary).read_bytes()):
+        raise RuntimeError("the images need a static busybox: install Debian's busybox-static")
+    listed = subprocess.run([binary, "--list"], capture_output=True, text=True, check=True)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for folder, mode in (("bin", 0o755), ("etc", 0o755), ("tmp", 0o1777)):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, mode
+            tar.addfile(entry)
+        _add_file(tar, "bin/busybox", Path(binary).read_bytes(), 0o755)
+        for command in sorted(set(listed.stdout.split()) - {"busybox"}):
+            link = tarfile.TarInfo(f"bin/{command}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(link)
+    return buffer.getvalue()
+
+
+def _needs_libraries(program: bytes) -> bool:
+    """True if a 64-bit ELF program names a loader (a program header of type PT_INTERP)."""
+    (headers,) = struct.unpack_from("<Q", program, 32)
+    size, count = struct.unpack_from("<HH", program, 54)
+    return any(struct.unpack_from("<I", program, headers + at * size)[0] == _PT_INTERP for at in range(count))
+
+
+def _add_file(tar: tarfile.TarFile, path: str, content: bytes, mode: int) -> None:
+    entry = tarfile.TarInfo(path)
+    entry.size, entry.mode = len(content), mode
+    tar.addfile(entry, io.BytesIO(content))
+
+
+def _json(document: object) -> bytes:
+    return json.dumps(document).encode()

@@ -1,0 +1,72 @@
+"""What a cluster could leave on this machine: compared before and after it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.testbed.kubernetes import cgroups
+
+_FOLDERS: Final = (
+    "/etc/cni", "/opt/cni", "/run/containerd", "/run/netns", "/run/runc", "/usr/libexec/kubernetes",
+    "/var/lib/cni", "/var/lib/containerd", "/var/lib/kubelet", "/var/log/containers", "/var/log/pods",
+)  # fmt: skip
+"""Into which its programs write by default."""
+_SETTINGS: Final = ("/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/bridge/bridge-nf-call-iptables")
+_NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
+
+
+def host() -> Mapping[str, object]:
+    """Returns what is the same before and after: links, addresses, routes, firewall, settings, folders."""
+    return {
+        "links": _output("ip", "-o", "link"),
+        "addresses": _output("ip", "-o", "address"),
+        "routes": _output("ip", "route", "show", "table", "all"),
+        "firewall": [line for line in _output("iptables-save").splitlines() if not line.startswith(("#", ":"))],
+        "settings": {path: Path(path).read_text() for path in _SETTINGS if Path(path).exists()},
+        "folders": [path for path in _FOLDERS if Path(path).exists()],
+        "control groups": sorted({path for h in cgroups.hierarchies() for path in Path(h.path).glob("k8s.io*")}),
+    }
+
+
+def of_cluster(name: str, folder: Path) -> Mapping[str, list[str]]:
+    """Returns what there is of one cluster: all empty before and after it."""
+    groups = [group for group in cgroups.left_groups() if group.startswith(f"{name}-")]
+    return {
+        "mounts": [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(folder) in line],
+        "control groups": groups,
+        "processes": [process for group in groups for process in _processes(group)],
+        "files": sorted(str(path) for path in folder.parent.glob(f"{name}/*")),
+    }
+
+
+def namespaces(pid: int) -> set[str]:
+    """Returns those in which a process runs."""
+    return {str(Path(f"/proc/{pid}/ns/{kind}").readlink()) for kind in _NAMESPACES}
+
+
+def all_namespaces() -> set[str]:
+    """Returns those in which any process runs."""
+    in_use: set[str] = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                in_use |= namespaces(int(folder.name))
+            except OSError:  # it has just ended
+                continue
+    return in_use
+
+
+def _processes(group: str) -> list[str]:
+    return [
+        pid
+        for hierarchy in cgroups.hierarchies()
+        for file in Path(hierarchy.path, cgroups.PREFIX + group).rglob("cgroup.procs")
+        for pid in file.read_text().split()
+    ]
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
