@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Final
 
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
 from services.core.bootstrap import wiring as core
+from services.core.bootstrap.service import raise_file_limit
 from services.core.failpoints.ports import at_failpoints
 from services.core.ports.clock import Clock
 from services.core.ports.metric_store import JobBounds, MetricStore
@@ -33,10 +33,7 @@ class MetricsPorts:
 
 def affordable(open_jobs: int) -> int:
     """``open_jobs``, or fewer if the limit of open files is too low. Raises the soft limit to the hard one first."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
+    soft = raise_file_limit()
     return open_jobs if soft == resource.RLIM_INFINITY else max(1, min(open_jobs, soft // _FILES_PER_JOB))
 
 

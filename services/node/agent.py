@@ -172,7 +172,7 @@ class Agent:
             await self._end(learners, all_of_job=len(learners) == len(self._learners_of(job)))
             await self._end_unreadable([path for path in self._unreadable_of(job) if int(path.parent.name) in old])
             uid = next((learner.document.uid for learner in learners), -1)
-            if self._shares_tmp and uid >= 0 and not self._learners_of_others(job, attempt):
+            if self._leaves_files and uid >= 0 and not self._learners_of_others(job, attempt):
                 await asyncio.to_thread(_swept, uid)
             await asyncio.to_thread(_remove, folder, old, self._leftovers, uid)
             self._fences.write(job)
@@ -293,15 +293,17 @@ class Agent:
         tasks = [task for pair in released for task in pair]
         if tasks:  # a shim misses no process of its learner, whose subreaper it is
             await asyncio.wait([pair[0] for pair in released if pair], timeout=_SHIMS_S)
+        users = frozenset(learner.document.uid for learner in learners)
         everything = ProcessMatcher(
+            owners=users,
             job_dirs=frozenset(str(learner.job_dir) for learner in learners),
             folders=frozenset(str(learner.folder) for learner in learners),
             # bubblewrap has no environment by which it could be found.
             identities=tuple(process for learner in learners if (process := learner.process) is not None),
-            uids=frozenset(learner.document.uid for learner in learners) if all_of_job and self._uids else frozenset(),
+            uids=users if all_of_job and self._uids else frozenset(),
             groups=frozenset(_groups_of(learners)),
         )
-        gone = await kill_all(everything.members, timeout_s=_GONE_S)
+        gone = await kill_all(everything.members, timeout_s=_GONE_S, users=everything.uids)
         await end_tasks(tasks)
         if not gone:
             for learner in learners:
@@ -353,9 +355,12 @@ class Agent:
         return "a folder in quarantine" if uid in self._leftovers.uids() else trace_of(uid)
 
     @property
-    def _shares_tmp(self) -> bool:
-        """True if learners have users of their own, but write to the machine's /tmp."""
-        return self._uids is not None and self.isolation.sandbox is None and not self.isolation.private_tmp
+    def _leaves_files(self) -> bool:
+        """True if learners have users of their own, and reach folders of the machine in which everybody may write.
+
+        With a /tmp of their own, too: there is /run/lock, and /dev/mqueue.
+        """
+        return self._uids is not None and self.isolation.sandbox is None
 
     def _learners_of_others(self, job: str, attempt: int) -> list[Learner]:
         return [learner for learner in self._learners_of(job) if learner.attempt > attempt]
@@ -467,6 +472,7 @@ class Agent:
 def _matcher(folders: list[Path]) -> ProcessMatcher:
     """The processes of learners of which only the folder is known."""
     return ProcessMatcher(
+        owners=frozenset(map(owner, folders)),
         job_dirs=frozenset(str(folder / JOB_FOLDER) for folder in folders),
         folders=frozenset(str(folder) for folder in folders),
     )

@@ -36,6 +36,9 @@ _SHARES: Final = 1024
 _WEIGHT: Final = 100
 """Of one CPU, in v2."""
 _PLACES_FILE: Final = "groups.json"
+_PROCESS_LIMITS: Final = (Path("/proc/sys/kernel/pid_max"), Path("/proc/sys/kernel/threads-max"))
+_OF_LEARNERS: Final = 0.75
+"""The part of all processes and threads of the machine that learners and helpers may have together."""
 log = structlog.get_logger()
 
 
@@ -128,7 +131,19 @@ class Groups:
                     bases = {"": base} if base else {}
         groups = cls(bases, version=version, places_file=folder / _PLACES_FILE, pids=pids, of_helpers=of_helpers)
         groups._save_places()
+        groups._leave_processes()
         return groups, "" if bases else f"memory and CPUs are counted, not enforced: control groups: {why}"
+
+    def _leave_processes(self) -> None:
+        """Bounds the processes of all learners together, so that the platform can always start its own.
+
+        A few learners with ``pids`` each would take all process ids of a machine that has 32,768.
+        """
+        for base in self._bases.values():
+            limit = base / "pids.max"
+            if limit.exists():
+                with suppress(OSError, ValueError):
+                    limit.write_text(str(int(_OF_LEARNERS * _most_processes(base.parent))))
 
     def _save_places(self) -> None:
         """An agent that is started from another session is in another group, and makes groups in other places."""
@@ -231,6 +246,12 @@ def _swept(place: Path, kept: Collection[str], used: Collection[Path]) -> bool:
             with suppress(OSError):
                 place.rmdir()
     return not place.is_dir()
+
+
+def _most_processes(group: Path) -> int:
+    """How many processes and threads there may be in the group. Raises OSError, ValueError."""
+    texts = [path.read_text().strip() for path in (*_PROCESS_LIMITS, group / "pids.max") if path.exists()]
+    return min(int(text) for text in texts if text != "max")
 
 
 def base_v2(tree: Mounted, name: str) -> tuple[Path | None, str]:

@@ -1,5 +1,8 @@
 """How much a learner has written: a walk through its folder by descriptor, with a bounded share of time.
 
+A file without a name takes space as long as a process has it open or mapped: ``add_unnamed`` counts those. One that is
+only in a message between processes, which none has received, is not found.
+
 A project quota would be exact, but few file systems are mounted with one. So a learner can exceed its bound for
 as long as a round of walks takes. Only the learner's own files count, each once, however many names it has. One
 descriptor is open at a time, so the depth of its folders costs nothing; links and mounts are not entered.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +118,36 @@ class _Walk:
         if self._uid in {None, status.st_uid}:
             self.use.files += 1
             self.use.size += status.st_blocks * _BLOCK
+
+
+def add_unnamed(use: DiskUse, pids: Iterable[int], uid: int, device: int) -> None:
+    """Counts the user's files on this device that have no name any more, and that these processes hold, each once."""
+    counted: set[int] = set()
+    for place in _held_files(pids):
+        with suppress(OSError):  # it was closed meanwhile
+            status = Path(place).stat()
+            if (
+                not status.st_nlink
+                and stat.S_ISREG(status.st_mode)
+                and (status.st_uid, status.st_dev) == (uid, device)
+                and status.st_ino not in counted
+            ):
+                counted.add(status.st_ino)
+                use.files += 1
+                use.size += status.st_blocks * _BLOCK
+
+
+def _held_files(pids: Iterable[int]) -> Iterator[str]:
+    """Links of /proc to what the processes have open, or mapped although it was deleted."""
+    for pid in pids:
+        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+            yield from [entry.path for entry in entries]
+        with suppress(OSError), Path(f"/proc/{pid}/maps").open("rb") as maps:
+            yield from [
+                f"/proc/{pid}/map_files/{os.fsdecode(line.split(b' ', 1)[0])}"
+                for line in maps
+                if line.endswith(b" (deleted)\n")
+            ]
 
 
 def _place(fd: int) -> tuple[int, int]:

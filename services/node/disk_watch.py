@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -16,18 +16,20 @@ import structlog
 from services.core.domain.errors import NoSpace
 from services.core.runtime.durable_files import write_json
 from services.core.runtime.edges import log_unexpected
-from services.core.runtime.learner_folder import DISK_FILE
-from services.core.runtime.processes import send_signal
+from services.core.runtime.learner_folder import DISK_FILE, LEARNER_FILE
+from services.core.runtime.processes import alive, send_signal
+from services.node import capacity
 from services.node.caches import Caches
-from services.node.disk import DiskUse, measure
+from services.node.disk import DiskUse, add_unnamed, measure
 from services.node.instrumentation import Instrumentation
 from services.node.learner import Learner
+from services.node.processes import TableEntry, read_table, with_descendants
 from services.node.settings import NodeSettings
 
 CACHES_FILE: Final = "node-caches.json"
 """In WEFT_HOME/run, for `weft status`: ``{bytes: {kind: bytes}, max_bytes}``."""
 _SHARE: Final = 20
-"""A round is followed by a pause of so many times its length at least."""
+"""A round is followed by a pause of so many times its length at least, while there is enough free space."""
 log = structlog.get_logger()
 
 
@@ -40,6 +42,7 @@ class DiskWatch:
         self._max_bytes = settings.node_disk or disk_size(settings.installation.root) // 2
         self._max_files = settings.node_files
         self._pause_s = settings.node_disk_check_s
+        self._free_space = capacity.free_space(settings)
         self._instrumentation = instrumentation
         self._learners = learners
 
@@ -49,22 +52,34 @@ class DiskWatch:
             began = time.monotonic()
             with log_unexpected("disk.watch_failed"):
                 await self._look()
-            await asyncio.sleep(max(self._pause_s, _SHARE * (time.monotonic() - began)))
+            await self._pause(time.monotonic() - began)
+
+    async def _pause(self, took_s: float) -> None:
+        """Learners with millions of files make rounds long. While the disk is almost full, the next begins earlier."""
+        ends = time.monotonic() + max(self._pause_s, _SHARE * took_s)
+        while (left_s := ends - time.monotonic()) > 0:
+            await asyncio.sleep(min(left_s, max(self._pause_s, took_s)))
+            if await asyncio.to_thread(self._free_space.shortage):
+                return
 
     async def _look(self) -> None:
-        total = 0
+        total, table = 0, await asyncio.to_thread(read_table)
         for learner in list(self._learners()):
             if not learner.started or learner.ended:
                 continue
-            use = await asyncio.to_thread(self._measure, learner)
+            use = await asyncio.to_thread(self._measure, learner, table)
             total += use.size
             if why := use.exceeds(self._max_bytes, self._max_files):
                 await asyncio.to_thread(self._end, learner, why)
         self._instrumentation.disk.set(total)
 
-    def _measure(self, learner: Learner) -> DiskUse:
-        uid = learner.document.uid if os.geteuid() == 0 else os.geteuid()
-        return measure(learner.folder, uid, max_bytes=self._max_bytes, max_files=self._max_files)
+    def _measure(self, learner: Learner, table: Mapping[int, TableEntry]) -> DiskUse:
+        uid = learner.document.learner_uid
+        use = measure(learner.folder, uid, max_bytes=self._max_bytes, max_files=self._max_files)
+        if (shim := learner.shim) is not None and alive(shim):
+            device = (learner.folder / LEARNER_FILE).stat().st_dev
+            add_unnamed(use, with_descendants(table, {shim.pid}), uid, device)
+        return use
 
     def _end(self, learner: Learner, why: str) -> None:
         """The reason first: the helper reads it with the exit. On a full disk the learner ends without it."""

@@ -41,9 +41,17 @@ def remove_tree(path: Path, *, within_s: float | None = None) -> None:
     """
     parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _Removal(parent, path.name, None if within_s is None else time.monotonic() + within_s).run()
+        remove_below(parent, path.name, within_s=within_s)
     finally:
         os.close(parent)
+
+
+def remove_below(parent: int, name: str, *, within_s: float | None = None) -> None:
+    """As ``remove_tree``, for what has this name in the folder of the descriptor ``parent``.
+
+    No path leads there, so a stranger who may change the folders above does not choose what is removed.
+    """
+    _Removal(parent, name, None if within_s is None else time.monotonic() + within_s).run()
 
 
 def remove_bounded(path: Path, within_s: float) -> None:

@@ -133,6 +133,7 @@ class LearnerSupervisor:
             now = time.time_ns() // 1_000_000
             if learner.started:
                 own = ProcessMatcher(
+                    owners=frozenset({learner.document.uid}),
                     job_dirs=frozenset({str(learner.job_dir)}), identities=() if process is None else (process,),
                     groups=frozenset(learner.document.groups),
                 )  # fmt: skip

@@ -6,12 +6,15 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
+
+import structlog
 
 from services.core.runtime.processes import ProcessIdentity, alive
 from services.core.runtime.retry import Backoff
@@ -20,6 +23,20 @@ from services.node import cgroups
 _PROC: Final = Path("/proc")
 _ENDED: Final = frozenset({"Z", "X"})
 """States of processes that have ended, and whose parent has not waited for them."""
+_NO_USER: Final = 2**32 - 3
+"""No account has it."""
+_KILLER_S: Final = 10.0
+_KILLER: Final = """
+import os, sys
+uid, real = map(int, sys.argv[1:])
+os.setgroups([])
+try:
+    os.setresuid(real, uid, 0)
+except OSError:  # a container that does not have all user ids
+    os.setresuid(uid, uid, 0)
+os.kill(-1, 9)
+"""
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +62,19 @@ def read_table() -> dict[int, TableEntry]:
     """All living processes, by pid."""
     entries = (_read(int(name)) for name in os.listdir(_PROC) if name.isdigit())  # noqa: PTH208 - /proc is read a lot
     return {entry.pid: entry for entry in entries if entry is not None}
+
+
+def with_descendants(table: Mapping[int, TableEntry], pids: set[int]) -> set[int]:
+    """The pids, and those of all processes below them."""
+    children: dict[int, list[int]] = {}
+    for entry in table.values():
+        children.setdefault(entry.parent, []).append(entry.pid)
+    reached, front = set(pids), list(pids)
+    while front:
+        below = set(children.get(front.pop(), [])) - reached
+        reached |= below
+        front += below
+    return reached
 
 
 class Process:
@@ -114,10 +144,13 @@ class Process:
             self._pidfd = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMatcher:
     """Finds the processes of learners by any of these marks. Their descendants and sessions belong to them, too."""
 
+    owners: frozenset[int]
+    """The users of these learners. A process of another user, except the platform's, does not belong whatever it says:
+    a stranger can give its processes any environment and arguments."""
     job_dirs: frozenset[str]
     """JOB_STATE_DIR of its environment."""
     folders: frozenset[str] = frozenset()
@@ -135,21 +168,16 @@ class ProcessMatcher:
         roots = named | (cgroups.members(self.groups) & table.keys()) | {pid for pid in table if self._owns(table[pid])}
         roots.discard(os.getpid())
         pids = roots | {pid for pid, entry in table.items() if entry.session in roots}
-        children: dict[int, list[int]] = {}
-        for entry in table.values():
-            children.setdefault(entry.parent, []).append(entry.pid)
-        front = list(pids)
-        while front:
-            below = set(children.get(front.pop(), [])) - pids
-            pids |= below
-            front += below
-        return pids - {os.getpid()}
+        return with_descendants(table, pids) - {os.getpid()}
 
     def _owns(self, entry: TableEntry) -> bool:
         place = _PROC / str(entry.pid)
         with suppress(OSError):
-            if self.uids and _real_uid(place) in self.uids:
+            uid = _real_uid(place)
+            if uid in self.uids:
                 return True
+            if uid not in self.owners and uid != os.geteuid():
+                return False
             if entry.session == entry.pid:
                 last = (place / "cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2]
                 if os.fsdecode(last) in self.folders:
@@ -165,15 +193,38 @@ def _real_uid(place: Path) -> int:
     return int(rest.split()[0])
 
 
-async def kill_all(members: Callable[[], Iterable[int]], *, timeout_s: float) -> bool:
-    """Sends SIGKILL to all members until none is left. False if one is after ``timeout_s``: it hangs in the kernel."""
+async def kill_all(
+    members: Callable[[], Iterable[int]], *, timeout_s: float, users: Collection[int] = frozenset()
+) -> bool:
+    """Sends SIGKILL to all members until none is left. False if one is after ``timeout_s``: it hangs in the kernel.
+
+    ``users``: user ids that only members have, if this process is root. A program that forks faster than the process
+    table can be read is seen and killed late or never, so all processes of a user are killed at once.
+    """
     deadline = time.monotonic() + timeout_s
     backoff = Backoff(first_s=0.002, most_s=0.1)
+    await asyncio.to_thread(_kill_users, users)
     while left := await asyncio.to_thread(lambda: list(members())):
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(_kill_users, users)
         if time.monotonic() > deadline:
             return False
         await backoff.wait()
     return True
+
+
+def _kill_users(uids: Collection[int]) -> None:
+    """Kills all processes of each user at once: the kernel lets no fork escape. For root only.
+
+    The process that does it has the user's rights, and a real user id of its own, so the user cannot kill it first.
+    """
+    for uid in uids:
+        try:
+            subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _KILLER, str(uid), str(_NO_USER)], env={}, cwd="/", check=False,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_KILLER_S,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            log.warning("user.not_killed", uid=uid, why=str(error))

@@ -130,6 +130,8 @@ def find_sandbox(user: int | None, gpu_minors: tuple[int, ...]) -> tuple[Sandbox
         (False, True): "without a process table of its own; user namespaces inside are refused by the filter only",
     }
     for (private_pids, nested), lack in lacks.items():
+        if user is None and not private_pids:
+            continue  # learners have the platform's user, and could end its processes and those of other learners
         sandbox = Sandbox(bwrap, private_pids=private_pids, nested=nested, gpu_minors=gpu_minors)
         failure = sandbox.probe(user)
         if not failure:

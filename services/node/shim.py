@@ -266,21 +266,24 @@ def give_up_privileges(program: bytes) -> None:
         call("prctl", _SET_SECCOMP, _FILTER, ctypes.c_char_p(filter_), 0, 0)
 
 
-def local_data(learner: dict[str, Any], data_dir: str) -> list[str]:
-    """The places of data on this machine to which the helper has linked. No other link is followed."""
+def local_data(folder: str, learner: dict[str, Any]) -> list[str]:
+    """The places of data on this machine to which the helper has linked: another rank may have put other links."""
     places: list[str] = []
     for entry in learner["plan"]["inputs"]:
         *parts, name = entry["mount"].split("/")
         try:
-            folder = open_below(data_dir, *parts)
-            places.append(os.readlink(name, dir_fd=folder))
-            os.close(folder)
+            data = open_below(f"{folder}/job", "data", *parts)
+            place = os.readlink(name, dir_fd=data)
+            owner = os.stat(name, dir_fd=data, follow_symlinks=False).st_uid
+            os.close(data)
         except OSError:
             continue  # it was downloaded
+        if owner == os.stat(folder).st_uid and place == os.path.normpath(place):
+            places.append(place)
     return places
 
 
-def command(learner: dict[str, Any], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+def command(folder: str, learner: dict[str, Any], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
     """The arguments and the environment of execve: the shell with the command; in isolation ``sandbox`` bubblewrap.
 
     bubblewrap runs outside the sandbox, so its own environment is empty: variables of the job such as LD_PRELOAD would
@@ -289,7 +292,7 @@ def command(learner: dict[str, Any], env: dict[str, str]) -> tuple[list[str], di
     shell = ["/bin/sh", "-c", learner["learner"]["command"]]
     if not learner.get("wrap"):
         return shell, env
-    data = [word for place in local_data(learner, env["DATA_DIR"]) for word in ("--ro-bind", place, place)]
+    data = [word for place in local_data(folder, learner) for word in ("--ro-bind", place, place)]
     bwrap, *wrap, remount, root = learner["wrap"]
     options = [*wrap, *data, remount, root, "--chdir", env["MODEL_DIR"], "--clearenv"]
     if learner.get("seccomp"):
@@ -372,12 +375,12 @@ def become(folder: str, learner: dict[str, Any], start_pipe: int) -> NoReturn:
         for sign in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
             signal.signal(sign, signal.SIG_DFL)
         if learner.get("private_tmp"):
-            kept = [learner["home"], sys.base_prefix, *local_data(learner, env["DATA_DIR"])]
+            kept = [learner["home"], sys.base_prefix, *local_data(folder, learner)]
             call("unshare", _NEW_MOUNTS | _NEW_IPC)
             own_shared_folders(open_below(folder, "job", "tmp"), kept, learner["learner"]["memory"])
         restrict(learner)
         os.chdir(env["MODEL_DIR"])
-        argv, environ = command(learner, env)
+        argv, environ = command(folder, learner, env)
         give_up_privileges(b"" if learner.get("wrap") else bytes.fromhex(learner.get("seccomp", "")))
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execve(argv[0], argv, environ)  # noqa: S606 - the shell in argv is the point

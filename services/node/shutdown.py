@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.core.runtime.learner_folder import JOB_FOLDER, MALFORMED
 from services.node.cgroups import Groups, helper_group
-from services.node.learner import Learner, job_folders, read_learner
+from services.node.learner import Learner, job_folders, owner, read_learner
 from services.node.processes import ProcessMatcher, kill_all
 
 _GONE_S = 10.0
@@ -39,6 +39,7 @@ def end_all(root: Path) -> bool:
     folders = [*(learner.folder for learner in learners), *unreadable]
     processes = [process for learner in learners for process in (learner.shim, learner.process)]
     everything = ProcessMatcher(
+        owners=frozenset([*(learner.document.uid for learner in learners), *map(owner, unreadable)]),
         job_dirs=frozenset(map(str, job_dirs)),
         folders=frozenset(map(str, folders)),
         groups=frozenset(

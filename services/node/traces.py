@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from services.node.files import remove_tree
+from services.node.files import remove_below
 
 SHARED_FOLDERS: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock", "/dev/mqueue")  # noqa: S108 - looked through
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -49,19 +49,33 @@ def trace_of(uid: int, places: Places | None = None) -> str:
 def files_of(uid: int, places: Places | None = None) -> Iterator[str]:
     """Paths of the user's files, outermost only; at the end "..." if there was too much to look through."""
     budget = iter(range(_MAX_ENTRIES))
-    mounts = mount_points((places or Places()).proc)
-    for top in (places or Places()).folders:
-        with suppress(OSError):
-            yield from _Walk(uid, mounts, budget).below(os.open(top, _FOLDER), os.path.realpath(top))
+    for _, _, path in _entries_of(uid, places or Places(), budget):
+        yield path
     if next(budget, None) is None:
         yield "..."
 
 
 def sweep(uid: int, places: Places | None = None) -> None:
-    """Removes the user's files from the shared folders. Raises OSError for one that cannot be removed."""
-    for path in list(files_of(uid, places)):
-        if path != "...":
-            remove_tree(Path(path))
+    """Removes the user's files from the shared folders. Raises OSError for one that cannot be removed.
+
+    Each is removed below the folder that was looked through, never by its path: folders in between may belong to
+    others, who can put a link in their place.
+    """
+    is_complete = False
+    while not is_complete:
+        budget, removed = iter(range(_MAX_ENTRIES)), False
+        for folder, name, _ in _entries_of(uid, places or Places(), budget):
+            remove_below(folder, name)
+            removed = True
+        is_complete = next(budget, None) is not None or not removed
+
+
+def _entries_of(uid: int, places: Places, budget: Iterator[int]) -> Iterator[tuple[int, str, str]]:
+    """(descriptor of the folder, name, path) of the user's files; the descriptor is good until the next."""
+    mounts = mount_points(places.proc)
+    for top in places.folders:
+        with suppress(OSError):
+            yield from _Walk(uid, mounts, budget).below(os.open(top, _FOLDER), os.path.realpath(top))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +84,7 @@ class _Walk:
     mounts: frozenset[str]
     budget: Iterator[int]
 
-    def below(self, fd: int, path: str, depth: int = 0) -> Iterator[str]:
+    def below(self, fd: int, path: str, depth: int = 0) -> Iterator[tuple[int, str, str]]:
         """Takes over the descriptor. The depth is bounded, so is the recursion."""
         try:
             with os.scandir(fd) as entries:
@@ -81,7 +95,7 @@ class _Walk:
                     with suppress(OSError):
                         status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
                         if status.st_uid == self.uid:
-                            yield inner
+                            yield fd, entry.name, inner
                         elif stat.S_ISDIR(status.st_mode) and depth < _MAX_DEPTH:
                             yield from self.below(os.open(entry.name, _FOLDER, dir_fd=fd), inner, depth + 1)
         finally:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import tempfile
 from collections.abc import AsyncGenerator, Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.core.adapters.local.cluster import LocalCluster
+from services.core.domain.plan import Input
 from tests.testbed.gangs import await_exit, start, teardown
 from tests.testbed.isolations import VARIANTS, Variant
 from tests.testbed.node import NodeProcess, living_with, plan
@@ -122,6 +126,40 @@ async def test_tmp_and_dev_shm_of_a_learner_are_its_own_and_gone_afterwards(
     assert await lines_of(node, cluster, f"ls {' '.join(f'{place}/{left}' for place in places)} 2>/dev/null") == []
     await teardown(cluster, gang)
     assert not [place for place in places if Path(place, left).exists()]
+
+
+async def test_files_that_a_learner_leaves_in_other_shared_folders_are_gone_afterwards(
+    node: NodeProcess, cluster: LocalCluster
+) -> None:
+    if node.isolation == "trusted":
+        return
+    left = Path("/run/lock/weft-left-behind")
+    gang = plan([f"echo x > {left}; mkdir {left}.d; echo done; exec sleep 1000"])
+    await start(cluster, gang)
+    await until(lambda: "done" in node.output(gang))
+    await teardown(cluster, gang)
+    assert not left.exists()
+    assert not Path(f"{left}.d").exists()
+
+
+async def test_a_link_that_another_rank_puts_among_the_data_of_a_learner_shows_nothing_of_the_machine(
+    node: NodeProcess, cluster: LocalCluster
+) -> None:
+    gang = replace(plan(["cat $STRANGER/x || echo hidden"]), inputs=(Input(mount="set", type="local", location="/x"),))
+    with tempfile.TemporaryDirectory(prefix="weft-stranger-") as stranger:
+        Path(stranger).chmod(0o755)
+        Path(stranger, "x").write_text("seen\n")
+        own = replace(gang.learners[0], env={"STRANGER": stranger})
+        gang = replace(gang, learners=(own,))
+        await cluster.do("reserve", gang)
+        data = node.folder(gang) / "job/data"
+        (data / "set").symlink_to(stranger)
+        os.chown(data / "set", data.stat().st_uid, data.stat().st_gid, follow_symlinks=False)
+        if data.stat().st_uid != node.folder(gang).stat().st_uid:  # else ranks cannot reach one another, or all is open
+            await start(cluster, gang)
+            await await_exit(cluster, gang)
+            assert node.output(gang) == "hidden\n"
+        await teardown(cluster, gang)
 
 
 async def test_shared_memory_of_a_learner_is_invisible_to_others(node: NodeProcess, cluster: LocalCluster) -> None:

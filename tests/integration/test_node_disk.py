@@ -34,8 +34,9 @@ async def cluster(node: NodeProcess) -> AsyncGenerator[LocalCluster]:
         ("head -c 40000000 /dev/zero > /tmp/large; exec sleep 1000", "it wrote more than"),
         ("head -c 40000000 /dev/zero; exec sleep 1000", "it wrote more than"),
         ("cd $HOME; seq 3000 | xargs touch; exec sleep 1000", "it made more than 2000 files"),
+        ("exec 3> $HOME/x; rm $HOME/x; head -c 40000000 /dev/zero >&3; exec sleep 1000", "it wrote more than"),
     ],
-    ids=["results", "tmp", "stdout", "many files"],
+    ids=["results", "tmp", "stdout", "many files", "a file that it has deleted"],
 )
 async def test_a_learner_that_writes_too_much_is_ended_with_the_reason(
     node: NodeProcess, cluster: LocalCluster, command: str, why: str

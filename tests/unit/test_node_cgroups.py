@@ -93,6 +93,18 @@ def test_a_tree_that_cannot_be_changed_gives_the_reason(tmp_path: Path) -> None:
     assert "No such file or directory" in why
 
 
+def test_learners_together_leave_processes_to_the_platform(tmp_path: Path) -> None:
+    groups, _ = Groups.find(tmp_path, pids=4096)
+    learner = document(tmp_path, groups)
+    try:
+        together = [Path(group).parent / "pids.max" for group in learner.groups]
+        limits = [int(path.read_text()) for path in together if path.exists()]
+        assert len(limits) == ("pids" in groups.enforced)
+        assert all(100 < limit < int(Path("/proc/sys/kernel/pid_max").read_text()) for limit in limits)
+    finally:
+        Groups.remove_all(tmp_path)
+
+
 def test_without_groups_no_limit_is_enforced(tmp_path: Path) -> None:
     groups, why = Groups.find(tmp_path, pids=100, wanted=False)
     learner = document(tmp_path, groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,35 @@ def test_a_sweep_removes_the_users_files_and_no_others(tmp_path: Path) -> None:
     sweep(os.geteuid(), places)
     assert list((tmp_path / "shared").iterdir()) == []
     assert tmp_path.exists()
+
+
+def test_a_link_that_a_stranger_puts_in_the_place_of_a_folder_leads_a_sweep_nowhere(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        return  # files of two users need root
+    learner, stranger = 64_123, 64_124
+    shared, kept = tmp_path / "shared", tmp_path / "platform"
+    for folder in (shared, kept / "left"):
+        folder.mkdir(parents=True)
+    files = [shared / f"file-{number}" for number in range(2000)]
+    for file in files:
+        file.touch()
+        os.chown(file, learner, learner)
+    folders = [shared / f"stranger-{number}" for number in range(50)]
+    for folder in folders:
+        (folder / "left").mkdir(parents=True)
+        os.chown(folder, stranger, stranger)
+        os.chown(folder / "left", learner, learner)
+
+    def replace() -> None:
+        while all(file.exists() for file in files):
+            pass
+        for folder in folders:
+            folder.rename(tmp_path / folder.name)
+            folder.symlink_to(kept)
+
+    stranger_acts = threading.Thread(target=replace)
+    stranger_acts.start()
+    sweep(learner, Places(folders=(str(shared),)))
+    stranger_acts.join()
+    assert (kept / "left").exists()
+    assert not any(file.exists() for file in files)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 from pathlib import Path
 from typing import Final, cast
@@ -15,7 +16,9 @@ from typing import Final, cast
 from services.core.runtime.sockets import open_private_folder, short_path, without_delay
 
 _CONNECTIONS_MOST: Final = 4_096
-"""Connections beyond are closed at once; each costs three descriptors."""
+"""Connections beyond are closed at once."""
+_DESCRIPTORS: Final = 3
+"""What a connection costs: those of both ends, and gRPC's own."""
 
 
 class _End(asyncio.Protocol):
@@ -94,6 +97,9 @@ class Relay:
         self._joining: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._folder = -1
+        # Half of the files that this process may open are left for REST, stores and uploads.
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = min(_CONNECTIONS_MOST, limit // (2 * _DESCRIPTORS) if limit >= 0 else _CONNECTIONS_MOST)
 
     async def start(self) -> None:
         self._folder = open_private_folder(self._path.parent)
@@ -121,7 +127,7 @@ class Relay:
     def join(self, outer: _Outer) -> None:
         """Connects the inner end of a new connection."""
         assert outer.transport is not None  # noqa: S101 - it has just been made
-        if len(self._outer) >= _CONNECTIONS_MOST:
+        if len(self._outer) >= self._most:
             outer.transport.abort()
             return
         self._outer.add(outer)

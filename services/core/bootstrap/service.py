@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -127,6 +128,18 @@ def operations_app(service: Service, access: OperationsAccess) -> Starlette:
     return Starlette(routes=[Route("/healthz", health), Route("/readyz", ready), Route("/metrics", metrics)])
 
 
+def raise_file_limit() -> int:
+    """Raises the soft limit of open files to the hard one, and returns what holds then.
+
+    The soft limit of a shell (1,024 mostly) is for programs that use select(). Strangers' connections would exhaust it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return soft
+
+
 def watch_failpoints(name: str) -> None:
     """Where failpoints are on, makes each change of a file a failpoint, and logs a warning."""
     points = failpoints(name)
@@ -140,6 +153,7 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
     """Runs a service until it stops. Returns the exit code: 1 where it failed with a WeftError, which is logged."""
     configure_logging(name, settings.log_level)
     log = structlog.get_logger()
+    raise_file_limit()
     watch_failpoints(name)
 
     async def body() -> None:
