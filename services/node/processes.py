@@ -28,7 +28,7 @@ _NO_USER: Final = 2**32 - 3
 _KILLER_S: Final = 10.0
 _KILLER: Final = """
 import os, sys
-uid, real = map(int, sys.argv[1:])
+uid, real = map(int, sys.stdin.read().split())
 os.setgroups([])
 try:
     os.setresuid(real, uid, 0)
@@ -223,8 +223,8 @@ def _kill_users(uids: Collection[int]) -> None:
     for uid in uids:
         try:
             subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _KILLER, str(uid), str(_NO_USER)], env={}, cwd="/", check=False,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_KILLER_S,
+                [sys.executable, "-I", "-S", "-c", _KILLER], input=f"{uid} {_NO_USER}".encode(), env={}, cwd="/",
+                check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_KILLER_S,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             log.warning("user.not_killed", uid=uid, why=str(error))

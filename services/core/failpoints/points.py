@@ -101,7 +101,7 @@ class Failpoints:
         elif event == "open" and isinstance(args[2], int) and args[2] & _WRITES:
             action, target = "open", args[0]
         elif event == "subprocess.Popen":
-            action, target = "spawn", " ".join(_command_words(args[1]))
+            action, target = "spawn", " ".join(" ".join(_command_words(args[1])).split())  # a point is one line
         elif event in {"os.fork", "os.kill"}:
             action, target = event.removeprefix("os."), ""
         else:

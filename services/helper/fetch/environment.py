@@ -262,8 +262,8 @@ class _Uv:
             log_event("uv.failed", arguments=arguments, code=code, output=last)
             outage = outage_of_build(output, code or 0)
             why = _OUTAGES[outage] if outage is not None else _advice(last)
-            said = f"uv says: {last}" if last else f"uv ended with code {code} and without a message"
-            raise FetchFailed(outage or REASON, f"the environment cannot be built. {why} {said}")
+            uv_output = f"uv says: {last}" if last else f"uv ended with code {code} and without a message"
+            raise FetchFailed(outage or REASON, f"the environment cannot be built. {why} {uv_output}")
 
     def _environment(self) -> dict[str, str]:
         out = {
