@@ -32,9 +32,9 @@ OLDER_UV = """\
   ╰─▶ operation timed out
 """
 NO_NAME_SERVER = """\
-error: Failed to fetch: `https://pypi.org/simple/rich/`
+error: Failed to fetch: `https://index.example/simple/rich/`
   Caused by: Request failed after 3 retries
-  Caused by: error sending request for url (https://pypi.org/simple/rich/)
+  Caused by: error sending request for url (https://index.example/simple/rich/)
   Caused by: client error (Connect)
   Caused by: dns error: failed to lookup address information: Temporary failure in name resolution
 """

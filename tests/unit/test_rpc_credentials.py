@@ -65,7 +65,7 @@ async def test_a_service_whose_clock_is_an_hour_wrong_is_served(lcm: str, wrong_
 
 
 class Watched(node_pb2_grpc.NodeServicer):
-    """Sends one event, and ends when it is told to."""
+    """Sends one event, and ends when ``ended`` is set."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()

@@ -325,5 +325,5 @@ def loader_variables_take_effect_inside_only() -> None:
     for path in traces:
         for line in Path(path).read_text(errors="replace").splitlines():
             if "bwrap" in line or "shim.py" in line:
-                breach(f"the loader of the sandbox obeyed the learner's variables: {line}")
+                breach(f"the learner's variables changed the loader of the sandbox: {line}")
                 break
