@@ -16,6 +16,7 @@ pytest_plugins = [
     "tests.testbed.etcd",
     "tests.testbed.ferretdb",
     "tests.testbed.mongo",
+    "tests.testbed.node_fixtures",
     "tests.testbed.rabbitmq",
     "tests.testbed.redis",
     "tests.testbed.s3",

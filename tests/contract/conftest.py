@@ -1,4 +1,4 @@
-"""What the suites of hints share: each broker in turn, a home for it, and services that hear."""
+"""What several suites share: job stores; and for hints each broker, a home for it, and services that receive them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator
 import pytest
 
 from tests.testbed.hints import Carrier, Service, Worker, lay_out
+from tests.testbed.job_stores import OnMongo, OnSqlite, World, make_world
 
 BROKERS = ("folder", "rabbitmq", "redis")
 
@@ -35,3 +36,18 @@ def worker(carrier: Carrier) -> Iterator[Worker]:
     worker = Worker(carrier.home, carrier.url)
     yield worker
     worker.end()
+
+
+@pytest.fixture(params=["sqlite", "memory", "mongo"])
+async def world(request: pytest.FixtureRequest) -> AsyncGenerator[World, None]:
+    world = make_world(request.param, request)
+    yield world
+    await world.close()
+
+
+@pytest.fixture(params=["sqlite", "mongo"])
+async def durable(request: pytest.FixtureRequest) -> AsyncGenerator[OnSqlite | OnMongo, None]:
+    world = make_world(request.param, request)
+    assert isinstance(world, (OnSqlite, OnMongo))
+    yield world
+    await world.close()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from services.core.adapters.local.cluster import LocalCluster
 from services.core.domain.errors import InvalidRequest, ResourceExhausted, StaleFence, Unavailable
 from services.core.domain.plan import SCHEMA, Part, PartKind
 from services.core.ports.cluster import Cluster
@@ -27,13 +26,6 @@ def node(request: pytest.FixtureRequest) -> Generator[NodeProcess]:
     """With both isolations. Without bubblewrap the second fails with the reason."""
     with node_process({"WEFT_NODE_ISOLATION": request.param}) as running:
         yield running
-
-
-@pytest.fixture
-async def cluster(node: NodeProcess) -> AsyncGenerator[LocalCluster]:
-    client = await node.cluster()
-    yield client
-    await client.close()
 
 
 async def test_nodes_are_labelled_with_their_isolation(cluster: Cluster, node: NodeProcess) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import signal
-import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from services.core.domain.errors import (
     Conflict,
     Duplicate,
     IllegalTransition,
-    InvalidRequest,
     NotFound,
     Quarantined,
     StaleRevision,
@@ -31,36 +28,14 @@ from services.core.domain.job import SCHEMA, Attempt, Claim, Event, Job, State
 from services.core.domain.status import Status
 from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore, Unreadable
 from tests.documents import NOW, a_job, at_status
-from tests.testbed.job_stores import InMemory, OnMongo, OnSqlite, World
+from tests.testbed.job_stores import OnMongo, OnSqlite, World, make_world
 
 ROOT = Path(__file__).parents[2]
-
-
-def make_world(kind: str, request: pytest.FixtureRequest) -> World:
-    if kind == "mongo":
-        return OnMongo(request.getfixturevalue("mongo_uri"))
-    folder: Path = request.getfixturevalue("tmp_path_factory").mktemp("jobs")
-    return InMemory() if kind == "memory" else OnSqlite(folder / "jobs.sqlite")
-
-
-@pytest.fixture(params=["sqlite", "memory", "mongo"])
-async def world(request: pytest.FixtureRequest) -> AsyncGenerator[World, None]:
-    world = make_world(request.param, request)
-    yield world
-    await world.close()
 
 
 @pytest.fixture
 async def store(world: World) -> JobStore:
     return await world.another()
-
-
-@pytest.fixture(params=["sqlite", "mongo"])
-async def durable(request: pytest.FixtureRequest) -> AsyncGenerator[OnSqlite | OnMongo, None]:
-    world = make_world(request.param, request)
-    assert isinstance(world, (OnSqlite, OnMongo))
-    yield world
-    await world.close()
 
 
 def ids(jobs: Sequence[Job]) -> list[str]:
@@ -464,69 +439,6 @@ def test_damaged_documents_do_not_hide_others(kind: str, request: pytest.Fixture
     holds()
 
 
-# --- erasure --------------------------------------------------------------------
-
-
-async def test_deleted_jobs_are_erased_in_the_order_of_their_deletion(world: World) -> None:
-    store = await world.another()
-    jobs = [await store.insert(at_status(a_job(), Status.KILLED)) for _ in range(6)]
-    times = [NOW + 5, None, NOW + 1, NOW + 3, NOW + 3, NOW + 9]
-    for index, time in enumerate(times):
-        jobs[index] = await store.replace(jobs[index], replace(jobs[index], deleted=time))
-    expected = [jobs[index].id for index in (2, 3, 4, 0)]
-    collected: list[Job] = []
-    while page := await store.to_erase(deleted_until=NOW + 8, after=collected[-1] if collected else None, limit=1):
-        collected += page
-    assert ids(collected) == expected
-    assert ids(await store.to_erase(deleted_until=NOW + 8, limit=3)) == expected[:3]
-    done = await store.replace(collected[0], replace(collected[0], erased=NOW + 10))
-    assert ids(await store.to_erase(deleted_until=NOW + 8)) == expected[1:]
-    assert await store.get(done.id) == done
-    await world.plant(expected[1], "{")
-    assert ids(await store.to_erase(deleted_until=NOW + 8, limit=1)) == [expected[2]]
-
-
-async def test_code_is_named_until_the_last_job_that_names_it_is_erased(store: JobStore) -> None:
-    digest = "sha256:" + "ab" * 32
-    first, second = [await store.insert(at_status(a_job(code_digest=digest), Status.KILLED)) for _ in range(2)]
-    await store.insert(a_job(tenant="umbrella", code_digest="sha256:other"))
-    assert await store.names_code("acme", digest)
-    assert not await store.names_code("umbrella", digest)
-    assert not await store.names_code("acme", "sha256:other")
-    first = await store.replace(first, replace(first, deleted=NOW, erased=NOW))
-    assert await store.names_code("acme", digest)
-    second = await store.replace(second, replace(second, deleted=NOW))
-    assert await store.names_code("acme", digest)
-    await store.replace(second, replace(second, erased=NOW))
-    assert not await store.names_code("acme", digest)
-
-
-@pytest.mark.parametrize("text", ["{", "7", "{}", '{"tenant": null, "code_digest": 3}'])
-async def test_code_counts_as_named_while_a_document_does_not_show_its_tenant(world: World, text: str) -> None:
-    store = await world.another()
-    job = await store.insert(a_job())
-    assert not await store.names_code("acme", "sha256:ab")
-    await world.plant(job.id, text)
-    assert await store.names_code("acme", "sha256:ab")
-
-
-async def test_code_of_a_job_of_a_newer_version_is_named(world: World) -> None:
-    store = await world.another()
-    job = await store.insert(a_job(code_digest="sha256:ab"))
-    await world.plant(job.id, json.dumps({**dump(job), "schema": SCHEMA + 1, "counters": "many"}))
-    assert await store.names_code("acme", "sha256:ab")
-
-
-async def test_a_deletion_cannot_be_undone(store: JobStore) -> None:
-    job = await store.insert(at_status(a_job(), Status.HALTED))
-    with pytest.raises(IllegalTransition):
-        await store.replace(job, replace(job, erased=NOW))
-    job = await store.replace(job, replace(job, deleted=NOW))
-    with pytest.raises(IllegalTransition):
-        await store.replace(job, replace(job, deleted=None))
-    assert await store.get(job.id) == job
-
-
 # --- history, dispatcher, deletion ---------------------------------------------
 
 
@@ -575,130 +487,3 @@ async def test_one_of_many_racing_dispatchers_takes_over(world: World) -> None:
 
 async def test_a_healthy_store_answers_a_ping(store: JobStore) -> None:
     await store.ping()
-
-
-# --- durable stores: several processes, kill -9, malformed bytes -------
-
-WRITER = """
-import asyncio, sys
-from tests.documents import a_job
-from tests.testbed.job_stores import open_store
-
-async def main():
-    store = await open_store(sys.argv[1])
-    async def replace_all(lane):
-        for number in range(10_000):
-            job = await store.insert(a_job(id=f"j{lane}-{sys.argv[2]}-{number}"))
-            print(job.id, flush=True)
-    await asyncio.gather(*[replace_all(lane) for lane in range(4)])
-
-asyncio.run(main())
-"""
-
-
-RACER = """
-import asyncio, sys
-from dataclasses import replace
-from services.core.domain.errors import StaleRevision
-from tests.testbed.job_stores import open_store
-
-async def main():
-    store = await open_store(sys.argv[1])
-    print("ready", flush=True)
-    sys.stdin.readline()
-    won = []
-    while len(won) < 50:
-        job = await store.get("jrace")
-        try:
-            won.append((await store.replace(job, replace(job, summary={"by": sys.argv[2]}))).rev)
-        except StaleRevision:
-            pass
-    print(*won, flush=True)
-    await store.close()
-
-asyncio.run(main())
-"""
-
-
-async def python(code: str, *args: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, *args, cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-
-
-async def line(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None
-    return (await process.stdout.readline()).decode().strip()
-
-
-async def test_two_processes_never_both_win_a_revision(durable: OnSqlite | OnMongo) -> None:
-    store = await durable.another()
-    await store.insert(a_job(id="jrace"))
-    racers = [await python(RACER, durable.place, str(number)) for number in range(2)]
-    for racer in racers:
-        assert await line(racer) == "ready"
-    outputs = await asyncio.gather(*[racer.communicate(b"go\n") for racer in racers])
-    won = [int(word) for output, _ in outputs for word in output.split()]
-    assert sorted(won) == list(range(2, 102))
-    final = await store.get("jrace")
-    assert final is not None
-    assert final.rev == 101
-
-
-async def test_acknowledged_writes_survive_kill_9(durable: OnSqlite | OnMongo) -> None:
-    acknowledged: list[str] = []
-    for kill in range(3):
-        writer = await python(WRITER, durable.place, str(kill))
-        acknowledged += [await line(writer) for _ in range(40 + 30 * kill)]
-        writer.send_signal(signal.SIGKILL)
-        rest, _ = await writer.communicate()
-        # The last line may be incomplete.
-        acknowledged += rest.decode().split("\n")[:-1]
-        store = await durable.another()
-        there = set(ids(await store.find(JobQuery(), limit=100_000)))
-        assert set(acknowledged) <= there
-        assert await store.unreadable(limit=100_000) == ([], "")
-
-
-async def test_jobs_survive_reopening(durable: OnSqlite | OnMongo) -> None:
-    store = await durable.another()
-    job = await store.insert(a_job())
-    await store.append_history(job.id, job.tenant, job.history_tail)
-    taken = await store.replace_dispatcher(DispatcherDoc(), DispatcherDoc(term=1, holder="lcm"))
-    await store.close()
-    again = await durable.another()
-    assert await again.find(JobQuery()) == [job]
-    assert len(await again.history(job.id)) == 1
-    assert await again.dispatcher() == taken
-
-
-async def test_a_cancelled_caller_does_not_affect_others(durable: OnSqlite | OnMongo) -> None:
-    store = await durable.another()
-    callers = [asyncio.create_task(store.insert(a_job())) for _ in range(10)]
-    await asyncio.sleep(0)
-    for caller in callers[::2]:
-        caller.cancel()
-    outcomes = await asyncio.gather(*callers, return_exceptions=True)
-    assert [isinstance(outcome, Job) for outcome in outcomes] == [False, True] * 5
-
-
-async def test_a_summary_with_nan_can_be_stored_and_found(durable: OnSqlite | OnMongo) -> None:
-    store = await durable.another()
-    job = await store.insert(a_job(summary={"loss": float("nan"), "worst": float("-inf")}))
-    (stored,) = await store.find(JobQuery(tenant=job.tenant, statuses=(Status.QUEUED,)))
-    assert repr(stored.summary) == repr(job.summary)
-
-
-async def test_text_that_is_not_unicode_is_refused(durable: OnSqlite | OnMongo) -> None:
-    store = await durable.another()
-    with pytest.raises(InvalidRequest, match="Unicode"):
-        await store.find(JobQuery(tenant="\ud800"))
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"seq": 2}', "[" * 100_000], ids=len)
-async def test_a_malformed_event_does_not_affect_others(durable: OnSqlite | OnMongo, text: str) -> None:
-    store = await durable.another()
-    job = at_status(a_job(), Status.PENDING, Status.DOWNLOADING)
-    await store.append_history(job.id, job.tenant, job.history_tail)
-    await durable.plant_event(2, text)
-    assert [event.seq for event in await store.history(job.id)] == [1, 3]

@@ -6,9 +6,7 @@ If no control groups can be made on this machine, the tests of their limits asse
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import replace
@@ -20,7 +18,7 @@ from services.core.adapters.local.cluster import LocalCluster
 from services.core.domain.plan import Input
 from services.node import cgroups
 from tests.testbed.gangs import await_exit, start, teardown
-from tests.testbed.node import NodeProcess, living_with, node_process, plan
+from tests.testbed.node import NodeProcess, living_with, node_process, output_of, plan
 from tests.waiting import tries_within, until
 
 FOREVER = "exec sleep 1000"
@@ -52,16 +50,6 @@ async def in_sandbox(sandbox: NodeProcess) -> AsyncGenerator[LocalCluster]:
     client = await sandbox.cluster()
     yield client
     await client.close()
-
-
-async def output_of(node: NodeProcess, cluster: LocalCluster, command: str) -> list[str]:
-    """The lines that the command writes as a learner of a job of its own."""
-    gang = plan([f"exec 2>&1; {command}"])
-    await start(cluster, gang)
-    await await_exit(cluster, gang)
-    lines = node.output(gang).splitlines()
-    await teardown(cluster, gang)
-    return lines
 
 
 def is_enforced(node: NodeProcess, limit: str) -> bool:
@@ -241,36 +229,24 @@ async def test_control_groups_without_a_learner_are_removed_after_a_restart(
     await teardown(in_either, gang)
 
 
-@pytest.fixture
-def programs() -> Generator[Path]:
-    """A PATH with all programs but bubblewrap, readable for all users."""
-    folder = Path(tempfile.mkdtemp(prefix="weft-path-"))
-    folder.chmod(0o755)
-    for path in Path("/usr/bin").iterdir():
-        if path.name != "bwrap":
-            (folder / path.name).symlink_to(path)
-    yield folder
-    shutil.rmtree(folder)
-
-
-def test_without_bubblewrap_the_isolation_is_process_and_the_reason_is_reported(programs: Path) -> None:
-    with node_process({"PATH": str(programs)}) as node:
+def test_without_bubblewrap_the_isolation_is_process_and_the_reason_is_reported(no_bubblewrap: Path) -> None:
+    with node_process({"PATH": str(no_bubblewrap)}) as node:
         assert node.isolation == "process"
         assert "apt-get install bubblewrap" in node.reported_isolation["why"]
 
 
-def test_an_agent_configured_for_a_sandbox_does_not_start_without_bubblewrap(programs: Path) -> None:
+def test_an_agent_configured_for_a_sandbox_does_not_start_without_bubblewrap(no_bubblewrap: Path) -> None:
     message = "WEFT_NODE_ISOLATION=sandbox does not work: bubblewrap is not installed: apt-get install bubblewrap"
     with (
         pytest.raises(AssertionError, match=message),
-        node_process({"PATH": str(programs), "WEFT_NODE_ISOLATION": "sandbox"}),
+        node_process({"PATH": str(no_bubblewrap), "WEFT_NODE_ISOLATION": "sandbox"}),
     ):
         pass
 
 
-def test_a_bubblewrap_that_does_not_work_is_detected_at_the_start(programs: Path) -> None:
-    (programs / "bwrap").write_text("#!/bin/sh\necho bwrap: No permissions to create new namespace >&2\nexit 1\n")
-    (programs / "bwrap").chmod(0o755)
-    with node_process({"PATH": str(programs)}) as node:
+def test_a_bubblewrap_that_does_not_work_is_detected_at_the_start(no_bubblewrap: Path) -> None:
+    (no_bubblewrap / "bwrap").write_text("#!/bin/sh\necho bwrap: No permissions to create new namespace >&2\nexit 1\n")
+    (no_bubblewrap / "bwrap").chmod(0o755)
+    with node_process({"PATH": str(no_bubblewrap)}) as node:
         assert node.isolation == "process"
         assert "No permissions to create new namespace" in node.reported_isolation["why"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -41,13 +41,6 @@ def node(request: pytest.FixtureRequest) -> Generator[NodeProcess]:
     variant: Variant = request.param
     with variant.node() as running:
         yield running
-
-
-@pytest.fixture
-async def cluster(node: NodeProcess) -> AsyncGenerator[LocalCluster]:
-    client = await node.cluster()
-    yield client
-    await client.close()
 
 
 async def test_loader_variables_of_a_job_reach_its_own_processes_only(node: NodeProcess, cluster: LocalCluster) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from services.core.adapters.local.cluster import LocalCluster
 from services.core.domain.plan import Input
 from tests.testbed.gangs import await_exit, start, teardown
 from tests.testbed.isolations import VARIANTS, Variant
-from tests.testbed.node import NodeProcess, living_with, plan
+from tests.testbed.node import NodeProcess, living_with, output_of, plan
 from tests.waiting import until
 
 NUMBERS = {
@@ -74,39 +74,22 @@ def node(request: pytest.FixtureRequest) -> Generator[NodeProcess]:
         yield running
 
 
-@pytest.fixture
-async def cluster(node: NodeProcess) -> AsyncGenerator[LocalCluster]:
-    client = await node.cluster()
-    yield client
-    await client.close()
-
-
-async def lines_of(node: NodeProcess, cluster: LocalCluster, command: str) -> list[str]:
-    """What the command writes as a learner of a job of its own."""
-    gang = plan([f"exec 2>&1; {command}"])
-    await start(cluster, gang)
-    await await_exit(cluster, gang)
-    lines = node.output(gang).splitlines()
-    await teardown(cluster, gang)
-    return lines
-
-
 async def test_system_calls_that_containers_refuse_are_refused(node: NodeProcess, cluster: LocalCluster) -> None:
-    assert await lines_of(node, cluster, f"exec python3 -c {shlex.quote(CALLS)}") == ANSWERS
+    assert await output_of(node, cluster, f"exec python3 -c {shlex.quote(CALLS)}") == ANSWERS
 
 
 async def test_what_training_needs_works_under_the_filter(node: NodeProcess, cluster: LocalCluster) -> None:
-    assert await lines_of(node, cluster, f"exec python3 -W error -c '{WORKS}'") == ["thread", "works"]
+    assert await output_of(node, cluster, f"exec python3 -W error -c '{WORKS}'") == ["thread", "works"]
 
 
 async def test_a_program_with_the_setuid_bit_gains_nothing(node: NodeProcess, cluster: LocalCluster) -> None:
-    lines = await lines_of(node, cluster, "grep -E '^(NoNewPrivs|Seccomp|CapEff|CapBnd):' /proc/self/status")
+    lines = await output_of(node, cluster, "grep -E '^(NoNewPrivs|Seccomp|CapEff|CapBnd):' /proc/self/status")
     fields = dict(line.split(":\t") for line in lines)
     assert (fields["NoNewPrivs"], fields["Seccomp"], int(fields["CapEff"], 16)) == ("1", "2", 0)
 
 
 async def test_a_user_namespace_cannot_be_made(node: NodeProcess, cluster: LocalCluster) -> None:
-    lines = await lines_of(node, cluster, "unshare --user --map-root-user true && echo made")
+    lines = await output_of(node, cluster, "unshare --user --map-root-user true && echo made")
     assert lines == ["unshare: unshare failed: Operation not permitted"]
 
 
@@ -123,7 +106,7 @@ async def test_tmp_and_dev_shm_of_a_learner_are_its_own_and_gone_afterwards(
     await until(lambda: living_with(gang.job, program="sleep"))
     assert left in node.output(gang)
     assert not [place for place in places if Path(place, left).exists()]
-    assert await lines_of(node, cluster, f"ls {' '.join(f'{place}/{left}' for place in places)} 2>/dev/null") == []
+    assert await output_of(node, cluster, f"ls {' '.join(f'{place}/{left}' for place in places)} 2>/dev/null") == []
     await teardown(cluster, gang)
     assert not [place for place in places if Path(place, left).exists()]
 
@@ -170,7 +153,7 @@ async def test_shared_memory_of_a_learner_is_invisible_to_others(node: NodeProce
     await start(cluster, gang)
     await until(lambda: node.output(gang) == "True\n")
     find = "import ctypes; print(ctypes.CDLL(None).shmget(0x7765, 0, 0))"
-    assert await lines_of(node, cluster, f"python3 -c '{find}'") == ["-1"]
+    assert await output_of(node, cluster, f"python3 -c '{find}'") == ["-1"]
     await teardown(cluster, gang)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -17,23 +14,11 @@ from tests.testbed.node import node_process, plan
 TRUSTED = Variant("process", root=False)
 
 
-@pytest.fixture
-def no_bwrap() -> Generator[str]:
-    """A PATH without bubblewrap."""
-    folder = Path(tempfile.mkdtemp(prefix="weft-path-"))
-    folder.chmod(0o755)
-    for path in Path("/usr/bin").iterdir():
-        if path.name != "bwrap":
-            (folder / path.name).symlink_to(path)
-    yield str(folder)
-    shutil.rmtree(folder)
-
-
-def test_isolation_process_without_root_is_called_trusted_and_says_why(no_bwrap: str) -> None:
+def test_isolation_process_without_root_is_called_trusted_and_says_why(no_bubblewrap: Path) -> None:
     with TRUSTED.node() as node:
         assert node.isolation == "trusted"
         assert "learners run under the platform's own user" in node.reported_isolation["why"]
-    with Variant("auto", root=False).node({"PATH": no_bwrap}) as node:
+    with Variant("auto", root=False).node({"PATH": str(no_bubblewrap)}) as node:
         assert node.isolation == "trusted"
         assert "apt-get install bubblewrap" in node.reported_isolation["why"]
 
@@ -69,9 +54,12 @@ async def test_machines_that_isolate_learners_serve_several_tenants(variant: Var
         await cluster.close()
 
 
-def test_required_limits_refuse_to_start_where_there_is_no_sandbox(no_bwrap: str) -> None:
+def test_required_limits_refuse_to_start_where_there_is_no_sandbox(no_bubblewrap: Path) -> None:
     message = "WEFT_NODE_LIMITS=required, but this machine lacks isolation sandbox .*apt-get install bubblewrap"
-    with pytest.raises(AssertionError, match=message), node_process({"WEFT_NODE_LIMITS": "required", "PATH": no_bwrap}):
+    with (
+        pytest.raises(AssertionError, match=message),
+        node_process({"WEFT_NODE_LIMITS": "required", "PATH": str(no_bubblewrap)}),
+    ):
         pass
 
 

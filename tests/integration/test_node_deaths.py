@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -42,13 +42,6 @@ def node(machine: NodeProcess) -> NodeProcess:
     if machine.process is None:
         machine.start()
     return machine
-
-
-@pytest.fixture
-async def cluster(node: NodeProcess) -> AsyncGenerator[LocalCluster]:
-    client = await node.cluster()
-    yield client
-    await client.close()
 
 
 async def start_one(cluster: LocalCluster, gang: AttemptPlan) -> LearnerProcess:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 
 import pytest
 
@@ -18,13 +18,6 @@ def node(request: pytest.FixtureRequest) -> Generator[NodeProcess]:
     bounds = {"WEFT_NODE_DISK": "16MB", "WEFT_NODE_FILES": "2000", "WEFT_NODE_DISK_CHECK_S": "0.1"}
     with variant.node(bounds) as running:
         yield running
-
-
-@pytest.fixture
-async def cluster(node: NodeProcess) -> AsyncGenerator[LocalCluster]:
-    client = await node.cluster()
-    yield client
-    await client.close()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shlex
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,12 +13,9 @@ import grpc.aio
 import pytest
 
 from services.core.adapters.local.cluster import LocalCluster
-from services.core.adapters.rpc.client import connect
 from services.core.adapters.rpc.operations import ask_quarantine
-from services.core.bootstrap.wiring import identity
 from services.core.domain.errors import ResourceExhausted
 from services.core.runtime.quarantine import FOLDER, QuarantineEntry
-from services.core.runtime.settings import Settings
 from tests.testbed.gangs import await_exit, start, teardown
 from tests.testbed.node import NodeProcess, node_process, plan
 from tests.waiting import HANG_S, until
@@ -35,21 +32,6 @@ def node() -> Generator[NodeProcess]:
     }  # nobody else has its files
     with node_process({"WEFT_NODE_REMOVE_S": "2", **own_uid}) as running:
         yield running
-
-
-@pytest.fixture
-async def cluster(node: NodeProcess) -> AsyncGenerator[LocalCluster]:
-    client = await node.cluster()
-    yield client
-    await client.close()
-
-
-@pytest.fixture
-async def channel(node: NodeProcess) -> AsyncGenerator[grpc.aio.Channel]:
-    caller = await identity(Settings(home=node.home.root), "api")
-    connection = connect(node.addresses["node"], caller.credential("node"))
-    yield connection
-    await connection.close()
 
 
 async def quarantined(channel: grpc.aio.Channel, count: int) -> list[QuarantineEntry]:

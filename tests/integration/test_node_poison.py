@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import grpc.aio
 import pytest
 
 from services.core.adapters.local.cluster import LocalCluster
-from services.core.adapters.rpc.client import connect
 from services.core.adapters.rpc.operations import ask_quarantine
-from services.core.bootstrap.wiring import identity
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import LearnerProcess
 from services.core.runtime.processes import identify
 from services.core.runtime.quarantine import LEARNER, QuarantineEntry
-from services.core.runtime.settings import Settings
 from tests.testbed.gangs import await_exit, await_state, learner, start, stop, teardown
 from tests.testbed.node import NodeProcess, living_with, node_process, plan
 from tests.waiting import HANG_S, until
@@ -36,21 +33,6 @@ GARBAGE = {
 def node() -> Generator[NodeProcess]:
     with node_process() as running:
         yield running
-
-
-@pytest.fixture
-async def cluster(node: NodeProcess) -> AsyncGenerator[LocalCluster]:
-    client = await node.cluster()
-    yield client
-    await client.close()
-
-
-@pytest.fixture
-async def channel(node: NodeProcess) -> AsyncGenerator[grpc.aio.Channel]:
-    caller = await identity(Settings(home=node.home.root), "api")
-    connection = connect(node.addresses["node"], caller.credential("node"))
-    yield connection
-    await connection.close()
 
 
 async def run(cluster: LocalCluster, gang: AttemptPlan) -> LearnerProcess:

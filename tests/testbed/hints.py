@@ -19,6 +19,7 @@ from kombu.messaging import Producer
 
 from services.core.adapters.celery.app import QUEUE, TASK, make_app
 from services.core.adapters.celery.broker import RABBITMQ, Broker
+from services.core.adapters.rpc.client import Credential, connect, translating
 from services.core.adapters.rpc.server import serve
 from services.core.adapters.rpc.transport import Listening
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
@@ -124,6 +125,21 @@ class Nudged(control_pb2_grpc.ControlServicer):
         if self.on_nudge is not None:
             self.on_nudge(request.job_id)
         return control_pb2.NudgeReply()
+
+
+def add_nudged(server: grpc.aio.Server) -> None:
+    """Makes a server take hints."""
+    control_pb2_grpc.add_ControlServicer_to_server(Nudged(), server)
+
+
+async def nudge(address: Address | str, caller: Credential) -> None:
+    """Sends a hint over a connection of its own. Raises as the server answers."""
+    channel = connect(address, caller)
+    try:
+        with translating("lcm"):
+            await control_pb2_grpc.ControlStub(channel).Nudge(control_pb2.NudgeRequest(topic="submitted"), timeout=30)
+    finally:
+        await channel.close()
 
 
 class Service:

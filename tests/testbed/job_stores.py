@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import apsw
+import pytest
 from bson.errors import BSONError
 from pymongo import AsyncMongoClient
 from pymongo.errors import PyMongoError
@@ -107,3 +108,11 @@ class OnMongo:
     async def close(self) -> None:
         for store in self.stores:
             await store.close()
+
+
+def make_world(kind: str, request: pytest.FixtureRequest) -> World:
+    """The store of a kind: mongo, memory, sqlite."""
+    if kind == "mongo":
+        return OnMongo(request.getfixturevalue("mongo_uri"))
+    folder: Path = request.getfixturevalue("tmp_path_factory").mktemp("jobs")
+    return InMemory() if kind == "memory" else OnSqlite(folder / "jobs.sqlite")

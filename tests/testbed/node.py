@@ -27,6 +27,7 @@ from services.core.strategies.registry import with_variables
 from services.node.cgroups import Groups
 from services.node.files import remove_tree
 from services.node.isolation import ISOLATION_FILE
+from tests.testbed.gangs import await_exit, start, teardown
 from tests.testbed.server import free_address, own_numbers
 from tests.testbed.signals import kill_all
 from tests.waiting import HANG_S
@@ -194,3 +195,13 @@ def node_process(
         kill_all(lambda: living_with(str(root)))
         Groups.remove_all(node.home / "node" / ".agent")
         remove_tree(root)  # learners of tests make trees that no other program removes
+
+
+async def output_of(node: NodeProcess, cluster: LocalCluster, command: str) -> list[str]:
+    """The lines that the command writes as a learner of a job of its own."""
+    gang = plan([f"exec 2>&1; {command}"])
+    await start(cluster, gang)
+    await await_exit(cluster, gang)
+    lines = node.output(gang).splitlines()
+    await teardown(cluster, gang)
+    return lines

@@ -15,15 +15,14 @@ import pytest
 
 from services.core.adapters.certificates import issue, valid_until
 from services.core.adapters.etcd.launcher import etcd_command
-from services.core.adapters.rpc.client import connect, translating
 from services.core.adapters.rpc.server import serve
 from services.core.domain.errors import Unavailable, WeftError
-from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
+from services.core.gen.weft.v1 import control_pb2_grpc
 from services.core.runtime.address import Address, TlsFiles
 from services.core.runtime.home import Home
 from services.core.runtime.operations_client import client_context
 from services.local.doctor import examine
-from tests.testbed.hints import Nudged
+from tests.testbed.hints import Nudged, add_nudged, nudge
 from tests.testbed.identities import credential, guard
 from tests.testbed.server import free_port
 
@@ -84,29 +83,16 @@ def test_a_key_that_others_may_read_is_refused(folder: Path) -> None:
         issue(folder, SERVICES, NOW)
 
 
-def add(server: grpc.aio.Server) -> None:
-    control_pb2_grpc.add_ControlServicer_to_server(Nudged(), server)
-
-
-async def nudge(address: Address) -> None:
-    channel = connect(address, credential("api", "lcm"))
-    try:
-        with translating("lcm"):
-            await control_pb2_grpc.ControlStub(channel).Nudge(control_pb2.NudgeRequest(topic="submitted"), timeout=20)
-    finally:
-        await channel.close()
-
-
 async def test_a_server_answers_clients_of_its_authority_only(folder: Path, tmp_path: Path) -> None:
     text, strangers = f"tls:127.0.0.1:{free_port()}", tmp_path / "strangers"
     issue(strangers, SERVICES, NOW)
-    server = await serve(Address(text, TlsFiles.of(folder, "lcm")), guard("lcm"), add)
+    server = await serve(Address(text, TlsFiles.of(folder, "lcm")), guard("lcm"), add_nudged)
     ours, theirs = TlsFiles.of(folder, "api"), TlsFiles.of(strangers, "api")
-    await nudge(Address(text, ours))
+    await nudge(Address(text, ours), credential("api", "lcm"))
     mixed = TlsFiles(ours.authority, theirs.certificate, theirs.key)  # knows our authority, but is not of it
     for files in (theirs, mixed):
         with pytest.raises(Unavailable):
-            await nudge(Address(text, files))
+            await nudge(Address(text, files), credential("api", "lcm"))
     await server.stop(None)
 
 
@@ -120,7 +106,7 @@ async def test_a_client_sends_nothing_to_a_server_of_another_authority(folder: P
 
     server = await serve(Address(text, TlsFiles.of(tmp_path / "strangers", "lcm")), guard("lcm"), register)
     with pytest.raises(Unavailable):
-        await nudge(Address(text, TlsFiles.of(folder, "api")))
+        await nudge(Address(text, TlsFiles.of(folder, "api")), credential("api", "lcm"))
     assert nudged.heard == []
     await server.stop(None)
 
@@ -128,7 +114,7 @@ async def test_a_client_sends_nothing_to_a_server_of_another_authority(folder: P
 async def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
     port, folder = free_port(), tmp_path / "tls"
     issue(folder, SERVICES, NOW - dt.timedelta(days=183))
-    server = await serve(Address(f"tls:127.0.0.1:{port}", TlsFiles.of(folder, "lcm")), guard("lcm"), add)
+    server = await serve(Address(f"tls:127.0.0.1:{port}", TlsFiles.of(folder, "lcm")), guard("lcm"), add_nudged)
     first = await shown(port, TlsFiles.of(folder, "api"))
     assert issue(folder, SERVICES, NOW) == list(SERVICES)
     assert await shown(port, TlsFiles.of(folder, "api")) != first

@@ -12,11 +12,11 @@ import grpc.aio
 import pytest
 
 from services.core.adapters.identity import ServiceCredential
-from services.core.adapters.rpc.client import Credential, LearnerCredential, connect, streaming, translating
+from services.core.adapters.rpc.client import Credential, LearnerCredential, connect, streaming
 from services.core.adapters.rpc.server import REFUSED, serve
 from services.core.domain.errors import PermissionDenied, Unauthenticated
-from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc, node_pb2, node_pb2_grpc
-from tests.testbed.hints import Nudged
+from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
+from tests.testbed.hints import add_nudged, nudge
 from tests.testbed.identities import credential, guard, pair
 from tests.testbed.server import free_address
 
@@ -26,21 +26,9 @@ async def lcm() -> AsyncGenerator[str]:
     """The address of a server of the lcm."""
     address = free_address()
 
-    def register(server: grpc.aio.Server) -> None:
-        control_pb2_grpc.add_ControlServicer_to_server(Nudged(), server)
-
-    server = await serve(address, guard("lcm"), register)
+    server = await serve(address, guard("lcm"), add_nudged)
     yield address
     await server.stop(None)
-
-
-async def nudge(address: str, caller: Credential) -> None:
-    channel = connect(address, caller)
-    try:
-        with translating():
-            await control_pb2_grpc.ControlStub(channel).Nudge(control_pb2.NudgeRequest(topic="submitted"), timeout=30)
-    finally:
-        await channel.close()
 
 
 def refused(code: str) -> float:

@@ -11,17 +11,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
-from services.core.adapters.rpc.client import connect, translating
+from services.core.adapters.rpc.client import connect
 from services.core.adapters.rpc.server import serve
 from services.core.domain.errors import InvalidRequest, Unavailable, WeftError
-from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
 from services.core.runtime.address import SOCKET_PATH_BYTES, Address
 from services.core.runtime.held_sockets import for_child, take_inherited
 from services.core.runtime.sockets import SocketPlace, connect_socket, make_private_folder, remove_unfinished
-from tests.testbed.hints import Nudged
+from tests.testbed.hints import add_nudged, nudge
 from tests.testbed.identities import credential, guard
 
 ROOT = Path(__file__).parents[2]
@@ -51,35 +49,22 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     remove_unfinished(place / "s")
 
 
-async def nudge(address: str) -> None:
-    channel = connect(address, credential("api", "lcm"))
-    try:
-        with translating("lcm"):
-            await control_pb2_grpc.ControlStub(channel).Nudge(control_pb2.NudgeRequest(topic="submitted"), timeout=30)
-    finally:
-        await channel.close()
-
-
-def add(server: grpc.aio.Server) -> None:
-    control_pb2_grpc.add_ControlServicer_to_server(Nudged(), server)
-
-
 async def test_calls_reach_a_server_whatever_the_length_of_its_path(path: Path) -> None:
-    server = await serve(f"unix:{path}", guard("lcm"), add)
-    await nudge(f"unix:{path}")
+    server = await serve(f"unix:{path}", guard("lcm"), add_nudged)
+    await nudge(f"unix:{path}", credential("api", "lcm"))
     await server.stop(None)
 
 
 async def test_a_second_server_is_refused_and_the_first_goes_on(path: Path) -> None:
-    server = await serve(f"unix:{path}", guard("lcm"), add)
+    server = await serve(f"unix:{path}", guard("lcm"), add_nudged)
     with pytest.raises(WeftError, match="another process serves there"):
-        await serve(f"unix:{path}", guard("lcm"), add)
+        await serve(f"unix:{path}", guard("lcm"), add_nudged)
     with pytest.raises(WeftError, match="another process serves there"):
         SocketPlace.take(path)
-    await nudge(f"unix:{path}")
+    await nudge(f"unix:{path}", credential("api", "lcm"))
     await server.stop(None)
     with pytest.raises(Unavailable):
-        await nudge(f"unix:{path}")
+        await nudge(f"unix:{path}", credential("api", "lcm"))
 
 
 async def test_a_server_takes_the_place_of_a_socket_that_a_killed_process_has_left(path: Path) -> None:
@@ -89,8 +74,8 @@ async def test_a_server_takes_the_place_of_a_socket_that_a_killed_process_has_le
         assert stat.S_ISSOCK(path.stat().st_mode)
         with pytest.raises(ConnectionRefusedError):
             connect_socket(path, 5)
-        server = await serve(f"unix:{path}", guard("lcm"), add)
-        await nudge(f"unix:{path}")
+        server = await serve(f"unix:{path}", guard("lcm"), add_nudged)
+        await nudge(f"unix:{path}", credential("api", "lcm"))
         await server.stop(None)
     assert [entry.name for entry in path.parent.iterdir() if entry.name.startswith(".")] == []
 
@@ -145,14 +130,14 @@ def test_a_missing_folder_means_that_the_service_is_not_there_yet(tmp_path: Path
 
 async def test_plain_tcp_is_refused_by_inner_servers_and_their_clients() -> None:
     with pytest.raises(InvalidRequest, match="is plain TCP"):
-        await serve("127.0.0.1:1", guard("lcm"), add)
+        await serve("127.0.0.1:1", guard("lcm"), add_nudged)
     with pytest.raises(InvalidRequest, match="is plain TCP"):
         connect("127.0.0.1:1", credential("api", "lcm"))
 
 
 async def test_tls_without_certificates_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="WEFT_TLS_AUTHORITY_FILE"):
-        await serve("tls:127.0.0.1:1", guard("lcm"), add)
+        await serve("tls:127.0.0.1:1", guard("lcm"), add_nudged)
 
 
 def test_the_limit_of_a_path_is_the_kernel_s(tmp_path: Path) -> None:
