@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.testbed.node import NodeProcess, node_process
+from tests.testbed.server import WORKER
 
-UNPRIVILEGED = 64_001
-"""The uid of agents without root. No account of a system has it."""
+UNPRIVILEGED = 64_101 + WORKER
+"""The uid of agents without root. No account of a system has it, and no other worker process of the run gives it to its
+agents: the kernel limits the processes of all of them together.
+"""
 
 
 @dataclass(frozen=True, slots=True)

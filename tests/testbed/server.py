@@ -22,7 +22,8 @@ from tests.waiting import HANG_S, in_thread, until
 
 _given: Final[deque[int]] = deque(maxlen=200)
 _WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-_WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+"""Number of this worker process in its run, from 0."""
 _names: Final = itertools.count(1)
 _UIDS: Final = (70_100, 9_900)
 """First, and how many."""
@@ -38,7 +39,7 @@ def own_numbers() -> dict[str, str]:
     settings: dict[str, str] = {}
     for name, (first, count) in (("UID", _UIDS), ("PORT", _LEARNER_PORTS)):
         share = count // _WORKERS
-        settings |= {f"WEFT_NODE_{name}_FIRST": str(first + _WORKER * share), f"WEFT_NODE_{name}_COUNT": str(share)}
+        settings |= {f"WEFT_NODE_{name}_FIRST": str(first + WORKER * share), f"WEFT_NODE_{name}_COUNT": str(share)}
     return settings
 
 
@@ -50,7 +51,7 @@ def free_port() -> int:
     while True:
         with listen_lasting("127.0.0.1") as holder:
             port = int(holder.getsockname()[1])
-        if port % _WORKERS == _WORKER and port not in _given:
+        if port % _WORKERS == WORKER and port not in _given:
             _given.append(port)
             return port
 
