@@ -12,11 +12,12 @@ from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from services.core.runtime.address import TLS
 from services.core.runtime.home import Home
 from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, read_live_process, send_signal, wait_gone
 from services.local.commands import PLATFORM
-from services.local.layout import FOR_USERS, SUPERVISOR, with_certificate
+from services.local.layout import FOR_USERS, INNER, SUPERVISOR, with_certificate
 from tests.testbed.server import free_port, own_numbers
 from tests.waiting import HANG_S
 
@@ -39,6 +40,8 @@ class Platform:
             # The platform's own choice might be a port that a test of another worker was given and does not use yet.
             self.home.addresses_file.parent.mkdir(parents=True, exist_ok=True)
             addresses = {name: f"127.0.0.1:{free_port()}" for name in FOR_USERS}
+            if self._environment.get("WEFT_TRANSPORT") == "tls":
+                addresses |= {name: f"{TLS}127.0.0.1:{free_port()}" for name in INNER}
             self.home.addresses_file.write_text(json.dumps(addresses))
         with _environment(self._environment):
             answer = PLATFORM.up(str(self.home.root), report=lambda _: None)
