@@ -227,6 +227,12 @@ def helper_group(group: str) -> str:
     return f"{group}.helper"
 
 
+def groups_of(documents: Iterable[LearnerDocument]) -> list[str]:
+    """The groups of learners and of their helpers."""
+    own = [path for document in documents for path in document.groups]
+    return [*own, *map(helper_group, own)]
+
+
 def enter(groups: Iterable[str], pid: int) -> None:
     """Moves a process that was just started into the groups. Logs a group that it cannot enter."""
     for group in groups:
