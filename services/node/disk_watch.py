@@ -63,10 +63,11 @@ class DiskWatch:
                 return
 
     async def _look(self) -> None:
-        total, table = 0, await asyncio.to_thread(read_table)
+        total, table = 0, dict[int, TableEntry]()
         for learner in list(self._learners()):
             if not learner.started or learner.ended:
                 continue
+            table = table or await asyncio.to_thread(read_table)
             use = await asyncio.to_thread(self._measure, learner, table)
             total += use.size
             if why := use.exceeds(self._max_bytes, self._max_files):
