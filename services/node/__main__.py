@@ -55,14 +55,11 @@ async def _check_files(agent: Agent, quarantine: Quarantine) -> None:
     """Reports unreadable learner files, and folders that cannot be removed, until cancelled."""
     while True:
         try:
-            files = agent.unreadable_files()
-            for path, (job, why) in files.items():
-                quarantine.hold(LEARNER, path, why, job=job)
-            quarantine.keep_only(LEARNER, files)
-            leftovers = agent.leftovers()
-            for path, (job, why) in leftovers.items():
-                quarantine.hold(FOLDER, path, why, job=job)
-            quarantine.keep_only(FOLDER, leftovers)
+            for kind, find in ((LEARNER, agent.unreadable_files), (FOLDER, agent.leftovers)):
+                places = find()
+                for path, (job, why) in places.items():
+                    quarantine.hold(kind, path, why, job=job)
+                quarantine.keep_only(kind, places)
         except OSError as error:  # a learner that is removed at this moment
             log.info("files.not_checked", why=str(error))
         await asyncio.sleep(_CHECK_FILES_S)

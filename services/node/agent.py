@@ -261,7 +261,7 @@ class Agent:
     def _make(self, folder: JobFolder, plan: AttemptPlan, documents: list[LearnerDocument]) -> None:
         for document in documents:
             self._groups.make(document)
-        with undo_on_failure(lambda: cgroups.remove(_groups_of_documents(documents))):
+        with undo_on_failure(lambda: cgroups.remove(cgroups.groups_of(documents))):
             reservation.make(folder, plan.attempt, documents, plan)
 
     async def _spawn(self, plan: AttemptPlan) -> None:
@@ -301,7 +301,7 @@ class Agent:
             # bubblewrap has no environment by which it could be found.
             identities=tuple(process for learner in learners if (process := learner.process) is not None),
             uids=users if all_of_job and self._uids else frozenset(),
-            groups=frozenset(_groups_of(learners)),
+            groups=frozenset(cgroups.groups_of(learner.document for learner in learners)),
         )
         gone = await kill_all(everything.members, timeout_s=_GONE_S, users=everything.uids)
         await end_tasks(tasks)
@@ -476,16 +476,6 @@ def _matcher(folders: list[Path]) -> ProcessMatcher:
         job_dirs=frozenset(str(folder / JOB_FOLDER) for folder in folders),
         folders=frozenset(str(folder) for folder in folders),
     )
-
-
-def _groups_of(learners: Iterable[Learner]) -> list[str]:
-    """Of learners and their helpers."""
-    return _groups_of_documents(learner.document for learner in learners)
-
-
-def _groups_of_documents(documents: Iterable[LearnerDocument]) -> list[str]:
-    own = [path for document in documents for path in document.groups]
-    return [*own, *map(cgroups.helper_group, own)]
 
 
 def _survivors() -> Unavailable:

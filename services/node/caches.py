@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from services.core.runtime.learner_folder import MALFORMED, PREPARED_FILE
+from services.core.runtime.learner_folder import LEARNER_FILE, MALFORMED, PREPARED_FILE
 from services.node.disk import measure
 from services.node.files import remove_tree
 from services.node.learner import Learner, is_folder
@@ -119,7 +119,7 @@ class Caches:
             try:
                 prepared = learner.files.read(PREPARED_FILE)
                 paths = None if prepared is None else prepared.get("path", ())
-                came = (learner.folder / "learner.json").stat().st_mtime
+                came = (learner.folder / LEARNER_FILE).stat().st_mtime
             except (*MALFORMED, OSError):
                 return True
             if paths is None and entry.used >= came:

@@ -25,7 +25,7 @@ import structlog
 
 from services.core.domain.errors import NoSpace
 from services.core.runtime.durable_files import read_json, write_json
-from services.core.runtime.learner_folder import LearnerDocument
+from services.core.runtime.learner_folder import MALFORMED, LearnerDocument
 
 _V1: Final = ("memory", "pids", "cpu", "freezer")
 _V2: Final = ("memory", "pids", "cpu")
@@ -160,7 +160,7 @@ class Groups:
     def _places(self) -> list[str]:
         try:
             return [str(place) for place in (read_json(self._places_file) or {}).get("places", [])]
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except MALFORMED as error:
             log.warning("groups.places_unreadable", why=str(error))
             return []
 
@@ -225,6 +225,12 @@ def group_name(job: str, attempt: str, learner: str) -> str:
 def helper_group(group: str) -> str:
     """The group of the helper, and of what it builds, beside that of its learner."""
     return f"{group}.helper"
+
+
+def groups_of(documents: Iterable[LearnerDocument]) -> list[str]:
+    """The groups of learners and of their helpers."""
+    own = [path for document in documents for path in document.groups]
+    return [*own, *map(helper_group, own)]
 
 
 def enter(groups: Iterable[str], pid: int) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -39,7 +38,7 @@ class DiskWatch:
     def __init__(
         self, settings: NodeSettings, instrumentation: Instrumentation, learners: Callable[[], Iterable[Learner]]
     ) -> None:
-        self._max_bytes = settings.node_disk or disk_size(settings.installation.root) // 2
+        self._max_bytes = settings.node_disk or shutil.disk_usage(settings.installation.root).total // 2
         self._max_files = settings.node_files
         self._pause_s = settings.node_disk_check_s
         self._free_space = capacity.free_space(settings)
@@ -63,10 +62,11 @@ class DiskWatch:
                 return
 
     async def _look(self) -> None:
-        total, table = 0, await asyncio.to_thread(read_table)
+        total, table = 0, dict[int, TableEntry]()
         for learner in list(self._learners()):
             if not learner.started or learner.ended:
                 continue
+            table = table or await asyncio.to_thread(read_table)
             use = await asyncio.to_thread(self._measure, learner, table)
             total += use.size
             if why := use.exceeds(self._max_bytes, self._max_files):
@@ -102,7 +102,7 @@ class CacheWatch:
         self, settings: NodeSettings, instrumentation: Instrumentation, learners: Callable[[], Collection[Learner]]
     ) -> None:
         home = settings.installation
-        self._max_bytes = settings.node_cache or disk_size(home.root) // 4
+        self._max_bytes = settings.node_cache or shutil.disk_usage(home.root).total // 4
         self._caches = Caches(home / "cache", self._max_bytes, learners)
         self._report = home / "run" / CACHES_FILE
         self._pause_s = settings.node_cache_check_s
@@ -120,9 +120,3 @@ class CacheWatch:
                 with suppress(NoSpace):  # it is for people only
                     write_json(self._report, {"bytes": sizes, "max_bytes": self._max_bytes}, durable=False)
             await asyncio.sleep(max(self._pause_s, _SHARE * (time.monotonic() - began)))
-
-
-def disk_size(folder: Path) -> int:
-    """Bytes of the file system, free or not."""
-    disk = os.statvfs(folder)
-    return disk.f_blocks * disk.f_frsize

@@ -64,8 +64,7 @@ def remove_bounded(path: Path, within_s: float) -> None:
     thread.join(2 * within_s)
     if not outcome:
         raise NotRemoved(errno.ETIMEDOUT, "the file system does not answer")
-    if outcome[0].error is not None:
-        raise outcome[0].error
+    outcome[0].result()
 
 
 class _Removal:
@@ -119,8 +118,8 @@ class _Removal:
             for name, is_folder in names:
                 if self._deadline is not None and time.monotonic() > self._deadline:
                     raise NotRemoved(errno.ETIMEDOUT, f"{storable_name(name)}: there is too much to remove at once")
-                remove = self._move_up if is_folder else self._unlink
-                if not self._try(functools.partial(remove, name, folder, top), name):
+                move_up = functools.partial(self._move_up, name, folder, top)
+                if not self._try(move_up if is_folder else functools.partial(os.unlink, name, dir_fd=folder), name):
                     kept.add(name)
 
     def _list(self, folder: int, kept: set[str]) -> list[tuple[str, bool]]:
@@ -128,10 +127,6 @@ class _Removal:
         with os.scandir(folder) as entries:
             present = (entry for entry in entries if entry.name not in kept and not entry.name.startswith(self._moved))
             return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(present, _BATCH)]
-
-    @staticmethod
-    def _unlink(name: str, folder: int, top: int) -> None:  # noqa: ARG004 - called like _move_up
-        os.unlink(name, dir_fd=folder)
 
     def _move_up(self, name: str, folder: int, top: int) -> None:
         # Not rmdir first: of a deep folder it would walk through all that the kernel knows below it.

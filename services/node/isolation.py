@@ -58,7 +58,7 @@ class Isolation:
 
     def write(self, run: Path, enforced: Sequence[str], unenforced: str) -> None:
         """Writes ``ISOLATION_FILE``, for people: nothing is decided from it."""
-        why = "; ".join(filter(None, (self.why, unenforced)))
+        why = _join(self.why, unenforced)
         run.mkdir(parents=True, exist_ok=True)
         write_json(run / ISOLATION_FILE, {"isolation": self.name, "why": why, "enforced": list(enforced)})
 

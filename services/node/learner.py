@@ -35,7 +35,8 @@ from services.core.runtime.learner_folder import (
 from services.core.runtime.processes import ProcessIdentity
 
 _ATTEMPT: Final = re.compile(r"(?:\.(?:new|gone)-)?([0-9]{1,9})")
-_JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+"""Of a job's or learner's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,23 +232,23 @@ class JobFolder:
         numbers = self.attempts() if attempt is None else [attempt]
         folders = [self.attempt(number) for number in numbers if self.attempt(number).exists()]
         entries = (entry for folder in folders if is_folder(folder) for entry in folder.iterdir())
-        return sorted(entry for entry in entries if _JOB.fullmatch(entry.name) and is_folder(entry))
+        return sorted(entry for entry in entries if _is_named_folder(entry))
 
 
 def job_folders(root: Path) -> list[JobFolder]:
     """Those of all jobs below ``$WEFT_HOME/node``. Names that begin with a dot are the agent's own."""
     if not root.is_dir():
         return []
-    return [JobFolder(entry) for entry in root.iterdir() if _JOB.fullmatch(entry.name) and is_folder(entry)]
+    return [JobFolder(entry) for entry in root.iterdir() if _is_named_folder(entry)]
 
 
 def strange_entries(root: Path) -> list[Path]:
     """Entries of ``$WEFT_HOME/node`` that are neither a job's folder nor the agent's own."""
-    return [
-        entry
-        for entry in root.iterdir()
-        if not entry.name.startswith(".") and not (_JOB.fullmatch(entry.name) and is_folder(entry))
-    ]
+    return [entry for entry in root.iterdir() if not entry.name.startswith(".") and not _is_named_folder(entry)]
+
+
+def _is_named_folder(path: Path) -> bool:
+    return NAME.fullmatch(path.name) is not None and is_folder(path)
 
 
 def is_folder(path: Path) -> bool:

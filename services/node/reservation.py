@@ -7,7 +7,6 @@ leaves nothing half-made, and a folder that exists is complete.
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,10 +32,9 @@ from services.core.runtime.learner_folder import (
 from services.core.runtime.undo import undo_on_failure
 from services.node.environment import fill_environment
 from services.node.files import remove_tree
-from services.node.learner import JobFolder, Learner, write_gpus
+from services.node.learner import NAME, JobFolder, Learner, write_gpus
 from services.node.sandbox import accounts
 
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _PASSABLE: Final = 0o711
 """All users may pass through, none may list: a learner's user reaches its own folder and finds no other."""
 
@@ -66,7 +64,7 @@ def port_is_free(port: int) -> bool:
 def check_names(plan: AttemptPlan) -> None:
     """InvalidRequest for names of a job or learner that cannot be names of files."""
     for name in (plan.job, *(learner.name for learner in plan.learners)):
-        if _NAME.fullmatch(name) is None:
+        if NAME.fullmatch(name) is None:
             raise InvalidRequest(f"{name!r} cannot be the name of a job or learner")
 
 

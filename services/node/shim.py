@@ -501,8 +501,10 @@ class Shim:
         """Makes the file that ``weft.checkpoint_requested`` tests. The folder is the learner's: no link is followed."""
         try:
             job = open_below(self.folder, "job")
-            fd = os.open("stop-requested", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=job)
-            os.close(job)
+            try:
+                fd = os.open("stop-requested", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=job)
+            finally:
+                os.close(job)
         except OSError:
             return  # it exists, or the disk is full: SIGTERM has the same meaning
         if os.geteuid() == 0:

@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 from services.core.runtime.learner_folder import JOB_FOLDER, MALFORMED
-from services.node.cgroups import Groups, helper_group
+from services.node.cgroups import Groups, groups_of
 from services.node.learner import Learner, job_folders, owner, read_learner
 from services.node.processes import ProcessMatcher, kill_all
 
@@ -42,9 +42,7 @@ def end_all(root: Path) -> bool:
         owners=frozenset([*(learner.document.uid for learner in learners), *map(owner, unreadable)]),
         job_dirs=frozenset(map(str, job_dirs)),
         folders=frozenset(map(str, folders)),
-        groups=frozenset(
-            group for learner in learners for path in learner.document.groups for group in (path, helper_group(path))
-        ),
+        groups=frozenset(groups_of(learner.document for learner in learners)),
         identities=tuple(process for process in processes if process is not None),
     )
     gone = asyncio.run(kill_all(everything.members, timeout_s=_GONE_S))

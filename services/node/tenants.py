@@ -11,6 +11,7 @@ from typing import Final
 
 from services.core.domain.errors import InvalidRequest
 from services.core.runtime.durable_files import read_json, write_json
+from services.core.runtime.learner_folder import MALFORMED
 
 TENANT_FILE: Final = "tenant.json"
 """Below the agent's own folder: ``{tenant}``."""
@@ -39,5 +40,5 @@ class OnlyTenant:
         try:
             document = read_json(self._path)
             return "" if document is None else str(document["tenant"])
-        except (KeyError, TypeError, ValueError):
+        except MALFORMED:
             return "(unreadable)"

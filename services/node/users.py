@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 
 from services.core.runtime.durable_files import read_json, write_json
+from services.core.runtime.learner_folder import MALFORMED
 from services.node.allocation import Pool, Taken, pick_uid
 
 log = structlog.get_logger()
@@ -46,5 +47,5 @@ class Users:
         try:
             document = read_json(self._folder / f"{uid}.json")
             return None if document is None else str(document["tenant"])
-        except (KeyError, TypeError, ValueError):
+        except MALFORMED:
             return ""

@@ -19,7 +19,8 @@ from services.core.runtime.undo import undo_on_failure
 
 SCHEMA: Final = 1
 _RESERVED_BYTES: Final = 512
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a file system without space."""
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def no_space_errors(what: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
         raise NoSpace(f"no space left on the disk for {what}") from error
 

@@ -13,10 +13,9 @@ from typing import Final
 
 from services.core.domain.errors import NoSpace, Unavailable
 from services.core.domain.outages import Outage
+from services.core.runtime.durable_files import FULL
 from services.helper.fetch.progress import FetchFailed
 
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a file system without space."""
 AWAY: Final = frozenset({
     errno.EAGAIN, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH,
     errno.EIO, errno.EMFILE, errno.ENETDOWN, errno.ENETUNREACH, errno.ENFILE, errno.ENODEV, errno.ENOMEM,

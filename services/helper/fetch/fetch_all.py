@@ -15,7 +15,14 @@ from pathlib import Path
 from services.core.domain.errors import WeftError
 from services.core.domain.outages import Outage
 from services.core.domain.plan import Folder, Input
-from services.core.runtime.learner_folder import JOB_FOLDER, JOB_FOLDERS, Assignment, LearnerFolder, read_gang
+from services.core.runtime.learner_folder import (
+    JOB_FOLDER,
+    JOB_FOLDERS,
+    MALFORMED,
+    Assignment,
+    LearnerFolder,
+    read_gang,
+)
 from services.helper.fetch.code import fetch_code
 from services.helper.fetch.faults import outage_of
 from services.helper.fetch.progress import FetchFailed, FetchProgress, FetchResult
@@ -61,7 +68,7 @@ def _fetch_into(
 def _gang(folder: LearnerFolder, assignment: Assignment) -> list[str]:
     try:
         return read_gang(folder.root, assignment.plan)
-    except (KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise FetchFailed(Outage.MACHINE_FAULT, f"the file with the gang's learners is damaged: {error}") from error
 
 

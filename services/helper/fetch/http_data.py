@@ -21,10 +21,9 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from services.core.domain.outages import Outage
 from services.core.domain.plan import Input
-from services.core.runtime.durable_files import read_json, write_json
+from services.core.runtime.durable_files import FULL, read_json, write_json
 from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.addresses import DENIED, CheckedUrl, check_url
-from services.helper.fetch.faults import FULL
 from services.helper.fetch.lock import hold_lock
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.fetch.versions import DataVersions

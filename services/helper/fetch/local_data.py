@@ -14,8 +14,9 @@ from typing import Final
 
 from services.core.domain.outages import Outage
 from services.core.domain.plan import Input
+from services.core.runtime.durable_files import FULL
 from services.core.runtime.learner_folder import Assignment
-from services.helper.fetch.faults import AWAY, FULL
+from services.helper.fetch.faults import AWAY
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.fetch.versions import DataVersions
 from services.helper.settings import HelperSettings
