@@ -193,11 +193,9 @@ class MongoJobStore:
 
     async def changes(self, after: int | None) -> Changes:
         with translated():
-            latest = self._jobs.collection.find({}, {"_id": 0, "changed": 1}).sort("changed", DESCENDING).limit(1)
             if after is None:
-                return Changes(
-                    revisions={}, position=max([0, *(_time(document) for document in await latest.to_list())])
-                )
+                latest = self._jobs.collection.find({}, {"_id": 0, "changed": 1}).sort("changed", DESCENDING).limit(1)
+                return Changes(revisions={}, position=max([0, *map(_time, await latest.to_list())]))
             cursor = self._jobs.collection.find({"changed": {"$gt": after - _OVERLAP_MS}}, _CHANGE)
             documents = await cursor.sort("changed", DESCENDING).limit(_CHANGES).to_list()
         revisions = {str(document["_id"]): int(document["rev"]) for document in documents}
@@ -209,7 +207,7 @@ class MongoJobStore:
         place = None if after is None else (after.deleted, after.id)
         order = [("job.deleted", ASCENDING), ("_id", ASCENDING)]
         while len(jobs) < limit:
-            where = dict(due)
+            where = due
             if place is not None:
                 later = {"job.erased": None, "job.deleted": {"$gt": place[0], "$lte": deleted_until}}
                 where = {"$or": [{"job.erased": None, "job.deleted": place[0], "_id": {"$gt": place[1]}}, later]}
