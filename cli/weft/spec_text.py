@@ -66,7 +66,7 @@ class SpecText:
 
     document: dict[str, Any]
     lines: Mapping[str, int]
-    """JSON pointer of each field -> its line, from 1. Empty for JSON that is no YAML."""
+    """JSON pointer of each field -> its line, from 1. Empty for ``kind`` JSON, and for JSON that is no YAML."""
 
 
 def read_spec_text(text: bytes | str, *, kind: str = "yaml") -> SpecText:
@@ -85,7 +85,7 @@ def read_spec_text(text: bytes | str, *, kind: str = "yaml") -> SpecText:
         except RecursionError:
             raise SpecTextError(_TOO_DEEP) from None
         else:
-            return SpecText(document, _lines(source))
+            return SpecText(document, {} if kind == "json" else _lines(source))
     value, lines = _yaml(source)
     return SpecText(_mapping(value), lines)
 
@@ -225,9 +225,7 @@ def _yaml(source: str) -> tuple[object, Mapping[str, int]]:
         problem = getattr(failed, "reason", None) or "cannot be read"
         raise SpecTextError(problem, language="YAML") from None
     except UnicodeEncodeError:
-        raise SpecTextError(
-            "the spec contains a lone surrogate (U+D800 to U+DFFF): write the character itself"
-        ) from None
+        raise SpecTextError(_LONE_SURROGATE) from None
 
 
 class _Builder:

@@ -128,15 +128,12 @@ def listen_for_users(
         ("api", host, port, "give another with `weft up --port N`, or leave --port out"),
         ("api-grpc", grpc_host, grpc_port, "give another with WEFT_API_GRPC_PORT, or leave it out"),
     )
-    try:
+    with ExitStack() as on_failure:
         for name, at, wanted, advice in requests:
             if wanted and not is_free(at, wanted):
                 raise WeftError(f"port {wanted} is taken; {advice}")
-            listeners[name] = listen_lasting(at, first=wanted or _last_port(home, name))
-    except (WeftError, OSError):
-        for listener in listeners.values():
-            listener.close()
-        raise
+            listeners[name] = on_failure.enter_context(listen_lasting(at, first=wanted or _last_port(home, name)))
+        on_failure.pop_all()
     return listeners
 
 

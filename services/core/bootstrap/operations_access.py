@@ -7,10 +7,11 @@ from its file at each request, so that a new one counts at once.
 from __future__ import annotations
 
 import hmac
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
+from services.core.adapters.rpc.server import VerifiesServices
 from services.core.domain.errors import PermissionDenied, Unauthenticated, WeftError
 from services.core.domain.service_access import may_call
 from services.core.ports.secret_store import SecretStore
@@ -19,12 +20,6 @@ OPERATIONS: Final = "weft.v1.Operations"
 ADMIN_KEY: Final = "admin-key"
 """Name of the secret that holds the first administrator's key."""
 log = structlog.get_logger()
-
-
-class VerifiesServices(Protocol):
-    def verify(self, token: str) -> str:
-        """Returns the name of the calling service. Raises Unauthenticated."""
-        ...
 
 
 class OperationsAccess:

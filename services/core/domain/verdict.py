@@ -108,8 +108,7 @@ def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     if retry and job.desired is Desired.HALT:
         return None  # instead of another attempt the job becomes HALTED, and its owner may resume it
     if retry:
-        left = "" if infrastructure else f" (retry {job.counters.retries + 1} of {spec.retries.max})"
-        message = f"{message}; trying again{left}"
+        message += "; trying again" if infrastructure else _trying_again(job, spec)
     return Verdict(
         to=Status.QUEUED if retry else Status.FAILED, reason=reason, message=message, time=now, learner=first.name,
         exit_code=end.code if end else None, signal=end.signal if end else None, budgeted=not infrastructure,
@@ -121,23 +120,26 @@ def _mixed_data(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], 
 
     On one node their helpers compare the versions themselves.
     """
-    first: LearnerStatus | None = None
-    for learner in sorted(learners.values(), key=lambda learner: learner.rank):
-        if not learner.data_digest:
-            continue
-        first = first or learner
-        if learner.data_digest != first.data_digest:
-            retry = _may_retry(job, spec, None)
-            message = (
-                f"learners {first.name} and {learner.name} fetched different versions of the data, which changed "
-                "meanwhile; a gang must not train on two"
-            )
-            to = Status.QUEUED if retry else Status.FAILED
-            again = f"; trying again (retry {job.counters.retries + 1} of {spec.retries.max})" if retry else ""
-            return Verdict(
-                to=to, reason="DataChanged", message=message + again, time=now, learner=learner.name, budgeted=True
-            )
-    return None
+    fetched = sorted(
+        (learner for learner in learners.values() if learner.data_digest), key=lambda learner: learner.rank
+    )
+    other = next((learner for learner in fetched if learner.data_digest != fetched[0].data_digest), None)
+    if other is None:
+        return None
+    message = (
+        f"learners {fetched[0].name} and {other.name} fetched different versions of the data, which changed "
+        "meanwhile; a gang must not train on two"
+    )
+    retry = _may_retry(job, spec, None)
+    return Verdict(
+        to=Status.QUEUED if retry else Status.FAILED, reason="DataChanged",
+        message=message + (_trying_again(job, spec) if retry else ""), time=now, learner=other.name, budgeted=True,
+    )  # fmt: skip
+
+
+def _trying_again(job: Job, spec: JobSpec) -> str:
+    """The end of the message of an attempt that is followed by another one, which counts against ``retries.max``."""
+    return f"; trying again (retry {job.counters.retries + 1} of {spec.retries.max})"
 
 
 def _may_retry(job: Job, spec: JobSpec, end: Exit | None) -> bool:

@@ -7,7 +7,7 @@ count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -97,6 +97,30 @@ def with_stored_rev(job: Job, rev: object) -> Job:
     ignored.
     """
     return replace(job, rev=rev) if isinstance(rev, int) and rev != job.rev else job
+
+
+async def jobs_of_pages(
+    read_page: Callable[[str | None, int], Awaitable[Sequence[Job | Unreadable]]],
+    *,
+    after: str | None,
+    limit: int,
+    left_out: list[Unreadable] | None,
+) -> list[Job]:
+    """Reads pages until there are ``limit`` jobs or no more documents. For ``JobStore.find``.
+
+    ``read_page``: (id after which it begins, most documents) -> the page; an empty one is the end. Unreadable documents
+    go to ``left_out`` and do not count: a short answer would look like the end of the list.
+    """
+    jobs: list[Job] = []
+    while len(jobs) < limit:
+        page = await read_page(after, limit - len(jobs))
+        if not page:
+            break
+        jobs.extend(job for job in page if isinstance(job, Job))
+        if left_out is not None:
+            left_out.extend(bad for bad in page if isinstance(bad, Unreadable))
+        after = page[-1].id
+    return jobs
 
 
 class JobStore(Protocol):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from services.core.runtime.address import Address, TlsFiles
 from services.core.runtime.sockets import connect_socket
+from services.core.runtime.undo import undo_on_failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,8 @@ class _Connection(http.client.HTTPConnection):
         elif files is not None:
             host, port = self._address.host_port
             raw = socket.create_connection((host, port), self._timeout_s)
-            try:
+            with undo_on_failure(raw.close):
                 self.sock = client_context(files).wrap_socket(raw, server_hostname=host)
-            except BaseException:
-                raw.close()
-                raise
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:

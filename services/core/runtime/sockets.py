@@ -20,6 +20,7 @@ from typing import Final, Self
 
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.address import SOCKET_PATH_BYTES
+from services.core.runtime.undo import undo_on_failure
 
 _LOCK: Final = ".lock"
 _TEMPORARY: Final = ".new-"
@@ -65,13 +66,11 @@ def short_path(path: Path, descriptor: int) -> str:
 def connect_socket(path: Path, timeout_s: float) -> socket.socket:
     """A connection to the server at ``path``. Raises OSError, and as ``open_private_folder``."""
     descriptor = open_private_folder(path.parent)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.settimeout(timeout_s)
-        connection.connect(short_path(path, descriptor))
-    except BaseException:
-        connection.close()
-        raise
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with undo_on_failure(connection.close):
+            connection.settimeout(timeout_s)
+            connection.connect(short_path(path, descriptor))
     finally:
         os.close(descriptor)
     return connection

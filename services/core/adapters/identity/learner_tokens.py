@@ -12,7 +12,7 @@ from typing import Final
 import jwt
 
 from services.core.adapters.identity.keys import KeyPair, PublicKeys
-from services.core.adapters.identity.tokens import ALGORITHM, decode
+from services.core.adapters.identity.tokens import ALGORITHM, VerifiedTokens, decode
 from services.core.domain.codec import load
 from services.core.domain.errors import Unauthenticated
 from services.core.domain.tokens import LearnerIdentity, verify_shared
@@ -42,21 +42,14 @@ class LearnerTokenVerifier:
 
     def __init__(self, keys: PublicKeys, shared: bytes | None = None) -> None:
         self._keys, self._shared = keys, shared
-        self._cache: dict[str, LearnerIdentity] = {}
-        self._version = keys.version
+        self._verified = VerifiedTokens[LearnerIdentity](keys, most=_KEPT)
 
     def verify(self, token: str) -> LearnerIdentity:
         """Returns the learner that the token was made for. Raises Unauthenticated."""
-        self._keys.refresh()
-        if self._version != self._keys.version:
-            self._version = self._keys.version
-            self._cache.clear()
-        known = self._cache.get(token)
+        known = self._verified.get(token)
         if known is None:
             known = self._verify(token)
-            while len(self._cache) >= _KEPT:
-                del self._cache[next(iter(self._cache))]
-            self._cache[token] = known
+            self._verified.put(token, known)
         return known
 
     def _verify(self, token: str) -> LearnerIdentity:

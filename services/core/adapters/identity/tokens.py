@@ -12,13 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import jwt
 
 from services.core.adapters.identity.keys import KeyPair, PublicKeys
 from services.core.domain.errors import Unauthenticated
 from services.core.domain.service_access import SERVICES
+
+T = TypeVar("T")
 
 ALGORITHM: Final = "EdDSA"
 LIFE_S: Final = 300
@@ -64,6 +66,31 @@ class ServiceCredential:
         return True
 
 
+class VerifiedTokens(Generic[T]):
+    """What was verified, by token: the latest ones. All are forgotten when a key changes."""
+
+    def __init__(self, keys: PublicKeys, *, most: int) -> None:
+        """``most``: tokens that are kept."""
+        self._keys, self._most = keys, most
+        self._version = keys.version
+        self._cache: dict[str, T] = {}
+
+    def get(self, token: str) -> T | None:
+        """What the token was verified as with the present keys; None if it was not."""
+        self._keys.refresh()
+        if self._version != self._keys.version:
+            self._version = self._keys.version
+            self._cache.clear()
+        return self._cache.get(token)
+
+    def put(self, token: str, verified: T) -> None:
+        """Keeps the token, as the latest one."""
+        self._cache.pop(token, None)
+        while len(self._cache) >= self._most:
+            del self._cache[next(iter(self._cache))]
+        self._cache[token] = verified
+
+
 @dataclass(frozen=True, slots=True)
 class _Verified:
     caller: str
@@ -79,22 +106,14 @@ class ServiceTokenVerifier:
     def __init__(self, keys: PublicKeys, audience: str, *, now_s: Callable[[], float] = time.time) -> None:
         """``audience``: the service that is called."""
         self._keys, self._audience, self._now_s = keys, audience, now_s
-        self._cache: dict[str, _Verified] = {}
-        self._version = keys.version
+        self._verified = VerifiedTokens[_Verified](keys, most=_CACHED)
 
     def verify(self, token: str) -> str:
         """Returns the calling service. Raises Unauthenticated, with the reason."""
-        self._keys.refresh()
-        if self._version != self._keys.version:
-            self._version = self._keys.version
-            self._cache.clear()
-        known = self._cache.get(token)
+        known = self._verified.get(token)
         if known is None or not self._is_valid(known):
-            self._cache.pop(token, None)
             known = self._verify(token)
-            while len(self._cache) >= _CACHED:
-                del self._cache[next(iter(self._cache))]
-            self._cache[token] = known
+            self._verified.put(token, known)
         return known.caller
 
     def _is_valid(self, known: _Verified) -> bool:

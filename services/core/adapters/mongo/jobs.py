@@ -43,6 +43,7 @@ from services.core.ports.job_store import (
     JobQuery,
     Unreadable,
     job_or_unreadable,
+    jobs_of_pages,
     with_stored_rev,
 )
 from services.core.ports.record_store import too_deep
@@ -158,21 +159,15 @@ class MongoJobStore:
         limit: int = 100,
         left_out: list[Unreadable] | None = None,
     ) -> Sequence[Job]:
-        jobs: list[Job] = []
-        after = query.after
-        while len(jobs) < limit:
-            # Unreadable documents do not count: a short page would look like the end of the list.
+        order, beyond = (DESCENDING, "$lt") if newest_first else (ASCENDING, "$gt")
+
+        async def read_page(after: str | None, most: int) -> list[Job | Unreadable]:
             where = _where(query)
             if after is not None:
-                where.append({"_id": {"$lt" if newest_first else "$gt": after}})
-            page = await self._page(where, DESCENDING if newest_first else ASCENDING, min(limit - len(jobs), _PAGE))
-            jobs.extend(job for job in page if isinstance(job, Job))
-            if left_out is not None:
-                left_out.extend(bad for bad in page if isinstance(bad, Unreadable))
-            if not page:
-                break
-            after = page[-1].id
-        return jobs
+                where.append({"_id": {beyond: after}})
+            return await self._page(where, order, min(most, _PAGE))
+
+        return await jobs_of_pages(read_page, after=query.after, limit=limit, left_out=left_out)
 
     async def _page(self, where: Sequence[Mapping[str, Any]], order: int, limit: int) -> list[Job | Unreadable]:
         with translated():
@@ -198,11 +193,9 @@ class MongoJobStore:
 
     async def changes(self, after: int | None) -> Changes:
         with translated():
-            latest = self._jobs.collection.find({}, {"_id": 0, "changed": 1}).sort("changed", DESCENDING).limit(1)
             if after is None:
-                return Changes(
-                    revisions={}, position=max([0, *(_time(document) for document in await latest.to_list())])
-                )
+                latest = self._jobs.collection.find({}, {"_id": 0, "changed": 1}).sort("changed", DESCENDING).limit(1)
+                return Changes(revisions={}, position=max([0, *map(_time, await latest.to_list())]))
             cursor = self._jobs.collection.find({"changed": {"$gt": after - _OVERLAP_MS}}, _CHANGE)
             documents = await cursor.sort("changed", DESCENDING).limit(_CHANGES).to_list()
         revisions = {str(document["_id"]): int(document["rev"]) for document in documents}
@@ -214,7 +207,7 @@ class MongoJobStore:
         place = None if after is None else (after.deleted, after.id)
         order = [("job.deleted", ASCENDING), ("_id", ASCENDING)]
         while len(jobs) < limit:
-            where = dict(due)
+            where = due
             if place is not None:
                 later = {"job.erased": None, "job.deleted": {"$gt": place[0], "$lte": deleted_until}}
                 where = {"$or": [{"job.erased": None, "job.deleted": place[0], "_id": {"$gt": place[1]}}, later]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -92,10 +93,8 @@ def _server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
     def fetch() -> grpc.ServerCertificateConfiguration:
         nonlocal current
-        try:
+        with suppress(WeftError):  # in the middle of a renewal: those of before still work
             current = _configuration(files)
-        except WeftError:  # in the middle of a renewal: those of before still work
-            return current
         return current
 
     return grpc.dynamic_ssl_server_credentials(initial, fetch, require_client_authentication=True)

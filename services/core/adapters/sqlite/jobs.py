@@ -27,6 +27,7 @@ from services.core.ports.job_store import (
     JobQuery,
     Unreadable,
     job_or_unreadable,
+    jobs_of_pages,
     with_stored_rev,
 )
 
@@ -94,23 +95,12 @@ class SqliteJobStore:
         limit: int = 100,
         left_out: list[Unreadable] | None = None,
     ) -> Sequence[Job]:
-        jobs: list[Job] = []
-        after = query.after
-        while len(jobs) < limit:
-            # Unreadable documents do not count: a short page would look like the end of the list.
-            page = await self._page(query, after, newest_first=newest_first, limit=min(limit - len(jobs), _PAGE))
-            jobs.extend(job for job in page if isinstance(job, Job))
-            if left_out is not None:
-                left_out.extend(bad for bad in page if isinstance(bad, Unreadable))
-            if not page:
-                break
-            after = page[-1].id
-        return jobs
+        ranges = scans(query)
 
-    async def _page(
-        self, query: JobQuery, after: str | None, *, newest_first: bool, limit: int
-    ) -> list[Job | Unreadable]:
-        return await self._read_page(scans(query), after, newest_first=newest_first, limit=limit)
+        async def read_page(after: str | None, most: int) -> list[Job | Unreadable]:
+            return await self._read_page(ranges, after, newest_first=newest_first, limit=min(most, _PAGE))
+
+        return await jobs_of_pages(read_page, after=query.after, limit=limit, left_out=left_out)
 
     async def _read_page(
         self, ranges: Sequence[Scan], after: str | None, *, newest_first: bool, limit: int
