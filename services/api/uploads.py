@@ -77,9 +77,9 @@ class Uploads:
                 "(WEFT_MAX_TENANT_UPLOADS); try again",
                 retry_after_s=_BUSY_S,
             )
-        if self._running.total() >= self._most:
+        if self.running >= self._most:
             raise ResourceExhausted(
-                f"code is sent {self._running.total()} times now, which is the most (WEFT_MAX_UPLOADS); try again",
+                f"code is sent {self.running} times now, which is the most (WEFT_MAX_UPLOADS); try again",
                 retry_after_s=_BUSY_S,
             )
         self._running[tenant] += 1

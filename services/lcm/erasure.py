@@ -62,10 +62,10 @@ class ErasurePorts:
     clock: Clock
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Removed:
-    objects: int = 0
-    size: int = 0
+    objects: int
+    size: int
     """Bytes."""
 
 
@@ -122,8 +122,8 @@ class Eraser:
     async def _erase(self, job: Job) -> _Removed | None:
         """Erases the job; None if objects are left for another turn."""
         await self._ports.telemetry.forget(job.id)
-        removed = _Removed()
-        if not await self._remove_objects(f"tenants/{job.tenant}/jobs/{job.id}/", removed):
+        removed = await self._remove_objects(f"{_TENANTS}{job.tenant}/jobs/{job.id}/")
+        if removed is None:
             return None
         now = self._ports.clock.now_ms()
         if job.code_digest:
@@ -136,20 +136,18 @@ class Eraser:
         )  # fmt: skip
         return removed
 
-    async def _remove_objects(self, prefix: str, removed: _Removed) -> bool:
-        """Removes a page of objects. Returns whether nothing is left."""
+    async def _remove_objects(self, prefix: str) -> _Removed | None:
+        """Removes a page of objects; None if objects are left for another turn."""
         page = await self._ports.objects.list(prefix, limit=_OBJECTS)
         for meta in page:
             await self._ports.objects.delete(meta.key)
-            self._count(removed, meta.size)
+            self._count(meta.size)
         if len(page) == _OBJECTS:
-            return False
+            return None
         await self._ports.objects.delete_prefix(prefix)  # what a list does not show, e.g. empty folders
-        return True
+        return _Removed(len(page), sum(meta.size for meta in page))
 
-    def _count(self, removed: _Removed, size: int) -> None:
-        removed.objects += 1
-        removed.size += size
+    def _count(self, size: int) -> None:
         self._instrumentation.deleted_objects.inc()
         self._instrumentation.deleted_bytes.inc(size)
 
@@ -188,7 +186,7 @@ class Eraser:
         await self._ports.objects.delete(key)
         await code_removal.finish(self._ports.records, candidate)
         if meta is not None:
-            self._count(_Removed(), meta.size)
+            self._count(meta.size)
             log.info("code.erased", tenant=tenant, digest=digest, actor="lcm", bytes=meta.size)
         return meta is not None
 

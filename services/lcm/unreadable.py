@@ -12,6 +12,7 @@ pages at a time: how often does not depend on the number of documents.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from services.core.domain.document import held_placement
@@ -65,7 +66,6 @@ class UnreadableJobs:
         Returns True at the end of the store.
         """
         for job_id in list(self._known)[:_RECHECKED]:
-            del self._known[job_id]  # it is added again at the end of the line
             await self._read(job_id)
         page, self._after = await self._jobs.unreadable(after=self._after, limit=limit)
         self.add(page)
@@ -93,14 +93,16 @@ class UnreadableJobs:
         try:
             await self._jobs.get(job_id)
         except Quarantined as error:
-            self._add(self._known.get(job_id) or Unreadable(id=job_id, why=error.message))
+            known = self._known.get(job_id) or Unreadable(id=job_id, why=error.message)
+            self._add(replace(known, why=error.message, newer=False))
         except Conflict as error:
             self._add(Unreadable(id=job_id, why=error.message, newer=True))
         else:
             self._forget(job_id)
 
     def _add(self, unreadable: Unreadable) -> None:
-        self._known[unreadable.id] = unreadable
+        self._known.pop(unreadable.id, None)
+        self._known[unreadable.id] = unreadable  # at the end of the line of ``look``
         if not unreadable.newer:
             self._quarantine.hold(JOB, unreadable.id, unreadable.why, job=unreadable.id)
 

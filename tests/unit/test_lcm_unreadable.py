@@ -8,12 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from services.core.domain.codec import dump
+from services.core.domain.errors import Unavailable
 from services.core.domain.job import SCHEMA, Job
+from services.core.domain.sizes import SIZES, Size
 from services.core.domain.status import Desired, Status
-from services.core.runtime.quarantine import JOB
+from services.core.runtime.quarantine import JOB, Quarantine
+from services.lcm.unreadable import UnreadableJobs
 from tests.testbed.control_plane import ControlPlane, Process
+from tests.testbed.memory.jobs import MemoryJobStore
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
 MOST = {"resources": {"cpus": 10, "memory": "1GB"}}
@@ -165,3 +170,22 @@ async def test_a_damaged_document_of_an_ended_job_is_found_by_the_periodic_searc
     plane.jobs.plant(jobs[1], json.dumps(sound))
     await asyncio.sleep(40)
     assert held(lcm) == []
+
+
+class StoreAway(MemoryJobStore):
+    """Answers no ``get``."""
+
+    async def get(self, job_id: str) -> Job | None:
+        raise Unavailable(f"no answer for {job_id}")
+
+
+async def test_an_unreadable_document_stays_known_while_the_store_does_not_answer(plane: ControlPlane) -> None:
+    job_id = await plane.submit(**SMALL)
+    plane.jobs.plant(job_id, "{")
+    quarantine = Quarantine(plane.clock.now_ms, CollectorRegistry())
+    unreadable = UnreadableJobs(StoreAway(), plane.cluster, quarantine, SIZES, Size(0, 0, 0))
+    page, _ = await plane.jobs.unreadable(after=None, limit=10)
+    unreadable.add(page)
+    with pytest.raises(Unavailable):
+        await unreadable.look(limit=10)
+    assert unreadable.any  # code that this document may name is not removed

@@ -31,26 +31,31 @@ class _End(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
+    @property
+    def _opposite(self) -> asyncio.Transport | None:
+        """The peer's transport; None until it is connected."""
+        return self.peer.transport if self.peer is not None else None
+
     def data_received(self, data: bytes) -> None:
-        if self.peer is not None and self.peer.transport is not None:
-            self.peer.transport.write(data)
+        if (opposite := self._opposite) is not None:
+            opposite.write(data)
 
     def eof_received(self) -> bool:
-        if self.peer is not None and self.peer.transport is not None and self.peer.transport.can_write_eof():
-            self.peer.transport.write_eof()
+        if (opposite := self._opposite) is not None and opposite.can_write_eof():
+            opposite.write_eof()
         return True  # the other direction stays open
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.peer is not None and self.peer.transport is not None:
-            self.peer.transport.close()
+        if (opposite := self._opposite) is not None:
+            opposite.close()
 
     def pause_writing(self) -> None:
-        if self.peer is not None and self.peer.transport is not None:
-            self.peer.transport.pause_reading()
+        if (opposite := self._opposite) is not None:
+            opposite.pause_reading()
 
     def resume_writing(self) -> None:
-        if self.peer is not None and self.peer.transport is not None and not self.peer.transport.is_closing():
-            self.peer.transport.resume_reading()
+        if (opposite := self._opposite) is not None and not opposite.is_closing():
+            opposite.resume_reading()
 
 
 class _Outer(_End):
