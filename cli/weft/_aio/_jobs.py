@@ -154,11 +154,17 @@ class AsyncJobs:
         tag: str | None = None,
         user: str | None = None,
         tenant: str | None = None,
+        deleted: bool = False,
         limit: int | None = None,
     ) -> AsyncIterator[AsyncJob]:
-        """Jobs, newest first, fetched page by page. ``limit``: how many at most; default: all."""
+        """Jobs, newest first, fetched page by page.
+
+        deleted: also jobs that were deleted; their `document` has the time as `deleted`.
+        limit: how many at most; default: all.
+        """
         wanted = status if status is None or isinstance(status, str) else ",".join(status)
         params = {"status": wanted, "name": name, "tag": tag, "user": user, "tenant": tenant}
+        params["deleted"] = "true" if deleted else None
         after: str | None = None
         left = limit
         while left is None or left > 0:
