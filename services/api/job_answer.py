@@ -73,7 +73,7 @@ class Job(Answer):
         str,
         doc(
             "Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing, "
-            "WaitingForDisk or Misconfigured; else empty."
+            "WaitingForDisk, PlatformStopping or Misconfigured; else empty."
         ),
     ]
     at_rest: Annotated[bool, doc("It has ended or is HALTED, and has released all of its hardware.")]

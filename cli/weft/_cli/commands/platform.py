@@ -51,23 +51,28 @@ def up_command(call: Call, home: str | None, gpus: int | None, port: int | None)
 @command("down")
 @click.option("--home", metavar="DIR", help=_HOME_HELP)
 @click.option("--purge", is_flag=True, help="Remove the folder, too: every job, result and key.")
+@click.option("--now", is_flag=True, help="Do not halt running jobs: end them at once. They lose what is not stored.")
+@click.option("--keep-jobs", is_flag=True, help="Leave running jobs alone; the next `weft up` takes them up.")
 @YES
-def down_command(call: Call, home: str | None, purge: bool, yes: bool) -> None:
+def down_command(call: Call, home: str | None, purge: bool, now: bool, keep_jobs: bool, yes: bool) -> None:
     """Stop the platform on this machine.
 
-    Jobs that ran go on, from their checkpoints, after the next `weft up`. Asks first if jobs run, and with --purge.
+    Jobs that run are halted: they have their `grace` to write a checkpoint, and the next `weft up` queues them again.
+    Asks first if jobs run, and with --purge.
     """
     from weft._cli.local import platform, translated
     from weft._cli.notices import note
     from weft._cli.output import emit
     from weft._profile import read_config, write_config
 
+    if keep_jobs and (now or purge):
+        raise click.UsageError("--keep-jobs leaves jobs running; it excludes --now and --purge")
     with translated():
-        if not yes:
-            losses: list[str] = platform().down_losses(home, purge=purge)
+        if not (yes or keep_jobs):
+            losses: list[str] = platform().down_losses(home, purge=purge, now=now)
             if losses:
                 confirm("stop the platform" + (" and remove its folder" if purge else ""), losses, yes=False)
-        answer: dict[str, Any] = platform().down(home, purge=purge, report=note)
+        answer: dict[str, Any] = platform().down(home, purge=purge, now=now, keep_jobs=keep_jobs, report=note)
     if purge and "local" in (config := read_config()).profiles:
         write_config(config.without("local"))
     outcome = "stopped" if answer.get("was_running", True) else "nothing was running"

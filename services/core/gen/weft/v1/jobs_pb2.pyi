@@ -556,7 +556,7 @@ class Job(_message.Message):
     """The reason in words; may be empty."""
     pending_reason: _builtins.str
     """Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing,
-    WaitingForDisk or Misconfigured; else empty.
+    WaitingForDisk, PlatformStopping or Misconfigured; else empty.
     """
     pending_message: _builtins.str
     """Why it waits, in words. Only while it waits and the dispatcher answers."""
