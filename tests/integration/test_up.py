@@ -99,8 +99,12 @@ def test_full_disk_at_start_is_reported_and_nothing_runs(folder: Path) -> None:
         subprocess.run(["umount", small], check=True)
 
 
-def test_second_up_and_second_down_change_nothing(folder: Path) -> None:
+def test_second_up_and_second_down_change_nothing_and_no_profile_of_another_platform(folder: Path) -> None:
     home = folder / "home"
+    others = {"local": {"url": "http://127.0.0.1:9", "key": "k", "home": "/elsewhere"}}
+    (folder / "config" / "weft").mkdir(parents=True)
+    config = folder / "config" / "weft" / "config.json"
+    config.write_text(json.dumps({"current": "local", "profiles": others}))
     first = weft(home, "up", "-o", "json")
     second = weft(home, "up", "-o", "json")
     try:
@@ -108,14 +112,18 @@ def test_second_up_and_second_down_change_nothing(folder: Path) -> None:
         assert json.loads(first.stdout)["url"] == json.loads(second.stdout)["url"]
         status = json.loads(weft(home, "status", "-o", "json").stdout)
         assert {service["name"] for service in status["services"]} == set(SERVICES)
+        assert json.loads(first.stdout)["profile"] == json.loads(second.stdout)["profile"] == "home"
+        assert weft(folder / "elsewhere", "--profile", "home", "list").returncode == 0
+        assert weft(folder / "elsewhere", "status", "--profile", "home").returncode == 0
     finally:
         assert weft(home, "down").returncode == 0
     assert nobody_runs(home)
     assert weft(home, "down").returncode == 0
     refused = weft(home, "down", "--purge")
     assert (refused.returncode, f"{home}: every job, result, checkpoint and key" in refused.stderr) == (2, True)
-    assert weft(home, "down", "--purge", "--yes").returncode == 0
+    assert weft(folder / "elsewhere", "down", "--home", str(home), "--purge", "--yes").returncode == 0
     assert not home.exists()
+    assert json.loads(config.read_text()) == {"current": "local", "profiles": others}
 
 
 def test_purge_refuses_a_folder_that_is_not_wefts(folder: Path) -> None:
