@@ -39,11 +39,19 @@ def _contents(counts: dict[str, int]) -> str:
     return ", ".join(f"{number:,} {kind}{'' if number == 1 else 's'}" for number, kind in numbers) + files
 
 
-def _made(head: dict[str, Any]) -> str:
+def _with_times(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer with the time of the backup as text."""
     import datetime as dt
 
-    when = dt.datetime.fromtimestamp(head.get("created", 0) / 1000, dt.UTC)
-    return f"{when:%Y-%m-%d %H:%M:%S} UTC by weft {head.get('weft', '?')}"
+    from weft._records import time_text
+
+    head = answer["head"]
+    made = time_text(dt.datetime.fromtimestamp(head.get("created", 0) / 1000, dt.UTC))
+    return {**answer, "head": {"created": made, "weft": str(head.get("weft", "?"))}}
+
+
+def _made(head: dict[str, Any]) -> str:
+    return f"{head['created'][:19].replace('T', ' ')} UTC by weft {head['weft']}"
 
 
 @command("backup")
@@ -93,7 +101,7 @@ def _verify(call: Call, source: str, key: str | None, passphrase: str | None) ->
     from weft._cli.progress import transfer_bar
 
     with translated(), transfer_bar("verify", shown=call.for_people) as on_bytes:
-        answer: dict[str, Any] = platform().verify_backup(source, key=key, passphrase=passphrase, progress=on_bytes)
+        answer = _with_times(platform().verify_backup(source, key=key, passphrase=passphrase, progress=on_bytes))
     whole = "whole; as its key wrote it" if answer["authentic"] else "whole (its key is not here: secrets not opened)"
     emit(
         call,
@@ -135,15 +143,10 @@ def restore_command(
         return
     place = chosen_home(call, home)
     with translated(), transfer_bar("restore", shown=call.for_people) as on_bytes:
-        answer: dict[str, Any] = platform().restore(
-            source,
-            place,
-            key=key,
-            passphrase=typed,
-            halted=halted,
-            replace=replace,
-            progress=on_bytes,
+        restored = platform().restore(
+            source, place, key=key, passphrase=typed, halted=halted, replace=replace, progress=on_bytes
         )
+    answer = _with_times(restored)
     if answer["again"]:
         many = len(answer["again"]) > 1
         note(
