@@ -128,6 +128,7 @@ def _details(job: dict[str, Any], wide: bool) -> str:
     pairs: list[tuple[str, object]] = [
         ("id", job["id"]),
         ("name", job.get("name")),
+        ("about", (job.get("spec") or {}).get("description")),
         ("status", job.get("status", "") + _pending_change(job)),
         ("why", why),
         ("waits", job.get("pending_message")),
