@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -513,3 +514,11 @@ async def test_a_hostile_prefix_or_cursor_lists_nothing_else_or_is_refused(store
         else:
             assert keys(page) == (["tenants/t/other"] if hostile < "tenants/t/other" else []), text
         assert keys(await store.list("tenants/t/")) == ["tenants/t/other"]
+
+
+async def test_space_that_is_kept_for_the_platform_is_not_used_by_objects(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(NoSpace, match="kept for the platform"):
+        await put(FolderObjectStore(tmp_path, keep_free=2 * free), "t/k", b"x")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [".weft-staging"]
+    await put(FolderObjectStore(tmp_path, keep_free=1), "t/k", b"x")

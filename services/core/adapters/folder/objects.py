@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from services.core.adapters.folder import files
-from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NotFound, Unavailable
+from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NoSpace, NotFound, Unavailable
 from services.core.ports.object_store import CONTROL, ObjectMeta, check_key
 
 P = ParamSpec("P")
@@ -40,10 +40,14 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FolderObjectStore:
-    """See ``services.core.ports.object_store.ObjectStore``. Creates the folder if it is missing."""
+    """See ``services.core.ports.object_store.ObjectStore``. Creates the folder if it is missing.
 
-    def __init__(self, root: Path) -> None:
+    ``keep_free``: bytes of the file system that it does not use; beyond them a put raises NoSpace.
+    """
+
+    def __init__(self, root: Path, *, keep_free: int = 0) -> None:
         self._root = root
+        self._keep_free = keep_free
         with _errors(str(root)):
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self.folder((STAGING,), create=True) as staging:
@@ -138,6 +142,15 @@ class FolderObjectStore:
 
         await _in_thread(check)
 
+    def check_space(self, descriptor: int, more: int) -> None:
+        """Raises NoSpace if ``more`` bytes in the open file would leave less than ``keep_free``."""
+        if self._keep_free:
+            disk = os.fstatvfs(descriptor)
+            if disk.f_bavail * disk.f_frsize < self._keep_free + more:
+                raise NoSpace(
+                    f"the disk of the objects is almost full: {self._keep_free // 2**20} MiB are kept for the platform"
+                )
+
     def prune(self, parts: Sequence[str]) -> None:
         """Removes folders that have become empty, from the innermost outwards."""
         for depth in range(len(parts), 0, -1):
@@ -191,6 +204,7 @@ class _Writer:
             self._descriptor = self._resources.enter_context(files.scratch(self._staging, self._name))
 
     def write(self, data: bytes | bytearray) -> None:
+        self._store.check_space(self._descriptor, len(data))
         with _errors(self._key):
             files.write_all(self._descriptor, data)
 
