@@ -62,14 +62,14 @@ class Line:
             self._counted = {}
         return free < self.at
 
-    def cross(self, free: int, uses: Mapping[Path, tuple[str, DiskUse, bool]]) -> list[Share]:
-        """The learners to end. ``uses``: folder -> (tenant, use, whether it was frozen) of those that run."""
+    def cross(self, free: int, counts: Mapping[Path, tuple[str, DiskUse, bool]]) -> list[Share]:
+        """The learners to end. ``counts``: folder -> (tenant, use, whether it was frozen) of those that run."""
         shares = [
             Share(folder, tenant, self.count(use) - self._counted.get(folder, 0), is_frozen)
-            for folder, (tenant, use, is_frozen) in uses.items()
+            for folder, (tenant, use, is_frozen) in counts.items()
         ]
         lost = self._base - free
-        self._counted = {folder: self.count(use) for folder, (_, use, _) in uses.items()}
+        self._counted = {folder: self.count(use) for folder, (_, use, _) in counts.items()}
         self.at, self._base = free // 2, free
         is_explained = 2 * sum(share.amount for share in shares) >= lost
         return to_end(shares, lost) if is_explained else []
@@ -116,14 +116,14 @@ class ReserveWatch:
 
     def _make_room(self, line: Line, left: int) -> None:
         with self._frozen_count.of(filter(is_running, self._learners())) as counted:
-            uses = {learner.folder: (learner.tenant, use, is_frozen) for learner, use, is_frozen in counted}
+            counts = {learner.folder: (learner.tenant, use, is_frozen) for learner, use, is_frozen in counted}
             by_folder = {learner.folder: learner for learner, _, _ in counted}
-            ended = line.cross(left, uses)
+            ended = line.cross(left, counts)
             for share in ended:
-                use = uses[share.folder][1]
+                use = counts[share.folder][1]
                 why = (
                     "the learners' disk is almost full, and of the learners that fill it this one is the largest: it "
                     f"has {use.size / 2**30:.3g} GiB in {use.files} files"
                 )
                 end_for_disk(by_folder[share.folder], SETTING, why, self._instrumentation)
-        log.warning("disk.reserve_used", left=left, ended=len(ended), learners=len(uses))
+        log.warning("disk.reserve_used", left=left, ended=len(ended), learners=len(counts))

@@ -38,7 +38,7 @@ def test_learner_that_cannot_be_frozen_is_ended_before_a_larger_one() -> None:
     assert names(to_end(shares, 1)) == ["forks"]
 
 
-def uses(**sizes: int) -> dict[Path, tuple[str, DiskUse, bool]]:
+def counts(**sizes: int) -> dict[Path, tuple[str, DiskUse, bool]]:
     return {Path(name): (name, DiskUse(size * MIB, 1), True) for name, size in sizes.items()}
 
 
@@ -50,30 +50,30 @@ def test_learner_that_grew_most_is_ended_when_the_reserve_is_touched() -> None:
     line = of_bytes(100)
     assert not line.is_crossed(100 * MIB)
     assert line.is_crossed(90 * MIB)
-    assert names(line.cross(90 * MIB, uses(small=10, large=50))) == ["large"]
+    assert names(line.cross(90 * MIB, counts(small=10, large=50))) == ["large"]
 
 
 def test_next_learner_is_ended_only_if_the_others_write_on() -> None:
     line = of_bytes(100)
-    line.cross(90 * MIB, uses(keeps=60, writes=20, large=500))
+    line.cross(90 * MIB, counts(keeps=60, writes=20, large=500))
     assert not line.is_crossed(89 * MIB)  # what the ended one wrote is not removed yet
     assert line.is_crossed(40 * MIB)
-    assert names(line.cross(40 * MIB, uses(keeps=60, writes=70))) == ["writes"]
+    assert names(line.cross(40 * MIB, counts(keeps=60, writes=70))) == ["writes"]
 
 
 def test_no_learner_is_ended_for_what_others_than_learners_wrote() -> None:
     line = of_bytes(100)
-    assert line.cross(20 * MIB, uses(small=10, other=20)) == []
+    assert line.cross(20 * MIB, counts(small=10, other=20)) == []
     assert not line.is_crossed(15 * MIB)
     assert line.is_crossed(5 * MIB)
-    assert line.cross(5 * MIB, uses(small=10, other=20)) == []
+    assert line.cross(5 * MIB, counts(small=10, other=20)) == []
 
 
 def test_reserve_counts_again_from_the_start_once_there_is_room() -> None:
     line = of_bytes(100)
-    line.cross(90 * MIB, uses(old=500))
+    line.cross(90 * MIB, counts(old=500))
     assert not line.is_crossed(200 * MIB)
-    assert names(line.cross(99 * MIB, uses(old=500))) == ["old"]
+    assert names(line.cross(99 * MIB, counts(old=500))) == ["old"]
 
 
 def test_nothing_is_crossed_without_a_reserve() -> None:
