@@ -85,7 +85,7 @@ sdk: setup ## Generate the SDK's synchronous modules from cli/weft/_aio/
 	@$(BIN)/python scripts/sdk.py
 
 docs: setup ## Generate the pages that are made from the code
-	@for page in settings schema api_reference architecture hostile; do $(BIN)/python scripts/$$page.py || exit 1; done
+	@for page in settings schema api_reference architecture hostile command_output; do $(BIN)/python scripts/$$page.py || exit 1; done
 
 clean: ## Remove caches and build outputs (.venv stays)
 	@rm -rf build dist cli/build cli/dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache htmlcov .coverage .coverage.*
