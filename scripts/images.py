@@ -56,10 +56,11 @@ class Image:
     @classmethod
     def read(cls, folder: Path) -> Image:
         """Raises TypeError for an unknown field, FileNotFoundError for a folder that is no image."""
-        fields: dict[str, Any] = tomllib.loads((folder / "image.toml").read_text())
-        return cls(
-            folder, **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-        )
+        fields = tomllib.loads((folder / "image.toml").read_text())
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+        }
+        return cls(folder, **values)
 
     @property
     def name(self) -> str:
@@ -68,10 +69,10 @@ class Image:
     @property
     def base(self) -> str:
         """The image that the Dockerfile builds on."""
-        found = _FROM.search((self.folder / "Dockerfile").read_text())
-        if found is None:
+        match = _FROM.search((self.folder / "Dockerfile").read_text())
+        if match is None:
             raise RuntimeError(f"{self.folder / 'Dockerfile'} has no line 'ARG BASE=name'")
-        return found[1]
+        return match[1]
 
 
 def version() -> str:
