@@ -4,7 +4,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-stress check fuzz promise chaos hostile test-cluster cluster-up cluster-down cluster-status
-.PHONY: bench fmt lock proto sdk docs clean
+.PHONY: images bench fmt lock proto sdk docs clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -15,6 +15,7 @@ N ?=
 SEED ?=
 FILES ?=
 NODES ?=
+NAME ?=
 SIMULATED ?=
 ON ?=
 
@@ -66,6 +67,9 @@ cluster-down: setup ## End it without a trace
 
 cluster-status: setup ## What runs of it, and how to use it
 	@$(BIN)/python -m tests.testbed.kubernetes status
+
+images: setup ## Build the images without pulls (NAME=helper: that one)
+	@$(BIN)/python scripts/images.py $(NAME) $(ARGS)
 
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)

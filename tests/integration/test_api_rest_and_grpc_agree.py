@@ -42,10 +42,16 @@ def names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
+OF_BROWSERS = frozenset({"sessions"})
+"""Modules without gRPC: programs have no cookies."""
+
+
 def all_use_cases() -> set[str]:
     """Names of the public functions of the use-case modules."""
     names = set[str]()
     for entry in pkgutil.iter_modules(use_cases.__path__):
+        if entry.name in OF_BROWSERS:
+            continue
         module = importlib.import_module(f"{use_cases.__name__}.{entry.name}")
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):

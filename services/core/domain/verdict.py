@@ -160,8 +160,8 @@ def describe_failure(learner: LearnerStatus) -> tuple[str, str]:
         return "OOMKilled", f"learner {learner.name} ran out of memory; raise resources.memory"
     if end.disk_exceeded:
         return "DiskExceeded", (
-            f"learner {learner.name} was ended: {end.disk_exceeded}, the bound that the operator has set for one "
-            "learner; write less, or remove files while it trains"
+            f"learner {learner.name} was ended: {end.disk_exceeded}, a bound that the operator has set; "
+            "write less, or remove files while it trains"
         )
     if end.signal is not None:
         try:
