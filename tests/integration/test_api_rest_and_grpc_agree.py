@@ -151,6 +151,7 @@ ANSWERS = [
     Request(("POST", "/v1/jobs"), "PlanJob", submission(), {"dry_run": "true"}, body=SPEC),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=2, status=["queued", "PROCESSING"]), {"limit": 2, "status": "queued,PROCESSING"}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(fields="name,status", tenant="*"), {"fields": "name,status", "tenant": "*"}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(deleted=True), {"deleted": "true"}),
     Request(("GET", "/v1/jobs/{job}"), "GetJob", pb.GetJobRequest(job_id="{job}")),
     Request(("GET", "/v1/jobs/{fresh}"), "GetJob", pb.GetJobRequest(job_id="{fresh}"), varies=NEW),
     Request(("POST", "/v1/jobs/{fresh}/halt"), "HaltJob", pb.ChangeJobRequest(job_id="{fresh}"), varies=NEW),
