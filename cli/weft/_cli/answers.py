@@ -220,6 +220,11 @@ COMMANDS: Final[dict[str, Fields | str]] = {
         "jobs": ("map of integer", "Number of jobs by status."),
     },
     "queue": {"waiting": ("list of WaitingJob", "Jobs that wait, in order; at most 1000.")},
+    "dashboard": {
+        "url": ("text", "Address that signs a browser in, once."),
+        "expires": ("time", "When the address stops working."),
+        "opened": ("flag", "A browser was opened."),
+    },
     "storage": "TenantStorage",
     "profile": {"profiles": ("list of Profile", "The platforms that you know.")},
     "frameworks": "GetFrameworksReply",
