@@ -205,7 +205,7 @@ COMMANDS: Final[dict[str, Fields | str]] = {
         "tenant": ("text", "Tenant of the user."),
         "revoked": ("list of text", "Ids of the keys that were revoked."),
     },
-    "key": "ListKeysReply",
+    "key": {"keys": ("list of ApiKey", "The keys of the user; for administrators those of all users.")},
     "key create": "ApiKey",
     "key revoke": {
         "id": ("text", "Id of the key."),
