@@ -182,10 +182,10 @@ class KubernetesCluster:
     async def _warnings(self, namespace: str) -> Mapping[str, list[Document]]:
         """Warnings about pods by the pod's uid."""
         events, _ = await self._api.list(f"/api/v1/namespaces/{namespace}/events", query={"fieldSelector": _WARNINGS})
-        found: dict[str, list[Document]] = {}
+        by_pod: dict[str, list[Document]] = {}
         for event in events:
-            found.setdefault(str(event["involvedObject"].get("uid")), []).append(event)
-        return found
+            by_pod.setdefault(str(event["involvedObject"].get("uid")), []).append(event)
+        return by_pod
 
     async def _never_created(self, owner: Document, present: set[tuple[int, str]]) -> list[LearnerProcess]:
         """The learners of a reserved attempt that have no pod yet. After the activation a missing pod is lost."""

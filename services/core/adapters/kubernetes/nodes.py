@@ -86,8 +86,8 @@ def capacity(nodes: Iterable[Document], pods: Iterable[Usage | None], options: K
     for entry in pods:
         if entry is not None:
             taken[entry.node].append(entry)
-    found = [_node(node, taken[node["metadata"]["name"]], options) for node in nodes]
-    return sorted(found, key=lambda node: node.name)
+    result = [_node(node, taken[node["metadata"]["name"]], options) for node in nodes]
+    return sorted(result, key=lambda node: node.name)
 
 
 def _node(node: Document, taken: Iterable[Usage], options: KubernetesOptions) -> Node:

@@ -46,8 +46,8 @@ class Places:
 
     async def jobs(self) -> set[str]:
         """Ids of all jobs that have a pod or an owner."""
-        found = await self._everywhere(names.of_jobs(self._options.installation))
-        return {job for document in found if (job := self.learn_from(document))}
+        listed = await self._everywhere(names.of_jobs(self._options.installation))
+        return {job for document in listed if (job := self.learn_from(document))}
 
     async def _everywhere(self, selector: str) -> Iterable[Document]:
         """The metadata of all pods and owners of this installation that have these labels."""

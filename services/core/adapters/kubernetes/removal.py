@@ -2,7 +2,7 @@
 
 The stop mark is durable in the cluster before anything ends: an annotation of the owner, and of each pod that has not
 started. Then the stop is written to the status store, from which the metrics service gives it to the helpers. A pod
-whose command still runs ``_OBEY_S`` after the grace is deleted, which is the same stop by another way.
+whose command still runs ``_ENFORCE_S`` seconds after the grace is deleted, which is the same stop by another way.
 
 A teardown removes pods first and the owner last, because the network policy is needed as long as pods run.
 """
@@ -29,7 +29,7 @@ from services.core.ports.status_store import StatusStore
 from services.core.runtime.pod_layout import LEARNER_CONTAINER
 from services.core.runtime.retry import Backoff
 
-_OBEY_S: Final = 5.0
+_ENFORCE_S: Final = 5.0
 _TRIES: Final = 10
 _GRACE_S: Final = 1
 """Of the pods of a teardown: what they have to store is stored, or nobody waits for it."""
@@ -142,7 +142,7 @@ class Removal:
     async def _enforce(self, namespace: str, job: str, mark: StopMark) -> None:
         """Deletes the pods whose command still runs after the grace."""
         backoff = Backoff(first_s=1, most_s=10)
-        await asyncio.sleep(max(0.0, mark.time + mark.grace_ms - self._now_ms()) / 1000 + _OBEY_S)
+        await asyncio.sleep(max(0.0, mark.time + mark.grace_ms - self._now_ms()) / 1000 + _ENFORCE_S)
         while True:
             try:
                 for pod in await self._pods(namespace, job):
@@ -165,15 +165,15 @@ class Removal:
 
     async def _remove_pods(self, namespace: str, job: str, attempt: int) -> set[int]:
         """Deletes the pods of this attempt and earlier ones. Returns their attempts when all are gone."""
-        seen: set[int] = set()
+        attempts: set[int] = set()
         backoff = Backoff(first_s=0.05, most_s=1)
         started = asyncio.get_running_loop().time()
         deleted: dict[str, int] = {}
         while True:
             present = [pod for pod in await self._pods(namespace, job) if names.attempt_of(pod) <= attempt]
-            seen |= {names.attempt_of(pod) for pod in present}
+            attempts |= {names.attempt_of(pod) for pod in present}
             if not present:
-                return seen
+                return attempts
             waited_s = asyncio.get_running_loop().time() - started
             if waited_s > _REMOVE_S:
                 left = ", ".join(sorted(pod["metadata"]["name"] for pod in present)[:3])
