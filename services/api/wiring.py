@@ -69,13 +69,16 @@ async def open_services(
         secrets = await wiring.secret_store(settings, records)
         await move_pepper(installation, secrets)
         quarantine = Quarantine(clock.now_ms, registry)
-        keys = await open_keys(records, secrets, clock, quarantine, cache_s=settings.key_cache_s)
+        keys = await open_keys(
+            records, secrets, clock, quarantine, cache_s=settings.key_cache_s, most_of_user=settings.max_user_keys
+        )
         await ensure_admin_key(keys, installation, clock)
         uploads = Uploads(
             settings.installation / "uploads", max_bytes=settings.max_code_bytes, most=settings.max_uploads,
             most_of_tenant=settings.max_tenant_uploads,
         )  # fmt: skip
         uploads.open()
+        closing.callback(uploads.close)
         storage_bound = StorageBound(
             objects, records, clock, most_bytes=settings.tenant_bytes, count_s=settings.tenant_count_s
         )

@@ -433,8 +433,8 @@ class Agent:
         for path in (self._home.root, self._root, self._own_folder, self._own_folder / "fences"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._uids:
-            for path in (self._home.root, self._root):
-                path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o111)
+            self._home.root.chmod(stat.S_IMODE(self._home.root.stat().st_mode) | 0o111)
+            self._root.chmod(0o711)
             for parent in self._home.root.resolve().parents:
                 if not parent.stat().st_mode & stat.S_IXOTH:
                     raise WeftError(

@@ -283,7 +283,16 @@ def local_data(folder: str, learner: dict[str, Any]) -> list[str]:
     return places
 
 
-def command(folder: str, learner: dict[str, Any], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+def environments(learner: dict[str, Any], prepared: dict[str, Any]) -> list[str]:
+    """The folders of the learner's environments: it sees no others, which have packages of other tenants."""
+    top = f"{learner['cache']}/envs/"
+    paths = [path for path in prepared.get("path", []) if path.startswith(top)]
+    return [top + path[len(top) :].split("/", 1)[0] for path in paths]
+
+
+def command(
+    folder: str, learner: dict[str, Any], env: dict[str, str], prepared: dict[str, Any]
+) -> tuple[list[str], dict[str, str]]:
     """The arguments and the environment of execve: the shell with the command; in isolation ``sandbox`` bubblewrap.
 
     bubblewrap runs outside the sandbox, so its own environment is empty: variables of the job such as LD_PRELOAD would
@@ -292,7 +301,8 @@ def command(folder: str, learner: dict[str, Any], env: dict[str, str]) -> tuple[
     shell = ["/bin/sh", "-c", learner["learner"]["command"]]
     if not learner.get("wrap"):
         return shell, env
-    data = [word for place in local_data(folder, learner) for word in ("--ro-bind", place, place)]
+    places = [*environments(learner, prepared), *local_data(folder, learner)]
+    data = [word for place in places for word in ("--ro-bind", place, place)]
     bwrap, *wrap, remount, root = learner["wrap"]
     options = [*wrap, *data, remount, root, "--chdir", env["MODEL_DIR"], "--clearenv"]
     if learner.get("seccomp"):
@@ -366,7 +376,8 @@ def become(folder: str, learner: dict[str, Any], start_pipe: int) -> NoReturn:
         enter(learner.get("groups", []))
         if os.read(start_pipe, 1) != b"g":
             os._exit(CANNOT_RUN)  # the shim has died before start.json was written: there was no start
-        env = environment(learner, read_json(f"{folder}/prepared.json"))
+        prepared = read_json(f"{folder}/prepared.json")
+        env = environment(learner, prepared)
         os.setsid()
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         for fd, name in ((1, "stdout"), (2, "stderr")):
@@ -380,7 +391,7 @@ def become(folder: str, learner: dict[str, Any], start_pipe: int) -> NoReturn:
             own_shared_folders(open_below(folder, "job", "tmp"), kept, learner["learner"]["memory"])
         restrict(learner)
         os.chdir(env["MODEL_DIR"])
-        argv, environ = command(folder, learner, env)
+        argv, environ = command(folder, learner, env, prepared)
         give_up_privileges(b"" if learner.get("wrap") else bytes.fromhex(learner.get("seccomp", "")))
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execve(argv[0], argv, environ)  # noqa: S606 - the shell in argv is the point
