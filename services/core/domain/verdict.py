@@ -34,7 +34,7 @@ def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     if job.desired is Desired.RUN and (changed := _mixed_data(job, spec, learners, now)) is not None:
         return changed
     if job.desired is Desired.HALT and sum(_is_over(learner) for learner in learners.values()) == spec.learners:
-        return Verdict(to=Status.HALTED, reason="Halted", message=f"halted by {job.requester}", time=now)
+        return Verdict(to=Status.HALTED, reason=job.halt_reason, message=f"halted by {job.requester}", time=now)
     return None
 
 
