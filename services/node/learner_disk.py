@@ -39,17 +39,22 @@ def is_running(learner: Learner) -> bool:
 
 
 def end_for_disk(learner: Learner, bound: str, why: str, instrumentation: Instrumentation) -> None:
-    """Kills the learner. ``bound``: the setting. Does nothing if it was done before.
+    """Kills the learner. ``bound``: the setting. Does nothing if it was done before."""
+    if end_with_reason(learner, {"why": f"{why} ({bound})"}):
+        instrumentation.disk_exceeded.labels(bound).inc()
+        log.warning("learner.disk_exceeded", job=learner.job, learner=learner.name, bound=bound, why=why)
+
+
+def end_with_reason(learner: Learner, reason: Mapping[str, str]) -> bool:
+    """Kills the learner. False if it was done before, or the learner has ended.
 
     The reason first: the helper reads it with the exit. It has reserved space on the disk.
     """
     if learner.files.has(DISK_FILE):
-        return
+        return False
     try:
-        write_reserved(learner.folder / DISK_FILE, {"why": f"{why} ({bound})"})
+        write_reserved(learner.folder / DISK_FILE, reason)
     except NoSpace as error:
-        log.warning("disk.reason_not_written", job=learner.job, learner=learner.name, why=str(error))
+        log.warning("learner.reason_not_written", job=learner.job, learner=learner.name, why=str(error))
     process = learner.process
-    if process is not None and send_signal(process, signal.SIGKILL):
-        instrumentation.disk_exceeded.labels(bound).inc()
-        log.warning("learner.disk_exceeded", job=learner.job, learner=learner.name, bound=bound, why=why)
+    return process is not None and send_signal(process, signal.SIGKILL)

@@ -321,6 +321,29 @@ def readable(content: bytes) -> int:
     return fd
 
 
+def hold_port(learner: dict[str, Any]) -> int:
+    """A descriptor that keeps others from the port at which this learner will listen; -1: it has none.
+
+    The port is bound, on all addresses, without SO_REUSEADDR and without listening: nobody can bind it, and
+    connections are refused as if it was free. If it is taken already, the learner reports that.
+    """
+    port = learner["ports"].get(learner["learner"]["name"])
+    if port is None:
+        return -1
+    import _socket  # noqa: PLC0415 - few learners have a port, and the others start faster without
+
+    for family, address in ((_socket.AF_INET6, "::"), (_socket.AF_INET, "0.0.0.0")):  # noqa: S104 - nothing listens
+        try:
+            held = _socket.socket(family, _socket.SOCK_STREAM)
+            if family == _socket.AF_INET6:
+                held.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
+            held.bind((address, port))
+            return held.detach()
+        except OSError:
+            continue  # without IPv6, or taken
+    return -1
+
+
 def environment(learner: dict[str, Any], prepared: dict[str, Any]) -> dict[str, str]:
     """The learner's variables, and those of ``prepared.json``, which depend on what the helper has fetched."""
     env: dict[str, str] = {**learner["env"], **prepared.get("env", {})}
@@ -431,11 +454,14 @@ class Shim:
     def fork(self) -> None:
         """Forks the child, which does everything slow and then waits at the pipe."""
         inner, self.start_pipe = os.pipe()
+        held = hold_port(self.learner)
         self.child = os.fork()
         if self.child == 0:
             os.close(self.start_pipe)
             become(self.folder, self.learner, inner)
         os.close(inner)
+        if held >= 0:
+            os.close(held)  # the child has it until it executes the command
 
     def wait_for_go(self) -> bool:
         """True: start. False: it was stopped before it ran."""
