@@ -39,8 +39,8 @@ def owner(local: Sequence[Any], peer: Sequence[Any]) -> int | None:
     family = socket.AF_INET6 if ":" in local[0] else socket.AF_INET
     places = b"".join(socket.inet_pton(family, place[0]).ljust(16, b"\0") for place in (local, peer))
     query = _QUERY.pack(family, socket.IPPROTO_TCP, 0, 0, _ALL_STATES)
-    found = _ask(query + _PORTS.pack(local[1], peer[1]) + places + _ANY, _REQUEST)
-    return next((listener.uid for listener in found), None)
+    answers = _query(query + _PORTS.pack(local[1], peer[1]) + places + _ANY, _REQUEST)
+    return next((listener.uid for listener in answers), None)
 
 
 def listeners() -> list[Listener]:
@@ -48,13 +48,13 @@ def listeners() -> list[Listener]:
     return [
         listener
         for family in (socket.AF_INET, socket.AF_INET6)
-        for listener in _ask(
+        for listener in _query(
             _QUERY.pack(family, socket.IPPROTO_TCP, 0, 0, _LISTENING) + bytes(4 + 32) + _ANY, _REQUEST | _DUMP
         )
     ]
 
 
-def _ask(body: bytes, flags: int) -> Iterator[Listener]:
+def _query(body: bytes, flags: int) -> Iterator[Listener]:
     with suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as diag:
         diag.settimeout(_ANSWER_S)
         diag.sendto(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, flags, 1, 0) + body, (0, 0))
