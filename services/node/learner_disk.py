@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -15,21 +15,24 @@ from services.core.runtime.processes import alive, send_signal
 from services.node.disk import DiskUse, add_unnamed, measure
 from services.node.instrumentation import Instrumentation
 from services.node.learner import Learner
-from services.node.processes import TableEntry, with_descendants
+from services.node.processes import with_descendants
 
 ENDLESS: Final = 2**62
 log = structlog.get_logger()
 
 
 def disk_use(
-    learner: Learner, table: Mapping[int, TableEntry], *, max_bytes: int = ENDLESS, max_files: int = ENDLESS
+    learner: Learner, children: Mapping[int, Sequence[int]], *, max_bytes: int = ENDLESS, max_files: int = ENDLESS
 ) -> DiskUse:
-    """What the learner has written, including deleted files that its processes hold. Ends early beyond a bound."""
+    """What the learner has written, including deleted files that its processes hold. Ends early beyond a bound.
+
+    ``children``: of all processes; it is read once for many learners.
+    """
     uid = learner.document.learner_uid
     use = measure(learner.folder, uid, max_bytes=max_bytes, max_files=max_files)
     if (shim := learner.shim) is not None and alive(shim):
         device = (learner.folder / LEARNER_FILE).stat().st_dev
-        add_unnamed(use, with_descendants(table, {shim.pid}), uid, device)
+        add_unnamed(use, with_descendants(children, {shim.pid}), uid, device)
     return use
 
 
