@@ -131,8 +131,16 @@ class PointQuery:
     """Any of these; empty: all."""
     rank: int | None = None
     attempt: int | None = None
+    from_step: int | None = None
+    """Only points of this step or a later one; points without a step do not match."""
+    to_step: int | None = None
+    """Only points of this step or an earlier one; points without a step do not match."""
+    since_ms: int | None = None
+    """Only points of this time (Unix ms) or later."""
+    until_ms: int | None = None
+    """Only points of this time (Unix ms) or earlier."""
     max_points: int | None = None
-    """Reduces each series to about so many points, keeping minima and maxima."""
+    """Reduces each series to about so many points, keeping minima, maxima, the first and the last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +215,8 @@ class MetricStore(Protocol):
     async def series(self, job_id: str, query: PointQuery) -> Sequence[StoredPoint]:
         """Returns curves: for each (name, context, rank) the latest value of each step, in order of steps.
 
-        Points without a step follow, unreduced. Only points of ``query.attempt`` count, or, without it, of the newest
-        attempt that reported any. ``query.after_seq`` is ignored.
+        Points without a step follow. Only points of ``query.attempt`` count, or, without it, of the newest attempt that
+        reported any; of a window in steps or time only the points in it. ``query.after_seq`` is ignored.
         """
         ...
 

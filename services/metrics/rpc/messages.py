@@ -122,6 +122,10 @@ def point_query(request: pb.PointsRequest) -> PointQuery:
         names=tuple(request.names),
         rank=request.rank if request.HasField("rank") else None,
         attempt=request.attempt if request.HasField("attempt") else None,
+        from_step=request.from_step if request.HasField("from_step") else None,
+        to_step=request.to_step if request.HasField("to_step") else None,
+        since_ms=request.since_ms if request.HasField("since_ms") else None,
+        until_ms=request.until_ms if request.HasField("until_ms") else None,
         max_points=request.max_points if request.HasField("max_points") else None,
     )
 

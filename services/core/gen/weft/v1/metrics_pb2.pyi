@@ -696,6 +696,10 @@ class PointsRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MAX_POINTS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    FROM_STEP_FIELD_NUMBER: _builtins.int
+    TO_STEP_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Id of the job."""
     after_seq: _builtins.int
@@ -708,6 +712,14 @@ class PointsRequest(_message.Message):
     """For Series: roughly the most points of each curve."""
     limit: _builtins.int
     """Most points in a reply."""
+    from_step: _builtins.int
+    """Only points of this step or a later one."""
+    to_step: _builtins.int
+    """Only points of this step or an earlier one."""
+    since_ms: _builtins.int
+    """Only points from this time on, Unix milliseconds."""
+    until_ms: _builtins.int
+    """Only points up to this time, Unix milliseconds."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only metrics of these names; empty: all."""
@@ -722,23 +734,43 @@ class PointsRequest(_message.Message):
         attempt: _builtins.int | None = ...,
         max_points: _builtins.int | None = ...,
         limit: _builtins.int = ...,
+        from_step: _builtins.int | None = ...,
+        to_step: _builtins.int | None = ...,
+        since_ms: _builtins.int | None = ...,
+        until_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_max_points", b"_max_points", "_rank", b"_rank", "attempt", b"attempt", "max_points", b"max_points", "rank", b"rank"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_from_step", b"_from_step", "_max_points", b"_max_points", "_rank", b"_rank", "_since_ms", b"_since_ms", "_to_step", b"_to_step", "_until_ms", b"_until_ms", "attempt", b"attempt", "from_step", b"from_step", "max_points", b"max_points", "rank", b"rank", "since_ms", b"since_ms", "to_step", b"to_step", "until_ms", b"until_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_max_points", b"_max_points", "_rank", b"_rank", "after_seq", b"after_seq", "attempt", b"attempt", "job_id", b"job_id", "limit", b"limit", "max_points", b"max_points", "names", b"names", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_from_step", b"_from_step", "_max_points", b"_max_points", "_rank", b"_rank", "_since_ms", b"_since_ms", "_to_step", b"_to_step", "_until_ms", b"_until_ms", "after_seq", b"after_seq", "attempt", b"attempt", "from_step", b"from_step", "job_id", b"job_id", "limit", b"limit", "max_points", b"max_points", "names", b"names", "rank", b"rank", "since_ms", b"since_ms", "to_step", b"to_step", "until_ms", b"until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
     _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
+    _WhichOneofReturnType__from_step: _TypeAlias = _typing.Literal["from_step"]  # noqa: Y015
+    _WhichOneofArgType__from_step: _TypeAlias = _typing.Literal["_from_step", b"_from_step"]  # noqa: Y015
     _WhichOneofReturnType__max_points: _TypeAlias = _typing.Literal["max_points"]  # noqa: Y015
     _WhichOneofArgType__max_points: _TypeAlias = _typing.Literal["_max_points", b"_max_points"]  # noqa: Y015
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    _WhichOneofReturnType__since_ms: _TypeAlias = _typing.Literal["since_ms"]  # noqa: Y015
+    _WhichOneofArgType__since_ms: _TypeAlias = _typing.Literal["_since_ms", b"_since_ms"]  # noqa: Y015
+    _WhichOneofReturnType__to_step: _TypeAlias = _typing.Literal["to_step"]  # noqa: Y015
+    _WhichOneofArgType__to_step: _TypeAlias = _typing.Literal["_to_step", b"_to_step"]  # noqa: Y015
+    _WhichOneofReturnType__until_ms: _TypeAlias = _typing.Literal["until_ms"]  # noqa: Y015
+    _WhichOneofArgType__until_ms: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_step) -> _WhichOneofReturnType__from_step | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_points) -> _WhichOneofReturnType__max_points | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__since_ms) -> _WhichOneofReturnType__since_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to_step) -> _WhichOneofReturnType__to_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__until_ms) -> _WhichOneofReturnType__until_ms | None: ...
 
 Global___PointsRequest: _TypeAlias = PointsRequest  # noqa: Y015
 
