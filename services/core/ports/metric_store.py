@@ -143,6 +143,37 @@ class PointQuery:
     """Reduces each series to about so many points, keeping minima, maxima, the first and the last step."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate:
+    """What was reported of one metric: of a name and context, by the lowest rank of the newest attempt.
+
+    Every reported value counts, also of a step that was reported again. ``last`` may be NaN; NaN is neither smallest
+    nor largest. ``low`` and ``high`` are NaN where no number was reported.
+    """
+
+    name: str
+    context: Mapping[str, str]
+    rank: int
+    count: int
+    last: float
+    last_step: int | None
+    low: float
+    low_step: int | None
+    """Of equal values the first."""
+    high: float
+    high_step: int | None
+    """Of equal values the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Values of a series at some steps, in order of steps."""
+
+    steps: Sequence[int]
+    values: Sequence[float]
+    """The value of each of ``steps``; may be NaN or infinite."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceState:
     """How far a source is stored."""
@@ -222,6 +253,26 @@ class MetricStore(Protocol):
 
     async def latest(self, job_id: str) -> Mapping[str, StoredPoint]:
         """Returns the last stored point of each metric name, of any learner."""
+        ...
+
+    async def aggregates(self, job_id: str, names: Sequence[str] = ()) -> Sequence[Aggregate]:
+        """Returns the aggregates of these metrics, in order of name and context; no names: of all.
+
+        The cost does not depend on the number of points.
+        """
+        ...
+
+    async def steps(self, job_id: str, name: str, context: Mapping[str, str] | None) -> Sequence[int]:
+        """Returns the steps of the series that ``column`` reads, in order; none where there is no such series."""
+        ...
+
+    async def column(
+        self, job_id: str, name: str, context: Mapping[str, str] | None, steps: Sequence[int]
+    ) -> Column | None:
+        """Returns the latest values of a metric at these steps; None where the job has no such series.
+
+        Of several series the first context (with ``context`` None) and the lowest rank of the newest attempt count.
+        """
         ...
 
     async def counts(self, job_id: str) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Final, Protocol, TypeVar
 
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.ports.metric_store import (
+    Aggregate,
     Batch,
     LineQuery,
     LogLine,
@@ -99,6 +100,14 @@ def point_messages(points: Iterable[StoredPoint]) -> list[pb.StoredPoint]:
         )
         out.append(pb.StoredPoint(seq=stored.seq, source=source, point=message))
     return out
+
+
+def aggregate_message(aggregate: Aggregate) -> pb.Aggregate:
+    return pb.Aggregate(
+        name=aggregate.name, context=aggregate.context, rank=aggregate.rank, count=aggregate.count,
+        last=aggregate.last, last_step=aggregate.last_step, low=aggregate.low, low_step=aggregate.low_step,
+        high=aggregate.high, high_step=aggregate.high_step,
+    )  # fmt: skip
 
 
 def line_query(request: pb.LinesRequest) -> LineQuery:
