@@ -65,6 +65,12 @@ class WeftError(Exception):
         self.trace_id = trace_id
         """What an operator needs to find this request in the logs."""
 
+    def __str__(self) -> str:
+        if len(self.errors) < 2:
+            return self.message
+        lines = [f"  {e.path or 'request'}: {e.message}{f' ({e.hint})' if e.hint else ''}" for e in self.errors]
+        return "\n".join([f"{len(self.errors)} things are wrong:", *lines])
+
 
 class InvalidRequest(WeftError):
     code, exit_code = "invalid-request", 2

@@ -32,6 +32,7 @@ from services.core.bootstrap import wiring
 from services.core.domain.errors import Unavailable
 from services.core.failpoints.ports import at_failpoint
 from services.core.ports.job_store import JobStore
+from services.core.runtime.isolation_report import read_isolation
 from services.core.runtime.quarantine import Quarantine
 
 _SWEEP_S: Final = 60.0
@@ -99,6 +100,7 @@ async def open_services(
             DispatcherClient(clients["lcm"]),
             quarantine=quarantine,
             others={name: partial(quarantined_of, client) for name, client in clients.items()},
+            isolation=partial(read_isolation, settings.installation),
         )
         yield (
             ApiServices(

@@ -97,8 +97,8 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
         ["master-key", "--home", home],
         ["down", "--home", str(tmp_path / "nothing-here")],
         ["login", weft_up.url, "--name", "here"], ["whoami"], ["profile"], ["dashboard", "--no-open"],
-        ["logout", "here"],
-        ["version"], ["completion", "bash"], ["frameworks"], ["sizes"], ["storage"],
+        ["logout", "here"], ["user"], ["key"], ["cluster"], ["queue"], ["version"], ["completion", "bash"],
+        ["frameworks"], ["sizes"], ["storage"],
     ]  # fmt: skip
     answers: dict[str, Any] = {}
     for name, *words in typed:
