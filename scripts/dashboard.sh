@@ -3,6 +3,7 @@
 # nothing if the build is current.
 #
 #   scripts/dashboard.sh            builds it
+#   scripts/dashboard.sh --generate the types of the API, from docs/openapi.json
 #   scripts/dashboard.sh --check    lint, types, unit tests, and whether the generated types are current
 #
 # Node is that of .venv (a wheel, which make setup installs); the packages are those of package-lock.json.
@@ -40,10 +41,12 @@ if [ "$(cat $app/node_modules/.weft-stamp 2> /dev/null)" != "$packages" ]; then
     printf '%s\n' "$packages" > $app/node_modules/.weft-stamp
 fi
 
-if [ "${1:-}" = --check ]; then
+case ${1:-} in
+--check | --generate)
     cd $app
-    exec npm run -s check
-fi
+    exec npm run -s "${1#--}"
+    ;;
+esac
 
 sources=$({
     find $app -path $app/node_modules -prune -o -path $app/dist -prune -o -path $app/test -prune -o -type f -print0
