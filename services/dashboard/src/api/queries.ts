@@ -99,7 +99,7 @@ export const seriesQuery = (id: string, window: SeriesWindow) =>
 
 interface SeriesReply {
   series: import("./types.ts").JobSeries[];
-  through: number;
+  through?: number;
 }
 
 export const artifactsQuery = (id: string) =>

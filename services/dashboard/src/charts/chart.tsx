@@ -90,6 +90,8 @@ function Legend({ lines }: { lines: readonly Line[] }) {
 }
 
 const HEIGHT_PX = 190;
+/** Distances of the marks on an axis of steps: whole numbers. */
+const STEPS = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
 function Plot({ title, lines, xKind, log, zoom, onZoom, sync, height = HEIGHT_PX }: ChartProps) {
   const box = useRef<HTMLDivElement>(null);
@@ -174,7 +176,7 @@ function optionsOf({ lines, xKind, log, sync, width, height, colour, marks, onZo
     },
     scales: { x: { time: xKind === "time" }, y: log ? { distr: 3 } : { range: padded } },
     axes: [
-      { ...axis, size: 26, space: 70, ...(xKind === "elapsed" ? { values: (_: uPlot, ticks: number[]) => ticks.map((tick) => duration(tick * 1000)) } : {}) },
+      { ...axis, size: 26, space: 70, ...(xKind === "step" ? { incrs: STEPS } : {}), ...(xKind === "elapsed" ? { values: (_: uPlot, ticks: number[]) => ticks.map((tick) => duration(tick * 1000)) } : {}) },
       { ...axis, size: 54, space: 32, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) },
     ],
     bands,

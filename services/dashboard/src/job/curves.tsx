@@ -19,7 +19,7 @@ export interface CurveView {
 
 const OLD_ATTEMPTS = 3;
 
-export function CurveTools({ view, onView, older }: { view: CurveView; onView: (next: Partial<CurveView>) => void; older?: boolean }) {
+export function CurveTools({ view, onView, older, zooms }: { view: CurveView; onView: (next: Partial<CurveView>) => void; older?: boolean; zooms?: boolean }) {
   const weight = Number(view.smooth ?? 0) || 0;
   return (
     <div className="tools" role="toolbar" aria-label="Curves">
@@ -49,7 +49,7 @@ export function CurveTools({ view, onView, older }: { view: CurveView; onView: (
           <input type="checkbox" checked={view.old === "1"} onChange={(event) => onView({ old: event.target.checked ? "1" : undefined })} /> Older attempts
         </label>
       ) : null}
-      <span className="faint wide-only">Drag over a chart to zoom, double-click to reset</span>
+      {zooms ? <span className="faint wide-only">Drag over a chart to zoom, double-click to reset</span> : null}
     </div>
   );
 }
@@ -128,7 +128,7 @@ export function Curves({
     );
   return (
     <>
-      <CurveTools view={view} onView={onView} older={job.attempt.number > 1} />
+      <CurveTools view={view} onView={onView} older={job.attempt.number > 1} zooms />
       <div className="charts">
         {groups.map((group) => (
           <Chart

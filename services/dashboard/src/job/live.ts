@@ -45,7 +45,7 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
   }, []);
 
   // The stream begins where the answers end. It is opened anew only if it has to have other parts.
-  const through = series.data?.through ?? 0;
+  const through = series.data?.through;
   const begin = useRef({ through, after: 0 });
   begin.current = { through, after: log?.after ?? 0 };
   const parts = series.isPending ? null : `${id}|${series.data ? "p" : ""}|${log ? "l" : ""}`;
@@ -53,7 +53,7 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
   useEffect(() => {
     if (parts === null) return setStream(null);
     const words = new URLSearchParams({ job: id });
-    if (parts.includes("|p|")) words.append("points", `${id}:${begin.current.through}`);
+    if (parts.includes("|p|")) words.append("points", begin.current.through === undefined ? id : `${id}:${begin.current.through}`);
     if (parts.endsWith("|l")) words.append("lines", `${id}:${begin.current.after}`);
     return setStream(words.toString());
   }, [parts, id, series.dataUpdatedAt]);

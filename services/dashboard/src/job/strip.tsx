@@ -1,14 +1,21 @@
 // The strip on top of a job: its state, the reason in words, what to do, how far it is; and how its time was spent.
+import { useQuery } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
+import { client, dataOf } from "../api/client.ts";
 import { count, duration, number, percent, plural, valueOf } from "../format.ts";
 import type { Job, JobEvent, JobExplanation, JobProgress } from "../api/types.ts";
 import { hasEnded, isLive } from "../api/types.ts";
 import { toneOf, StatusBadge } from "../ui/status.tsx";
 import { Ago, Elapsed, useNow } from "../ui/time.tsx";
+import { spans } from "../logs/ansi.ts";
+import { splitLearner } from "./learners.tsx";
 import { attemptsOf, type Attempt } from "./phases.ts";
 import { Commands } from "./commands.tsx";
 
 export function Strip({ job, explanation, progress }: { job: Job; explanation: JobExplanation | undefined; progress: JobProgress | undefined }) {
   const live = isLive(job.status);
+  // What a training that goes well, or has gone well, does is plain from the badge.
+  const plain = job.status === "PROCESSING" || job.status === "COMPLETED";
   const why = explanation?.message || job.message || "";
   const position = explanation?.queue_position;
   const share = live ? progress?.progress : null;
@@ -32,13 +39,12 @@ export function Strip({ job, explanation, progress }: { job: Job; explanation: J
           ))}
         </dl>
       </div>
-      {explanation && (explanation.summary || why) ? (
+      {explanation && !(plain && !why) ? (
         <p className="strip-why">
           {explanation.summary ? `The job ${explanation.summary}` : why}
-          {job.verdict?.exit_code ? <span className="faint"> · exit code {job.verdict.exit_code} of {job.verdict.learner}</span> : null}
         </p>
       ) : null}
-      {explanation && explanation.hints.length > 0 ? (
+      {explanation && !plain && explanation.hints.length > 0 ? (
         <ul className="hints">
           {explanation.hints.map((hint) => (
             <li key={hint}>
@@ -47,6 +53,7 @@ export function Strip({ job, explanation, progress }: { job: Job; explanation: J
           ))}
         </ul>
       ) : null}
+      {job.status === "FAILED" ? <LastWords job={job} /> : null}
       {share === null || share === undefined ? null : (
         <div className="progress">
           <progress max={1} value={share} aria-label="Progress" />
@@ -57,6 +64,37 @@ export function Strip({ job, explanation, progress }: { job: Job; explanation: J
     </div>
   );
 }
+
+/** The last lines of the learner that decided the failure, first of all what it wrote to stderr. */
+function LastWords({ job }: { job: Job }) {
+  const learner = job.verdict?.learner ?? "";
+  const [role, rank] = splitLearner(learner);
+  const lines = useQuery({
+    queryKey: ["last-words", job.id, job.attempt.number],
+    queryFn: async ({ signal }) => {
+      const query = { tail: LAST_LINES, attempt: job.attempt.number, ...(learner ? { role, rank: Number(rank) } : {}) };
+      const read = async (stream?: string) =>
+        dataOf(await client.GET("/v1/jobs/{job_id}/logs", { params: { path: { job_id: job.id }, query: { ...query, ...(stream ? { stream } : {}) } }, signal })).lines;
+      const errors = await read("stderr");
+      return errors.length > 0 ? errors : read();
+    },
+    staleTime: 60_000,
+  });
+  if (!lines.data || lines.data.length === 0) return null;
+  const last = lines.data.at(-1);
+  return (
+    <div className="last-words">
+      <pre tabIndex={0} aria-label={`Last lines of ${learner || "the job"}`}>
+        {lines.data.map((line) => spans(line.text).map((span) => span.text).join("")).join("\n")}
+      </pre>
+      <Link to="/jobs/$id" params={{ id: job.id }} search={{ tab: "logs", line: String(last?.seq ?? "") }}>
+        Show them in the log
+      </Link>
+    </div>
+  );
+}
+
+const LAST_LINES = 8;
 
 export function Timeline({ events }: { events: JobEvent[] }) {
   const attempts = attemptsOf(events);

@@ -208,7 +208,7 @@ function Jobs({ jobs, onRemove }: { jobs: Job[]; onRemove: (id: string) => void 
       <tbody>
         {jobs.map((job, index) => (
           <tr key={job.id}>
-            <td>
+            <td className="narrow">
               <span className={`swatch c${index % 8}`} aria-hidden="true" />
             </td>
             <th scope="row">
