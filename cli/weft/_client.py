@@ -68,6 +68,10 @@ class Client:
         """`user`, `tenant`, `scope`, `key_id` and `permissions` of the key."""
         return self._http.json("GET", "/v1/whoami")
 
+    def session_code(self) -> dict[str, Any]:
+        """A one-time `code`, with which a browser signs in to the dashboard until `expires`."""
+        return self._http.json("POST", "/v1/session/codes")
+
     def queue(self) -> list[dict[str, Any]]:
         """The jobs that wait, in order, each with its reason."""
         answer = self._http.json("GET", "/v1/queue")

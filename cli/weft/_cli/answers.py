@@ -169,6 +169,11 @@ COMMANDS: Final[dict[str, Fields | str]] = {
         "url": ("text", "Address of the platform."),
         "profile": ("text", "Name of the profile; empty if the key comes from the environment."),
     },
+    "dashboard": {
+        "url": ("text", "Address that signs a browser in, once."),
+        "expires": ("time", "When the address stops working."),
+        "opened": ("flag", "A browser was opened."),
+    },
     "storage": "TenantStorage",
     "profile": {"profiles": ("list of Profile", "The platforms that you know.")},
     "frameworks": "GetFrameworksReply",

@@ -139,6 +139,10 @@ class TelemetryStub:
     """Points thinned out to curves."""
     Summary: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.SummaryRequest, _metrics_pb2.SummaryReply]
     """Numbers of lines and points, latest values, progress."""
+    Aggregates: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.AggregatesRequest, _metrics_pb2.AggregatesReply]
+    """The last, smallest and largest value of metrics of several jobs."""
+    Statistics: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.StatisticsRequest, _metrics_pb2.StatisticsReply]
+    """Statistics of one metric over several jobs, by step."""
     Forget: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]
     """Deletes all that is stored of a job."""
 
@@ -162,6 +166,10 @@ class TelemetryAsyncStub(TelemetryStub):
     """Points thinned out to curves."""
     Summary: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SummaryRequest, _metrics_pb2.SummaryReply]  # type: ignore[assignment]
     """Numbers of lines and points, latest values, progress."""
+    Aggregates: _aio.UnaryUnaryMultiCallable[_metrics_pb2.AggregatesRequest, _metrics_pb2.AggregatesReply]  # type: ignore[assignment]
+    """The last, smallest and largest value of metrics of several jobs."""
+    Statistics: _aio.UnaryUnaryMultiCallable[_metrics_pb2.StatisticsRequest, _metrics_pb2.StatisticsReply]  # type: ignore[assignment]
+    """Statistics of one metric over several jobs, by step."""
     Forget: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]  # type: ignore[assignment]
     """Deletes all that is stored of a job."""
 
@@ -218,6 +226,22 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.SummaryReply, _abc.Awaitable[_metrics_pb2.SummaryReply]]:
         """Numbers of lines and points, latest values, progress."""
+
+    @_abc_1.abstractmethod
+    def Aggregates(
+        self,
+        request: _metrics_pb2.AggregatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.AggregatesReply, _abc.Awaitable[_metrics_pb2.AggregatesReply]]:
+        """The last, smallest and largest value of metrics of several jobs."""
+
+    @_abc_1.abstractmethod
+    def Statistics(
+        self,
+        request: _metrics_pb2.StatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.StatisticsReply, _abc.Awaitable[_metrics_pb2.StatisticsReply]]:
+        """Statistics of one metric over several jobs, by step."""
 
     @_abc_1.abstractmethod
     def Forget(
