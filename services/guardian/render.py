@@ -35,7 +35,8 @@ def render(job: Job, spec: JobSpec, *, term: int, mint: MintToken, sizes: Mappin
     plan = AttemptPlan(
         job=job.id, tenant=job.tenant, attempt=job.attempt.number, term=term,
         learners=tuple(_learners(job, spec, mint, sizes)), distribution=spec.distribution,
-        framework=_framework(spec), image=spec.image or "", priority=spec.priority, code_digest=job.code_digest, inputs=_inputs(spec), grace=spec.grace,
+        framework=_framework(spec), image=spec.image or "", priority=spec.priority,
+        code_digest=job.code_digest, inputs=_inputs(spec), grace=spec.grace,
         store_timeout=spec.store_timeout, checkpoint_keep=spec.checkpoint.keep,
         metrics_files=tuple(source.path for source in spec.metrics if source.path),
         checkpoint_attempts=tuple(range(job.attempt.number - 1, 0, -1)), trace=job.trace,
