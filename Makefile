@@ -4,7 +4,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-stress check fuzz promise chaos hostile test-cluster cluster-up cluster-down cluster-status
-.PHONY: bench fmt lock proto sdk docs clean
+.PHONY: images bench fmt lock proto sdk docs clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -15,6 +15,7 @@ N ?=
 SEED ?=
 FILES ?=
 NODES ?=
+NAME ?=
 SIMULATED ?=
 ON ?=
 
@@ -67,6 +68,9 @@ cluster-down: setup ## End it without a trace
 cluster-status: setup ## What runs of it, and how to use it
 	@$(BIN)/python -m tests.testbed.kubernetes status
 
+images: setup ## Build the images without pulls (NAME=helper: that one)
+	@$(BIN)/python scripts/images.py $(NAME) $(ARGS)
+
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)
 
@@ -85,7 +89,7 @@ sdk: setup ## Generate the SDK's synchronous modules from cli/weft/_aio/
 	@$(BIN)/python scripts/sdk.py
 
 docs: setup ## Generate the pages that are made from the code
-	@for page in settings schema api_reference architecture hostile; do $(BIN)/python scripts/$$page.py || exit 1; done
+	@for page in settings schema api_reference architecture hostile command_output; do $(BIN)/python scripts/$$page.py || exit 1; done
 
 clean: ## Remove caches and build outputs (.venv stays)
 	@rm -rf build dist cli/build cli/dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache htmlcov .coverage .coverage.*

@@ -154,12 +154,19 @@ class Jobs:
         tag: str | None = None,
         user: str | None = None,
         tenant: str | None = None,
+        deleted: bool = False,
+        after: str | None = None,
         limit: int | None = None,
     ) -> Iterator[Job]:
-        """Jobs, newest first, fetched page by page. ``limit``: how many at most; default: all."""
+        """Jobs, newest first, fetched page by page.
+
+        deleted: also jobs that were deleted; their `document` has the time as `deleted`.
+        after: only jobs after this id in the order of the list, i.e. older ones.
+        limit: how many at most; default: all.
+        """
         wanted = status if status is None or isinstance(status, str) else ",".join(status)
         params = {"status": wanted, "name": name, "tag": tag, "user": user, "tenant": tenant}
-        after: str | None = None
+        params["deleted"] = "true" if deleted else None
         left = limit
         while left is None or left > 0:
             page_size = 100 if left is None else min(left, 500)

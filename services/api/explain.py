@@ -23,6 +23,8 @@ _ADVICE: Final[Mapping[str, str]] = {
     PendingReason.WAITING_FOR_DISK: "nothing of the job is wrong: it starts by itself once the operator has made room",
     PendingReason.BACK_OFF: "it is tried again by itself; `retries.backoff` sets the pause",
     PendingReason.RELEASING: "the hardware of its last attempt is being given back; it continues by itself",
+    PendingReason.PLATFORM_STOPPING: "it starts by itself after the next `weft up`",
+    "PlatformStopped": "the next `weft up` queues it again by itself",
     "ExitCode": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "Signalled": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "OOMKilled": "request more with `resources.memory`",

@@ -73,7 +73,7 @@ class Job(Answer):
         str,
         doc(
             "Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing, "
-            "WaitingForDisk or Misconfigured; else empty."
+            "WaitingForDisk, PlatformStopping or Misconfigured; else empty."
         ),
     ]
     at_rest: Annotated[bool, doc("It has ended or is HALTED, and has released all of its hardware.")]
@@ -98,7 +98,9 @@ class Job(Answer):
     queue_position: Annotated[
         int | UnsetType, doc("Place in the queue, from 1. Only while it waits and the dispatcher answers.")
     ] = UNSET
-    deleted: Annotated[Time | UnsetType, doc("When it was deleted. Only in replayed answers.")] = UNSET
+    deleted: Annotated[
+        Time | UnsetType, doc("When it was deleted. Only in replayed answers, and in lists with `deleted`.")
+    ] = UNSET
     spec: Annotated[dict[str, Any] | UnsetType, doc("The spec in normal form. Not in events of live streams.")] = UNSET
     warnings: Annotated[list[str] | UnsetType, doc("Warnings to its owner. Only in the answer to a submit.")] = UNSET
 

@@ -93,7 +93,14 @@ class Keys:
         known = key.mac if key else "0" * 64
         if not hmac.compare_digest(self._mac(secret), known) or key is None or key.revoked is not None:
             raise Unauthenticated("this API key is unknown or was revoked")
-        return Principal(key_id=key.id, user=key.user, tenant=key.tenant, scope=key.scope)
+        return _principal(key)
+
+    async def holder(self, key_id: str) -> Principal:
+        """The holder of the key with this id. Raises Unauthenticated if it is unknown or was revoked."""
+        key = await self._cached(key_id)
+        if key is None or key.revoked is not None:
+            raise Unauthenticated("this API key is unknown or was revoked")
+        return _principal(key)
 
     async def create(
         self,
@@ -248,6 +255,10 @@ class Keys:
         return hmac.new(self._pepper, message, hashlib.sha256).hexdigest()
 
 
+def _principal(key: ApiKey) -> Principal:
+    return Principal(key_id=key.id, user=key.user, tenant=key.tenant, scope=key.scope)
+
+
 def _parse(record: Record) -> ApiKey:
     """The key of a record. Raises KeyError or ValueError if it is damaged."""
     body = record.body
@@ -260,12 +271,9 @@ def _parse(record: Record) -> ApiKey:
     return ApiKey(id=record.id, created=body["created"], revoked=body["revoked"], **text)
 
 
-async def open_keys(
-    records: RecordStore, store: SecretStore, clock: Clock, quarantine: Quarantine, *, cache_s: float
-) -> Keys:
-    """Keys under the installation's pepper, which is made at the first start."""
-    pepper = await store.get_or_create(PEPPER, secrets.token_bytes(32))
-    return Keys(records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=cache_s)
+async def read_pepper(store: SecretStore) -> bytes:
+    """The installation's pepper, which is made at the first start."""
+    return await store.get_or_create(PEPPER, secrets.token_bytes(32))
 
 
 async def move_pepper(before: SecretStore, now: SecretStore) -> None:

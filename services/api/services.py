@@ -14,6 +14,7 @@ from services.api.jobs import Jobs
 from services.api.keys import Keys
 from services.api.platform import Platform
 from services.api.search_budget import SearchBudget
+from services.api.sessions import Sessions
 from services.api.settings import ApiSettings
 from services.api.storage import Storage, StorageBound
 from services.api.submit import Submissions
@@ -24,6 +25,7 @@ from services.api.uploads import Uploads
 class ApiServices:
     settings: ApiSettings
     keys: Keys
+    sessions: Sessions
     jobs: Jobs
     submissions: Submissions
     uploads: Uploads

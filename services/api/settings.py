@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from pydantic import Field
 from services.core.runtime.settings import Settings
 
 MIB: Final = 2**20
+DASHBOARD: Final = Path(__file__).parents[1] / "dashboard" / "dist"
 
 
 class ApiSettings(Settings):
@@ -53,6 +55,31 @@ class ApiSettings(Settings):
         default=2.0,
         ge=0,
         description="How long an API key is cached, in seconds: a revoked key may work for this long.",
+    )
+    session_s: float = Field(
+        default=8 * 3600.0,
+        gt=0,
+        description="A browser's session ends after so many seconds without a request.",
+    )
+    session_max_s: float = Field(
+        default=7 * 24 * 3600.0,
+        gt=0,
+        description="Longest life of a browser's session, in seconds.",
+    )
+    dashboard_hosts: str = Field(
+        default="",
+        description="Names under which browsers reach the dashboard, separated by commas: host or host:port. IP "
+        "addresses, localhost and the host of the api's own address are always allowed. Other names are refused: DNS "
+        "rebinding would let another site act as the dashboard.",
+    )
+    dashboard_prefix: str = Field(
+        default="",
+        description="Path under which a proxy serves the api, e.g. /weft. Not needed if the "
+        "proxy sends X-Forwarded-Prefix.",
+    )
+    dashboard_files: Path = Field(
+        default=DASHBOARD,
+        description="Folder of the built dashboard. Default: the one that the platform's package has.",
     )
     follow_poll_s: float = Field(
         default=0.03, gt=0,

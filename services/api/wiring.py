@@ -18,10 +18,11 @@ from services.api.idempotency import IdempotencyKeys
 from services.api.instrumentation import Instrumentation
 from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
-from services.api.keys import ensure_admin_key, move_pepper, open_keys
+from services.api.keys import Keys, ensure_admin_key, move_pepper, read_pepper
 from services.api.platform import Platform
 from services.api.search_budget import SearchBudget
 from services.api.services import ApiServices
+from services.api.sessions import Sessions
 from services.api.settings import ApiSettings
 from services.api.storage import Storage, StorageBound
 from services.api.submit import Submissions
@@ -69,8 +70,13 @@ async def open_services(
         secrets = await wiring.secret_store(settings, records)
         await move_pepper(installation, secrets)
         quarantine = Quarantine(clock.now_ms, registry)
-        keys = await open_keys(records, secrets, clock, quarantine, cache_s=settings.key_cache_s)
+        pepper = await read_pepper(secrets)
+        keys = Keys(records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s)
         await ensure_admin_key(keys, installation, clock)
+        sessions = Sessions(
+            records, keys, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s,
+            idle_ms=round(settings.session_s * 1000), most_ms=round(settings.session_max_s * 1000),
+        )  # fmt: skip
         uploads = Uploads(
             settings.installation / "uploads", max_bytes=settings.max_code_bytes, most=settings.max_uploads,
             most_of_tenant=settings.max_tenant_uploads,
@@ -83,6 +89,8 @@ async def open_services(
         idempotency_keys = IdempotencyKeys(records, clock)
         sweeping = asyncio.create_task(idempotency_keys.keep_swept(every_s=_SWEEP_S, limit=_SWEPT))
         closing.callback(sweeping.cancel)
+        sweeping_sessions = asyncio.create_task(sessions.keep_swept(every_s=_SWEEP_S))
+        closing.callback(sweeping_sessions.cancel)
         instrumentation, telemetry = Instrumentation(registry), TelemetryClient(clients["metrics"])
         platform = Platform(
             store,
@@ -94,6 +102,7 @@ async def open_services(
             ApiServices(
                 settings=settings,
                 keys=keys,
+                sessions=sessions,
                 jobs=Jobs(
                     store,
                     idempotency_keys,

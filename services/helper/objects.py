@@ -80,7 +80,9 @@ class UrlSigner:
 def open_objects(assignment: Assignment, signer: UrlSigner, wait: Wait, spool: Spool | None = None) -> Objects:
     """The objects of the attempt. ``spool`` keeps the state of the upload under way."""
     folder = assignment.objects
-    objects: Objects = FolderObjects(Path(folder)) if folder else SignedObjects(signer, wait, spool)
+    objects: Objects = (
+        FolderObjects(Path(folder), assignment.objects_keep_free) if folder else SignedObjects(signer, wait, spool)
+    )
     if "WEFT_FAILPOINTS" not in os.environ:
         return objects
     from services.core.failpoints.ports import at_failpoint  # never in production
@@ -89,10 +91,10 @@ def open_objects(assignment: Assignment, signer: UrlSigner, wait: Wait, spool: S
 
 
 class FolderObjects:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, keep_free: int) -> None:
         from services.core.adapters.folder.objects import FolderObjectStore
 
-        self._store = FolderObjectStore(root)
+        self._store = FolderObjectStore(root, keep_free=keep_free)
 
     async def size(self, key: str) -> int | None:
         meta = await self._store.head(key)

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home, default_home
 from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, alive, identify, read_live_process, send_signal, wait_gone
-from services.local.backup.commands import Backups
+from services.local.backup.commands import Backups, settings_of_running_platform
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
 from services.local.learners import end_all
@@ -76,10 +76,10 @@ class Platform(Backups):
     def up(
         self, home: str | None = None, *, gpus: int | None = None, port: int | None = None, report: Report = print
     ) -> dict[str, Any]:
-        """Starts the platform and waits until it is ready. Returns ``{url, key, home, started}``.
+        """Starts the platform and waits until it is ready. Returns ``{url, key, home, started, queued_again}``.
 
-        ``started`` is False if it ran already. Raises WeftError if it does not become ready; what was started is
-        stopped then.
+        ``started`` is False if it ran already. ``queued_again``: the ids of jobs that ``down`` had halted. Raises
+        WeftError if it does not become ready; what was started is stopped then.
         """
         place = _home(home)
         prepare(place)
@@ -87,7 +87,7 @@ class Platform(Backups):
         if _supervisor(place) is not None:
             report(f"Weft already runs in {place.root}")
             self._wait_ready(place, report)
-            return {**_answer(place, place.addresses()), "started": False}
+            return self._came_up(place, report, started=False)
         if port and not is_free("127.0.0.1", port):
             raise WeftError(f"port {port} is taken; give another with `weft up --port N`, or leave --port out")
         environment = {**os.environ, "WEFT_HOME": str(place.root)}
@@ -104,10 +104,21 @@ class Platform(Backups):
         except (WeftError, KeyboardInterrupt):
             if _supervisor(place) not in {None, process}:  # another `weft up` won the race for the lock
                 self._wait_ready(place, report)
-                return {**_answer(place, place.addresses()), "started": False}
+                return self._came_up(place, report, started=False)
             self._stop_services(place)  # learners that ran before keep running until the next start
             raise
-        return {**_answer(place, place.addresses()), "started": True}
+        return self._came_up(place, report, started=True)
+
+    @staticmethod
+    def _came_up(home: Home, report: Report, *, started: bool) -> dict[str, Any]:
+        """Queues the jobs again that ``down`` had halted. Returns the answer of ``up``."""
+        from services.local.job_drain import queue_again
+
+        with settings_of_running_platform(home) as settings:
+            again = asyncio.run(queue_again(settings))
+        if again:
+            report(f"{_jobs(len(again))} that `weft down` had halted: queued again")
+        return {**_answer(home, home.addresses()), "started": started, "queued_again": list(again)}
 
     def _wait_ready(
         self, home: Home, report: Report, *, process: ProcessIdentity | None = None, log_from: int = 0
@@ -157,31 +168,49 @@ class Platform(Backups):
             return ""
         return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
 
-    def down_losses(self, home: str | None = None, *, purge: bool = False) -> list[str]:
+    def down_losses(self, home: str | None = None, *, purge: bool = False, now: bool = False) -> list[str]:
         """Returns a line for each thing that ``down`` would interrupt or remove; none: nothing is lost."""
         place = _home(home)
         running = _count_jobs(place, ADMITTED) if _supervisor(place) is not None else 0
         losses: list[str] = []
-        if running:
+        if running and (now or purge):
             jobs = "1 job runs" if running == 1 else f"{running} jobs run"
             losses.append(f"{jobs}; what {'it has' if running == 1 else 'they have'} not stored yet is lost")
+        elif running:
+            jobs = "1 job runs and is" if running == 1 else f"{running} jobs run and are"
+            losses.append(
+                f"{jobs} halted, with checkpoints; the next `weft up` queues {'it' if running == 1 else 'them'} again"
+            )
         if purge and (place / "VERSION").exists():
             losses.append(f"{place.root}: every job, result, checkpoint and key")
         return losses
 
-    def down(self, home: str | None = None, *, purge: bool = False, report: Report = print) -> dict[str, Any]:
-        """Stops every process, learners included. Running jobs continue from their checkpoints after the next start.
+    def down(
+        self,
+        home: str | None = None,
+        *,
+        purge: bool = False,
+        now: bool = False,
+        keep_jobs: bool = False,
+        report: Report = print,
+    ) -> dict[str, Any]:
+        """Stops every process. Running jobs are halted first, and the next ``up`` queues them again.
 
-        ``purge`` also removes the folder, and every job with it. Returns ``{home, was_running, purged, unfinished}``;
-        ``unfinished`` is the number of jobs that continue after the next start, None if the api did not answer.
+        ``now``: learners are killed instead, and continue from their stored checkpoints after the next start.
+        ``keep_jobs``: learners run on; the next start takes them up. ``purge`` removes the folder, and every job with
+        it. Returns ``{home, was_running, purged, unfinished, halted}``; ``unfinished`` is the number of jobs that
+        continue after the next start, None if the api did not answer; ``halted`` has the ids of the halted jobs.
         """
         place = _home(home)
         was_running = _supervisor(place)
         unfinished = _count_jobs(place, set(Status) - RESTING) if was_running is not None else None
+        halted: Sequence[str] = ()
+        if was_running is not None and not (now or purge or keep_jobs):
+            halted = self._halt_jobs(place, report)
         if was_running is not None:
             report("stopping the services")
         self._stop_services(place)
-        if (place / "node").is_dir():
+        if (place / "node").is_dir() and not keep_jobs:
             end_all(place)
         if purge and place.root.exists():
             if not (place / "VERSION").exists():
@@ -193,7 +222,23 @@ class Platform(Backups):
             "was_running": was_running is not None,
             "purged": purge,
             "unfinished": unfinished,
+            "halted": list(halted),
         }
+
+    @staticmethod
+    def _halt_jobs(home: Home, report: Report) -> Sequence[str]:
+        """Halts the running jobs. Reports what could not be halted: the platform stops all the same."""
+        from services.local.job_drain import halt_jobs
+
+        try:
+            with settings_of_running_platform(home) as settings:
+                halted, left = asyncio.run(halt_jobs(settings, report))
+        except WeftError as error:
+            report(f"the jobs could not be halted, and are ended at once: {error.message}")
+            return ()
+        if left:
+            report(f"{_jobs(len(left))} did not end in time, and are ended at once: {', '.join(left[:5])}")
+        return halted
 
     @staticmethod
     def _stop_services(home: Home) -> None:
@@ -258,6 +303,10 @@ class Platform(Backups):
         from services.local.spec_check import check
 
         return check(document)
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
 
 
 def _count_jobs(home: Home, statuses: Collection[Status]) -> int | None:

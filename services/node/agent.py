@@ -37,8 +37,10 @@ from services.core.strategies.registry import with_variables
 from services.node import capacity, cgroups, reservation, sdk
 from services.node.allocation import Pool, Taken, pick_gpus, pick_ports
 from services.node.cgroups import Groups
+from services.node.disk_reserve import ReserveWatch
 from services.node.disk_watch import CacheWatch, DiskWatch
 from services.node.fences import Fences
+from services.node.frozen_count import FrozenCount
 from services.node.instrumentation import Instrumentation
 from services.node.isolation import Isolation, choose
 from services.node.learner import (
@@ -116,10 +118,20 @@ class Agent:
         await asyncio.to_thread(sdk.install, agent._home / "sdk")
         await agent._adopt()
         agent._update_gauges()
-        disk = DiskWatch(settings, instrumentation, lambda: list(agent._learners.values()))
-        caches = CacheWatch(settings, instrumentation, lambda: list(agent._learners.values()))
-        agent._background = [asyncio.create_task(loop()) for loop in (agent._retry_leftovers, disk.run, caches.run)]
+        agent._watch_disk()
         return agent
+
+    def _watch_disk(self) -> None:
+        def learners() -> list[Learner]:
+            return list(self._learners.values())
+
+        counted = FrozenCount(self._own_folder)
+        counted.thaw_left(learners())
+        disk = DiskWatch(self._settings, self._instrumentation, learners, counted)
+        reserve = ReserveWatch(self._settings, self._instrumentation, learners, counted)
+        caches = CacheWatch(self._settings, self._instrumentation, learners)
+        loops = (self._retry_leftovers, disk.run, reserve.run, caches.run)
+        self._background = [asyncio.create_task(loop()) for loop in loops]
 
     async def close(self) -> None:
         """Learners, shims and helpers live on."""
@@ -256,6 +268,7 @@ class Agent:
             private_tmp=isolation.private_tmp,
             seccomp=isolation.seccomp,
             processes=0 if "pids" in self._groups.enforced else of_user,
+            objects_keep_free=capacity.objects_keep_free(self._settings, self._home / "objects"),
         )
 
     def _make(self, folder: JobFolder, plan: AttemptPlan, documents: list[LearnerDocument]) -> None:

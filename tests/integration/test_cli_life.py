@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.testbed.answers import check_answer
 from tests.testbed.platform import Platform
 from tests.waiting import HANG_S
 from weft import Client
@@ -86,7 +87,8 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
     """In the order in which a user would type them; ``JOB`` stands for the first job, ``LONG`` for another."""
     home, saved, ids = str(weft_up.home.root), str(tmp_path / "saved.weft"), {"JOB": "", "LONG": ""}
     typed = [
-        ["init", str(tmp_path / "new")], ["train", str(code)], ["wait", "JOB"], ["list"], ["show", "JOB"],
+        ["init", str(tmp_path / "new")], ["train", str(code), "--dry-run"], ["train", str(code)], ["wait", "JOB"],
+        ["list"], ["show", "JOB"],
         ["events", "JOB"], ["explain", "JOB"], ["metrics", "JOB"], ["download", "JOB", str(tmp_path / "out")],
         ["train", str(code), "--set", "env.SLEEP=60"], ["halt", "LONG"], ["wait", "LONG"], ["resume", "LONG"],
         ["kill", "LONG"], ["wait", "LONG"], ["delete", "JOB", "LONG", "--yes"],
@@ -102,7 +104,8 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
         output = weft(name, *(ids.get(word, word) for word in words), "-o", "json")
         assert output.code in {0, 1, 103}, (name, output.err)
         answers[name] = output.json
-        if name == "train":
+        check_answer(" ".join(word for word in (name, *words) if word in {name, "--dry-run"}), answers[name])
+        if name == "train" and "--dry-run" not in words:
             ids["LONG" if ids["JOB"] else "JOB"] = output.json["id"]
     assert {series["name"] for series in answers["metrics"]["series"]} == {"loss"}
     assert [file["kind"] for file in answers["download"]["files"]] == ["results", "results"]
@@ -119,6 +122,8 @@ def test_streams_are_one_json_document_per_line(weft: Weft, code: Path) -> None:
         assert output.code == 0
         sequence = [json.loads(line)["seq"] for line in output.out.splitlines()]
         assert sequence == list(range(1, len(sequence) + 1)), words
+        for line in output.out.splitlines():
+            check_answer(" ".join(words).replace("logs -f", "logs"), json.loads(line))
         assert sequence, words
 
 

@@ -7,6 +7,7 @@ what the help says of each stands in the table below (a test keeps it equal to w
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import sys
 from importlib import import_module
@@ -137,4 +138,15 @@ def run(arguments: list[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as failure:  # noqa: BLE001
         from weft._cli.failure import show
 
-        return show(failure, debug=call.debug)
+        return show(failure, debug=call.debug, form=_form(call, sys.argv[1:] if arguments is None else arguments))
+
+
+def _form(call: Call, arguments: list[str]) -> str:
+    """The form of the output, also where the command line could not be read to its end."""
+    if call.output != "table":
+        return call.output
+    for form in ("json", "yaml"):
+        near = any(pair in {("-o", form), ("--output", form)} for pair in itertools.pairwise(arguments))
+        if near or {f"-o{form}", f"--output={form}", f"--{form}"} & set(arguments):
+            return form
+    return call.output

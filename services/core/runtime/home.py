@@ -3,6 +3,7 @@
 VERSION                schema of this folder
 lock                   held by the supervisor
 run/addresses.json     name -> address (services.core.runtime.address); clients read it again when no service answers
+run/down.json          the `weft down` that waits for the jobs
 run/s/                 the sockets of etcd and the services
 run/<service>.json     pid, start time and boot id of each service; run/came-up: all services have run at the same time
 run/<service>.lease.json  the service's lease in etcd, which its next process revokes
@@ -34,6 +35,9 @@ from services.core.runtime.address import Address, TlsFiles
 
 SOCKETS: Final = "run/s"
 """The folder of the sockets; its path counts towards the length of each."""
+
+STOPPING: Final = "run/down.json"
+"""The `weft down` that halts the jobs, as long as its process runs: meanwhile no job is admitted."""
 
 
 @dataclass(frozen=True, slots=True)

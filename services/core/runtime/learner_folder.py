@@ -110,6 +110,8 @@ class Assignment:
     objects: str
     """The object store's folder; empty: objects are moved by signed URLs."""
     cache: str
+    objects_keep_free: int = 0
+    """Bytes that stay free on the disk of the object store's folder when outputs are stored."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

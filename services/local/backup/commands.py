@@ -74,7 +74,7 @@ class Backups:
             if made and file is not None:
                 file.unlink(missing_ok=True)  # there is no backup that it belongs to
 
-        with undo_on_failure(remove_new_key), _settings_of_running_platform(place) as settings:
+        with undo_on_failure(remove_new_key), settings_of_running_platform(place) as settings:
             answer = _run(saving.back_up(settings, path, opens, report=report, progress=progress))
         return {"file": str(path), "key": str(file) if file else "", "key_made": made, **answer}
 
@@ -135,7 +135,7 @@ class Backups:
         """
         if rotate and retire:
             raise InvalidRequest("first --rotate, then --retire: services may be using the old key at this moment")
-        with _settings_of_running_platform(_home(home)) as settings:
+        with settings_of_running_platform(_home(home)) as settings:
             return _run(_master_key(settings, rotate=rotate, retire=retire))
 
 
@@ -157,7 +157,7 @@ def _key_finder(path: Path, key: str | None, passphrase: str | None) -> FindKey:
 
 
 @contextlib.contextmanager
-def _settings_of_running_platform(home: Home) -> Generator[Settings]:
+def settings_of_running_platform(home: Home) -> Generator[Settings]:
     """Settings from the environment of the running platform, so that the same stores are opened; else from ours."""
     from services.core.runtime.settings import Settings
 

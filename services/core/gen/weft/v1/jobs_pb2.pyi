@@ -556,7 +556,7 @@ class Job(_message.Message):
     """The reason in words; may be empty."""
     pending_reason: _builtins.str
     """Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing,
-    WaitingForDisk or Misconfigured; else empty.
+    WaitingForDisk, PlatformStopping or Misconfigured; else empty.
     """
     pending_message: _builtins.str
     """Why it waits, in words. Only while it waits and the dispatcher answers."""
@@ -618,7 +618,7 @@ class Job(_message.Message):
 
     @_builtins.property
     def deleted(self) -> _timestamp_pb2.Timestamp:
-        """When it was deleted. Only in replayed answers."""
+        """When it was deleted. Only in replayed answers, and in lists with `deleted`."""
 
     @_builtins.property
     def summary(self) -> _struct_pb2.Struct:
@@ -714,6 +714,7 @@ class ListJobsRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."""
     name: _builtins.str
@@ -728,6 +729,8 @@ class ListJobsRequest(_message.Message):
     """Most jobs in the answer: 1 to 500, default 50."""
     fields: _builtins.str
     """Names of Job's fields, separated by commas; the others stay empty. Default: all."""
+    deleted: _builtins.bool
+    """Also jobs that were deleted; these have the field `deleted`."""
     @_builtins.property
     def status(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Statuses to list, in any case. Default: all."""
@@ -743,10 +746,11 @@ class ListJobsRequest(_message.Message):
         after: _builtins.str | None = ...,
         limit: _builtins.int | None = ...,
         fields: _builtins.str | None = ...,
+        deleted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_name", b"_name", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "fields", b"fields", "limit", b"limit", "name", b"name", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_name", b"_name", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "fields", b"fields", "limit", b"limit", "name", b"name", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_name", b"_name", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "deleted", b"deleted", "fields", b"fields", "limit", b"limit", "name", b"name", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
