@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+ROOT: Final = "/weft"
+"""The folder of all mounts."""
 PLAN: Final = "/weft/plan"
 """Read-only, for the helper: ``PLAN_FILE``, ``ADDRESSES_FILE`` and ``AUTHORITY_FILE`` of the attempt's owner object."""
 PLAN_FILE: Final = "plan.json"
@@ -40,8 +42,6 @@ GRACE_VARIABLE: Final = "WEFT_POD_GRACE_S"
 """In the learner's container: between SIGTERM and SIGKILL where the kubelet ends the pod."""
 STORE_TIMEOUT_VARIABLE: Final = "WEFT_POD_STORE_TIMEOUT_S"
 """In the learner's container: the entry script waits at most so long for ``stored`` after the command's end."""
-GRACE_VARIABLE: Final = "WEFT_POD_GRACE_S"
-"""In the learner's container: after a SIGTERM from the kubelet the command gets so long before SIGKILL."""
 HELPER_CONTAINER: Final = "helper"
 LEARNER_CONTAINER: Final = "learner"
 GATE: Final = "weft.dev/gang"
