@@ -20,7 +20,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "command-output.md"
 HEAD = """# JSON of the commands
 
 What `-o json` prints on stdout: one JSON object, and nothing else; `-o yaml` is the same as YAML. Streams (`logs`,
-`-f`) are one object on each line. Times are RFC 3339 in UTC with `Z`, sizes are bytes. Linked types are those of the API.
+`-f`) are one object on each line. Times are RFC 3339 in UTC with `Z`, sizes are bytes. Linked types are those of the
+API.
 
 stderr has one JSON object on each line: `{"error": Error}`, `{"note": text}` or `{"warning": text}`. This page is made
 by `python scripts/command_output.py`.

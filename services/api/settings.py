@@ -10,7 +10,6 @@ from pydantic import Field
 from services.core.runtime.settings import Settings
 
 MIB: Final = 2**20
-DASHBOARD: Final = Path(__file__).parents[1] / "dashboard" / "dist"
 
 
 class ApiSettings(Settings):
@@ -77,8 +76,8 @@ class ApiSettings(Settings):
         description="Path under which a proxy serves the api, e.g. /weft. Not needed if the "
         "proxy sends X-Forwarded-Prefix.",
     )
-    dashboard_files: Path = Field(
-        default=DASHBOARD,
+    dashboard_files: Path | None = Field(
+        default=None,
         description="Folder of the built dashboard. Default: the one that the platform's package has.",
     )
     follow_poll_s: float = Field(

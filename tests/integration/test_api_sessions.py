@@ -153,22 +153,22 @@ async def test_signing_out_ends_the_session_and_removes_the_cookie(api: Api) -> 
 async def test_sessions_are_listed_beside_keys_and_end_with_them(tmp_path: Path) -> None:
     async with running_api(tmp_path, key_cache_s=0) as api:
         key = await api.key("ada", "acme")
-        async with api.client(None) as one, api.client(None) as two, api.client(key) as ada:
-            await signed_in(one, key)
-            await signed_in(two, key)
-            await signed_in(two, api.admin_key)
+        async with api.client(None) as first, api.client(None) as second, api.client(key) as ada:
+            await signed_in(first, key)
+            await signed_in(second, key)
+            await signed_in(second, api.admin_key)
             listed = (await ada.get("/v1/keys")).json()["sessions"]
             assert [(entry["user"], entry["key_id"]) for entry in listed] == [("ada", key.split("_")[1])] * 2
             assert len((await api.admin.get("/v1/keys")).json()["sessions"]) == 3
-            own = (await one.get("/v1/session")).json()["id"]
+            own = (await first.get("/v1/session")).json()["id"]
             assert (await ada.delete("/v1/keys/s" + "0" * 22)).status_code == 404
-            assert (await ada.delete(f"/v1/keys/{(await two.get('/v1/session')).json()['id']}")).status_code == 404
+            assert (await ada.delete(f"/v1/keys/{(await second.get('/v1/session')).json()['id']}")).status_code == 404
             await ada.delete(f"/v1/keys/{own}")
-            assert (await one.get("/v1/jobs")).status_code == 401
-            await signed_in(one, key)
+            assert (await first.get("/v1/jobs")).status_code == 401
+            await signed_in(first, key)
             await api.admin.delete(f"/v1/keys/{key.split('_')[1]}")
-            assert (await one.get("/v1/jobs")).status_code == 401
-            assert (await two.get("/v1/jobs")).status_code == 200
+            assert (await first.get("/v1/jobs")).status_code == 401
+            assert (await second.get("/v1/jobs")).status_code == 200
 
 
 async def test_a_session_survives_a_restart_of_the_api(tmp_path: Path) -> None:

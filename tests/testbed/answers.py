@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,13 @@ from services.api.rest.app import create_routes
 from weft._cli.answers import COMMANDS, TYPES, Fields
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
-_PLAIN = {"text": str, "integer": int, "number": (int, float), "flag": bool, "object": dict}
+_PLAIN: Mapping[str, type | tuple[type, ...]] = {
+    "text": str,
+    "integer": int,
+    "number": (int, float),
+    "flag": bool,
+    "object": dict,
+}
 
 
 @cache

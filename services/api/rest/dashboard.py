@@ -31,6 +31,7 @@ _POLICY: Final = (
     "form-action 'self'; frame-ancestors 'none'"
 )
 _HEAD: Final = "<head>"
+_PACKAGED: Final = Path(__file__).parents[2] / "dashboard" / "dist"
 _INDEX: Final = "index.html"
 _COMPRESSED: Final = ("text/", "application/javascript", "application/json", "image/svg+xml")
 _IMMUTABLE: Final = "public, max-age=31536000, immutable"
@@ -78,7 +79,7 @@ async def _same_host(request: Request) -> None:
 def _built(request: Request, services: Services) -> Built | None:
     known: Built | None = getattr(request.app.state, "dashboard", None)
     if known is None or _changed_ns(services) != known.changed_ns:
-        known = request.app.state.dashboard = read_built(services.settings.dashboard_files)
+        known = request.app.state.dashboard = read_built(_folder(services))
     return known
 
 
@@ -122,9 +123,13 @@ def _page(request: Request, built: Built | None) -> Response:
     return Response(built.page.replace(_HEAD, added, 1), media_type="text/html", headers=headers)
 
 
+def _folder(services: ApiServices) -> Path:
+    return services.settings.dashboard_files or _PACKAGED
+
+
 def _changed_ns(services: ApiServices) -> int:
     try:
-        return (services.settings.dashboard_files / _INDEX).stat().st_mtime_ns
+        return (_folder(services) / _INDEX).stat().st_mtime_ns
     except FileNotFoundError:
         return 0
 

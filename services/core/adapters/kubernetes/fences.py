@@ -4,8 +4,8 @@ Three barriers keep what is stale from being activated, each for what passes the
 
 * Nothing is created for an attempt that the status store does not announce as current, or of a pair that is superseded
   or torn down (here). The announcement ends with the job's release.
-* The owner object and each inert pod carry the highest term as an annotation. A later Guardian writes it before its first
-  effect, which changes the resource version, so a patch decided earlier fails (``provision``, ``removal``).
+* The owner object and each inert pod carry the highest term as an annotation. A later Guardian writes it first,
+  which changes the resource version, so a patch that was decided earlier fails (``provision``, ``removal``).
 * What is created after the owner was deleted belongs to no living object: the cluster's garbage collector removes it.
 
 The store may lose all its data. Then the announcement is missing, and nothing is created until the Guardian repeats it.

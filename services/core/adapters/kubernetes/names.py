@@ -16,8 +16,8 @@ from services.core.domain.plan import AttemptPlan, LearnerPlan
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 WEFT: Final = "weft"
-OURS: Final = f"{MANAGED_BY}={WEFT}"
-"""Selects everything that Weft has made."""
+INSTANCE: Final = "app.kubernetes.io/instance"
+"""The installation: one cluster may serve several."""
 JOB: Final = "weft.dev/job"
 ATTEMPT: Final = "weft.dev/attempt"
 LEARNER: Final = "weft.dev/learner"
@@ -71,29 +71,41 @@ def host_of(plan: AttemptPlan, learner: str) -> str:
     return f"{learner}.{attempt_name(plan.job, plan.attempt)}"
 
 
-def labels(plan: AttemptPlan) -> dict[str, str]:
+def attempt_labels(plan: AttemptPlan, installation: str) -> dict[str, str]:
     """The labels of every object of the attempt."""
-    own = {JOB: plan.job, ATTEMPT: str(plan.attempt), MANAGED_BY: WEFT, "app.kubernetes.io/name": "learner"}
-    return own | tenant_labels(plan.tenant)
+    own = {JOB: plan.job, ATTEMPT: str(plan.attempt), "app.kubernetes.io/name": "learner"}
+    return own | tenant_labels(plan.tenant, installation)
 
 
-def tenant_labels(tenant: str) -> dict[str, str]:
-    """The label of a tenant's objects; a digest where its name is no valid label."""
-    return {TENANT: tenant if _LABEL.fullmatch(tenant) else hashlib.sha256(tenant.encode()).hexdigest()[:32]}
+def tenant_labels(tenant: str, installation: str) -> dict[str, str]:
+    """The labels of a tenant's objects. A tenant's name that is no valid label is replaced by a digest."""
+    shown = tenant if _LABEL.fullmatch(tenant) else hashlib.sha256(tenant.encode()).hexdigest()[:32]
+    return {TENANT: shown, MANAGED_BY: WEFT, INSTANCE: installation}
 
 
-def learner_labels(plan: AttemptPlan, learner: LearnerPlan) -> dict[str, str]:
+def learner_labels(plan: AttemptPlan, learner: LearnerPlan, installation: str) -> dict[str, str]:
     """The labels of a learner's pod."""
-    return labels(plan) | {LEARNER: learner.name, ROLE: learner.role, RANK: str(learner.rank)}
+    own = {LEARNER: learner.name, ROLE: learner.role, RANK: str(learner.rank)}
+    return attempt_labels(plan, installation) | own
 
 
-def selector(job: str) -> str:
-    """Selects everything of a job."""
-    return f"{OURS},{JOB}={job}"
+def ours(installation: str) -> str:
+    """Selects everything that this installation has made."""
+    return f"{MANAGED_BY}={WEFT},{INSTANCE}={installation}"
+
+
+def of_jobs(installation: str) -> str:
+    """Selects what belongs to a job of this installation."""
+    return f"{ours(installation)},{JOB}"
+
+
+def of_job(job: str, installation: str) -> str:
+    """Selects what belongs to a job."""
+    return f"{ours(installation)},{JOB}={job}"
 
 
 def gang_selector(plan: AttemptPlan) -> dict[str, str]:
-    """Selects the pods of the attempt."""
+    """Selects the pods of the attempt, within the tenant's namespace."""
     return {JOB: plan.job, ATTEMPT: str(plan.attempt), MANAGED_BY: WEFT}
 
 

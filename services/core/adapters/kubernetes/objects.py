@@ -108,6 +108,6 @@ def _document(kind: str, plan: AttemptPlan, options: KubernetesOptions) -> Docum
         "metadata": {
             "name": names.attempt_name(plan.job, plan.attempt),
             "namespace": names.namespace_of(plan.tenant, options.namespace_prefix),
-            "labels": names.labels(plan),
+            "labels": names.attempt_labels(plan, options.installation),
         },
     }

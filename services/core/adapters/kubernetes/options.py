@@ -31,7 +31,10 @@ class KubernetesOptions:
     """PEM text of the installation's authority; empty: services are reached without TLS."""
     framework_images: Mapping[str, str] = field(default_factory=dict)
     """``<name>-<version>`` of the framework library -> image."""
+    installation: str = "weft"
+    """Label of everything that this installation makes. Two installations on one cluster have different ones."""
     namespace_prefix: str = "weft-"
+    """Of tenants' namespaces. Two installations on one cluster have different ones."""
     gang: GangMethod | None = None
     """None: the best that the cluster offers."""
     gpu_resource: str = "nvidia.com/gpu"

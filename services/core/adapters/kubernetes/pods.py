@@ -37,7 +37,11 @@ def pod(
 ) -> Document:
     """The inert pod of a learner. Raises InvalidRequest for a learner that this cluster cannot run."""
     end_s = math.ceil((plan.grace + plan.store_timeout) / 1000) + _SECONDS_TO_END
-    size = {"cpus": learner.cpus, "memory": learner.memory, "gpus": learner.gpus}
+    size = {
+        "cpus": learner.cpus + options.helper_cpus,
+        "memory": learner.memory + options.helper_memory,
+        "gpus": learner.gpus,
+    }
     spec: Document = {
         "schedulingGates": [{"name": layout.GATE}],
         "restartPolicy": "Never",
@@ -68,7 +72,7 @@ def pod(
         "metadata": {
             "name": names.pod_name(plan, learner),
             "namespace": names.namespace_of(plan.tenant, options.namespace_prefix),
-            "labels": names.learner_labels(plan, learner),
+            "labels": names.learner_labels(plan, learner, options.installation),
             "annotations": {names.TERM: str(plan.term), names.SIZE: json.dumps(size)},
         },
         "spec": spec,
