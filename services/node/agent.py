@@ -29,12 +29,13 @@ from services.core.domain.plan import SCHEMA as PLAN_SCHEMA
 from services.core.domain.plan import AttemptPlan
 from services.core.domain.text import storable_name
 from services.core.ports.cluster import LearnerProcess, Node, Observation
+from services.core.runtime import sdk
 from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.edges import log_unexpected
 from services.core.runtime.learner_folder import JOB_FOLDER, LEARNER_FILE, MALFORMED, RUN, LearnerDocument
 from services.core.runtime.undo import undo_on_failure
 from services.core.strategies.registry import with_variables
-from services.node import capacity, cgroups, reservation, sdk
+from services.node import capacity, cgroups, reservation
 from services.node.allocation import Pool, Taken, pick_gpus, pick_ports
 from services.node.cgroups import Groups
 from services.node.disk_reserve import ReserveWatch
