@@ -16,7 +16,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from services.core.domain.errors import Unavailable, WeftError
+from services.core.domain.checkpoint import checkpoint_base
+from services.core.domain.errors import NotFound, PermissionDenied, Unavailable, WeftError
 from services.core.ports.object_urls import ObjectRequest
 
 # ruff: noqa: PLC0415 - a learner waits for all imports of its helper: one kind of store does not load the other's
@@ -50,8 +51,16 @@ class Objects(Protocol):
         """
         ...
 
-    async def close(self) -> None:
+    async def delete(self, key: str) -> None:
+        """Removes an object of the learner's own checkpoints, if there is one. Raises PermissionDenied for another."""
+        ...
+
+    async def abandon(self) -> None:
         """Aborts an unfinished upload."""
+        ...
+
+    async def close(self, *, resumed: bool = False) -> None:
+        """Aborts an unfinished upload, unless it will be ``resumed`` by others with the same spool."""
         ...
 
 
@@ -80,7 +89,8 @@ class UrlSigner:
 def open_objects(assignment: Assignment, signer: UrlSigner, wait: Wait, spool: Spool | None = None) -> Objects:
     """The objects of the attempt. ``spool`` keeps the state of the upload under way."""
     folder = assignment.objects
-    objects: Objects = FolderObjects(Path(folder)) if folder else SignedObjects(signer, wait, spool)
+    own = f"{own_checkpoints(assignment)}/"
+    objects: Objects = FolderObjects(Path(folder), own) if folder else SignedObjects(signer, wait, spool)
     if "WEFT_FAILPOINTS" not in os.environ:
         return objects
     from services.core.failpoints.ports import at_failpoint  # never in production
@@ -88,11 +98,19 @@ def open_objects(assignment: Assignment, signer: UrlSigner, wait: Wait, spool: S
     return at_failpoint(objects, "objects", "helper")
 
 
+def own_checkpoints(assignment: Assignment) -> str:
+    """The beginning of the keys of the learner's own checkpoints in its attempt."""
+    plan = assignment.plan
+    return checkpoint_base(tenant=plan.tenant, job=plan.job, attempt=plan.attempt, learner=assignment.learner.name)
+
+
 class FolderObjects:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, deletable: str) -> None:
+        """``deletable``: the beginning of the keys that may be removed."""
         from services.core.adapters.folder.objects import FolderObjectStore
 
         self._store = FolderObjectStore(root)
+        self._deletable = deletable
 
     async def size(self, key: str) -> int | None:
         meta = await self._store.head(key)
@@ -106,7 +124,15 @@ class FolderObjects:
         async with aclosing(read()) as chunks:
             await self._store.put(key, chunks, size=size)
 
-    async def close(self) -> None:
+    async def delete(self, key: str) -> None:
+        if not key.startswith(self._deletable):
+            raise PermissionDenied("a learner's helper removes its own checkpoints only")
+        await self._store.delete(key)
+
+    async def abandon(self) -> None:
+        pass
+
+    async def close(self, *, resumed: bool = False) -> None:
         pass
 
 
@@ -144,9 +170,17 @@ class SignedObjects:
             else:
                 return
 
-    async def close(self) -> None:
+    async def delete(self, key: str) -> None:
+        with contextlib.suppress(NotFound):
+            await self._transfer.call(ObjectRequest("delete", key))
+
+    async def abandon(self) -> None:
         with contextlib.suppress(WeftError):
             await self._abort_upload()
+
+    async def close(self, *, resumed: bool = False) -> None:
+        if not resumed:
+            await self.abandon()
         self._transfer.close()
 
     async def _abort_upload(self, except_of: str = "") -> None:
