@@ -4,6 +4,8 @@
 /jobs/<id>/guardian                holder and term, on the holder's lease
 /jobs/<id>/plan/<nn>               progress of a provisioning step, for display
 /jobs/<id>/learners/<role>-<rank>  status of a learner
+/jobs/<id>/fence                   highest (attempt, term) that has acted on the job's pods
+/jobs/<id>/stop                    the stop of the job's pods, for their helpers
 /lcm/leader                        the leading dispatcher
 /members/<service>/<id>            a live process of a service
 """
@@ -61,6 +63,21 @@ def guardian_key(job_id: str) -> str:
 def plan_key(job_id: str, step: int) -> str:
     """Holds the progress of a provisioning step; ``step`` counts from 0."""
     return f"{JOBS}{job_id}/plan/{step:02d}"
+
+
+def fence_key(job_id: str) -> str:
+    """Holds the highest (attempt, term) that has acted on the job's pods (Kubernetes only)."""
+    return f"{JOBS}{job_id}/fence"
+
+
+def stop_key(job_id: str) -> str:
+    """Holds the stop of an attempt for the helpers of its pods: ``{attempt, generation, cause, grace_ms, time}``."""
+    return f"{JOBS}{job_id}/stop"
+
+
+def learners_prefix(job_id: str) -> str:
+    """The prefix of the statuses of a job's learners."""
+    return f"{JOBS}{job_id}/{_LEARNERS}/"
 
 
 def learner_key(job_id: str, name: str) -> str:
