@@ -268,12 +268,13 @@ def explain_command(call: Call, job: str) -> None:
     """Explain why a job is in its state."""
     from weft._cli.find import job_id
     from weft._cli.output import emit, width
-    from weft._cli.text import plain, wrapped
+    from weft._cli.text import one_line, plain, wrapped
 
     answer = call.client.jobs.explain(job_id(call.client, job))
 
     def people(_wide: bool) -> str:
         lines = [f"{answer['id'] if job == '@last' else job} {answer['summary']}"]
+        lines += [f"  cause: {one_line(answer['cause'])}"] if answer.get("cause") else []
         lines += [f"  - {hint}" for hint in answer.get("hints") or ()]
         return wrapped(plain("\n".join(lines)), width(), indent="    ")
 
