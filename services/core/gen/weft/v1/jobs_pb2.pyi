@@ -977,6 +977,7 @@ class JobExplanation(_message.Message):
     PENDING_REASON_FIELD_NUMBER: _builtins.int
     QUEUE_POSITION_FIELD_NUMBER: _builtins.int
     HINTS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the job."""
     status: _builtins.str
@@ -991,6 +992,8 @@ class JobExplanation(_message.Message):
     """Stable code of why it waits; else empty."""
     queue_position: _builtins.int
     """Place in the queue, from 1. Only while it waits and the dispatcher answers."""
+    cause: _builtins.str
+    """What went wrong, read from the output of the learner that failed first; empty if nothing is recognised."""
     @_builtins.property
     def hints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What its owner can do, with commands that can be typed as they stand."""
@@ -1006,10 +1009,11 @@ class JobExplanation(_message.Message):
         pending_reason: _builtins.str = ...,
         queue_position: _builtins.int | None = ...,
         hints: _abc.Iterable[_builtins.str] | None = ...,
+        cause: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "hints", b"hints", "id", b"id", "message", b"message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "status", b"status", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "cause", b"cause", "hints", b"hints", "id", b"id", "message", b"message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "status", b"status", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__queue_position: _TypeAlias = _typing.Literal["queue_position"]  # noqa: Y015
     _WhichOneofArgType__queue_position: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position"]  # noqa: Y015
