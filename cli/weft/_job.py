@@ -166,10 +166,14 @@ class Job:
         *,
         what: str = "results",
         attempt: int | None = None,
+        force: bool = True,
+        unpacked: bool = False,
         on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
     ) -> list[Path]:
         """Fetch its files. See `Jobs.download`."""
-        return self._jobs.download(self.id, folder, what=what, attempt=attempt, on_bytes=on_bytes)
+        return self._jobs.download(
+            self.id, folder, what=what, attempt=attempt, force=force, unpacked=unpacked, on_bytes=on_bytes
+        )
 
     def _ended(self, end: End | None) -> None:
         """Takes over how a followed stream ended: `status` and `reason` are those of the end."""

@@ -73,7 +73,10 @@ async def open_services(
         await move_pepper(installation, secrets)
         quarantine = Quarantine(clock.now_ms, registry)
         pepper = await read_pepper(secrets)
-        keys = Keys(records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s)
+        keys = Keys(
+            records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s,
+            most_of_user=settings.max_user_keys,
+        )  # fmt: skip
         await ensure_admin_key(keys, installation, clock)
         sessions = Sessions(
             records, keys, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s,
@@ -84,6 +87,7 @@ async def open_services(
             most_of_tenant=settings.max_tenant_uploads,
         )  # fmt: skip
         uploads.open()
+        closing.callback(uploads.close)
         storage_bound = StorageBound(
             objects, records, clock, most_bytes=settings.tenant_bytes, count_s=settings.tenant_count_s
         )

@@ -99,7 +99,9 @@ class Platform(Backups):
             return {**self._came_up(place, report, started=False), "ignored": ignored}
         if port and not is_free("127.0.0.1", port):
             raise WeftError(f"port {port} is taken; give another with `weft up --port N`, or leave --port out")
-        environment = {**os.environ, "WEFT_HOME": str(place.root)}
+        environment = {**os.environ, "WEFT_HOME": str(place.root), "PYTHONSAFEPATH": "1"}
+        for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"):
+            environment.pop(name, None)  # the user's own modules must not replace those of the platform
         if gpus is not None:
             environment["WEFT_NODE_GPUS"] = str(gpus)
         if port:
@@ -107,7 +109,7 @@ class Platform(Backups):
         report(f"starting Weft in {place.root}")
         log = place / "logs" / "supervisor.log"
         begin = log.stat().st_size if log.exists() else 0
-        process = _detached([sys.executable, "-m", "services.local.supervisor"], environment, log)
+        process = _detached([sys.executable, "-P", "-m", "services.local.supervisor"], environment, log)
         try:
             self._wait_ready(place, report, process=process, log_from=begin)
         except (WeftError, KeyboardInterrupt):

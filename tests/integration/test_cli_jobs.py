@@ -135,3 +135,44 @@ async def test_memory_limits_that_are_not_enforced_are_named_in_plan_show_and_cl
     job = await api.submit()
     assert [text.startswith(warning) for text in (*plan["warnings"], *job["warnings"])] == [True, True]
     assert "no control groups" in job["warnings"][0]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "weft.yaml").write_text("name: mine\ncommand: python3 train.py\n")
+    (folder / "train.py").write_text("print('hello')\n")
+    (folder / "run.sh").write_text("exec python3 train.py\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / ".env").write_text("PASSWORD=secret\n")
+    (folder / "id_rsa").write_text("secret")
+    return folder
+
+
+async def test_without_code_the_folder_of_the_spec_is_sent_and_the_plan_says_so(weft: Terminal, project: Path) -> None:
+    plan = await weft("train", project, "--dry-run")
+    assert "upload    3 files" in plan.out
+    assert "because the command names train.py" in plan.out
+    assert "left out  .env, id_rsa" in plan.out
+    (project / "weft.yaml").write_text("name: mine\ncommand: python3 train.py\ncode: null\n")
+    assert "upload" not in (await weft("train", project, "--dry-run")).out
+    (project / "weft.yaml").write_text("name: mine\ncommand: python3 other.py\n")
+    assert "upload" not in (await weft("train", project, "--dry-run")).out
+
+
+async def test_downloaded_code_is_unpacked_and_replaces_no_local_file(weft: Terminal, project: Path) -> None:
+    job = (await weft("train", project, "-o", "name")).out.strip()
+    out = project / "again"
+    assert (await weft("download", job, out, "--code")).code == 0
+    assert sorted(path.name for path in out.iterdir()) == [".weft-download", "run.sh", "train.py", "weft.yaml"]
+    assert ((out / "run.sh").stat().st_mode & 0o100, (out / "train.py").stat().st_mode & 0o100) == (0o100, 0)
+    assert "left out  .env, again/run.sh" in (await weft("train", project, "--dry-run")).out
+    assert (await weft("download", job, out, "--code")).code == 0, "its own files may be replaced"
+    (out / "train.py").write_text("print('changed by me')\n")
+    refused = await weft("download", job, out, "--code")
+    assert (refused.code, "train.py is there already" in refused.err, "--force" in refused.err) == (5, True, True)
+    assert "changed by me" in (out / "train.py").read_text()
+    assert (await weft("download", job, out, "--code", "--force")).code == 0
+    assert "hello" in (out / "train.py").read_text()
+    assert (await weft("download", job, out, "--code", "--zip", "-o", "name")).out.strip() == str(out / "code.zip")

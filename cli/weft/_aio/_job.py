@@ -167,10 +167,14 @@ class AsyncJob:
         *,
         what: str = "results",
         attempt: int | None = None,
+        force: bool = True,
+        unpacked: bool = False,
         on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
     ) -> list[Path]:
         """Fetch its files. See `Jobs.download`."""
-        return await self._jobs.download(self.id, folder, what=what, attempt=attempt, on_bytes=on_bytes)
+        return await self._jobs.download(
+            self.id, folder, what=what, attempt=attempt, force=force, unpacked=unpacked, on_bytes=on_bytes
+        )
 
     def _ended(self, end: End | None) -> None:
         """Takes over how a followed stream ended: `status` and `reason` are those of the end."""
