@@ -18,6 +18,12 @@ DEFAULT_LIMIT: Final = 20
 @click.option("--tag", "-l", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--group", metavar="NAME", help="Only jobs of this group (`weft train --array`).")
 @click.option("--user", metavar="USER", help="Only jobs of this user.")
+@click.option(
+    "--query",
+    "-q",
+    metavar="FILTER",
+    help="Only jobs that match, e.g. 'status=FAILED and created<2d and metric.loss<0.3'.",
+)
 @click.option("--tenant", metavar="TENANT", help="Administrators: another tenant, or * for all.")
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="At most so many; default 20, with -o name all.")
 @click.option("--all", "everything", is_flag=True, help="Without a limit.")
@@ -29,6 +35,7 @@ def list_command(
     tag: str | None,
     group: str | None,
     user: str | None,
+    query: str | None,
     tenant: str | None,
     limit: int | None,
     everything: bool,
@@ -47,7 +54,7 @@ def list_command(
     wanted = [part.strip().upper() for value in status for part in value.split(",") if part.strip()]
     most = None if everything else limit or (None if call.output == "name" else DEFAULT_LIMIT)
     jobs = call.client.jobs.list(
-        status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, after=after,
+        status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, after=after, q=query,
         limit=None if most is None else most + 1,
     )  # fmt: skip
     documents = [job.document for job in jobs]
@@ -59,7 +66,7 @@ def list_command(
     )  # fmt: skip
     if more:
         note(f"these are the newest {most}; --all shows all, -n N more of them")
-    elif call.for_people and not documents and (wanted or name or tag or user):
+    elif call.for_people and not documents and (wanted or name or tag or user or query):
         note("no job matches; `weft list` without options shows all")
     elif call.for_people and not documents:
         note("no jobs yet; `weft init` writes one to start from, `weft train` submits it")
