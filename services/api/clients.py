@@ -26,6 +26,7 @@ from services.core.gen.weft.v1 import (
 )
 from services.core.ports.cluster import Node
 from services.core.ports.metric_store import (
+    Aggregate,
     LineQuery,
     LogLine,
     Point,
@@ -214,6 +215,16 @@ class TelemetryClient:
             reply = await stub.Series(_points_request(job_id, query, 0), timeout=_QUERY_S)
         return [_point(point) for point in reply.points], reply.through_seq
 
+    async def aggregates(self, job_ids: Sequence[str], names: Sequence[str]) -> Mapping[str, Sequence[Aggregate]]:
+        """Aggregates of these metrics, by job; jobs that reported none are missing. At most 500 jobs."""
+        if not job_ids:
+            return {}
+        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        with self._client.answering():
+            request = metrics_pb2.AggregatesRequest(job_ids=job_ids, names=names)
+            reply = await stub.Aggregates(request, timeout=_QUERY_S)
+        return {job.job_id: [_aggregate(aggregate) for aggregate in job.aggregates] for job in reply.jobs}
+
     async def summary(self, job_id: str) -> Summary:
         stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
         with self._client.answering():
@@ -239,6 +250,17 @@ def _points_request(job_id: str, query: PointQuery, limit: int) -> metrics_pb2.P
         job_id=job_id, after_seq=query.after_seq, names=query.names, rank=query.rank, attempt=query.attempt,
         max_points=query.max_points, limit=limit, from_step=query.from_step, to_step=query.to_step,
         since_ms=query.since_ms, until_ms=query.until_ms,
+    )  # fmt: skip
+
+
+def _aggregate(aggregate: metrics_pb2.Aggregate) -> Aggregate:
+    def step(name: str) -> int | None:
+        return getattr(aggregate, name) if aggregate.HasField(name) else None  # type: ignore[arg-type]
+
+    return Aggregate(
+        name=aggregate.name, context=dict(aggregate.context), rank=aggregate.rank, count=aggregate.count,
+        last=aggregate.last, last_step=step("last_step"), low=aggregate.low, low_step=step("low_step"),
+        high=aggregate.high, high_step=step("high_step"),
     )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from services.core.bootstrap import wiring
 from services.core.domain.errors import Unavailable
 from services.core.failpoints.ports import at_failpoint
 from services.core.ports.job_store import JobStore
+from services.core.runtime.isolation_report import read_isolation
 from services.core.runtime.quarantine import Quarantine
 
 _SWEEP_S: Final = 60.0
@@ -72,7 +73,10 @@ async def open_services(
         await move_pepper(installation, secrets)
         quarantine = Quarantine(clock.now_ms, registry)
         pepper = await read_pepper(secrets)
-        keys = Keys(records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s)
+        keys = Keys(
+            records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s,
+            most_of_user=settings.max_user_keys,
+        )  # fmt: skip
         await ensure_admin_key(keys, installation, clock)
         sessions = Sessions(
             records, keys, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s,
@@ -83,6 +87,7 @@ async def open_services(
             most_of_tenant=settings.max_tenant_uploads,
         )  # fmt: skip
         uploads.open()
+        closing.callback(uploads.close)
         storage_bound = StorageBound(
             objects, records, clock, most_bytes=settings.tenant_bytes, count_s=settings.tenant_count_s
         )
@@ -99,6 +104,7 @@ async def open_services(
             DispatcherClient(clients["lcm"]),
             quarantine=quarantine,
             others={name: partial(quarantined_of, client) for name, client in clients.items()},
+            isolation=partial(read_isolation, settings.installation),
         )
         yield (
             ApiServices(

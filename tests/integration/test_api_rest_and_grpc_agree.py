@@ -152,6 +152,7 @@ ANSWERS = [
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=2, status=["queued", "PROCESSING"]), {"limit": 2, "status": "queued,PROCESSING"}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(fields="name,status", tenant="*"), {"fields": "name,status", "tenant": "*"}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(deleted=True), {"deleted": "true"}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(q="metric.loss.max>0", metrics="loss", order="oldest"), {"q": "metric.loss.max>0", "metrics": "loss", "order": "oldest"}),
     Request(("GET", "/v1/jobs/{job}"), "GetJob", pb.GetJobRequest(job_id="{job}")),
     Request(("GET", "/v1/jobs/{fresh}"), "GetJob", pb.GetJobRequest(job_id="{fresh}"), varies=NEW),
     Request(("POST", "/v1/jobs/{fresh}/halt"), "HaltJob", pb.ChangeJobRequest(job_id="{fresh}"), varies=NEW),
@@ -191,6 +192,8 @@ ERRORS = [
     Request(("POST", "/v1/jobs"), "SubmitJob", submission(), body=SPEC, headers={"Idempotency-Key": "a b"}, metadata=(("idempotency-key", "a b"),)),
     Request(("POST", "/v1/jobs"), "SubmitJob", submission(yaml=YAML + "tags: [y]\n"), body={**SPEC, "tags": ["y"]}, headers={"Idempotency-Key": "taken"}, metadata=(("idempotency-key", "taken"),)),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=0), {"limit": 0}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(q="nam=x"), {"q": "nam=x"}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(order="best"), {"order": "best"}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=501), {"limit": 501}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(after="x"), {"after": "x"}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(status=["DONE"]), {"status": "DONE"}),
@@ -275,6 +278,9 @@ async def test_rest_and_grpc_give_the_same_answers(api: Api, rpc: Rpc, learner: 
         if request.rpc in {"GetMetrics", "GetProgress"}:  # JSON has words for numbers that are not finite
             for point in [*by_rest["latest"].values()] if "latest" in by_rest else by_rest["points"]:
                 point["value"] = float(point["value"])
+        for job in by_rest.get("jobs", ()) if "metrics" in request.params else ():
+            for metric in job["metrics"]:
+                metric.update({name: float(metric[name]) for name in ("last", "min", "max", "best")})
         by_grpc = as_json(message)
         if "fields" in request.params:  # a message has all fields; those that were not requested are empty
             requested = by_rest["jobs"][0]

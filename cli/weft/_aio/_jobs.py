@@ -157,8 +157,15 @@ class AsyncJobs:
         deleted: bool = False,
         after: str | None = None,
         limit: int | None = None,
+        q: str | None = None,
+        metrics: Iterable[str] = (),
+        order: str | None = None,
     ) -> AsyncIterator[AsyncJob]:
         """Jobs, newest first, fetched page by page.
+
+        q: only jobs that match this filter, e.g. `status=FAILED and created<2d and metric.loss<0.3`.
+        metrics: names of metrics that each job's `document` has as `metrics`; `NAME:min` or `NAME:max`: what is best.
+        order: `newest` or `oldest` first.
 
         deleted: also jobs that were deleted; their `document` has the time as `deleted`.
         after: only jobs after this id in the order of the list, i.e. older ones.
@@ -166,6 +173,7 @@ class AsyncJobs:
         """
         wanted = status if status is None or isinstance(status, str) else ",".join(status)
         params = {"status": wanted, "name": name, "tag": tag, "user": user, "tenant": tenant}
+        params |= {"q": q, "metrics": ",".join(metrics) or None, "order": order}
         params["deleted"] = "true" if deleted else None
         left = limit
         while left is None or left > 0:
@@ -385,12 +393,16 @@ class AsyncJobs:
         *,
         what: str = "results",
         attempt: int | None = None,
+        force: bool = True,
+        unpacked: bool = False,
         on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
     ) -> builtins.list[Path]:
         """Fetch a job's files into ``folder`` and return their paths there.
 
         what: ``results``, ``logs``, ``checkpoints`` (those of one attempt: by default the newest that left any) or
             ``code`` (code.zip as it was submitted).
+        force: replace files that are there; otherwise Conflict is raised for files that no download wrote.
+        unpacked: with ``code``: its files instead of code.zip.
         on_bytes: called with (bytes there, bytes in all).
 
         A file appears under its name only when it is whole; a download that was cut goes on where it stopped, also
@@ -399,7 +411,10 @@ class AsyncJobs:
         from weft._aio._download import download  # noqa: PLC0415 - most programs never download
 
         listed = [artifact async for artifact in self.artifacts(id, attempt=attempt)]
-        return await download(self._http, _path(id, "artifacts"), listed, Path(folder), what=what, on_bytes=on_bytes)
+        return await download(
+            self._http, _path(id, "artifacts"), listed, Path(folder), what=what, on_bytes=on_bytes, force=force,
+            unpacked=unpacked,
+        )  # fmt: skip
 
     async def _pages(
         self, path: str, field: str, params: Mapping[str, Any], *, most: int | None = None

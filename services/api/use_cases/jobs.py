@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -14,13 +14,17 @@ from services.api.access import Principal
 from services.api.answers import Answer, Done, doc
 from services.api.explain import JobExplanation, explain
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
+from services.api.job_filter import parse_filter
+from services.api.job_metrics import job_metrics, wanted_metrics
+from services.api.job_search import matching
 from services.api.params import Params, wrong_parameter
 from services.api.services import ApiServices
-from services.core.domain.errors import WeftError
+from services.core.domain.errors import Unavailable, WeftError
 from services.core.domain.ids import is_id
 from services.core.domain.spec import nearest
 from services.core.domain.status import Desired, Status
 from services.core.ports.job_store import JobQuery
+from services.core.ports.metric_store import Aggregate
 
 _FIELDS: Final = Job.__struct_fields__
 
@@ -40,6 +44,17 @@ class JobsParams(Params):
     deleted: bool = Field(default=False, description="Also jobs that were deleted; these have the field `deleted`.")
     after: str | None = Field(default=None, description="`next` of the previous page.")
     limit: int = Field(default=50, ge=1, le=500, description="Most jobs in the answer.")
+    q: str | None = Field(
+        default=None,
+        description="Only jobs that match this filter, e.g. `status=FAILED and created<2d and metric.loss<0.3`. A page "
+        "may then have fewer jobs, or none, while `next` is not null.",
+    )
+    metrics: str | None = Field(
+        default=None,
+        description="Names of metrics, separated by commas, that each job has as `metrics`; `NAME:min` and `NAME:max` "
+        "say which value is best.",
+    )
+    order: Literal["newest", "oldest"] = Field(default="newest", description="Which jobs come first.")
     fields: str | None = Field(
         default=None,
         description="Names of top-level fields of a job, separated by commas. Default: all. `id` is always included.",
@@ -53,7 +68,7 @@ class HistoryParams(Params):
 
 
 class ListJobsReply(Answer):
-    """A page of jobs, newest first."""
+    """A page of jobs, newest first unless the request says otherwise."""
 
     jobs: Annotated[list[Job], doc("Jobs of this page; with `fields` only these fields of each.")]
     next: Annotated[str | None, doc("Send it as `after` to get the next page; null on the last page.")]
@@ -66,7 +81,9 @@ class GetHistoryReply(Answer):
 
 
 async def list_jobs(services: ApiServices, principal: Principal, params: JobsParams) -> ListJobsReply:
-    """A page of jobs, newest first. Raises InvalidRequest, PermissionDenied."""
+    """A page of jobs. Raises InvalidRequest, PermissionDenied; Unavailable for a filter by metrics while the metrics
+    service is away.
+    """
     if params.after is not None and not is_id(params.after, "j"):
         raise wrong_parameter("after", "after is the `next` of the page before")
     query = JobQuery(
@@ -78,12 +95,30 @@ async def list_jobs(services: ApiServices, principal: Principal, params: JobsPar
         after=params.after,
         statuses=_statuses(params.status or []),
     )
-    fields = _fields(params.fields)
-    documents, following = await services.jobs.page(query, limit=params.limit)
+    fields, wanted, chosen = _fields(params.fields), wanted_metrics(params.metrics), parse_filter(params.q)
+    newest_first = params.order == "newest"
+    if chosen is None:
+        documents, following = await services.jobs.page(query, limit=params.limit, newest_first=newest_first)
+    else:
+        documents, following = await services.jobs.search(
+            chosen.query(query),
+            lambda jobs: matching(services, chosen, jobs),
+            limit=params.limit,
+            newest_first=newest_first,
+        )
     queued = [document.id for document in documents if document.status is Status.QUEUED]
     waiting = await services.platform.waiting(queued) if queued else {}
     jobs = [job_answer(document, waiting.get(document.id)) for document in documents]
-    return ListJobsReply(jobs=[_cut(job, fields) for job in jobs] if fields else jobs, next=following)
+    if fields:
+        jobs = [_cut(job, fields) for job in jobs]
+    if wanted:
+        aggregates: Mapping[str, Sequence[Aggregate]] = {}
+        with contextlib.suppress(Unavailable):  # the list does not depend on the metrics service
+            aggregates = await services.telemetry.aggregates(
+                [job.id for job in jobs], [metric.name for metric in wanted]
+            )
+        jobs = [replace(job, metrics=job_metrics(wanted, aggregates.get(job.id, ()))) for job in jobs]
+    return ListJobsReply(jobs=jobs, next=following)
 
 
 async def get_job(services: ApiServices, principal: Principal, job_id: str) -> Job:

@@ -16,6 +16,12 @@ DEFAULT_LIMIT: Final = 20
 @click.option("--name", metavar="NAME", help="Only jobs of this name.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--user", metavar="USER", help="Only jobs of this user.")
+@click.option(
+    "--query",
+    "-q",
+    metavar="FILTER",
+    help="Only jobs that match, e.g. 'status=FAILED and created<2d and metric.loss<0.3'.",
+)
 @click.option("--tenant", metavar="TENANT", help="Administrators: another tenant, or * for all.")
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="At most so many; default 20, with -o name all.")
 @click.option("--all", "everything", is_flag=True, help="Without a limit.")
@@ -26,6 +32,7 @@ def list_command(
     name: str | None,
     tag: str | None,
     user: str | None,
+    query: str | None,
     tenant: str | None,
     limit: int | None,
     everything: bool,
@@ -41,7 +48,7 @@ def list_command(
     wanted = [part.strip().upper() for value in status for part in value.split(",") if part.strip()]
     most = None if everything else limit or (None if call.output == "name" else DEFAULT_LIMIT)
     jobs = call.client.jobs.list(
-        status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, after=after,
+        status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, after=after, q=query,
         limit=None if most is None else most + 1,
     )  # fmt: skip
     documents = [job.document for job in jobs]
@@ -53,7 +60,7 @@ def list_command(
     )  # fmt: skip
     if more:
         note(f"these are the newest {most}; --all shows all, -n N more of them")
-    elif call.for_people and not documents and (wanted or name or tag or user):
+    elif call.for_people and not documents and (wanted or name or tag or user or query):
         note("no job matches; `weft list` without options shows all")
     elif call.for_people and not documents:
         note("no jobs yet; `weft init` writes one to start from, `weft train` submits it")
@@ -104,6 +111,17 @@ def show_command(call: Call, job: str) -> None:
 
     document = call.client.jobs.document(job_id(call.client, job))
     emit(call, document, people=lambda wide: _details(document, wide), names=[document["id"]])
+    if call.for_people and not document.get("at_rest"):
+        warn_of_limits(call)
+
+
+def warn_of_limits(call: Call) -> None:
+    """Warns where memory of learners is not limited."""
+    from weft._cli.notices import warn
+
+    enforced = call.client.cluster().get("enforced")
+    if enforced is not None and "memory" not in enforced:
+        warn("the platform does not enforce memory limits: a learner may use more than resources.memory")
 
 
 def _details(job: dict[str, Any], wide: bool) -> str:
@@ -128,6 +146,7 @@ def _details(job: dict[str, Any], wide: bool) -> str:
     pairs: list[tuple[str, object]] = [
         ("id", job["id"]),
         ("name", job.get("name")),
+        ("about", (job.get("spec") or {}).get("description")),
         ("status", job.get("status", "") + _pending_change(job)),
         ("why", why),
         ("waits", job.get("pending_message")),

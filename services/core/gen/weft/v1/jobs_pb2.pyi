@@ -540,6 +540,7 @@ class Job(_message.Message):
     SUMMARY_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the job: j and 22 characters."""
     name: _builtins.str
@@ -632,6 +633,10 @@ class Job(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Warnings to its owner. Only in the answer to a submit."""
 
+    @_builtins.property
+    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobMetric]:
+        """The metrics that a request for a list names, one for each name and context."""
+
     def __init__(
         self,
         *,
@@ -666,10 +671,11 @@ class Job(_message.Message):
         summary: _struct_pb2.Struct | None = ...,
         spec: _struct_pb2.Struct | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        metrics: _abc.Iterable[Global___JobMetric] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message", "_queue_position", b"_queue_position", "attempt", b"attempt", "counters", b"counters", "created", b"created", "deleted", b"deleted", "finished", b"finished", "pending_message", b"pending_message", "queue_position", b"queue_position", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "summary", b"summary", "updated", b"updated", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message", "_queue_position", b"_queue_position", "at_rest", b"at_rest", "attempt", b"attempt", "code_digest", b"code_digest", "counters", b"counters", "created", b"created", "deleted", b"deleted", "desired", b"desired", "finished", b"finished", "framework", b"framework", "generation", b"generation", "id", b"id", "learners", b"learners", "message", b"message", "name", b"name", "observed_generation", b"observed_generation", "pending_message", b"pending_message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "status", b"status", "summary", b"summary", "tags", b"tags", "tenant", b"tenant", "updated", b"updated", "user", b"user", "verdict", b"verdict", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message", "_queue_position", b"_queue_position", "at_rest", b"at_rest", "attempt", b"attempt", "code_digest", b"code_digest", "counters", b"counters", "created", b"created", "deleted", b"deleted", "desired", b"desired", "finished", b"finished", "framework", b"framework", "generation", b"generation", "id", b"id", "learners", b"learners", "message", b"message", "metrics", b"metrics", "name", b"name", "observed_generation", b"observed_generation", "pending_message", b"pending_message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "status", b"status", "summary", b"summary", "tags", b"tags", "tenant", b"tenant", "updated", b"updated", "user", b"user", "verdict", b"verdict", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pending_message: _TypeAlias = _typing.Literal["pending_message"]  # noqa: Y015
     _WhichOneofArgType__pending_message: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message"]  # noqa: Y015
@@ -681,6 +687,119 @@ class Job(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_position) -> _WhichOneofReturnType__queue_position | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class JobMetric(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ContextEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    LAST_STEP_FIELD_NUMBER: _builtins.int
+    MIN_FIELD_NUMBER: _builtins.int
+    MIN_STEP_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    MAX_STEP_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    BEST_STEP_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the metric."""
+    rank: _builtins.int
+    """Rank of the learner that reported it: the lowest."""
+    count: _builtins.int
+    """Number of points."""
+    last: _builtins.float
+    """The last value; it may be NaN or infinite."""
+    last_step: _builtins.int
+    """Its step; absent if none was given."""
+    min: _builtins.float
+    """The smallest value; absent if there is no number."""
+    min_step: _builtins.int
+    """Its step."""
+    max: _builtins.float
+    """The largest value; absent if there is no number."""
+    max_step: _builtins.int
+    """Its step."""
+    best: _builtins.float
+    """The smallest or the largest value, as the request says."""
+    best_step: _builtins.int
+    """Its step."""
+    @_builtins.property
+    def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels that the training gave it."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        rank: _builtins.int = ...,
+        count: _builtins.int = ...,
+        last: _builtins.float = ...,
+        last_step: _builtins.int | None = ...,
+        min: _builtins.float | None = ...,
+        min_step: _builtins.int | None = ...,
+        max: _builtins.float | None = ...,
+        max_step: _builtins.int | None = ...,
+        best: _builtins.float | None = ...,
+        best_step: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_best_step", b"_best_step", "_last_step", b"_last_step", "_max", b"_max", "_max_step", b"_max_step", "_min", b"_min", "_min_step", b"_min_step", "best", b"best", "best_step", b"best_step", "last_step", b"last_step", "max", b"max", "max_step", b"max_step", "min", b"min", "min_step", b"min_step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_best_step", b"_best_step", "_last_step", b"_last_step", "_max", b"_max", "_max_step", b"_max_step", "_min", b"_min", "_min_step", b"_min_step", "best", b"best", "best_step", b"best_step", "context", b"context", "count", b"count", "last", b"last", "last_step", b"last_step", "max", b"max", "max_step", b"max_step", "min", b"min", "min_step", b"min_step", "name", b"name", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__best: _TypeAlias = _typing.Literal["best"]  # noqa: Y015
+    _WhichOneofArgType__best: _TypeAlias = _typing.Literal["_best", b"_best"]  # noqa: Y015
+    _WhichOneofReturnType__best_step: _TypeAlias = _typing.Literal["best_step"]  # noqa: Y015
+    _WhichOneofArgType__best_step: _TypeAlias = _typing.Literal["_best_step", b"_best_step"]  # noqa: Y015
+    _WhichOneofReturnType__last_step: _TypeAlias = _typing.Literal["last_step"]  # noqa: Y015
+    _WhichOneofArgType__last_step: _TypeAlias = _typing.Literal["_last_step", b"_last_step"]  # noqa: Y015
+    _WhichOneofReturnType__max: _TypeAlias = _typing.Literal["max"]  # noqa: Y015
+    _WhichOneofArgType__max: _TypeAlias = _typing.Literal["_max", b"_max"]  # noqa: Y015
+    _WhichOneofReturnType__max_step: _TypeAlias = _typing.Literal["max_step"]  # noqa: Y015
+    _WhichOneofArgType__max_step: _TypeAlias = _typing.Literal["_max_step", b"_max_step"]  # noqa: Y015
+    _WhichOneofReturnType__min: _TypeAlias = _typing.Literal["min"]  # noqa: Y015
+    _WhichOneofArgType__min: _TypeAlias = _typing.Literal["_min", b"_min"]  # noqa: Y015
+    _WhichOneofReturnType__min_step: _TypeAlias = _typing.Literal["min_step"]  # noqa: Y015
+    _WhichOneofArgType__min_step: _TypeAlias = _typing.Literal["_min_step", b"_min_step"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best) -> _WhichOneofReturnType__best | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_step) -> _WhichOneofReturnType__best_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_step) -> _WhichOneofReturnType__last_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max) -> _WhichOneofReturnType__max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_step) -> _WhichOneofReturnType__max_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min) -> _WhichOneofReturnType__min | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_step) -> _WhichOneofReturnType__min_step | None: ...
+
+Global___JobMetric: _TypeAlias = JobMetric  # noqa: Y015
 
 @_typing.final
 class GetJobRequest(_message.Message):
@@ -715,6 +834,9 @@ class ListJobsRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
     DELETED_FIELD_NUMBER: _builtins.int
+    Q_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."""
     name: _builtins.str
@@ -731,6 +853,14 @@ class ListJobsRequest(_message.Message):
     """Names of Job's fields, separated by commas; the others stay empty. Default: all."""
     deleted: _builtins.bool
     """Also jobs that were deleted; these have the field `deleted`."""
+    q: _builtins.str
+    """Only jobs that match this filter, e.g. `status=FAILED and created<2d and metric.loss<0.3`. A page may then have
+    fewer jobs, or none, while `next` is present.
+    """
+    metrics: _builtins.str
+    """Names of metrics, separated by commas, that each job has as `metrics`; NAME:min and NAME:max say which value is best."""
+    order: _builtins.str
+    """newest (default) or oldest: which jobs come first."""
     @_builtins.property
     def status(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Statuses to list, in any case. Default: all."""
@@ -747,10 +877,13 @@ class ListJobsRequest(_message.Message):
         limit: _builtins.int | None = ...,
         fields: _builtins.str | None = ...,
         deleted: _builtins.bool = ...,
+        q: _builtins.str | None = ...,
+        metrics: _builtins.str | None = ...,
+        order: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_name", b"_name", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "fields", b"fields", "limit", b"limit", "name", b"name", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "q", b"q", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_name", b"_name", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "deleted", b"deleted", "fields", b"fields", "limit", b"limit", "name", b"name", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "deleted", b"deleted", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "q", b"q", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
@@ -758,8 +891,14 @@ class ListJobsRequest(_message.Message):
     _WhichOneofArgType__fields: _TypeAlias = _typing.Literal["_fields", b"_fields"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    _WhichOneofReturnType__metrics: _TypeAlias = _typing.Literal["metrics"]  # noqa: Y015
+    _WhichOneofArgType__metrics: _TypeAlias = _typing.Literal["_metrics", b"_metrics"]  # noqa: Y015
     _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
     _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
+    _WhichOneofReturnType__order: _TypeAlias = _typing.Literal["order"]  # noqa: Y015
+    _WhichOneofArgType__order: _TypeAlias = _typing.Literal["_order", b"_order"]  # noqa: Y015
+    _WhichOneofReturnType__q: _TypeAlias = _typing.Literal["q"]  # noqa: Y015
+    _WhichOneofArgType__q: _TypeAlias = _typing.Literal["_q", b"_q"]  # noqa: Y015
     _WhichOneofReturnType__tag: _TypeAlias = _typing.Literal["tag"]  # noqa: Y015
     _WhichOneofArgType__tag: _TypeAlias = _typing.Literal["_tag", b"_tag"]  # noqa: Y015
     _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
@@ -773,7 +912,13 @@ class ListJobsRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__metrics) -> _WhichOneofReturnType__metrics | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__order) -> _WhichOneofReturnType__order | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__q) -> _WhichOneofReturnType__q | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tag) -> _WhichOneofReturnType__tag | None: ...
     @_typing.overload

@@ -45,10 +45,13 @@ class HelloReply(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     CURRENT_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    OBJECT_CALLS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Version of the protocol that the service speaks."""
     current: _builtins.bool
     """False only if a newer attempt is known; Beat decides."""
+    object_calls: _builtins.bool
+    """Objects are moved by GetObject and PutObject; false: by signed URLs."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceOffset]:
         """Offsets that are committed, of each source that is known."""
@@ -59,10 +62,11 @@ class HelloReply(_message.Message):
         protocol: _builtins.int = ...,
         current: _builtins.bool = ...,
         sources: _abc.Iterable[Global___SourceOffset] | None = ...,
+        object_calls: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "protocol", b"protocol", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "object_calls", b"object_calls", "protocol", b"protocol", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,23 +404,102 @@ class BeatReply(_message.Message):
 
     CURRENT_FIELD_NUMBER: _builtins.int
     GO_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     current: _builtins.bool
     """False: a newer attempt has replaced this one."""
     go: _builtins.bool
     """Every learner of the attempt is READY or further: the process may start."""
+    @_builtins.property
+    def stop(self) -> Global___Stop:
+        """The learner shall end; absent: it shall not."""
+
     def __init__(
         self,
         *,
         current: _builtins.bool = ...,
         go: _builtins.bool = ...,
+        stop: Global___Stop | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "go", b"go"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "go", b"go", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeatReply: _TypeAlias = BeatReply  # noqa: Y015
+
+@_typing.final
+class Stop(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """Rises with each change of what the user wants of the job."""
+    cause: _builtins.str
+    """halt, kill, peer or deadline."""
+    grace_ms: _builtins.int
+    """Milliseconds between SIGTERM and SIGKILL; 0: SIGKILL at once."""
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        cause: _builtins.str = ...,
+        grace_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "generation", b"generation", "grace_ms", b"grace_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stop: _TypeAlias = Stop  # noqa: Y015
+
+@_typing.final
+class ControlRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ControlRequest: _TypeAlias = ControlRequest  # noqa: Y015
+
+@_typing.final
+class ControlReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CURRENT_FIELD_NUMBER: _builtins.int
+    GO_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    current: _builtins.bool
+    """As in BeatReply."""
+    go: _builtins.bool
+    """As in BeatReply."""
+    @_builtins.property
+    def stop(self) -> Global___Stop:
+        """As in BeatReply."""
+
+    def __init__(
+        self,
+        *,
+        current: _builtins.bool = ...,
+        go: _builtins.bool = ...,
+        stop: Global___Stop | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stop", b"stop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "go", b"go", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ControlReply: _TypeAlias = ControlReply  # noqa: Y015
 
 @_typing.final
 class ObjectRequest(_message.Message):
@@ -493,6 +576,137 @@ class SignReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SignReply: _TypeAlias = SignReply  # noqa: Y015
+
+@_typing.final
+class HeadObjectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Key of the object."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeadObjectRequest: _TypeAlias = HeadObjectRequest  # noqa: Y015
+
+@_typing.final
+class HeadObjectReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    size: _builtins.int
+    """Its bytes; absent: there is no such object."""
+    def __init__(
+        self,
+        *,
+        size: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "size", b"size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__size: _TypeAlias = _typing.Literal["size"]  # noqa: Y015
+    _WhichOneofArgType__size: _TypeAlias = _typing.Literal["_size", b"_size"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size) -> _WhichOneofReturnType__size | None: ...
+
+Global___HeadObjectReply: _TypeAlias = HeadObjectReply  # noqa: Y015
+
+@_typing.final
+class GetObjectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Key of the object."""
+    start: _builtins.int
+    """Offset of the first byte."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        start: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetObjectRequest: _TypeAlias = GetObjectRequest  # noqa: Y015
+
+@_typing.final
+class ObjectBytes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The next bytes, at most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectBytes: _TypeAlias = ObjectBytes  # noqa: Y015
+
+@_typing.final
+class PutObjectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """In the first message only: key of the object."""
+    size: _builtins.int
+    """In the first message: its bytes; absent: not known before. Other lengths are refused."""
+    data: _builtins.bytes
+    """The next bytes, at most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        size: _builtins.int | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "size", b"size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "data", b"data", "key", b"key", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__size: _TypeAlias = _typing.Literal["size"]  # noqa: Y015
+    _WhichOneofArgType__size: _TypeAlias = _typing.Literal["_size", b"_size"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size) -> _WhichOneofReturnType__size | None: ...
+
+Global___PutObjectRequest: _TypeAlias = PutObjectRequest  # noqa: Y015
+
+@_typing.final
+class PutObjectReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutObjectReply: _TypeAlias = PutObjectReply  # noqa: Y015
 
 @_typing.final
 class StoredLine(_message.Message):
