@@ -113,7 +113,7 @@ async def store_outputs(
     objects = open_objects(assignment, signer, waiting.wait, spool)
     storing = _Storing(objects, folder.root, assignment.learner_uid, waiting, again=folder.has(_BEGUN))
     with contextlib.suppress(OSError):  # without the mark, stored objects are only sent again
-        (folder.root / _BEGUN).touch()
+        folder.path(_BEGUN).touch()
     try:
         async with asyncio.timeout(plan.store_timeout / 1000):
             pause_s = _FULL_PAUSE_FIRST_S

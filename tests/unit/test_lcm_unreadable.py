@@ -184,7 +184,7 @@ async def test_an_unreadable_document_stays_known_while_the_store_does_not_answe
     plane.jobs.plant(job_id, "{")
     quarantine = Quarantine(plane.clock.now_ms, CollectorRegistry())
     unreadable = UnreadableJobs(StoreAway(), plane.cluster, quarantine, SIZES, Size(0, 0, 0))
-    page, _ = await plane.jobs.unreadable(after=None, limit=10)
+    page, _ = await plane.jobs.unreadable(after="", limit=10)
     unreadable.add(page)
     with pytest.raises(Unavailable):
         await unreadable.look(limit=10)
