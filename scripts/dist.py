@@ -23,7 +23,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.images import IMAGES, ROOT, Image, build, copy_tracked, revision, say, version
+from scripts.images import IMAGES, ROOT, Image, build, copy_sources, revision, say, version
 from tests.testbed.built import run
 from tests.testbed.docker.engine import Engine, MachinesEngine, engine
 
@@ -39,7 +39,7 @@ def packages(target: Path) -> None:
     os.environ["SOURCE_DATE_EPOCH"] = time.stdout.strip()
     uv = Path(sys.executable).with_name("uv")
     with tempfile.TemporaryDirectory() as folder:
-        copy_tracked(["."], Path(folder))
+        copy_sources(Path(folder))
         for project in _PROJECTS:
             say(f"building the packages of {project}")
             run(

@@ -39,6 +39,7 @@ from tests.testbed.docker.engine import Engine, MachinesEngine, engine
 
 ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "images"
+DASHBOARD: Final = ROOT / "services" / "dashboard" / "dist"
 _FROM: Final = re.compile(r"^ARG BASE=(\S+)", re.MULTILINE)
 _PYTHON: Final = "3.11"
 """That of the base image."""
@@ -123,12 +124,19 @@ def _platforms() -> list[str]:
 def project_wheels(projects: Sequence[str], target: Path) -> None:
     """Builds the wheels of projects from their tracked files into ``target``."""
     with tempfile.TemporaryDirectory() as folder:
-        copy_tracked(["."], Path(folder))
+        copy_sources(Path(folder))
         for project in projects:
             run(
                 sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
                 f"--wheel-dir={target}", Path(folder) / project,
             )  # fmt: skip
+
+
+def copy_sources(target: Path) -> None:
+    """Copies the tracked files, and the built dashboard, which is a part of the platform's package."""
+    copy_tracked(["."], target)
+    run(ROOT / "scripts" / "dashboard.sh")
+    shutil.copytree(DASHBOARD, target / DASHBOARD.relative_to(ROOT))
 
 
 def copy_tracked(paths: Sequence[str], target: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -183,6 +185,13 @@ def test_a_backup_restores_jobs_and_keys_on_an_empty_installation(installed: Sta
         assert (restored.status, _lines(restored)) == ("COMPLETED", ["saved"])
         restored.download(tmp_path / "results")
     assert [path.read_text() for path in (tmp_path / "results").rglob("file")] == ["saved\n"]
+
+
+def test_the_api_serves_the_dashboard(installed: Stack) -> None:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(installed.url, timeout=60) as answer:
+        page = answer.read().decode()
+    assert "<title>Weft" in page
+    assert re.search(r'src="[^"]*assets/[^"]+\.js"', page)
 
 
 def test_the_image_names_its_revision_and_has_no_compiler_and_no_pip(installed: Stack) -> None:
