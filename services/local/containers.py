@@ -110,6 +110,8 @@ def _fill(root: Path, volume: Volume, *, owner: int) -> None:
     if volume.home and not (root / SOCKETS).exists():  # the last of the folders
         prepare(Home(root))
     for folder in sorted({str(parent) for name in volume.files for parent in Path(name).parents} | {*volume.folders}):
+        if (root / folder).is_symlink():  # into another volume: its service could have made it
+            raise WeftError(f"{root / folder} is a link; remove it")
         (root / folder).mkdir(mode=0o700, exist_ok=True)
     for path in (root, *(root / folder for folder in volume.folders), *root.iterdir(), *root.glob(SOCKETS)):
         if not path.is_symlink() and path.stat().st_uid != owner:

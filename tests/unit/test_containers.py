@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from services.core.adapters.identity import PublicKeys
+from services.core.domain.errors import WeftError
 from services.core.domain.service_access import SERVICES
 from services.core.runtime.home import Home
 from services.core.runtime.settings import SETTINGS_FILE, Settings
@@ -96,6 +97,16 @@ def test_a_removed_private_key_is_made_anew_and_known_to_every_service(tmp_path:
     keys.refresh()
     of_lcm = [entry.until for entry in keys._keys.values() if entry.owner == "lcm"]
     assert len(of_lcm) == 2, "the old key stays valid for a while"
+
+
+def test_a_service_cannot_lead_its_files_into_another_volume(tmp_path: Path) -> None:
+    volumes = _set_up(tmp_path)
+    (volumes / "api" / "tls").rename(volumes / "api" / "moved")
+    (volumes / "api" / "tls").symlink_to(volumes / "lcm" / "tls")
+    before = _content(volumes / "lcm")
+    with pytest.raises(WeftError, match="is a link"):
+        _set_up(tmp_path)
+    assert _content(volumes / "lcm") == before
 
 
 def test_each_service_listens_in_its_container_and_calls_others_by_their_names(volumes: Path) -> None:
