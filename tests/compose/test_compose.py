@@ -194,6 +194,15 @@ def test_the_api_serves_the_dashboard(installed: Stack) -> None:
     assert re.search(r'src="[^"]*assets/[^"]+\.js"', page)
 
 
+def test_the_image_can_start_every_adapter(installed: Stack) -> None:
+    imports = (
+        "import importlib, pkgutil, services\n"
+        "for module in pkgutil.walk_packages(services.__path__, 'services.'):\n"
+        "    if not module.name.endswith('__main__'): importlib.import_module(module.name)"
+    )
+    installed.compose("exec", "-T", "api", "python", "-c", imports)
+
+
 def test_the_image_names_its_revision_and_has_no_compiler_and_no_pip(installed: Stack) -> None:
     image: dict[str, Any] = installed.container("api")["Config"]
     labels = image["Labels"]
