@@ -81,13 +81,31 @@ class Removal:
             for number in attempts
             for kind in _LEFT
         ])  # fmt: skip
+        await gather([
+            self._await_gone(collection("PodGroup", namespace, names.attempt_name(job, number))) for number in attempts
+        ])  # fmt: skip
         for number in attempts:
             await self._api.delete(collection("ConfigMap", namespace, names.attempt_name(job, number)))
         self._places.forget(job)
 
     async def close(self) -> None:
-        for job in list(self._enforcing):
-            self._cancel_enforcing(job)
+        tasks = list(self._enforcing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _await_gone(self, path: str) -> None:
+        """Waits for the removal of an object with a finalizer: the next attempt may need its name."""
+        backoff = Backoff(first_s=0.05, most_s=1)
+        deadline = asyncio.get_running_loop().time() + _REMOVE_S
+        while True:
+            try:
+                await self._api.get(path)
+            except NotFound:
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                raise Unavailable(f"{path} is not removed")
+            await backoff.wait()
 
     async def _mark_owner(self, namespace: str, job: str, wanted: StopMark) -> StopMark:
         """Returns the mark that counts: this one, or an earlier stronger one."""
