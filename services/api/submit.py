@@ -75,10 +75,13 @@ class Submitted:
     warnings: tuple[str, ...]
 
 
-def read_spec(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
-    """The spec in normal form. Raises InvalidSpec with every error that can be found, and their places."""
+def read_spec(text: bytes, kind: Literal["json", "yaml"], cluster: str = "local") -> JobSpec:
+    """The spec in normal form, for this kind of cluster.
+
+    Raises InvalidSpec with every error that can be found, and their places.
+    """
     spec = parse_spec(parse_spec_text(text, kind=kind))
-    errors = (*unsupported(spec), *_unknown_framework(spec))
+    errors = (*unsupported(spec, cluster), *_unknown_framework(spec))
     if errors:
         first = errors[0]
         hint = f"; {first.hint}" if first.hint else ""
@@ -103,9 +106,11 @@ def check_gang(spec: JobSpec, *, max_learners: int, max_bytes: int) -> None:
     raise InvalidSpec(f"/roles: {why}", errors=(FieldError("/roles", why),))
 
 
-async def read_spec_in_thread(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
+async def read_spec_in_thread(text: bytes, kind: Literal["json", "yaml"], cluster: str) -> JobSpec:
     """As ``read_spec``; a long spec takes tens of milliseconds and is read in a thread."""
-    return read_spec(text, kind) if len(text) < _LONG_SPEC else await asyncio.to_thread(read_spec, text, kind)
+    if len(text) < _LONG_SPEC:
+        return read_spec(text, kind, cluster)
+    return await asyncio.to_thread(read_spec, text, kind, cluster)
 
 
 def framework_of(spec: JobSpec) -> Framework | None:

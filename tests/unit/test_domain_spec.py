@@ -199,6 +199,28 @@ def test_a_field_that_is_not_implemented_is_refused_by_name(fields: dict[str, An
     assert "not available on this platform yet" in error.message
 
 
+@pytest.mark.parametrize(
+    ("fields", "pointer"),
+    [
+        ({"image_pull_secret": "s"}, "/image_pull_secret"),
+        ({"data_stores": [{"id": "l", "type": "local", "path": "/data"}]}, "/data_stores/0/type"),
+        ({"resources": {"gpus": 0.5}}, "/resources/gpus"),
+        ({"roles": {"worker": {"count": 1, "gpus": 0.5}}}, "/roles/worker/gpus"),
+    ],
+    ids=str,
+)
+def test_a_field_that_pods_cannot_have_is_refused_with_what_to_write(fields: dict[str, Any], pointer: str) -> None:
+    (error,) = unsupported(a_spec(**fields), "kubernetes")
+    assert error.pointer == pointer
+    assert error.hint
+
+
+def test_pods_have_images_and_shared_memory() -> None:
+    spec = a_spec(image="registry.example/mine:1", resources={"shm": "1GB", "gpus": 2})
+    assert unsupported(spec, "kubernetes") == ()
+    assert [error.pointer for error in unsupported(spec)] == ["/image", "/resources/shm"]
+
+
 def test_implemented_fields_are_not_refused() -> None:
     implemented = {
         key: value for key, value in FULL.items() if key not in {"elastic", "outputs", "data_stores", "inputs"}

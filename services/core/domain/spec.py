@@ -528,14 +528,43 @@ def _models_in(annotation: object) -> Iterator[type[_Model]]:
 _LATER: Final = "not available on this platform yet"
 
 
-def unsupported(spec: JobSpec) -> tuple[FieldError, ...]:
-    """Returns an error for each field of a valid spec that this version does not implement on the ``local`` cluster."""
-    return (*_unsupported_runs(spec), *_unsupported_data(spec), *_unsupported_fields(spec))
+def unsupported(spec: JobSpec, cluster: str = "local") -> tuple[FieldError, ...]:
+    """Returns an error for each field of a valid spec that this version does not implement on this kind of cluster.
+
+    ``cluster``: local | kubernetes.
+    """
+    in_pods = cluster == "kubernetes"
+    return (
+        *_unsupported_runs(spec),
+        *(_unsupported_in_pods(spec) if in_pods else _unsupported_without_pods(spec)),
+        *_unsupported_data(spec),
+        *_unsupported_fields(spec),
+    )
+
+
+def _unsupported_without_pods(spec: JobSpec) -> Iterator[FieldError]:
+    if spec.image is not None or spec.image_pull_secret is not None:
+        yield FieldError("/image", f"container images are {_LATER}", "use framework: (see `weft frameworks`)")
+    if spec.resources.shm:
+        yield FieldError("/resources/shm", f"shm is {_LATER}", "leave it out")
+
+
+def _unsupported_in_pods(spec: JobSpec) -> Iterator[FieldError]:
+    if spec.image_pull_secret is not None:
+        yield FieldError("/image_pull_secret", f"image_pull_secret is {_LATER}", "use an image that the nodes may pull")
+    for index, store in enumerate(spec.data_stores):
+        if store.type == "local":
+            yield FieldError(
+                f"/data_stores/{index}/type", "pods do not see the files of one machine", "use a store of type http"
+            )
+    for name in ("", *spec.roles):
+        gpus = spec.roles[name].gpus if name else spec.resources.gpus
+        if gpus is not None and gpus != int(gpus):
+            pointer = f"/roles/{name}/gpus" if name else "/resources/gpus"
+            yield FieldError(pointer, "this cluster gives whole GPUs only", "write gpus: 1")
 
 
 def _unsupported_runs(spec: JobSpec) -> Iterator[FieldError]:
-    if spec.image is not None or spec.image_pull_secret is not None:
-        yield FieldError("/image", f"container images are {_LATER}", "use framework: (see `weft frameworks`)")
     if spec.distribution not in RUNNABLE_DISTRIBUTIONS:
         present = ", ".join(sorted(RUNNABLE_DISTRIBUTIONS))
         yield FieldError("/distribution", f"'{spec.distribution}' is {_LATER}", f"there are: {present}")
@@ -561,6 +590,6 @@ def _unsupported_fields(spec: JobSpec) -> Iterator[FieldError]:
     for field in ("elastic", "secrets", "notify", "outputs", "preemptible", "stall_timeout"):
         if getattr(spec, field):
             yield FieldError(f"/{field}", f"{field} is {_LATER}", "leave it out")
-    for field in ("shm", "disk", "devices"):
+    for field in ("disk", "devices"):
         if getattr(spec.resources, field):
             yield FieldError(f"/resources/{field}", f"{field} is {_LATER}", "leave it out")
