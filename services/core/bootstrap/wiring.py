@@ -76,8 +76,8 @@ async def identity(settings: Settings, service: str) -> Identity:
     return await open_identity(installation_secrets(settings), _public_keys(settings), service)
 
 
-async def guard(settings: Settings, identity: Identity, *, learners: bool = False) -> Guard:
-    """Returns what authenticates the calls of a service. ``learners``: helpers may call it, too."""
+async def guard(settings: Settings, identity: Identity, *, services: bool = True, learners: bool = False) -> Guard:
+    """Returns what authenticates the calls of a service. ``services``, ``learners``: which callers it may have."""
     from services.core.adapters.identity import LearnerTokenVerifier
     from services.core.adapters.rpc.server import Guard
 
@@ -85,7 +85,7 @@ async def guard(settings: Settings, identity: Identity, *, learners: bool = Fals
     if learners:
         shared = await installation_secrets(settings).get(SHARED_SECRET)
         verifier = LearnerTokenVerifier(identity.keys, shared)
-    return Guard(identity.name, identity.verifier(), verifier)
+    return Guard(identity.name, identity.verifier() if services else None, verifier)
 
 
 def operations_access(settings: Settings, service: str) -> OperationsAccess:

@@ -19,6 +19,7 @@ MEMBERS: Final = "/members/"
 LEADER: Final = "/lcm/leader"
 _ATTEMPT: Final = "attempt"
 _LEARNERS: Final = "learners"
+_STOP: Final = "stop"
 
 
 class JobKey(NamedTuple):
@@ -26,7 +27,7 @@ class JobKey(NamedTuple):
 
     job_id: str
     kind: str
-    """``attempt``, ``guardian``, ``plan``, ``learners``, or any other text: keys of newer versions are allowed."""
+    """``attempt``, ``guardian``, ``plan``, ``learners``, ``stop``, or any other text (keys of newer versions)."""
     name: str
 
     @property
@@ -36,6 +37,10 @@ class JobKey(NamedTuple):
     @property
     def is_learner(self) -> bool:
         return self.kind == _LEARNERS and bool(self.name)
+
+    @property
+    def is_stop(self) -> bool:
+        return self.kind == _STOP and not self.name
 
 
 def parse_job_key(key: str) -> JobKey:
@@ -72,7 +77,7 @@ def fence_key(job_id: str) -> str:
 
 def stop_key(job_id: str) -> str:
     """Holds the stop of an attempt for the helpers of its pods: ``{attempt, generation, cause, grace_ms, time}``."""
-    return f"{JOBS}{job_id}/stop"
+    return f"{JOBS}{job_id}/{_STOP}"
 
 
 def learners_prefix(job_id: str) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+ROOT: Final = "/weft"
+"""The folder of all mounts."""
 PLAN: Final = "/weft/plan"
 """Read-only, for the helper: ``PLAN_FILE``, ``ADDRESSES_FILE`` and ``AUTHORITY_FILE`` of the attempt's owner object."""
 PLAN_FILE: Final = "plan.json"
