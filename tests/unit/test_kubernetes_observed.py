@@ -223,8 +223,6 @@ LOST = [
      "failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu")),
     ("DeadlineExceeded", pod(phase="Failed", reason="DeadlineExceeded", message="Pod was active on the node longer "
      "than the specified deadline")),
-    ("ImageUnusable", pod(RUNNING, ended(128, 'failed to create containerd task: exec: "/bin/sh": stat /bin/sh: no '
-     "such file or directory", "StartError"), phase="Failed")),
 ]  # fmt: skip
 
 
@@ -234,6 +232,13 @@ def test_end_by_the_cluster_is_lost_with_its_reason(reason: str, document: Docum
     assert process.exit is not None
     assert (process.reason, process.exit.lost, process.state) == (reason, True, "exited")
     assert process.message.endswith(reasons.ADVICE[reasons.PodReason(reason)])
+
+
+def test_image_without_a_shell_is_the_jobs_own_failure() -> None:
+    no_shell = 'failed to create containerd task: exec: "/bin/sh": stat /bin/sh: no such file or directory'
+    process = observe(pod(RUNNING, ended(128, no_shell, "StartError"), phase="Failed"), Context(now=NOW))
+    assert (process.reason, process.started, process.exit) == ("ImageUnusable", None, Exit(time=ENDED_MS, code=128))
+    assert "the image needs /bin/sh" in process.message
 
 
 def test_learner_on_a_node_that_is_not_reached_is_lost_unless_it_had_ended() -> None:
