@@ -31,6 +31,7 @@ from services.local.backup.commands import Backups, settings_of_running_platform
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
 from services.local.learners import end_all
+from services.local.pods import settings_of_cluster
 from services.local.quarantine_report import admin_key, reported_quarantine
 
 UP_TIMEOUT_S: Final = 60.0
@@ -74,9 +75,18 @@ class Platform(Backups):
     """The root of the errors that the methods raise."""
 
     def up(
-        self, home: str | None = None, *, gpus: int | None = None, port: int | None = None, report: Report = print
+        self,
+        home: str | None = None,
+        *,
+        gpus: int | None = None,
+        port: int | None = None,
+        cluster: Mapping[str, str] | None = None,
+        report: Report = print,
     ) -> dict[str, Any]:
         """Starts the platform and waits until it is ready. Returns ``{url, key, home, started, queued_again}``.
+
+        ``cluster``: where learners run, if not on this machine: ``{kind: kubernetes, kubeconfig, context, advertise,
+        registry}``.
 
         ``started`` is False if it ran already. ``queued_again``: the ids of jobs that ``down`` had halted. Raises
         WeftError if it does not become ready; what was started is stopped then.
@@ -95,6 +105,7 @@ class Platform(Backups):
             environment["WEFT_NODE_GPUS"] = str(gpus)
         if port:
             environment["WEFT_PORT"] = str(port)
+        environment |= settings_of_cluster(cluster or {})
         report(f"starting Weft in {place.root}")
         log = place / "logs" / "supervisor.log"
         begin = log.stat().st_size if log.exists() else 0

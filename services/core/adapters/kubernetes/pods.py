@@ -43,7 +43,7 @@ def pod(
         "gpus": learner.gpus,
     }
     spec: Document = {
-        "schedulingGates": [{"name": layout.GATE}],
+        "schedulingGates": [{"name": layout.SCHEDULING_GATE}],
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
