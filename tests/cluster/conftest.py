@@ -23,12 +23,14 @@ from tests.testbed.kubernetes.images import TINY_IMAGE
 from tests.testbed.kubernetes.kubectl import Kubectl
 
 _GIVEN = os.environ.get("WEFT_TEST_KUBECONFIG", "")
+_OWN_CLUSTER = {"test_life_in_pods.py", "test_testbed.py"}
+"""They need the test bed's own network or machines."""
 Untimed = Callable[[], AbstractContextManager[None]]
 Say = Callable[[str], None]
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    return True if _GIVEN and collection_path.name == "test_testbed.py" else None
+    return True if _GIVEN and collection_path.name in _OWN_CLUSTER else None
 
 
 @pytest.fixture(scope="session")

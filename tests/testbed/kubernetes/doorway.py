@@ -1,4 +1,4 @@
-"""A port of the test cluster's network that leads to a port of this machine's loopback: pods reach services here by it."""
+"""A port of the test cluster's network that leads to this machine's loopback: pods reach services here by it."""
 
 from __future__ import annotations
 
