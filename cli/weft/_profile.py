@@ -62,7 +62,16 @@ class Config:
 
 def config_file(environ: Mapping[str, str] = os.environ) -> Path:
     base = environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "weft" / "config.json"
+    return (Path(base) if base else home_folder(environ) / ".config") / "weft" / "config.json"
+
+
+def home_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The user's own folder. Raises InvalidRequest where there is none: HOME is unset and the user is in no list."""
+    try:
+        home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    except RuntimeError:
+        raise InvalidRequest("there is no home folder: set HOME, or XDG_CONFIG_HOME and WEFT_HOME") from None
+    return home
 
 
 def read_config(path: Path | None = None) -> Config:

@@ -25,9 +25,10 @@ from services.core.domain.status import ADMITTED, RESTING, Status
 from services.core.failpoints.points import under_failpoints
 from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home, default_home
+from services.core.runtime.isolation_report import read_isolation
 from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, alive, identify, read_live_process, send_signal, wait_gone
-from services.local.backup.commands import Backups, settings_of_running_platform
+from services.local.backup.commands import Backups, read_settings, settings_of_running_platform
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
 from services.local.learners import end_all
@@ -38,6 +39,10 @@ UP_TIMEOUT_S: Final = 60.0
 START_FAILURES_MOST: Final = 4
 """`weft up` gives up when a service has ended this often before it was ready for the first time."""
 _POLL_S: Final = 0.03
+_NOT_OF_THE_PLATFORM: Final = frozenset({
+    "WEFT_HOME", "WEFT_URL", "WEFT_KEY", "WEFT_PROFILE", "WEFT_DEBUG", "WEFT_PYTHON", "WEFT_BACKUP_PASSPHRASE",
+})  # fmt: skip
+"""Variables of the command line and of set-up."""
 _FAILPOINTS: Final = "failpoints are on: it may die on purpose"
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never behind a proxy
 Report = Callable[[str], None]
@@ -83,13 +88,14 @@ class Platform(Backups):
         cluster: Mapping[str, str] | None = None,
         report: Report = print,
     ) -> dict[str, Any]:
-        """Starts the platform and waits until it is ready. Returns ``{url, key, home, started, queued_again}``.
+        """Starts the platform, and waits until it is ready.
+
+        Returns ``{url, key, home, started, queued_again, ignored}``.
 
         ``cluster``: where learners run, if not on this machine: ``{kind: kubernetes, kubeconfig, context, advertise,
-        registry}``.
-
-        ``started`` is False if it ran already. ``queued_again``: the ids of jobs that ``down`` had halted. Raises
-        WeftError if it does not become ready; what was started is stopped then.
+        registry}``. ``started`` is False if it ran already. ``queued_again``: the ids of jobs that ``down`` had halted.
+        ``ignored``: the settings that would need a restart of a platform that ran already. Raises WeftError if it does
+        not become ready; what was started is stopped then.
         """
         place = _home(home)
         prepare(place)
@@ -97,10 +103,13 @@ class Platform(Backups):
         if _supervisor(place) is not None:
             report(f"Weft already runs in {place.root}")
             self._wait_ready(place, report)
-            return self._came_up(place, report, started=False)
+            ignored = changed_settings(place, {"WEFT_NODE_GPUS": gpus, "WEFT_PORT": port or None})
+            return {**self._came_up(place, report, started=False), "ignored": ignored}
         if port and not is_free("127.0.0.1", port):
             raise WeftError(f"port {port} is taken; give another with `weft up --port N`, or leave --port out")
-        environment = {**os.environ, "WEFT_HOME": str(place.root)}
+        environment = {**os.environ, "WEFT_HOME": str(place.root), "PYTHONSAFEPATH": "1"}
+        for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"):
+            environment.pop(name, None)  # the user's own modules must not replace those of the platform
         if gpus is not None:
             environment["WEFT_NODE_GPUS"] = str(gpus)
         if port:
@@ -109,7 +118,7 @@ class Platform(Backups):
         report(f"starting Weft in {place.root}")
         log = place / "logs" / "supervisor.log"
         begin = log.stat().st_size if log.exists() else 0
-        process = _detached([sys.executable, "-m", "services.local.supervisor"], environment, log)
+        process = _detached([sys.executable, "-P", "-m", "services.local.supervisor"], environment, log)
         try:
             self._wait_ready(place, report, process=process, log_from=begin)
         except (WeftError, KeyboardInterrupt):
@@ -129,7 +138,8 @@ class Platform(Backups):
             again = asyncio.run(queue_again(settings))
         if again:
             report(f"{_jobs(len(again))} that `weft down` had halted: queued again")
-        return {**_answer(home, home.addresses()), "started": started, "queued_again": list(again)}
+        answer = _answer(home, home.addresses())
+        return {**answer, "started": started, "queued_again": list(again), "ignored": []}
 
     def _wait_ready(
         self, home: Home, report: Report, *, process: ProcessIdentity | None = None, log_from: int = 0
@@ -316,6 +326,24 @@ class Platform(Backups):
         return check(document)
 
 
+def changed_settings(home: Home, options: Mapping[str, object]) -> list[str]:
+    """The settings, given by option or environment, that differ from those of the running platform: ``NAME=value``.
+
+    ``options``: setting -> the value of its option; None: not given.
+    """
+    supervisor = _supervisor(home)
+    if supervisor is None:
+        return []
+    given = {name: value for name, value in os.environ.items() if _is_platform_setting(name)}
+    given |= {name: str(value) for name, value in options.items() if value is not None}
+    running = read_settings(supervisor)
+    return sorted(f"{name}={value}" for name, value in given.items() if running.get(name, "") != value)
+
+
+def _is_platform_setting(name: str) -> bool:
+    return name.startswith("WEFT_") and name not in _NOT_OF_THE_PLATFORM
+
+
 def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count} jobs"
 
@@ -335,11 +363,8 @@ def _count_jobs(home: Home, statuses: Collection[Status]) -> int | None:
 
 def reported_isolation(home: Home) -> dict[str, Any]:
     """What the node agent reported at its start: the isolation, why no stronger one, what the kernel enforces."""
-    try:
-        report = json.loads((home / "run" / "node-isolation.json").read_text())
-        return {"name": str(report["isolation"]), "why": str(report["why"]), "enforced": list(report["enforced"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    report = read_isolation(home)
+    return {} if report is None else {"name": report.name, "why": report.why, "enforced": list(report.enforced)}
 
 
 def reported_caches(home: Home) -> dict[str, Any]:

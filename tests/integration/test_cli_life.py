@@ -96,8 +96,9 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
         ["backup", saved, "--home", home], ["restore", saved, "--home", home, "--dry-run"],
         ["master-key", "--home", home],
         ["down", "--home", str(tmp_path / "nothing-here")],
-        ["login", weft_up.url, "--name", "here"], ["whoami"], ["profile"], ["logout", "here"],
-        ["version"], ["completion", "bash"], ["frameworks"], ["sizes"], ["storage"],
+        ["login", weft_up.url, "--name", "here"], ["whoami"], ["profile"], ["dashboard", "--no-open"],
+        ["logout", "here"], ["user"], ["key"], ["cluster"], ["queue"], ["version"], ["completion", "bash"],
+        ["frameworks"], ["sizes"], ["storage"],
     ]  # fmt: skip
     answers: dict[str, Any] = {}
     for name, *words in typed:
@@ -157,7 +158,7 @@ def test_show_prints_a_job_as_text(weft: Weft, code: Path, tmp_path: Path) -> No
     output = weft("download", "seen-by-a-person", tmp_path / "out", "--results", "--code", "--logs")
     assert output.code == 0
     assert (tmp_path / "out" / "results" / "worker-0" / "model.txt").read_text() == "weights"
-    assert (tmp_path / "out" / "code" / "code.zip").exists()
+    assert (tmp_path / "out" / "code" / "train.py").read_text() == TRAIN
     assert "hello from 1" in (tmp_path / "out" / "logs" / "learner-2" / "training-log.txt").read_text()
 
 

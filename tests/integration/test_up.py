@@ -99,13 +99,21 @@ def test_full_disk_at_start_is_reported_and_nothing_runs(folder: Path) -> None:
         subprocess.run(["umount", small], check=True)
 
 
-def test_second_up_and_second_down_change_nothing_and_no_profile_of_another_platform(folder: Path) -> None:
+def test_up_and_down_change_nothing_twice_touch_no_other_profile_and_run_no_code_of_the_users_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = folder / "home"
     others = {"local": {"url": "http://127.0.0.1:9", "key": "k", "home": "/elsewhere"}}
     (folder / "config" / "weft").mkdir(parents=True)
     config = folder / "config" / "weft" / "config.json"
     config.write_text(json.dumps({"current": "local", "profiles": others}))
-    first = weft(home, "up", "-o", "json")
+    for mine, modules in (("project", ("services/__init__", "queue", "select")), ("path", ("services/__init__",))):
+        for module in modules:  # the user's own: in the working directory, and on PYTHONPATH
+            (folder / mine / f"{module}.py").parent.mkdir(parents=True, exist_ok=True)
+            (folder / mine / f"{module}.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
+    monkeypatch.chdir(folder / "project")
+    first = weft(home, "up", "-o", "json", PYTHONPATH=str(folder / "path"))
+    assert not (folder / "ran").exists(), "weft up ran code of the user's folder"
     second = weft(home, "up", "-o", "json")
     try:
         assert first.returncode == second.returncode == 0, first.stderr + second.stderr

@@ -385,12 +385,16 @@ class AsyncJobs:
         *,
         what: str = "results",
         attempt: int | None = None,
+        force: bool = True,
+        unpacked: bool = False,
         on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
     ) -> builtins.list[Path]:
         """Fetch a job's files into ``folder`` and return their paths there.
 
         what: ``results``, ``logs``, ``checkpoints`` (those of one attempt: by default the newest that left any) or
             ``code`` (code.zip as it was submitted).
+        force: replace files that are there; otherwise Conflict is raised for files that no download wrote.
+        unpacked: with ``code``: its files instead of code.zip.
         on_bytes: called with (bytes there, bytes in all).
 
         A file appears under its name only when it is whole; a download that was cut goes on where it stopped, also
@@ -399,7 +403,10 @@ class AsyncJobs:
         from weft._aio._download import download  # noqa: PLC0415 - most programs never download
 
         listed = [artifact async for artifact in self.artifacts(id, attempt=attempt)]
-        return await download(self._http, _path(id, "artifacts"), listed, Path(folder), what=what, on_bytes=on_bytes)
+        return await download(
+            self._http, _path(id, "artifacts"), listed, Path(folder), what=what, on_bytes=on_bytes, force=force,
+            unpacked=unpacked,
+        )  # fmt: skip
 
     async def _pages(
         self, path: str, field: str, params: Mapping[str, Any], *, most: int | None = None

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.core.domain.errors import Unavailable
+from services.core.domain.errors import InvalidRequest, Unavailable
 from services.core.runtime.address import Address, TlsFiles
 
 SOCKETS: Final = "run/s"
@@ -77,11 +77,16 @@ class Home:
 def default_home() -> Path:
     """Returns the absolute ``$WEFT_HOME``, else ``/var/lib/weft`` as root, else ``~/.local/share/weft``.
 
-    As root the learners run under uids of their own, which could not enter root's home.
+    Raises InvalidRequest for a user without a home folder. As root the learners run under uids of their own, which
+    could not enter root's home.
     """
     if configured := os.environ.get("WEFT_HOME"):
         return Path(configured).absolute()
     if os.geteuid() == 0:
         return Path("/var/lib/weft")
-    data_home = os.environ.get("XDG_DATA_HOME")
-    return (Path(data_home) if data_home else Path.home() / ".local" / "share") / "weft"
+    if data_home := os.environ.get("XDG_DATA_HOME"):
+        return Path(data_home) / "weft"
+    try:
+        return Path.home() / ".local" / "share" / "weft"
+    except RuntimeError:
+        raise InvalidRequest("there is no home folder: set HOME, or WEFT_HOME to a folder for the platform") from None

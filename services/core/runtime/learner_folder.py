@@ -256,17 +256,21 @@ class LearnerFolder:
         name = exit_file(run)
         try:
             document = self.read(name)
-            return None if document is None else self._with_disk(_exit(document))
+            return None if document is None else self._with_reason(_exit(document))
         except MALFORMED:
             return Exit(time=self._changed_ms(name), lost=True)
 
-    def _with_disk(self, end: Exit) -> Exit:
-        """A stop by the platform that came first remains the cause."""
+    def _with_reason(self, end: Exit) -> Exit:
+        """The exit with what the node agent ended it for. A stop by the platform that came first remains the cause."""
         try:
             document = self.read(DISK_FILE) if end.natural else None
         except MALFORMED:
             document = {}
-        return end if document is None else replace(end, disk_exceeded=str(document.get("why", "it wrote too much")))
+        if document is None:
+            return end
+        if "port_taken" in document:
+            return replace(end, port_taken=str(document["port_taken"]))
+        return replace(end, disk_exceeded=str(document.get("why", "it wrote too much")))
 
     def stop_mark(self) -> StopMark | None:
         """None also if it cannot be read: the next stop replaces it."""

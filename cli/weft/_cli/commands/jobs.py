@@ -104,6 +104,17 @@ def show_command(call: Call, job: str) -> None:
 
     document = call.client.jobs.document(job_id(call.client, job))
     emit(call, document, people=lambda wide: _details(document, wide), names=[document["id"]])
+    if call.for_people and not document.get("at_rest"):
+        warn_of_limits(call)
+
+
+def warn_of_limits(call: Call) -> None:
+    """Warns where memory of learners is not limited."""
+    from weft._cli.notices import warn
+
+    enforced = call.client.cluster().get("enforced")
+    if enforced is not None and "memory" not in enforced:
+        warn("the platform does not enforce memory limits: a learner may use more than resources.memory")
 
 
 def _details(job: dict[str, Any], wide: bool) -> str:
@@ -128,6 +139,7 @@ def _details(job: dict[str, Any], wide: bool) -> str:
     pairs: list[tuple[str, object]] = [
         ("id", job["id"]),
         ("name", job.get("name")),
+        ("about", (job.get("spec") or {}).get("description")),
         ("status", job.get("status", "") + _pending_change(job)),
         ("why", why),
         ("waits", job.get("pending_message")),

@@ -42,7 +42,7 @@ def up_command(
     """
     from weft._cli.homes import chosen_home, command_for, command_in, is_named, profile_name
     from weft._cli.local import platform, translated
-    from weft._cli.notices import note
+    from weft._cli.notices import note, warn
     from weft._cli.output import details, emit
     from weft._profile import Profile, config_file, read_config, write_config
 
@@ -57,6 +57,9 @@ def up_command(
         raise click.UsageError("--cluster kubernetes needs --advertise HOST: how do pods reach this machine?")
     with translated():
         answer: dict[str, Any] = platform().up(place, gpus=gpus, port=port, cluster=where, report=note)
+    if answer["ignored"]:
+        restart = f"`{command_in('down --keep-jobs', place)}`, then `{command_in('up', place)}` with them"
+        warn(f"the platform runs already, without {', '.join(answer['ignored'])}; to apply: {restart}")
     config = read_config()
     name = profile_name(config, answer["home"], wanted=call.profile, named=is_named(place))
     current = config.current in {"", name} or config.current not in config.profiles
@@ -209,8 +212,10 @@ def doctor_command(call: Call, home: str | None) -> None:
     def people(_wide: bool) -> str:
         lines: list[str] = []
         for check in checks:
-            mark = click.style("ok  ", fg="green") if check["ok"] else click.style("BAD ", fg="red")
-            lines.append(f"{mark} {plain(check['check'])}: {plain(check['detail'])}")
+            warned = check["ok"] and check["detail"].startswith("warning: ")
+            mark = click.style("warn", fg="yellow") if warned else click.style("ok  ", fg="green")
+            mark = mark if check["ok"] else click.style("BAD ", fg="red")
+            lines.append(f"{mark} {plain(check['check'])}: {plain(check['detail'].removeprefix('warning: '))}")
             if not check["ok"] and check.get("fix"):
                 lines.append(f"     -> {plain(check['fix'])}")
         return "\n".join(lines)

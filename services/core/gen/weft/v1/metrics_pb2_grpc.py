@@ -81,6 +81,11 @@ class IntakeStub:
                 request_serializer=weft_dot_v1_dot_metrics__pb2.PutObjectRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_metrics__pb2.PutObjectReply.FromString,
                 _registered_method=True)
+        self.DeleteObject = channel.unary_unary(
+                '/weft.v1.Intake/DeleteObject',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.DeleteObjectRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.DeleteObjectReply.FromString,
+                _registered_method=True)
 
 
 class IntakeServicer:
@@ -154,6 +159,13 @@ class IntakeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteObject(self, request, context):
+        """Removes an object, if there is one: checkpoints of the learner itself only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IntakeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -201,6 +213,11 @@ def add_IntakeServicer_to_server(servicer, server):
                     servicer.PutObject,
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.PutObjectRequest.FromString,
                     response_serializer=weft_dot_v1_dot_metrics__pb2.PutObjectReply.SerializeToString,
+            ),
+            'DeleteObject': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteObject,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.DeleteObjectRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.DeleteObjectReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -458,6 +475,33 @@ class Intake:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def DeleteObject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Intake/DeleteObject',
+            weft_dot_v1_dot_metrics__pb2.DeleteObjectRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.DeleteObjectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class TelemetryStub:
     """For the other services and, through the api, for users.
@@ -498,6 +542,16 @@ class TelemetryStub:
                 '/weft.v1.Telemetry/Summary',
                 request_serializer=weft_dot_v1_dot_metrics__pb2.SummaryRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_metrics__pb2.SummaryReply.FromString,
+                _registered_method=True)
+        self.Aggregates = channel.unary_unary(
+                '/weft.v1.Telemetry/Aggregates',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.AggregatesRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.AggregatesReply.FromString,
+                _registered_method=True)
+        self.Statistics = channel.unary_unary(
+                '/weft.v1.Telemetry/Statistics',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.StatisticsRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.StatisticsReply.FromString,
                 _registered_method=True)
         self.Forget = channel.unary_unary(
                 '/weft.v1.Telemetry/Forget',
@@ -554,6 +608,20 @@ class TelemetryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Aggregates(self, request, context):
+        """The last, smallest and largest value of metrics of several jobs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Statistics(self, request, context):
+        """Statistics of one metric over several jobs, by step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Forget(self, request, context):
         """Deletes all that is stored of a job.
         """
@@ -593,6 +661,16 @@ def add_TelemetryServicer_to_server(servicer, server):
                     servicer.Summary,
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.SummaryRequest.FromString,
                     response_serializer=weft_dot_v1_dot_metrics__pb2.SummaryReply.SerializeToString,
+            ),
+            'Aggregates': grpc.unary_unary_rpc_method_handler(
+                    servicer.Aggregates,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.AggregatesRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.AggregatesReply.SerializeToString,
+            ),
+            'Statistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.Statistics,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.StatisticsRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.StatisticsReply.SerializeToString,
             ),
             'Forget': grpc.unary_unary_rpc_method_handler(
                     servicer.Forget,
@@ -763,6 +841,60 @@ class Telemetry:
             '/weft.v1.Telemetry/Summary',
             weft_dot_v1_dot_metrics__pb2.SummaryRequest.SerializeToString,
             weft_dot_v1_dot_metrics__pb2.SummaryReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Aggregates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Telemetry/Aggregates',
+            weft_dot_v1_dot_metrics__pb2.AggregatesRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.AggregatesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Statistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Telemetry/Statistics',
+            weft_dot_v1_dot_metrics__pb2.StatisticsRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.StatisticsReply.FromString,
             options,
             channel_credentials,
             insecure,

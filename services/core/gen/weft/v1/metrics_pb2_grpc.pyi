@@ -59,6 +59,8 @@ class IntakeStub:
     """The bytes of an object, in order. NOT_FOUND without it."""
     PutObject: _grpc.StreamUnaryMultiCallable[_metrics_pb2.PutObjectRequest, _metrics_pb2.PutObjectReply]
     """Stores an object: the first message names it, the others have its bytes. Durable once it is answered."""
+    DeleteObject: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.DeleteObjectRequest, _metrics_pb2.DeleteObjectReply]
+    """Removes an object, if there is one: checkpoints of the learner itself only."""
 
 @_typing.type_check_only
 class IntakeAsyncStub(IntakeStub):
@@ -91,6 +93,8 @@ class IntakeAsyncStub(IntakeStub):
     """The bytes of an object, in order. NOT_FOUND without it."""
     PutObject: _aio.StreamUnaryMultiCallable[_metrics_pb2.PutObjectRequest, _metrics_pb2.PutObjectReply]  # type: ignore[assignment]
     """Stores an object: the first message names it, the others have its bytes. Durable once it is answered."""
+    DeleteObject: _aio.UnaryUnaryMultiCallable[_metrics_pb2.DeleteObjectRequest, _metrics_pb2.DeleteObjectReply]  # type: ignore[assignment]
+    """Removes an object, if there is one: checkpoints of the learner itself only."""
 
 class IntakeServicer(metaclass=_abc_1.ABCMeta):
     """For the helper of a learner. Authenticated by the learner's token
@@ -175,6 +179,14 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_metrics_pb2.PutObjectReply, _abc.Awaitable[_metrics_pb2.PutObjectReply]]:
         """Stores an object: the first message names it, the others have its bytes. Durable once it is answered."""
 
+    @_abc_1.abstractmethod
+    def DeleteObject(
+        self,
+        request: _metrics_pb2.DeleteObjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.DeleteObjectReply, _abc.Awaitable[_metrics_pb2.DeleteObjectReply]]:
+        """Removes an object, if there is one: checkpoints of the learner itself only."""
+
 def add_IntakeServicer_to_server(servicer: IntakeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class TelemetryStub:
@@ -199,6 +211,10 @@ class TelemetryStub:
     """Points thinned out to curves."""
     Summary: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.SummaryRequest, _metrics_pb2.SummaryReply]
     """Numbers of lines and points, latest values, progress."""
+    Aggregates: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.AggregatesRequest, _metrics_pb2.AggregatesReply]
+    """The last, smallest and largest value of metrics of several jobs."""
+    Statistics: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.StatisticsRequest, _metrics_pb2.StatisticsReply]
+    """Statistics of one metric over several jobs, by step."""
     Forget: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]
     """Deletes all that is stored of a job."""
 
@@ -222,6 +238,10 @@ class TelemetryAsyncStub(TelemetryStub):
     """Points thinned out to curves."""
     Summary: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SummaryRequest, _metrics_pb2.SummaryReply]  # type: ignore[assignment]
     """Numbers of lines and points, latest values, progress."""
+    Aggregates: _aio.UnaryUnaryMultiCallable[_metrics_pb2.AggregatesRequest, _metrics_pb2.AggregatesReply]  # type: ignore[assignment]
+    """The last, smallest and largest value of metrics of several jobs."""
+    Statistics: _aio.UnaryUnaryMultiCallable[_metrics_pb2.StatisticsRequest, _metrics_pb2.StatisticsReply]  # type: ignore[assignment]
+    """Statistics of one metric over several jobs, by step."""
     Forget: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]  # type: ignore[assignment]
     """Deletes all that is stored of a job."""
 
@@ -278,6 +298,22 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.SummaryReply, _abc.Awaitable[_metrics_pb2.SummaryReply]]:
         """Numbers of lines and points, latest values, progress."""
+
+    @_abc_1.abstractmethod
+    def Aggregates(
+        self,
+        request: _metrics_pb2.AggregatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.AggregatesReply, _abc.Awaitable[_metrics_pb2.AggregatesReply]]:
+        """The last, smallest and largest value of metrics of several jobs."""
+
+    @_abc_1.abstractmethod
+    def Statistics(
+        self,
+        request: _metrics_pb2.StatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.StatisticsReply, _abc.Awaitable[_metrics_pb2.StatisticsReply]]:
+        """Statistics of one metric over several jobs, by step."""
 
     @_abc_1.abstractmethod
     def Forget(

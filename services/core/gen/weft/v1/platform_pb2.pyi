@@ -215,6 +215,7 @@ class ClusterState(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     USED_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
+    ENFORCED_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
     """How learners are isolated: sandbox, process or trusted. Only while the cluster answers."""
     @_builtins.property
@@ -233,6 +234,10 @@ class ClusterState(_message.Message):
     def jobs(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Number of jobs by status."""
 
+    @_builtins.property
+    def enforced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Limits of learners that the kernel enforces, of memory, pids and cpu. Only where this is known."""
+
     def __init__(
         self,
         *,
@@ -241,10 +246,11 @@ class ClusterState(_message.Message):
         total: _jobs_pb2.ResourceSize | None = ...,
         used: _jobs_pb2.ResourceSize | None = ...,
         jobs: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        enforced: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_isolation", b"_isolation", "isolation", b"isolation", "total", b"total", "used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_isolation", b"_isolation", "isolation", b"isolation", "jobs", b"jobs", "nodes", b"nodes", "total", b"total", "used", b"used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_isolation", b"_isolation", "enforced", b"enforced", "isolation", b"isolation", "jobs", b"jobs", "nodes", b"nodes", "total", b"total", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__isolation: _TypeAlias = _typing.Literal["isolation"]  # noqa: Y015
     _WhichOneofArgType__isolation: _TypeAlias = _typing.Literal["_isolation", b"_isolation"]  # noqa: Y015
