@@ -103,7 +103,8 @@ class Platform(Backups):
         if _supervisor(place) is not None:
             report(f"Weft already runs in {place.root}")
             self._wait_ready(place, report)
-            ignored = changed_settings(place, {"WEFT_NODE_GPUS": gpus, "WEFT_PORT": port or None})
+            options = {"WEFT_NODE_GPUS": gpus, "WEFT_PORT": port or None, **settings_of_cluster(cluster or {})}
+            ignored = changed_settings(place, options)
             return {**self._came_up(place, report, started=False), "ignored": ignored}
         if port and not is_free("127.0.0.1", port):
             raise WeftError(f"port {port} is taken; give another with `weft up --port N`, or leave --port out")
