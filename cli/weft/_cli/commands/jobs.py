@@ -167,6 +167,7 @@ def _details(job: dict[str, Any], wide: bool) -> str:
             "placed",
             "\n".join(f"{learner} on {node}" for learner, node in placement.items()) if wide else _nodes(placement),
         ),
+        ("checkpoint", _checkpoint(job.get("checkpoint"), job)),
         ("created", _when(job.get("created"))),
         ("started", _when(attempt.get("started"))),
         ("finished", _when(job.get("finished"))),
@@ -179,6 +180,16 @@ def _details(job: dict[str, Any], wide: bool) -> str:
             ("since", f"{_when(job.get('since'))} ({ago(_time(job.get('since')))})"),
         ]
     return details(pairs)
+
+
+def _checkpoint(checkpoint: dict[str, Any] | None, job: dict[str, Any]) -> str:
+    """When it was stored, and how much; empty without one."""
+    from weft._cli.text import ago, count, size
+
+    if checkpoint is None:
+        return ""
+    when = _when(checkpoint["time"]) if job.get("at_rest") else f"{ago(_time(checkpoint['time']))} ago"
+    return f"{when} ({count(checkpoint['files'], 'file')}, {size(checkpoint['size'])})"
 
 
 def _pending_change(job: dict[str, Any]) -> str:
