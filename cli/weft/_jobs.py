@@ -6,8 +6,8 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import json
+import os
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime
@@ -76,7 +76,7 @@ class Jobs:
         from weft._archive import Archive, make_archive  # noqa: PLC0415 - most commands only look
 
         document, named = to_thread(_read, spec)
-        key = idempotency_key or uuid.uuid4().hex
+        key = idempotency_key or os.urandom(16).hex()
         if isinstance(code, Archive):
             return self.submit_document(document, archive=code, idempotency_key=key, on_upload=on_upload)
         place = Path(code) if code is not None else named

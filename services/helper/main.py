@@ -47,6 +47,7 @@ from services.helper.spool import Spool
 from services.helper.wakeup import Wakeup
 
 if TYPE_CHECKING:
+    from services.helper.checkpoints.snapshots import Digests
     from services.helper.metrics_client import IntakeClient
     from services.helper.reporter import Reporter
     from services.helper.ship.shipper import Shipper
@@ -240,8 +241,12 @@ class Helper:
 
     async def _follow_process(self, reporter: Reporter, intake: IntakeClient) -> None:
         """Ships lines and metrics until the process has ended, then stores its files and reports the end."""
-        from services.helper.ship.shipper import Shipper  # noqa: PLC0415 - see the module's docstring
+        from services.helper.checkpoints.thread import CheckpointThread  # noqa: PLC0415 - see the module's docstring
+        from services.helper.ship.shipper import Shipper  # noqa: PLC0415 - as above
 
+        checkpoints = CheckpointThread(
+            self._folder, self._assignment, self._spool, self._signer, report=reporter.set_checkpoint
+        )
         self._shipper = shipper = Shipper(self._folder, self._assignment, self._spool, intake, RUN)
         shipping = asyncio.create_task(shipper.run())
         try:
@@ -250,6 +255,7 @@ class Helper:
             if process_exit is None:
                 return
             self._exit_seen_at = asyncio.get_running_loop().time()
+            digests = await checkpoints.stop()
             shipper.finish()
             drain_s = load_settings().drain_s
             await self._wait_shipped(shipping, shipper, process_exit, away_limit_s=min(drain_s, REFUSED_S))
@@ -257,7 +263,7 @@ class Helper:
                 reporter.enter(Phase.STORED, exit=process_exit)
                 return
             reporter.enter(Phase.STORING, exit=process_exit)
-            problems = [await self._store_outputs(reporter.set_message)]
+            problems = [await self._store_outputs(reporter, digests)]
             await self._wait_shipped(shipping, shipper, process_exit, away_limit_s=drain_s)
             if not shipping.done():
                 problems.append("the metrics service has not taken its last lines, which are in its stored logs")
@@ -265,6 +271,7 @@ class Helper:
             self._write_stored(reporter)
             await self._wait_shipped(shipping, shipper, process_exit)  # until the folder is removed
         finally:
+            await checkpoints.stop()
             shipping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await shipping
@@ -307,14 +314,15 @@ class Helper:
             # A failure of shipping keeps neither results nor raw logs from being stored.
             log_event("shipping.failed", why=repr(shipping.exception()))
 
-    async def _store_outputs(self, report_waiting: Callable[[str], None]) -> str:
+    async def _store_outputs(self, reporter: Reporter, digests: Digests) -> str:
         """Stores the learner's files. Returns what could not be stored, for people; empty: everything was."""
         from services.helper.store import store_outputs  # noqa: PLC0415 - see the module's docstring
 
         try:
             return await store_outputs(
-                self._folder, self._assignment, self._spool, RUN, signer=self._signer, report_waiting=report_waiting
-            )
+                self._folder, self._assignment, self._spool, RUN, signer=self._signer, digests=digests,
+                report_waiting=reporter.set_message, report_checkpoint=reporter.set_checkpoint,
+            )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the edge of storing: no file may keep a job from ending
             log_event("store.failed", why=traceback.format_exc())
             return f"storing its files failed: {error!r}"

@@ -17,7 +17,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from services.core.domain.errors import Unavailable, WeftError
+from services.core.domain.checkpoint import checkpoint_base
+from services.core.domain.errors import NotFound, PermissionDenied, Unavailable, WeftError
 from services.core.ports.object_urls import ObjectRequest
 
 # ruff: noqa: PLC0415 - a learner waits for all imports of its helper: one kind of store does not load the other's
@@ -52,8 +53,16 @@ class Objects(Protocol):
         """
         ...
 
-    async def close(self) -> None:
+    async def delete(self, key: str) -> None:
+        """Removes an object of the learner's own checkpoints, if there is one. Raises PermissionDenied for another."""
+        ...
+
+    async def abandon(self) -> None:
         """Aborts an unfinished upload."""
+        ...
+
+    async def close(self, *, resumed: bool = False) -> None:
+        """Aborts an unfinished upload, unless it will be ``resumed`` by others with the same spool."""
         ...
 
 
@@ -94,9 +103,10 @@ class UrlSigner:
 def open_objects(assignment: Assignment, signer: UrlSigner, wait: Wait, spool: Spool | None = None) -> Objects:
     """The objects of the attempt. ``spool`` keeps the state of the upload under way."""
     folder = assignment.objects
+    own = f"{own_checkpoints(assignment)}/"
     objects: Objects
     if folder:
-        objects = FolderObjects(Path(folder), assignment.objects_keep_free)
+        objects = FolderObjects(Path(folder), assignment.objects_keep_free, deletable=own)
     else:
         objects = PodObjects(signer, wait, spool) if signer.in_pod else SignedObjects(signer, wait, spool)
     if "WEFT_FAILPOINTS" not in os.environ:
@@ -106,11 +116,19 @@ def open_objects(assignment: Assignment, signer: UrlSigner, wait: Wait, spool: S
     return at_failpoint(objects, "objects", "helper")
 
 
+def own_checkpoints(assignment: Assignment) -> str:
+    """The beginning of the keys of the learner's own checkpoints in its attempt."""
+    plan = assignment.plan
+    return checkpoint_base(tenant=plan.tenant, job=plan.job, attempt=plan.attempt, learner=assignment.learner.name)
+
+
 class FolderObjects:
-    def __init__(self, root: Path, keep_free: int) -> None:
+    def __init__(self, root: Path, keep_free: int, *, deletable: str) -> None:
+        """``deletable``: the beginning of the keys that may be removed."""
         from services.core.adapters.folder.objects import FolderObjectStore
 
         self._store = FolderObjectStore(root, keep_free=keep_free)
+        self._deletable = deletable
 
     async def size(self, key: str) -> int | None:
         meta = await self._store.head(key)
@@ -124,7 +142,15 @@ class FolderObjects:
         async with aclosing(read()) as chunks:
             await self._store.put(key, chunks, size=size)
 
-    async def close(self) -> None:
+    async def delete(self, key: str) -> None:
+        if not key.startswith(self._deletable):
+            raise PermissionDenied("a learner's helper removes its own checkpoints only")
+        await self._store.delete(key)
+
+    async def abandon(self) -> None:
+        pass
+
+    async def close(self, *, resumed: bool = False) -> None:
         pass
 
 
@@ -162,9 +188,17 @@ class SignedObjects:
             else:
                 return
 
-    async def close(self) -> None:
+    async def delete(self, key: str) -> None:
+        with contextlib.suppress(NotFound):
+            await self._transfer.call(ObjectRequest("delete", key))
+
+    async def abandon(self) -> None:
         with contextlib.suppress(WeftError):
             await self._abort_upload()
+
+    async def close(self, *, resumed: bool = False) -> None:
+        if not resumed:
+            await self.abandon()
         self._transfer.close()
 
     async def _abort_upload(self, except_of: str = "") -> None:
@@ -194,9 +228,16 @@ class PodObjects:
     async def put(self, key: str, read: Callable[[], AsyncGenerator[bytes]], size: int | None = None) -> None:
         await (await self._objects()).put(key, read, size)
 
-    async def close(self) -> None:
+    async def delete(self, key: str) -> None:
+        await (await self._objects()).delete(key)
+
+    async def abandon(self) -> None:
         if self._chosen is not None:
-            await self._chosen.close()
+            await self._chosen.abandon()
+
+    async def close(self, *, resumed: bool = False) -> None:
+        if self._chosen is not None:
+            await self._chosen.close(resumed=resumed)
 
     async def _objects(self) -> Objects:
         if self._chosen is None:
@@ -240,7 +281,13 @@ class CalledObjects:
 
         await _retried(lambda: self._signer.call(put), self._wait)
 
-    async def close(self) -> None:
+    async def delete(self, key: str) -> None:
+        await _retried(lambda: self._signer.call(lambda intake: intake.delete_object(key)), self._wait)
+
+    async def abandon(self) -> None:
+        pass
+
+    async def close(self, *, resumed: bool = False) -> None:
         pass
 
 

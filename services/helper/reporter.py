@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.codec import dump
 from services.core.domain.errors import WeftError
 from services.core.domain.learner import LearnerStatus
@@ -86,6 +87,10 @@ class Reporter:
     def set_message(self, message: str) -> None:
         """Sets what people read as the current activity."""
         self._change(replace(self.status, message=message))
+
+    def set_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
+        """Reports the newest stored checkpoint."""
+        self._change(replace(self.status, checkpoint=checkpoint))
 
     def set_fields(self, **changes: Any) -> None:
         """Sets fields that are sent with the next change; they cause no report of their own."""

@@ -44,6 +44,10 @@ class ObjectCalls:
         async with aclosing(_of_size(chunks, size)) as checked:
             await store.put(key, checked, size=size)
 
+    async def delete(self, learner: LearnerIdentity, key: str) -> None:
+        """Removes the object, if there is one."""
+        await (await self._authorized(learner, "delete", key)).delete(key)
+
     async def _authorized(self, learner: LearnerIdentity, verb: Verb, key: str) -> ObjectStore:
         if self._store is None:
             raise InvalidRequest("this platform's objects are moved by signed URLs, or within one machine")

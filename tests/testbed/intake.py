@@ -177,6 +177,12 @@ class Intake(IntakeServicer):
         await store.put(first.key, chunks(), size=first.size)
         return pb.PutObjectReply()
 
+    async def DeleteObject(  # noqa: N802
+        self, request: pb.DeleteObjectRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.DeleteObjectReply:
+        await self._store("delete", request.key).delete(request.key)
+        return pb.DeleteObjectReply()
+
     def _store(self, verb: Verb, key: str) -> FolderObjectStore:
         identity = caller()
         assert identity is not None

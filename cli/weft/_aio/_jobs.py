@@ -6,8 +6,8 @@ import asyncio
 import builtins
 import dataclasses
 import json
+import os
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import ExitStack
 from datetime import datetime
@@ -76,7 +76,7 @@ class AsyncJobs:
         from weft._archive import Archive, make_archive  # noqa: PLC0415 - most commands only look
 
         document, named = await to_thread(_read, spec)
-        key = idempotency_key or uuid.uuid4().hex
+        key = idempotency_key or os.urandom(16).hex()
         if isinstance(code, Archive):
             return await self.submit_document(document, archive=code, idempotency_key=key, on_upload=on_upload)
         place = Path(code) if code is not None else named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
@@ -225,7 +225,9 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
         if len(text) > self._services.settings.max_spec_bytes:
             raise TooLarge(f"a spec has at most {self._services.settings.max_spec_bytes} bytes")
         tenant = principal.acting_tenant(head.tenant if head.HasField("tenant") else None)
-        incoming = submission.Incoming(await read_spec_in_thread(text, "json" if head.HasField("json") else "yaml"))
+        kind: Literal["json", "yaml"] = "json" if head.HasField("json") else "yaml"
+        spec = await read_spec_in_thread(text, kind, self._services.settings.cluster)
+        incoming = submission.Incoming(spec)
         if head.HasField("code_digest"):
             incoming.code_digest = checked_digest(head.code_digest)
         with self._services.instrumentation.counting_refused_code():

@@ -129,9 +129,9 @@ async def _receive(
             raise wrong_field("/query/code_digest", "give either code or its digest, not both")
         _check_length(request, limits.max_code_bytes + limits.max_spec_bytes + _OVERHEAD)
         upload = await closing.enter_async_context(services.uploads.receive(tenant))
-        return await _MultipartSubmission(options.get(b"boundary", b""), upload, limits.max_spec_bytes).read(
-            request.stream()
-        )
+        boundary = options.get(b"boundary", b"")
+        parts = _MultipartSubmission(boundary, upload, limits.max_spec_bytes, limits.cluster)
+        return await parts.read(request.stream())
     if media != "application/json" and media not in _YAML:
         raise InvalidRequest(
             "send multipart/form-data with the parts `spec` and `code`, application/json or application/yaml"
@@ -139,7 +139,7 @@ async def _receive(
     if code_digest is not None:
         checked_digest(code_digest)
     text = await read_body(request, limits.max_spec_bytes, what="a spec")
-    spec = await read_spec_in_thread(text, "json" if media == "application/json" else "yaml")
+    spec = await read_spec_in_thread(text, "json" if media == "application/json" else "yaml", limits.cluster)
     return Incoming(spec, code_digest or "")
 
 
@@ -161,11 +161,11 @@ class _Part:
 class _MultipartSubmission:
     """The parts ``spec`` and ``code`` out of a multipart stream, in any order."""
 
-    def __init__(self, boundary: bytes, upload: Upload, max_spec_bytes: int) -> None:
+    def __init__(self, boundary: bytes, upload: Upload, max_spec_bytes: int, cluster: str) -> None:
         if not boundary:
             raise InvalidRequest("the Content-Type names no boundary between the parts")
         self._upload = upload
-        self._max_spec = max_spec_bytes
+        self._max_spec, self._cluster = max_spec_bytes, cluster
         self._events: list[tuple[str, bytes]] = []
         """What one piece of the body contained, in order: ``begin`` with the part's name, ``data``, ``end``."""
         self._part = _Part()
@@ -229,7 +229,7 @@ class _MultipartSubmission:
                 raise TooLarge(f"a spec has at most {self._max_spec} bytes")
         elif name == "spec" and self._spec_text is not None:
             self._spec = await read_spec_in_thread(
-                bytes(self._spec_text), "json" if self._part.media == "application/json" else "yaml"
+                bytes(self._spec_text), "json" if self._part.media == "application/json" else "yaml", self._cluster
             )
             self._spec_text = None
         return name

@@ -12,20 +12,25 @@ from pydantic import Field
 
 from services.api.access import Principal
 from services.api.answers import Answer, Done, doc
+from services.api.causes import LAST_LINES, Cause, find_cause
 from services.api.explain import JobExplanation, explain
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
 from services.api.job_filter import parse_filter
 from services.api.job_metrics import job_metrics, wanted_metrics
 from services.api.job_search import matching
 from services.api.params import Params, wrong_parameter
+from services.api.platform import spec_of
 from services.api.services import ApiServices
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.domain.ids import is_id
+from services.core.domain.job import Job as JobDocument
 from services.core.domain.spec import nearest
 from services.core.domain.status import Desired, Status
 from services.core.ports.job_store import JobQuery
-from services.core.ports.metric_store import Aggregate
+from services.core.ports.metric_store import Aggregate, LineQuery, StoredLine
 
+_OWN_FAILURES: Final = frozenset({"ExitCode", "Signalled", "OOMKilled"})
+"""Reasons whose cause is in the output of the learner."""
 _FIELDS: Final = Job.__struct_fields__
 
 
@@ -170,7 +175,22 @@ async def explain_job(services: ApiServices, principal: Principal, job_id: str) 
     if document.attempt.started is not None:
         with contextlib.suppress(WeftError):  # the explanation does not depend on the metrics service
             left_out = (await services.telemetry.summary(job_id)).left_out
-    return explain(document, waiting.get(job_id), now=services.jobs.now(), left_out=left_out)
+    cause = await _cause(services, document)
+    return explain(document, waiting.get(job_id), now=services.jobs.now(), left_out=left_out, cause=cause)
+
+
+async def _cause(services: ApiServices, job: JobDocument) -> Cause | None:
+    """The cause of the failure that ended the last attempt; None: there was none, or nothing is recognised."""
+    verdict, spec = job.verdict, spec_of(job)
+    if verdict is None or spec is None or verdict.reason not in _OWN_FAILURES:
+        return None
+    role, _, number = verdict.learner.rpartition("-")
+    rank = int(number) if len(spec.roles) == 1 and number.isdigit() else None
+    query = LineQuery(role=role or None, rank=rank, attempt=job.attempt.number, tail=LAST_LINES)
+    lines: Sequence[StoredLine] = ()
+    with contextlib.suppress(WeftError):  # the explanation does not depend on the metrics service
+        lines, _through = await services.telemetry.lines(job.id, query, limit=LAST_LINES)
+    return find_cause([line.line.text for line in lines], exit_code=verdict.exit_code, signal_number=verdict.signal)
 
 
 async def _set_desired(

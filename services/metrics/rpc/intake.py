@@ -162,6 +162,10 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
         await self.objects.put(calling_learner(), first.key, chunks(), size)
         return pb.PutObjectReply()
 
+    async def DeleteObject(self, request: pb.DeleteObjectRequest, context: Any) -> pb.DeleteObjectReply:
+        await self.objects.delete(calling_learner(), request.key)
+        return pb.DeleteObjectReply()
+
 
 def _stop_message(stop: Stop | None) -> pb.Stop | None:
     if stop is None:

@@ -812,6 +812,44 @@ class JobCounters(_message.Message):
 Global___JobCounters: _TypeAlias = JobCounters  # noqa: Y015
 
 @_typing.final
+class JobCheckpoint(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    LEARNER_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    files: _builtins.int
+    """Number of its files."""
+    size: _builtins.int
+    """Bytes of its files."""
+    learner: _builtins.str
+    """The learner that saved it, e.g. worker-0."""
+    attempt: _builtins.int
+    """Number of the attempt that saved it."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was stored."""
+
+    def __init__(
+        self,
+        *,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        files: _builtins.int = ...,
+        size: _builtins.int = ...,
+        learner: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "files", b"files", "learner", b"learner", "size", b"size", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobCheckpoint: _TypeAlias = JobCheckpoint  # noqa: Y015
+
+@_typing.final
 class JobVerdict(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -900,6 +938,7 @@ class Job(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the job: j and 22 characters."""
     name: _builtins.str
@@ -996,6 +1035,10 @@ class Job(_message.Message):
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobMetric]:
         """The metrics that a request for a list names, one for each name and context."""
 
+    @_builtins.property
+    def checkpoint(self) -> Global___JobCheckpoint:
+        """The checkpoint that was stored last; absent before. During a run some seconds old."""
+
     def __init__(
         self,
         *,
@@ -1031,10 +1074,11 @@ class Job(_message.Message):
         spec: _struct_pb2.Struct | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         metrics: _abc.Iterable[Global___JobMetric] | None = ...,
+        checkpoint: Global___JobCheckpoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message", "_queue_position", b"_queue_position", "attempt", b"attempt", "counters", b"counters", "created", b"created", "deleted", b"deleted", "finished", b"finished", "pending_message", b"pending_message", "queue_position", b"queue_position", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "summary", b"summary", "updated", b"updated", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message", "_queue_position", b"_queue_position", "attempt", b"attempt", "checkpoint", b"checkpoint", "counters", b"counters", "created", b"created", "deleted", b"deleted", "finished", b"finished", "pending_message", b"pending_message", "queue_position", b"queue_position", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "summary", b"summary", "updated", b"updated", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message", "_queue_position", b"_queue_position", "at_rest", b"at_rest", "attempt", b"attempt", "code_digest", b"code_digest", "counters", b"counters", "created", b"created", "deleted", b"deleted", "desired", b"desired", "finished", b"finished", "framework", b"framework", "generation", b"generation", "id", b"id", "learners", b"learners", "message", b"message", "metrics", b"metrics", "name", b"name", "observed_generation", b"observed_generation", "pending_message", b"pending_message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "status", b"status", "summary", b"summary", "tags", b"tags", "tenant", b"tenant", "updated", b"updated", "user", b"user", "verdict", b"verdict", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message", "_queue_position", b"_queue_position", "at_rest", b"at_rest", "attempt", b"attempt", "checkpoint", b"checkpoint", "code_digest", b"code_digest", "counters", b"counters", "created", b"created", "deleted", b"deleted", "desired", b"desired", "finished", b"finished", "framework", b"framework", "generation", b"generation", "id", b"id", "learners", b"learners", "message", b"message", "metrics", b"metrics", "name", b"name", "observed_generation", b"observed_generation", "pending_message", b"pending_message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "status", b"status", "summary", b"summary", "tags", b"tags", "tenant", b"tenant", "updated", b"updated", "user", b"user", "verdict", b"verdict", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pending_message: _TypeAlias = _typing.Literal["pending_message"]  # noqa: Y015
     _WhichOneofArgType__pending_message: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message"]  # noqa: Y015
@@ -1481,6 +1525,7 @@ class JobExplanation(_message.Message):
     PENDING_REASON_FIELD_NUMBER: _builtins.int
     QUEUE_POSITION_FIELD_NUMBER: _builtins.int
     HINTS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the job."""
     status: _builtins.str
@@ -1495,6 +1540,8 @@ class JobExplanation(_message.Message):
     """Stable code of why it waits; else empty."""
     queue_position: _builtins.int
     """Place in the queue, from 1. Only while it waits and the dispatcher answers."""
+    cause: _builtins.str
+    """What went wrong, read from the output of the learner that failed first; empty if nothing is recognised."""
     @_builtins.property
     def hints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What its owner can do, with commands that can be typed as they stand."""
@@ -1510,10 +1557,11 @@ class JobExplanation(_message.Message):
         pending_reason: _builtins.str = ...,
         queue_position: _builtins.int | None = ...,
         hints: _abc.Iterable[_builtins.str] | None = ...,
+        cause: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "hints", b"hints", "id", b"id", "message", b"message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "status", b"status", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "cause", b"cause", "hints", b"hints", "id", b"id", "message", b"message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "status", b"status", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__queue_position: _TypeAlias = _typing.Literal["queue_position"]  # noqa: Y015
     _WhichOneofArgType__queue_position: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position"]  # noqa: Y015

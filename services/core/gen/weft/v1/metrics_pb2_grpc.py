@@ -81,6 +81,11 @@ class IntakeStub:
                 request_serializer=weft_dot_v1_dot_metrics__pb2.PutObjectRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_metrics__pb2.PutObjectReply.FromString,
                 _registered_method=True)
+        self.DeleteObject = channel.unary_unary(
+                '/weft.v1.Intake/DeleteObject',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.DeleteObjectRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.DeleteObjectReply.FromString,
+                _registered_method=True)
 
 
 class IntakeServicer:
@@ -154,6 +159,13 @@ class IntakeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteObject(self, request, context):
+        """Removes an object, if there is one: checkpoints of the learner itself only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IntakeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -201,6 +213,11 @@ def add_IntakeServicer_to_server(servicer, server):
                     servicer.PutObject,
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.PutObjectRequest.FromString,
                     response_serializer=weft_dot_v1_dot_metrics__pb2.PutObjectReply.SerializeToString,
+            ),
+            'DeleteObject': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteObject,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.DeleteObjectRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.DeleteObjectReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -448,6 +465,33 @@ class Intake:
             '/weft.v1.Intake/PutObject',
             weft_dot_v1_dot_metrics__pb2.PutObjectRequest.SerializeToString,
             weft_dot_v1_dot_metrics__pb2.PutObjectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteObject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Intake/DeleteObject',
+            weft_dot_v1_dot_metrics__pb2.DeleteObjectRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.DeleteObjectReply.FromString,
             options,
             channel_credentials,
             insecure,

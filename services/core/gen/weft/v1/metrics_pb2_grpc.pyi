@@ -59,6 +59,8 @@ class IntakeStub:
     """The bytes of an object, in order. NOT_FOUND without it."""
     PutObject: _grpc.StreamUnaryMultiCallable[_metrics_pb2.PutObjectRequest, _metrics_pb2.PutObjectReply]
     """Stores an object: the first message names it, the others have its bytes. Durable once it is answered."""
+    DeleteObject: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.DeleteObjectRequest, _metrics_pb2.DeleteObjectReply]
+    """Removes an object, if there is one: checkpoints of the learner itself only."""
 
 @_typing.type_check_only
 class IntakeAsyncStub(IntakeStub):
@@ -91,6 +93,8 @@ class IntakeAsyncStub(IntakeStub):
     """The bytes of an object, in order. NOT_FOUND without it."""
     PutObject: _aio.StreamUnaryMultiCallable[_metrics_pb2.PutObjectRequest, _metrics_pb2.PutObjectReply]  # type: ignore[assignment]
     """Stores an object: the first message names it, the others have its bytes. Durable once it is answered."""
+    DeleteObject: _aio.UnaryUnaryMultiCallable[_metrics_pb2.DeleteObjectRequest, _metrics_pb2.DeleteObjectReply]  # type: ignore[assignment]
+    """Removes an object, if there is one: checkpoints of the learner itself only."""
 
 class IntakeServicer(metaclass=_abc_1.ABCMeta):
     """For the helper of a learner. Authenticated by the learner's token
@@ -174,6 +178,14 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.PutObjectReply, _abc.Awaitable[_metrics_pb2.PutObjectReply]]:
         """Stores an object: the first message names it, the others have its bytes. Durable once it is answered."""
+
+    @_abc_1.abstractmethod
+    def DeleteObject(
+        self,
+        request: _metrics_pb2.DeleteObjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.DeleteObjectReply, _abc.Awaitable[_metrics_pb2.DeleteObjectReply]]:
+        """Removes an object, if there is one: checkpoints of the learner itself only."""
 
 def add_IntakeServicer_to_server(servicer: IntakeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
