@@ -122,7 +122,7 @@ class AsyncJobs:
         set: dotted path of a field -> its value, e.g. {"env.SEED": "2"}; None removes the field.
         """
         body = {"set": dict(set or {}), "name": name}
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        headers = {"Idempotency-Key": idempotency_key or os.urandom(16).hex()}
         return AsyncJob(self, await self._http.json("POST", _path(id, "clone"), body=body, headers=headers))
 
     async def diff(self, a: str, b: str) -> dict[str, Any]:
