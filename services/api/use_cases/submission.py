@@ -125,7 +125,9 @@ async def _cloned(
     text = json.dumps(with_fields(job.spec, changes)).encode()
     if len(text) > services.settings.max_spec_bytes:
         raise TooLarge(f"a spec has at most {services.settings.max_spec_bytes} bytes")
-    return job.tenant, Incoming(await read_spec_in_thread(text, "json"), code_digest=job.code_digest)
+    return job.tenant, Incoming(
+        await read_spec_in_thread(text, "json", services.settings.cluster), code_digest=job.code_digest
+    )
 
 
 async def plan_job(services: ApiServices, tenant: str, incoming: Incoming) -> JobPlan:
