@@ -67,7 +67,9 @@ def submit(client: Client) -> Submit:
 @pytest.fixture(scope="package")
 def finished(weft_up: Platform) -> Iterator[dict[str, str]]:
     """Ids of jobs that have ended, by what they show."""
-    loss = "import json,os; seed = int(os.environ['SEED'])\nfor s in range(20): print(json.dumps(dict(step=s, loss=%s)))"
+    loss = (
+        "import json,os; seed = int(os.environ['SEED'])\nfor s in range(20): print(json.dumps(dict(step=s, loss=%s)))"
+    )
     curve = f'python3 -c "{loss % "1 / (s + seed)"}"'
     wrong = f"echo ordinary line; {curve}; echo 'ValueError: label 11 is out of range' >&2; exit 3"
     jobs = {
@@ -77,15 +79,13 @@ def finished(weft_up: Platform) -> Iterator[dict[str, str]]:
     }
     with Client(weft_up.url, weft_up.key) as client:
         common = {"resources": SMALL, "metrics": JSONL}
-        made = {
-            name: client.jobs.submit({**common, "env": {"SEED": "1"}, **spec}) for name, spec in jobs.items()
-        }
+        made = {name: client.jobs.submit({**common, "env": {"SEED": "1"}, **spec}) for name, spec in jobs.items()}
         for job in made.values():
             job.wait(HANG_S)
         yield {name: job.id for name, job in made.items()}
 
 
 @pytest.fixture
-def api_restarts(weft_up: Platform) -> Iterator[Callable[[], ProcessIdentity]]:
+def api_restarts(weft_up: Platform) -> Callable[[], ProcessIdentity]:
     """Kills the api; the supervisor starts it again."""
-    yield lambda: weft_up.kill("api")
+    return lambda: weft_up.kill("api")
