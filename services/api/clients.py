@@ -111,6 +111,21 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
+class StepStatistics:
+    """Statistics of a metric over jobs; item n of each column belongs to step n."""
+
+    steps: Sequence[int]
+    n: Sequence[int]
+    mean: Sequence[float]
+    std: Sequence[float]
+    """Of the population."""
+    low: Sequence[float]
+    high: Sequence[float]
+    without: Sequence[str]
+    """Jobs that did not report the metric."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterUsage:
     """The cluster as the dispatcher counts it."""
 
@@ -224,6 +239,21 @@ class TelemetryClient:
             request = metrics_pb2.AggregatesRequest(job_ids=job_ids, names=names)
             reply = await stub.Aggregates(request, timeout=_QUERY_S)
         return {job.job_id: [_aggregate(aggregate) for aggregate in job.aggregates] for job in reply.jobs}
+
+    async def statistics(
+        self, job_ids: Sequence[str], name: str, context: Mapping[str, str] | None, *, max_points: int
+    ) -> StepStatistics:
+        """Statistics of a metric over these jobs. ``context``: its labels; None: each job's first series."""
+        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        request = metrics_pb2.StepStatisticsRequest(
+            job_ids=job_ids, name=name, context=context or {}, any_context=context is None, max_points=max_points
+        )
+        with self._client.answering():
+            reply = await stub.StepStatistics(request, timeout=_QUERY_S)
+        return StepStatistics(
+            list(reply.steps), list(reply.n), list(reply.mean), list(reply.std), list(reply.low), list(reply.high),
+            list(reply.without),
+        )  # fmt: skip
 
     async def summary(self, job_id: str) -> Summary:
         stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())

@@ -92,6 +92,365 @@ class SubmitJobRequest(_message.Message):
 Global___SubmitJobRequest: _TypeAlias = SubmitJobRequest  # noqa: Y015
 
 @_typing.final
+class CloneJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """Id of the job."""
+    name: _builtins.str
+    """Name of the copy; default: the job's."""
+    @_builtins.property
+    def set(self) -> _struct_pb2.Struct:
+        """Dotted path of a field of the spec, e.g. env.SEED -> its value; null removes it."""
+
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        name: _builtins.str | None = ...,
+        set: _struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "name", b"name", "set", b"set"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "job_id", b"job_id", "name", b"name", "set", b"set"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
+    _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
+
+Global___CloneJobRequest: _TypeAlias = CloneJobRequest  # noqa: Y015
+
+@_typing.final
+class DiffJobsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    A_FIELD_NUMBER: _builtins.int
+    B_FIELD_NUMBER: _builtins.int
+    a: _builtins.str
+    """Id of a job."""
+    b: _builtins.str
+    """Id of another job."""
+    def __init__(
+        self,
+        *,
+        a: _builtins.str = ...,
+        b: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiffJobsRequest: _TypeAlias = DiffJobsRequest  # noqa: Y015
+
+@_typing.final
+class FieldDifference(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    A_FIELD_NUMBER: _builtins.int
+    B_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Path of the field, e.g. env.LR."""
+    a: _builtins.str
+    """Its value in the first job: a text, or JSON; empty if it is missing."""
+    b: _builtins.str
+    """Its value in the second job."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        a: _builtins.str = ...,
+        b: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FieldDifference: _TypeAlias = FieldDifference  # noqa: Y015
+
+@_typing.final
+class FileDifference(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Path of the file."""
+    change: _builtins.str
+    """added, removed or changed, from the first job to the second."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        change: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FileDifference: _TypeAlias = FileDifference  # noqa: Y015
+
+@_typing.final
+class CodeDifference(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    A_FIELD_NUMBER: _builtins.int
+    B_FIELD_NUMBER: _builtins.int
+    COMPARED_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    a: _builtins.str
+    """Digest of the first job's code; empty without code."""
+    b: _builtins.str
+    """Digest of the second job's code; empty without code."""
+    compared: _builtins.bool
+    """False: an archive is missing, or larger than 64 MiB; `files` is empty."""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileDifference]:
+        """Files that differ."""
+
+    def __init__(
+        self,
+        *,
+        a: _builtins.str = ...,
+        b: _builtins.str = ...,
+        compared: _builtins.bool = ...,
+        files: _abc.Iterable[Global___FileDifference] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b", "compared", b"compared", "files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CodeDifference: _TypeAlias = CodeDifference  # noqa: Y015
+
+@_typing.final
+class JobDifference(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spec(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldDifference]:
+        """Fields of the spec."""
+
+    @_builtins.property
+    def code(self) -> Global___CodeDifference:
+        """Files of the code."""
+
+    @_builtins.property
+    def environment(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldDifference]:
+        """Digests of environment and data, of the newest attempts."""
+
+    def __init__(
+        self,
+        *,
+        spec: _abc.Iterable[Global___FieldDifference] | None = ...,
+        code: Global___CodeDifference | None = ...,
+        environment: _abc.Iterable[Global___FieldDifference] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["code", b"code"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "environment", b"environment", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobDifference: _TypeAlias = JobDifference  # noqa: Y015
+
+@_typing.final
+class GetStatisticsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    Q_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    BUT_FIELD_NUMBER: _builtins.int
+    MAX_POINTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the metric."""
+    q: _builtins.str
+    """In place of ids: the newest 1000 jobs that match this filter."""
+    tenant: _builtins.str
+    """With `q`: tenant whose jobs count; default: the caller's. Admins: any, or * for all."""
+    max_points: _builtins.int
+    """Most steps of each group: 2 to 10000, default 500."""
+    @_builtins.property
+    def context(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its labels as KEY=VALUE; default: the first series of each job."""
+
+    @_builtins.property
+    def job(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the jobs; at most 200."""
+
+    @_builtins.property
+    def by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields of the spec whose values make a group, e.g. env.LR."""
+
+    @_builtins.property
+    def but(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields of the spec that may differ within a group, e.g. env.SEED. REST calls it `except`."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        context: _abc.Iterable[_builtins.str] | None = ...,
+        job: _abc.Iterable[_builtins.str] | None = ...,
+        q: _builtins.str | None = ...,
+        tenant: _builtins.str | None = ...,
+        by: _abc.Iterable[_builtins.str] | None = ...,
+        but: _abc.Iterable[_builtins.str] | None = ...,
+        max_points: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_points", b"_max_points", "_q", b"_q", "_tenant", b"_tenant", "max_points", b"max_points", "q", b"q", "tenant", b"tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_points", b"_max_points", "_q", b"_q", "_tenant", b"_tenant", "but", b"but", "by", b"by", "context", b"context", "job", b"job", "max_points", b"max_points", "name", b"name", "q", b"q", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_points: _TypeAlias = _typing.Literal["max_points"]  # noqa: Y015
+    _WhichOneofArgType__max_points: _TypeAlias = _typing.Literal["_max_points", b"_max_points"]  # noqa: Y015
+    _WhichOneofReturnType__q: _TypeAlias = _typing.Literal["q"]  # noqa: Y015
+    _WhichOneofArgType__q: _TypeAlias = _typing.Literal["_q", b"_q"]  # noqa: Y015
+    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
+    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_points) -> _WhichOneofReturnType__max_points | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__q) -> _WhichOneofReturnType__q | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
+
+Global___GetStatisticsRequest: _TypeAlias = GetStatisticsRequest  # noqa: Y015
+
+@_typing.final
+class StatisticsGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class KeyEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KEY_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    STD_FIELD_NUMBER: _builtins.int
+    MIN_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The fields by which the group differs from others, and their values."""
+
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the jobs of the group that reported the metric."""
+
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Steps at which a job has a number. Item n of each other column belongs to step n."""
+
+    @_builtins.property
+    def n(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of jobs with a number at the step."""
+
+    @_builtins.property
+    def mean(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Mean of their values."""
+
+    @_builtins.property
+    def std(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Standard deviation of the population."""
+
+    @_builtins.property
+    def min(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Smallest value."""
+
+    @_builtins.property
+    def max(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Largest value."""
+
+    def __init__(
+        self,
+        *,
+        key: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        jobs: _abc.Iterable[_builtins.str] | None = ...,
+        steps: _abc.Iterable[_builtins.int] | None = ...,
+        n: _abc.Iterable[_builtins.int] | None = ...,
+        mean: _abc.Iterable[_builtins.float] | None = ...,
+        std: _abc.Iterable[_builtins.float] | None = ...,
+        min: _abc.Iterable[_builtins.float] | None = ...,
+        max: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "key", b"key", "max", b"max", "mean", b"mean", "min", b"min", "n", b"n", "std", b"std", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatisticsGroup: _TypeAlias = StatisticsGroup  # noqa: Y015
+
+@_typing.final
+class StatisticsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    WITHOUT_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    truncated: _builtins.bool
+    """There are more jobs, or more groups (100 are answered)."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatisticsGroup]:
+        """Groups in the order of their newest jobs."""
+
+    @_builtins.property
+    def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the jobs that did not report the metric."""
+
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___StatisticsGroup] | None = ...,
+        without: _abc.Iterable[_builtins.str] | None = ...,
+        truncated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "truncated", b"truncated", "without", b"without"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatisticsReply: _TypeAlias = StatisticsReply  # noqa: Y015
+
+@_typing.final
 class ResourceSize(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
