@@ -2,7 +2,7 @@
 
 The same package serves three readers: a program that submits jobs (`weft.Client`, `weft.AsyncClient`),
 the command line, and the code inside a learner (`weft.report`,
-`weft.checkpoint_requested`, `weft.progress`).
+`weft.checkpoint_requested`, `weft.checkpoint_saved`, `weft.progress`).
 
 `import weft` loads nothing but this file: a learner has neither an HTTP client nor
 anything else of ours installed, and `weft --help` has 150 ms. Each name is fetched
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         WeftError,
     )
     from weft._job import Job
-    from weft._learner import checkpoint_requested, progress, report
+    from weft._learner import checkpoint_requested, checkpoint_saved, progress, report
     from weft._records import Artifact, HistoryEvent, LogLine, Point, Series
 
 __all__ = [
@@ -72,6 +72,7 @@ __all__ = [
     "Unavailable",
     "WeftError",
     "checkpoint_requested",
+    "checkpoint_saved",
     "progress",
     "report",
 ]
@@ -83,7 +84,7 @@ _HOMES = {
     "Client": "weft._client",
     "Job": "weft._job",
     **dict.fromkeys(("Artifact", "HistoryEvent", "LogLine", "Point", "Series"), "weft._records"),
-    **dict.fromkeys(("checkpoint_requested", "progress", "report"), "weft._learner"),
+    **dict.fromkeys(("checkpoint_requested", "checkpoint_saved", "progress", "report"), "weft._learner"),
 }
 
 

@@ -2,13 +2,13 @@
 
     WeftError
     ├── InvalidRequest            the request is wrong, and says where (`errors`)
-    │   ├── InvalidSpec · InvalidArchive · IdempotencyMismatch
+    │   ├── InvalidSpec · InvalidArchive · IdempotencyMismatch · AdmissionDenied
     ├── Unauthenticated · PermissionDenied
     ├── NotFound
     ├── Conflict                  the state of the thing forbids it now
     │   ├── IllegalTransition · StaleRevision · StaleFence · Duplicate · PreconditionFailed · Quarantined
     ├── ResourceExhausted         quota, rate or size
-    │   ├── TooLarge · NoSpace
+    │   ├── TooLarge · NoSpace · QuotaExceeded
     ├── Unavailable               try again
     │   └── ConnectionFailed      no answer at all
     ├── Internal                  the platform's fault
@@ -88,6 +88,10 @@ class IdempotencyMismatch(InvalidRequest):
     code, exit_code = "idempotency-mismatch", 5
 
 
+class AdmissionDenied(InvalidRequest):
+    code, exit_code = "admission-denied", 5
+
+
 class Unauthenticated(WeftError):
     code, exit_code = "unauthenticated", 3
 
@@ -138,6 +142,10 @@ class TooLarge(ResourceExhausted):
 
 class NoSpace(ResourceExhausted):
     code = "no-space"
+
+
+class QuotaExceeded(ResourceExhausted):
+    code = "quota-exceeded"
 
 
 class Unavailable(WeftError):

@@ -1,4 +1,4 @@
-"""Calls for training code inside a learner: report, progress, checkpoint_requested.
+"""Calls for training code inside a learner: report, progress, checkpoint_requested, checkpoint_saved.
 
 Guarantees, in this order:
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 METRICS_FILE = "metrics.jsonl"
 STOP_FILE = "stop-requested"
+SAVED_FILE = ".weft-checkpoint-saved"
 
 # The metrics file stops growing here: about ten million small reports, and small
 # enough not to fill a node's disk. WEFT_REPORT_MAX_BYTES overrides it.
@@ -292,7 +293,39 @@ class StopRequest:
         self._requested = True
 
 
+class CheckpointMarker:
+    """The file that tells the learner's helper that CHECKPOINT_DIR holds a whole checkpoint."""
+
+    def __init__(
+        self,
+        *,
+        environ: Mapping[str, str] | None = None,
+        warn: Callable[[str], None] = _warn_on_stderr,
+    ) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._warn = warn
+        self._warned = False
+
+    def write(self) -> None:
+        """Write the marker anew: a new file each time, so that each call is seen."""
+        folder = self._environ.get("CHECKPOINT_DIR")
+        if folder and self._environ.get("JOB_STATE_DIR"):
+            with _never_disturb_training(self._warn_once):
+                path = os.path.join(folder, SAVED_FILE)
+                # The helper ignores names that end with .tmp.
+                unfinished = f"{path}.{os.getpid()}-{threading.get_ident()}.tmp"
+                with open(unfinished, "w", encoding="ascii") as file:
+                    file.write(f"{time.time_ns()}\n")
+                os.replace(unfinished, path)
+
+    def _warn_once(self, problem: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(f"a checkpoint could not be marked as saved, so it is not stored yet: {problem}")
+
+
 _reporter = Reporter()
+_marker = CheckpointMarker()
 _stop = StopRequest()
 atexit.register(_reporter.close)
 if hasattr(os, "register_at_fork"):  # absent where there is no fork
@@ -347,3 +380,16 @@ def checkpoint_requested() -> bool:
     the process, unless something else already handles SIGTERM.
     """
     return _stop.requested()
+
+
+def checkpoint_saved() -> None:
+    """Mark all files in CHECKPOINT_DIR as saved: `model.save(...); weft.checkpoint_saved()`.
+
+    They are stored at once, while the training goes on. Without this call a file or
+    folder is stored when it has not changed for some seconds. From the first call on
+    only calls count: a later checkpoint without one is stored at the job's end. Call it
+    on every learner that saves, after all of its files are written and closed.
+
+    Returns at once, raises nothing, and does nothing outside a Weft learner.
+    """
+    _marker.write()

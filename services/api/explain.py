@@ -30,6 +30,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "Signalled": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "OOMKilled": "request more with `resources.memory`",
     "DiskExceeded": "write less, e.g. keep fewer checkpoints, and submit it again",
+    "PortTaken": "listen only on ports that its variables name (MASTER_PORT), or on port 0 for any free one",
     "DataChanged": "submit it again once the data no longer changes; its learners must all read one version",
     Outage.NO_SPACE: "nothing of the job is wrong: it continues by itself once the operator has made room",
     Outage.INDEX_UNAVAILABLE: "nothing of the job is wrong: it continues by itself once the package index answers",

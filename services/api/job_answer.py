@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
-from services.api.answers import Answer, Time, as_time, as_time_or_none, doc
+from services.api.answers import Answer, Time, as_time, as_time_or_none, doc, to_json
 from services.api.clients import Waiting
+from services.api.job_changes import Rendered
 from services.api.platform import spec_of
 from services.core.domain.codec import dump
 from services.core.domain.job import Attempt, Event, Verdict
@@ -162,6 +163,12 @@ def job_answer(document: JobDocument, waiting: Waiting | None = None) -> Job:
         summary=dump(document.summary),
         spec=dump(document.spec),
     )
+
+
+def listed(document: JobDocument) -> Rendered:
+    """The job without its spec, for lists that are live. Two documents that differ in ``updated`` alone look alike."""
+    job = structs.replace(job_answer(document), spec=UNSET)
+    return Rendered(to_json(job).decode(), hash(to_json(structs.replace(job, updated=Time(0)))))
 
 
 def event_answer(event: Event) -> JobEvent:

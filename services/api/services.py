@@ -10,6 +10,7 @@ from services.api.artifacts import Artifacts
 from services.api.clients import TelemetryClient
 from services.api.following import Following
 from services.api.instrumentation import Instrumentation
+from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
 from services.api.keys import Keys
 from services.api.platform import Platform
@@ -34,6 +35,7 @@ class ApiServices:
     artifacts: Artifacts
     telemetry: TelemetryClient
     following: Following
+    watcher: Watcher
     platform: Platform
     storage: Storage
     instrumentation: Instrumentation

@@ -127,6 +127,13 @@ class Sessions:
         session = await self._used(session)
         return self._signed_in(session, replace(holder, session=session.id), secret)
 
+    async def check(self, principal: Principal) -> None:
+        """Raises Unauthenticated if the caller's session has ended, or their key was revoked."""
+        await self._keys.holder(principal.key_id)
+        session = await self._cached(principal.session) if principal.session else None
+        if principal.session and (session is None or self._over(session)):
+            raise Unauthenticated(_REFUSED)
+
     def expires(self, session: StoredSession) -> int:
         """When it ends if it is not used again, in Unix milliseconds."""
         return min(session.used + self._idle_ms, session.created + self._most_ms)

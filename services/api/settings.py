@@ -15,6 +15,28 @@ MIB: Final = 2**20
 class ApiSettings(Settings):
     max_code_bytes: int = Field(default=512 * MIB, gt=0, description="Largest code archive that is accepted, in bytes.")
     max_spec_bytes: int = Field(default=256 * 1024, gt=0, description="Longest text of a job spec, in bytes.")
+    max_connections: int = Field(
+        default=4096,
+        gt=0,
+        description="Most connections of REST, and of gRPC, at a time. Fewer if the process may not open so many files."
+        " If all are taken, a new one takes the place of the oldest of the client that has most.",
+    )
+    max_client_connections: int = Field(
+        default=512,
+        gt=0,
+        description="Most connections of one client to REST, and to gRPC, at a time; further ones are closed. A client "
+        "is an address, or a block of 64 bits of IPv6; on this machine a user id. Raise it behind a proxy.",
+    )
+    headers_s: float = Field(
+        default=20.0,
+        gt=0,
+        description="Seconds that a client has for the headers of a request. Then its connection is closed (408).",
+    )
+    max_user_keys: int = Field(
+        default=100,
+        gt=0,
+        description="Most API keys of one user that are valid or were made within the last day.",
+    )
     max_uploads: int = Field(
         default=128, gt=0, description="Most uploads of code at a time, of all tenants. Further ones are answered 429."
     )

@@ -16,6 +16,7 @@ from services.api.clients import DispatcherClient, ServiceClient, TelemetryClien
 from services.api.following import Following
 from services.api.idempotency import IdempotencyKeys
 from services.api.instrumentation import Instrumentation
+from services.api.job_answer import listed
 from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
 from services.api.keys import Keys, ensure_admin_key, move_pepper, read_pepper
@@ -72,7 +73,10 @@ async def open_services(
         await move_pepper(installation, secrets)
         quarantine = Quarantine(clock.now_ms, registry)
         pepper = await read_pepper(secrets)
-        keys = Keys(records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s)
+        keys = Keys(
+            records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s,
+            most_of_user=settings.max_user_keys,
+        )  # fmt: skip
         await ensure_admin_key(keys, installation, clock)
         sessions = Sessions(
             records, keys, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s,
@@ -83,6 +87,7 @@ async def open_services(
             most_of_tenant=settings.max_tenant_uploads,
         )  # fmt: skip
         uploads.open()
+        closing.callback(uploads.close)
         storage_bound = StorageBound(
             objects, records, clock, most_bytes=settings.tenant_bytes, count_s=settings.tenant_count_s
         )
@@ -93,6 +98,7 @@ async def open_services(
         sweeping_sessions = asyncio.create_task(sessions.keep_swept(every_s=_SWEEP_S))
         closing.callback(sweeping_sessions.cancel)
         instrumentation, telemetry = Instrumentation(registry), TelemetryClient(clients["metrics"])
+        watcher = Watcher(store, every_s=settings.follow_poll_s, render=listed)
         platform = Platform(
             store,
             DispatcherClient(clients["lcm"]),
@@ -133,7 +139,8 @@ async def open_services(
                 ),
                 artifacts=Artifacts(objects, instrumentation),
                 telemetry=telemetry,
-                following=Following(store, telemetry, Watcher(store, every_s=settings.follow_poll_s)),
+                following=Following(store, telemetry, watcher),
+                watcher=watcher,
                 platform=platform,
                 storage=Storage(objects, clock),
                 instrumentation=instrumentation,

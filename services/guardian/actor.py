@@ -204,7 +204,7 @@ class Guardian:
         if verdict is None:
             verdict = self._deadline_exceeded(job, spec, learners)
         if verdict is None and not activated:
-            verdict = self._provisioning.late(job) or await self._provisioning.provision(job, spec)
+            verdict = self._provisioning.late(job, self._observed) or await self._provisioning.provision(job, spec)
             if verdict is None:
                 self._observed = await self._ports.cluster.observe(job.id)
                 activated = observed_state.all_activated(ranks, attempt, learners, self._observed)

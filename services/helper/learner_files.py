@@ -15,7 +15,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -46,6 +46,9 @@ class LearnerFile:
     """The same as it is stored: see ``storable_name``. No other file of the tree has it."""
     size: int
     """Bytes."""
+    mtime_ns: int = field(default=0, compare=False)
+    ctime_ns: int = field(default=0, compare=False)
+    inode: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +198,7 @@ class _Listing:
                 return SkippedFile(shown, "it is mostly holes", has_data=True)
         except OSError as error:
             return SkippedFile(shown, _explain(error), has_data=True)
-        return LearnerFile(path, shown, status.st_size)
+        return LearnerFile(path, shown, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
     def _is_mostly_holes(self, level: _Level, name: str, status: os.stat_result) -> bool:
         # Blocks are a first guess only: they are few, too, where the file system compresses or has yet to write.

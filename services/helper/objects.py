@@ -1,5 +1,6 @@
 """Object transfer of a helper: in this machine's folder, or by URLs that the metrics service signs, one for each
-operation on one object (docs/adr/0007-signed-urls.md).
+operation on one object (docs/adr/0007-signed-urls.md), or from a pod through the metrics service, if the store is a
+folder of another machine.
 
 Temporary failures are waited for here, as long as the caller's ``wait`` does not raise: a store that is away, a metrics
 service that restarts, etcd without the current attempt for a moment. Errors that are raised are permanent.
@@ -14,9 +15,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from services.core.domain.errors import Unavailable, WeftError
+from services.core.domain.checkpoint import checkpoint_base
+from services.core.domain.errors import NotFound, PermissionDenied, Unavailable, WeftError
 from services.core.ports.object_urls import ObjectRequest
 
 # ruff: noqa: PLC0415 - a learner waits for all imports of its helper: one kind of store does not load the other's
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from services.helper.metrics_client import IntakeClient
     from services.helper.spool import Spool
 
+T = TypeVar("T")
 _PAUSE_MOST_S: Final = 2.0
 _UPLOAD_TRIES: Final = 3
 """Uploads of one object that may be removed by a sweep before it is given up."""
@@ -50,16 +53,28 @@ class Objects(Protocol):
         """
         ...
 
-    async def close(self) -> None:
+    async def delete(self, key: str) -> None:
+        """Removes an object of the learner's own checkpoints, if there is one. Raises PermissionDenied for another."""
+        ...
+
+    async def abandon(self) -> None:
         """Aborts an unfinished upload."""
+        ...
+
+    async def close(self, *, resumed: bool = False) -> None:
+        """Aborts an unfinished upload, unless it will be ``resumed`` by others with the same spool."""
         ...
 
 
 class UrlSigner:
     """Signs URLs over the helper's one connection to the metrics service, for any thread's event loop."""
 
-    def __init__(self) -> None:
-        """In the event loop of the connection, before it exists."""
+    def __init__(self, *, in_pod: bool = False) -> None:
+        """In the event loop of the connection, before it exists.
+
+        ``in_pod``: the metrics service says whether it signs URLs or moves the objects itself.
+        """
+        self.in_pod = in_pod
         self._loop = asyncio.get_running_loop()
         self._intake: Future[IntakeClient] = Future()
 
@@ -71,6 +86,14 @@ class UrlSigner:
         """Waits for the connection. Raises Unavailable; StaleFence if a newer attempt is current."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._sign(request), self._loop))
 
+    async def call(self, call: Callable[[IntakeClient], Awaitable[T]]) -> T:
+        """Makes another call over the connection. Waits for the connection; raises as the call."""
+
+        async def made() -> T:
+            return await call(await asyncio.wrap_future(self._intake))
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(made(), self._loop))
+
     async def _sign(self, request: ObjectRequest) -> str:
         intake = await asyncio.wrap_future(self._intake)
         (url,) = await intake.sign([request])
@@ -80,9 +103,12 @@ class UrlSigner:
 def open_objects(assignment: Assignment, signer: UrlSigner, wait: Wait, spool: Spool | None = None) -> Objects:
     """The objects of the attempt. ``spool`` keeps the state of the upload under way."""
     folder = assignment.objects
-    objects: Objects = (
-        FolderObjects(Path(folder), assignment.objects_keep_free) if folder else SignedObjects(signer, wait, spool)
-    )
+    own = f"{own_checkpoints(assignment)}/"
+    objects: Objects
+    if folder:
+        objects = FolderObjects(Path(folder), assignment.objects_keep_free, deletable=own)
+    else:
+        objects = PodObjects(signer, wait, spool) if signer.in_pod else SignedObjects(signer, wait, spool)
     if "WEFT_FAILPOINTS" not in os.environ:
         return objects
     from services.core.failpoints.ports import at_failpoint  # never in production
@@ -90,11 +116,19 @@ def open_objects(assignment: Assignment, signer: UrlSigner, wait: Wait, spool: S
     return at_failpoint(objects, "objects", "helper")
 
 
+def own_checkpoints(assignment: Assignment) -> str:
+    """The beginning of the keys of the learner's own checkpoints in its attempt."""
+    plan = assignment.plan
+    return checkpoint_base(tenant=plan.tenant, job=plan.job, attempt=plan.attempt, learner=assignment.learner.name)
+
+
 class FolderObjects:
-    def __init__(self, root: Path, keep_free: int) -> None:
+    def __init__(self, root: Path, keep_free: int, *, deletable: str) -> None:
+        """``deletable``: the beginning of the keys that may be removed."""
         from services.core.adapters.folder.objects import FolderObjectStore
 
         self._store = FolderObjectStore(root, keep_free=keep_free)
+        self._deletable = deletable
 
     async def size(self, key: str) -> int | None:
         meta = await self._store.head(key)
@@ -108,7 +142,15 @@ class FolderObjects:
         async with aclosing(read()) as chunks:
             await self._store.put(key, chunks, size=size)
 
-    async def close(self) -> None:
+    async def delete(self, key: str) -> None:
+        if not key.startswith(self._deletable):
+            raise PermissionDenied("a learner's helper removes its own checkpoints only")
+        await self._store.delete(key)
+
+    async def abandon(self) -> None:
+        pass
+
+    async def close(self, *, resumed: bool = False) -> None:
         pass
 
 
@@ -146,9 +188,17 @@ class SignedObjects:
             else:
                 return
 
-    async def close(self) -> None:
+    async def delete(self, key: str) -> None:
+        with contextlib.suppress(NotFound):
+            await self._transfer.call(ObjectRequest("delete", key))
+
+    async def abandon(self) -> None:
         with contextlib.suppress(WeftError):
             await self._abort_upload()
+
+    async def close(self, *, resumed: bool = False) -> None:
+        if not resumed:
+            await self.abandon()
         self._transfer.close()
 
     async def _abort_upload(self, except_of: str = "") -> None:
@@ -158,6 +208,126 @@ class SignedObjects:
             return
         await self._transfer.abort(ObjectRequest("abort", upload["key"], upload["id"]))
         self._spool.save_upload(None)
+
+
+class PodObjects:
+    """Signed URLs or calls, as the metrics service says."""
+
+    def __init__(self, signer: UrlSigner, wait: Wait, spool: Spool | None) -> None:
+        self._signer, self._wait, self._spool = signer, wait, spool
+        self._chosen: Objects | None = None
+
+    async def size(self, key: str) -> int | None:
+        return await (await self._objects()).size(key)
+
+    async def get(self, key: str) -> AsyncGenerator[bytes]:
+        async with aclosing((await self._objects()).get(key)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def put(self, key: str, read: Callable[[], AsyncGenerator[bytes]], size: int | None = None) -> None:
+        await (await self._objects()).put(key, read, size)
+
+    async def delete(self, key: str) -> None:
+        await (await self._objects()).delete(key)
+
+    async def abandon(self) -> None:
+        if self._chosen is not None:
+            await self._chosen.abandon()
+
+    async def close(self, *, resumed: bool = False) -> None:
+        if self._chosen is not None:
+            await self._chosen.close(resumed=resumed)
+
+    async def _objects(self) -> Objects:
+        if self._chosen is None:
+            calls = await _retried(lambda: self._signer.call(lambda intake: intake.object_calls()), self._wait)
+            chosen = CalledObjects(self._signer, self._wait) if calls else None
+            self._chosen = chosen or SignedObjects(self._signer, self._wait, self._spool)
+        return self._chosen
+
+
+class CalledObjects:
+    """Objects that stream through the metrics service."""
+
+    def __init__(self, signer: UrlSigner, wait: Wait) -> None:
+        self._signer, self._wait = signer, wait
+
+    async def size(self, key: str) -> int | None:
+        return await _retried(lambda: self._signer.call(lambda intake: intake.object_size(key)), self._wait)
+
+    async def get(self, key: str) -> AsyncGenerator[bytes]:
+        start = tries = 0
+        while True:
+            stream = _Stream(self._signer, key, start)
+            try:
+                while chunk := await stream.read():
+                    start, tries = start + len(chunk), 0
+                    yield chunk
+            except Unavailable as error:
+                tries += 1
+                await self._wait(_pause_s(tries), error.message)
+            else:
+                return
+            finally:
+                await stream.close()
+
+    async def put(self, key: str, read: Callable[[], AsyncGenerator[bytes]], size: int | None = None) -> None:
+        """In the event loop of the connection."""
+
+        async def put(intake: IntakeClient) -> None:
+            async with aclosing(read()) as chunks:
+                await intake.put_object(key, chunks, size)
+
+        await _retried(lambda: self._signer.call(put), self._wait)
+
+    async def delete(self, key: str) -> None:
+        await _retried(lambda: self._signer.call(lambda intake: intake.delete_object(key)), self._wait)
+
+    async def abandon(self) -> None:
+        pass
+
+    async def close(self, *, resumed: bool = False) -> None:
+        pass
+
+
+class _Stream:
+    """The bytes of an object, read by the event loop of the connection for another one."""
+
+    def __init__(self, signer: UrlSigner, key: str, start: int) -> None:
+        self._signer, self._key, self._start = signer, key, start
+        self._chunks: AsyncGenerator[bytes] | None = None
+
+    async def read(self) -> bytes:
+        """The next bytes; empty at the end."""
+
+        async def read(intake: IntakeClient) -> bytes:
+            self._chunks = self._chunks or intake.get_object(self._key, self._start)
+            return await anext(self._chunks, b"")
+
+        return await self._signer.call(read)
+
+    async def close(self) -> None:
+        async def close(_: IntakeClient) -> None:
+            if self._chunks is not None:
+                await self._chunks.aclose()
+
+        await self._signer.call(close)
+
+
+async def _retried(call: Callable[[], Awaitable[T]], wait: Wait) -> T:
+    """Repeats a call while the service does not answer."""
+    tries = 0
+    while True:
+        try:
+            return await call()
+        except Unavailable as error:
+            tries += 1
+            await wait(_pause_s(tries), error.message)
+
+
+def _pause_s(tries: int) -> float:
+    return min(_PAUSE_MOST_S, 0.05 * 2.0 ** min(tries, 10))
 
 
 class _SpooledProgress:
@@ -184,6 +354,6 @@ class _SpooledProgress:
 
 def _retry_policy(wait: Wait) -> RetryPolicy:
     async def pause(error: Unavailable, tries: int, since: float) -> None:  # noqa: ARG001
-        await wait(min(_PAUSE_MOST_S, 0.05 * 2 ** min(tries, 10)), error.message)
+        await wait(_pause_s(tries), error.message)
 
     return pause

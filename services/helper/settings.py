@@ -29,6 +29,12 @@ class HelperSettings:
     drain_s: float = 60.0
     """WEFT_HELPER_DRAIN_S: how long a learner's end waits for an unavailable metrics service, in seconds. After that
     the learner counts as stored and its hardware is given back; unsent lines are in its stored logs only."""
+    checkpoint_quiet_s: float = 3.0
+    """WEFT_CHECKPOINT_QUIET_S: an entry of CHECKPOINT_DIR counts as saved, and is stored while the learner trains, once
+    nothing of it has changed for so many seconds. Trainings that call weft.checkpoint_saved do not depend on it."""
+    checkpoint_every_s: float = 10.0
+    """WEFT_CHECKPOINT_EVERY_S: the shortest pause between two snapshots of a learner's checkpoints, in seconds. After
+    one that took longer to store, the pause is four times as long as that."""
     tls: TlsFiles | None = None
     """WEFT_TLS_AUTHORITY_FILE, WEFT_TLS_CERTIFICATE_FILE, WEFT_TLS_KEY_FILE: those of the node agent, whose child the
     helper is."""
@@ -43,5 +49,14 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> HelperSettings:
         http_max_bytes=int(environ.get("WEFT_HTTP_MAX_BYTES", defaults.http_max_bytes)),
         build_uid=int(environ.get("WEFT_BUILD_UID", defaults.build_uid)),
         drain_s=float(environ.get("WEFT_HELPER_DRAIN_S", defaults.drain_s)),
+        checkpoint_quiet_s=_seconds(environ, "WEFT_CHECKPOINT_QUIET_S", defaults.checkpoint_quiet_s),
+        checkpoint_every_s=_seconds(environ, "WEFT_CHECKPOINT_EVERY_S", defaults.checkpoint_every_s),
         tls=TlsFiles.given(environ),
     )
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    seconds = float(environ.get(name, default))
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{name} is a number of seconds above 0")
+    return seconds

@@ -1,33 +1,34 @@
-"""Stores the learner's files in the object store: logs, results, checkpoints, and the checkpoints' manifest last.
+"""Stores the learner's files in the object store at its end: logs, results, and the last snapshot of its checkpoints.
 
     <attempt>/logs/learner-<rank+1>/training-log.txt   both streams by time (FfDL's layout)
     <attempt>/logs/learner-<rank+1>/stdout.<run> ...   the streams as they were, and the files of LOG_DIR
     <attempt>/results/<name>/...                       RESULT_DIR
-    <attempt>/checkpoints/<name>/...                   CHECKPOINT_DIR; valid once <name>.manifest.json exists
+    <attempt>/checkpoints/<name>...                    CHECKPOINT_DIR (core/domain/checkpoint.py)
 
 May be killed at any point and done again: an object is whole or absent, and one of the right size is not sent twice.
-A file that cannot be stored is counted and reported, and the others are stored. A manifest is written only if nothing
-of the checkpoint is missing. While the store is full, everything is tried again until ``store_timeout``.
+A file that cannot be stored is counted and reported, and the others are stored. A checkpoint with missing files is not
+restored. Files of it that were stored while the learner trained are not sent again. While the store is full, everything
+is tried again until ``store_timeout``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import heapq
-import json
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from services.core.domain.checkpoint import SavedFile, StoredCheckpoint
 from services.core.domain.errors import NoSpace, WeftError
 from services.core.domain.plan import Folder
-from services.core.runtime.learner_folder import Assignment, LearnerFolder, job_folder
+from services.core.runtime.learner_folder import MALFORMED, Assignment, LearnerFolder, job_folder, read_gang
+from services.helper.checkpoints.snapshots import Digests, FileChanged, SnapshotStore, as_stored
 from services.helper.learner_files import LearnerFile, SkippedFile, list_files, open_file
 from services.helper.log import log_event
 from services.helper.objects import Objects, UrlSigner, open_objects
@@ -43,6 +44,8 @@ _BEGUN: Final = "spool/storing"
 _FULL_PAUSE_FIRST_S: Final = 1.0
 _FULL_PAUSE_MOST_S: Final = 60.0
 """Between two tries after the store was full: each try reads again what is stored already."""
+_BATCH: Final = 500
+"""Files of a checkpoint that are written down before they are sent."""
 _LOGGED: Final = 20
 """Problems that are written to the helper's log; all are counted."""
 
@@ -72,7 +75,14 @@ class _Outcome:
     skipped: _Problems = field(default_factory=_Problems)
     is_full: bool = False
     incomplete_checkpoint: bool = False
+    earlier_checkpoint: bool = False
+    """A complete snapshot was stored while the learner trained."""
     timeout: str = ""
+
+    def record(self, name: str, error: Exception) -> None:
+        """A file could not be stored."""
+        self.is_full = self.is_full or isinstance(error, NoSpace)
+        self.failed.add(name, str(error))
 
     def message(self) -> str:
         """For people; empty if everything is stored."""
@@ -89,7 +99,9 @@ class _Outcome:
             count = f"{self.skipped.count} files were" if self.skipped.count > 1 else "one file was"
             parts.append(f"{count} left out, the first is {name}: {why}")
         if self.incomplete_checkpoint:
-            parts.append("the checkpoint is incomplete and will not be restored")
+            instead = "the one stored before it" if self.earlier_checkpoint else ""
+            rest = f", {instead} will be" if instead else ""
+            parts.append(f"the checkpoint is incomplete and will not be restored{rest}")
         return "; ".join(parts)
 
 
@@ -100,27 +112,33 @@ async def store_outputs(
     run: int,
     *,
     signer: UrlSigner,
+    digests: Digests,
     report_waiting: Callable[[str], None],
+    report_checkpoint: Callable[[StoredCheckpoint], None],
 ) -> str:
     """Stores everything. Returns what could not be stored, for people; empty: nothing is missing.
 
-    ``report_waiting`` gets the reason while storing waits, and "" afterwards. Returns after ``store_timeout`` at the
-    latest.
+    ``digests``: of checkpoints' files that were read while the learner trained. ``report_waiting`` gets the reason
+    while storing waits, and "" afterwards. Returns after ``store_timeout`` at the latest.
     """
     plan = assignment.plan
     prefix = f"tenants/{plan.tenant}/jobs/{plan.job}/attempts/{plan.attempt}"
     waiting = _Waiting(report_waiting)
     objects = open_objects(assignment, signer, waiting.wait, spool)
     storing = _Storing(objects, folder.root, assignment.learner_uid, waiting, again=folder.has(_BEGUN))
+    snapshots = SnapshotStore(
+        objects, assignment, folder.root, spool, learners=_gang_size(folder, assignment), step=call_in_thread
+    )
+    snapshots.digests = digests
     with contextlib.suppress(OSError):  # without the mark, stored objects are only sent again
-        (folder.root / _BEGUN).touch()
+        folder.path(_BEGUN).touch()
     try:
         async with asyncio.timeout(plan.store_timeout / 1000):
             pause_s = _FULL_PAUSE_FIRST_S
             while True:
                 await _store_logs(storing, f"{prefix}/logs/learner-{assignment.learner.rank + 1}", spool, run)
                 await storing.store_tree(job_folder(Folder.RESULT), f"{prefix}/results/{assignment.learner.name}")
-                await _store_checkpoints(storing, f"{prefix}/checkpoints/{assignment.learner.name}")
+                await _store_checkpoints(storing, snapshots, report_checkpoint)
                 if not storing.outcome.is_full:
                     break
                 await waiting.wait(pause_s, storing.outcome.message())
@@ -169,68 +187,46 @@ class _Storing:
         self._waiting = waiting
         self._objects = objects
 
+    def end_waiting(self) -> None:
+        self._waiting.end()
+
     def start_again(self) -> None:
         """For another try of everything: objects that exist are not sent again."""
         self.outcome, self._again = _Outcome(), True
 
-    async def store_tree(
-        self, parts: tuple[str, ...], key: str, *, taken: frozenset[str] = frozenset()
-    ) -> tuple[list[dict[str, Any]], bool]:
-        """Stores every plain file below the folder; ``taken``: names that are left out.
-
-        Returns the manifest's entries of what is stored, and whether nothing of the learner's data is missing.
-        """
-        entries: list[dict[str, Any]] = []
-        is_complete = True
+    async def store_tree(self, parts: tuple[str, ...], key: str, *, taken: frozenset[str] = frozenset()) -> None:
+        """Stores every plain file below the folder; ``taken``: names that are left out."""
         listing = list_files(self.root, parts, self.uid)
         while (file := await call_in_thread(lambda: next(listing, None))) is not None:
             if isinstance(file, LearnerFile) and file.name in taken:
                 file = SkippedFile(file.name, "the name is taken by the platform's own logs", has_data=True)
             if isinstance(file, SkippedFile):
                 self.outcome.skipped.add(file.name, file.why, has_data=file.has_data)
-                is_complete = is_complete and not file.has_data
                 continue
-            digest = await self.store_file((*parts, *file.path.split("/")), f"{key}/{file.name}", file.size)
-            if digest is not None:
-                entries.append({"path": file.name, "size": file.size, "sha256": digest})
-            is_complete = is_complete and digest is not None
-        return entries, is_complete
+            await self.store_file((*parts, *file.path.split("/")), f"{key}/{file.name}", file.size)
 
-    async def store_file(self, parts: tuple[str, ...], key: str, size: int) -> str | None:
-        """Returns the digest of the stored file; None where it could not be stored."""
-        digest = ""
-
+    async def store_file(self, parts: tuple[str, ...], key: str, size: int) -> None:
         def read() -> Iterator[bytes]:
-            nonlocal digest
-            hashing = hashlib.sha256()
-            # No more bytes than were listed: the size is part of the request, and of the manifest.
+            # No more bytes than were listed: the size is part of the request.
             fd, left = open_file(self.root, parts, self.uid), size
             with os.fdopen(fd, "rb", buffering=0) as file:
                 while left > 0 and (chunk := file.read(min(_CHUNK, left))):
-                    hashing.update(chunk)
                     left -= len(chunk)
                     yield chunk
             if left:
                 raise OSError("it became shorter while it was read")
-            digest = hashing.hexdigest()
 
-        return digest if await self.put(key, read, size) else None
+        await self.put(key, read, size)
 
-    async def put(self, key: str, read: Callable[[], Iterator[bytes]], size: int | None = None) -> bool:
-        """Returns whether the object exists; records why it does not. One of that size is from an interrupted try."""
+    async def put(self, key: str, read: Callable[[], Iterator[bytes]], size: int | None = None) -> None:
+        """Stores an object, or records why it is not stored. One of that size is from an interrupted try."""
         try:
-            if self._again and size is not None and await self._objects.size(key) == size:
-                async with aclosing(_read_in_thread(read())) as chunks:
-                    async for _ in chunks:  # only its digest is missing
-                        pass
-            else:
+            if not self._again or size is None or await self._objects.size(key) != size:
                 await self._objects.put(key, lambda: _read_in_thread(read()), size)
         except (WeftError, OSError) as error:
-            self.outcome.is_full = self.outcome.is_full or isinstance(error, NoSpace)
-            self.outcome.failed.add(key.split("/", 6)[-1], str(error))
-            return False
-        self._waiting.end()
-        return True
+            self.outcome.record(key.split("/", 6)[-1], error)
+        else:
+            self._waiting.end()
 
 
 async def _read_in_thread(chunks: Iterator[bytes]) -> AsyncGenerator[bytes]:
@@ -289,11 +285,86 @@ def _join(lines: Iterator[bytes]) -> Iterator[bytes]:
     yield b"".join(pending)
 
 
-async def _store_checkpoints(storing: _Storing, key: str) -> None:
-    """The files first: a manifest promises that everything it lists can be restored, and that nothing is missing."""
-    entries, is_complete = await storing.store_tree(job_folder(Folder.CHECKPOINT), key)
-    if not is_complete:
+async def _store_checkpoints(
+    storing: _Storing, snapshots: SnapshotStore, report: Callable[[StoredCheckpoint], None]
+) -> None:
+    """Stores the last snapshot. One with missing files is stored, too, and marked: people may want what there is."""
+    if not await _open(storing, snapshots):
+        return
+    listed_ms = _now_ms()
+    saved: list[SavedFile] = []
+    is_complete = True
+    listing = list_files(storing.root, job_folder(Folder.CHECKPOINT), storing.uid)
+    while batch := await call_in_thread(lambda: list(islice(listing, _BATCH))):
+        saved_now, missing = await _store_batch(storing, snapshots, batch)
+        saved += saved_now
+        is_complete = is_complete and not missing
+    storing.outcome.incomplete_checkpoint = not is_complete
+    storing.outcome.earlier_checkpoint = snapshots.newest is not None
+    if not saved:
+        return
+    try:
+        record = await snapshots.commit(saved, time=listed_ms, final=True, complete=is_complete)
+        storing.end_waiting()
+        if is_complete:
+            report(as_stored(record, _now_ms()))
+        await snapshots.remove_unneeded()
+    except (WeftError, OSError) as error:
+        storing.outcome.record("the checkpoint's manifest", error)
+
+
+async def _store_batch(
+    storing: _Storing, snapshots: SnapshotStore, batch: Sequence[LearnerFile | SkippedFile]
+) -> tuple[list[SavedFile], int]:
+    """Returns the stored files, and how many with data are missing."""
+    read: list[tuple[LearnerFile, str]] = []
+    saved: list[SavedFile] = []
+    missing = 0
+    for file in batch:
+        if isinstance(file, SkippedFile):
+            storing.outcome.skipped.add(file.name, file.why, has_data=file.has_data)
+            missing += file.has_data
+            continue
+        try:
+            read.append((file, await snapshots.digest(file)))
+        except (FileChanged, OSError) as error:
+            storing.outcome.record(f"checkpoints/{file.name}", error)
+            missing += 1
+    try:
+        await snapshots.expect([digest for _, digest in read])
+    except WeftError as error:
+        storing.outcome.record("the checkpoint", error)
+        return [], missing + len(read)
+    for file, digest in read:
+        try:
+            saved.append(await snapshots.put(file, digest))
+            storing.end_waiting()
+        except (FileChanged, WeftError, OSError) as error:
+            storing.outcome.record(f"checkpoints/{file.name}", error)
+            missing += 1
+    return saved, missing
+
+
+async def _open(storing: _Storing, snapshots: SnapshotStore) -> bool:
+    """Returns False if the store cannot be used."""
+    try:
+        await snapshots.open()
+    except (ValueError, TypeError) as error:  # replaced by the snapshot of now
+        log_event("checkpoint.index_unreadable", why=str(error))
+        snapshots.open_empty()
+    except WeftError as error:
+        storing.outcome.record("the checkpoint's manifest", error)
         storing.outcome.incomplete_checkpoint = True
-    elif entries:
-        document = {"schema": 1, "files": entries, "time": time.time_ns() // 1_000_000}
-        await storing.put(f"{key}.manifest.json", lambda: iter([json.dumps(document).encode()]))
+        return False
+    return True
+
+
+def _gang_size(folder: LearnerFolder, assignment: Assignment) -> int:
+    try:
+        return len(read_gang(folder.root, assignment.plan))
+    except MALFORMED:
+        return 2  # keeps more
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -10,6 +10,7 @@ import prometheus_client
 
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
+from services.core.bootstrap import wiring as core
 from services.core.bootstrap.service import Service, run
 from services.core.gen.weft.v1 import control_pb2_grpc
 from services.core.runtime.home import STOPPING
@@ -45,6 +46,7 @@ async def main(service: Service) -> None:
         membership,
         instrumentation,
         quarantine,
+        overhead=core.learner_overhead(settings),
         free_space=free_space(settings),
         stopping=lambda: read_live_process(settings.installation / STOPPING) is not None,
     )

@@ -42,6 +42,7 @@ from services.core.use_cases.jobs import all_jobs, update
 from services.lcm.instrumentation import Instrumentation
 from services.lcm.scheduling.held import HeldWalk, Hold
 from services.lcm.scheduling.placement import (
+    NOTHING,
     Free,
     Gang,
     Piece,
@@ -105,6 +106,8 @@ class Dispatcher:
     instrumentation: Instrumentation
     quarantine: Quarantine
     sizes: Mapping[str, Size] = field(default_factory=lambda: dict(SIZES))
+    overhead: Size = NOTHING
+    """What each learner takes of its node besides its own size."""
     free_space: FreeSpace | None = None
     """Of the platform's own stores; None: not watched."""
     stopping: Callable[[], bool] = lambda: False
@@ -128,7 +131,9 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self._policy = find_policy(self.settings.policy)  # a wrong name ends the service at its start, with the names
         self._least = Size(0, self.settings.learner_min_cpus, self.settings.learner_min_memory)
-        self.unreadable = UnreadableJobs(self.jobs, self.cluster, self.quarantine, self.sizes, self._least)
+        self.unreadable = UnreadableJobs(
+            self.jobs, self.cluster, self.quarantine, self.sizes, self._least, overhead=self.overhead
+        )
 
     def wake(self) -> None:
         """Starts the next round now: something may have changed."""
@@ -328,6 +333,11 @@ class Dispatcher:
         """Admits the job unless it has changed since it was read. Returns whether it was admitted."""
         if (await self.jobs.dispatcher()).term != self.term:
             raise StaleFence("a newer dispatcher leads")
+        try:
+            await self.cluster.prepare(decision.job.tenant)
+        except WeftError as error:  # one tenant's namespace must not hold up the others
+            log.warning("tenant.not_prepared", tenant=decision.job.tenant, job=decision.job.id, why=str(error))
+            return False
         now = self.clock.now_ms()
 
         def change(job: Job) -> Job:
@@ -351,7 +361,7 @@ class Dispatcher:
 
     async def fit(self, spec: JobSpec) -> Fit:
         """Whether a job of this spec would be admitted if it were submitted now. Raises as ``snapshot``."""
-        return (await self.snapshot()).fit(gang_of(spec, self.sizes, self._least))
+        return (await self.snapshot()).fit(gang_of(spec, self.sizes, self._least, self.overhead))
 
     async def snapshot(self) -> Snapshot:
         """The cluster and the queue, at most two sweeps old: of the last round, or read now if that is older.
@@ -422,7 +432,7 @@ class Dispatcher:
         fingerprint, known = hash(repr(job.spec)), self._gangs.get(job.id)
         if known is None or known[0] != fingerprint:
             try:
-                gang = gang_of(parse_spec(job.spec), self.sizes, self._least)
+                gang = gang_of(parse_spec(job.spec), self.sizes, self._least, self.overhead)
                 known = (fingerprint, self._shared_gangs.setdefault(gang, gang))
             except InvalidSpec as error:
                 known = (fingerprint, None)

@@ -1,8 +1,9 @@
 """Signs URLs for the objects that a learner's helper may read or write.
 
 A helper writes its own results, logs and checkpoints. It also reads its tenant's code (a caller that knows the digest
-knows the code) and the checkpoints of the job's earlier attempts and of its peers. It deletes nothing and writes to no
-other attempt's folder: an attempt that is over, but still running somewhere, does no harm with a URL it has kept.
+knows the code) and the checkpoints of the job's earlier attempts and of its peers. It deletes only its own superseded
+checkpoints, and writes to no other attempt's folder: an attempt that is over, but still running somewhere, does no harm
+with a URL it has kept.
 """
 
 from __future__ import annotations
@@ -36,26 +37,43 @@ class Signing:
             raise InvalidRequest("this platform keeps objects in a folder, so there are no URLs for them")
         if len(requests) > MOST:
             raise InvalidRequest(f"at most {MOST} URLs are signed at a time")
+        await self.authorize(learner, requests)
+        return [self._urls.url(request) for request in requests]
+
+    async def authorize(self, learner: LearnerIdentity, requests: list[ObjectRequest]) -> None:
+        """Raises as ``urls`` if the learner may not do all of this now."""
         for request in requests:
             check(learner, request)
         attempt = await self._attempts.current(learner)
         if attempt.number != learner.attempt:
             raise StaleFence(f"attempt {attempt.number} of job {learner.job} has taken the place of {learner.attempt}")
-        return [self._urls.url(request) for request in requests]
 
 
 def check(learner: LearnerIdentity, request: ObjectRequest) -> None:
     """Raises PermissionDenied if the learner may not do this, InvalidRequest for an unknown verb or an invalid key."""
     if request.verb not in METHODS:
-        raise InvalidRequest("an object is read by get and head, and written by put, begin, part, complete and abort")
+        raise InvalidRequest(
+            "an object is read by get and head, written by put, begin, part, complete and abort, and removed by delete"
+        )
     check_key(request.key)
-    if not (_writes(learner, request.key) or (request.verb in READS and _reads(learner, request.key))):
+    if request.verb == "delete":
+        may = request.key.startswith(f"{_checkpoints(learner)}/")
+    else:
+        may = _writes(learner, request.key) or (request.verb in READS and _reads(learner, request.key))
+    if not may:
         raise PermissionDenied(f"{learner.name} of attempt {learner.attempt} may access its own objects only")
 
 
+def _own(learner: LearnerIdentity) -> str:
+    return f"tenants/{learner.tenant}/jobs/{learner.job}/attempts/{learner.attempt}/"
+
+
+def _checkpoints(learner: LearnerIdentity) -> str:
+    return f"{_own(learner)}checkpoints/{learner.name}"
+
+
 def _writes(learner: LearnerIdentity, key: str) -> bool:
-    own = f"tenants/{learner.tenant}/jobs/{learner.job}/attempts/{learner.attempt}/"
-    checkpoints = f"{own}checkpoints/{learner.name}"
+    own, checkpoints = _own(learner), _checkpoints(learner)
     folders = (f"{own}results/{learner.name}/", f"{own}logs/learner-{learner.rank + 1}/", f"{checkpoints}/")
     return key.startswith(folders) or key == f"{checkpoints}.manifest.json"
 

@@ -28,7 +28,7 @@ from services.node.frozen_count import FrozenCount
 from services.node.instrumentation import Instrumentation
 from services.node.learner import Learner
 from services.node.learner_disk import disk_use, end_for_disk, is_running
-from services.node.processes import TableEntry, read_table
+from services.node.processes import children_of, read_table
 from services.node.settings import NodeSettings
 
 CACHES_FILE: Final = "node-caches.json"
@@ -76,16 +76,16 @@ class DiskWatch:
     async def _look(self) -> None:
         learners = [learner for learner in self._learners() if learner.started and not learner.files.has(DISK_FILE)]
         self._ended = {learner.folder: self._ended.get(learner.folder, -1) for learner in learners if learner.ended}
-        totals, table = Counter[str](), dict[int, TableEntry]()
+        totals, children = Counter[str](), dict[int, list[int]]()
         for learner in learners:
             if learner.folder in self._ended:
                 if self._ended[learner.folder] < 0:
                     self._ended[learner.folder] = (await asyncio.to_thread(disk_use, learner, {})).size
                 totals[learner.tenant] += self._ended[learner.folder]
                 continue
-            table = table or await asyncio.to_thread(read_table)
+            children = children or await asyncio.to_thread(lambda: children_of(read_table()))
             use = await asyncio.to_thread(
-                disk_use, learner, table, max_bytes=self._max_bytes, max_files=self._max_files
+                disk_use, learner, children, max_bytes=self._max_bytes, max_files=self._max_files
             )
             if why := use.exceeds(self._max_bytes, self._max_files):
                 bound = "WEFT_NODE_DISK" if use.size > self._max_bytes else "WEFT_NODE_FILES"

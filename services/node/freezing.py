@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from services.node.learner import Learner
-from services.node.processes import read_table, with_descendants
+from services.node.processes import children_of, read_table, with_descendants
 
 _FREEZERS: Final = (("freezer.state", "FROZEN", "THAWED"), ("cgroup.freeze", "1", "0"))
 """(file of a group, word that freezes, word that thaws), for v1 and v2."""
@@ -80,7 +80,7 @@ def _is_frozen(group: Path) -> bool:
 def _processes(learner: Learner) -> set[int]:
     """All below the shim, which adopts those whose parents have ended."""
     shim = learner.shim
-    return set() if shim is None else with_descendants(read_table(), {shim.pid}) - {shim.pid}
+    return set() if shim is None else with_descendants(children_of(read_table()), {shim.pid}) - {shim.pid}
 
 
 def _send(pids: set[int], sign: signal.Signals) -> None:

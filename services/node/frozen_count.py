@@ -17,7 +17,7 @@ from services.node.disk import DiskUse
 from services.node.freezing import freeze, thaw
 from services.node.learner import Learner
 from services.node.learner_disk import disk_use
-from services.node.processes import read_table
+from services.node.processes import children_of, read_table
 
 log = structlog.get_logger()
 
@@ -45,8 +45,8 @@ class FrozenCount:
                 for learner in learners:
                     frozen.append((learner, False))
                     frozen[-1] = (learner, freeze(learner))
-                table = read_table()
-                yield [(learner, disk_use(learner, table), is_frozen) for learner, is_frozen in frozen]
+                children = children_of(read_table())
+                yield [(learner, disk_use(learner, children), is_frozen) for learner, is_frozen in frozen]
             finally:
                 for learner, _ in frozen:
                     thaw(learner)

@@ -21,6 +21,10 @@ class Instrumentation:
             ["bound"],
             registry=registry,
         )
+        self.ports_taken = Counter(
+            "weft_node_ports_taken", "Learners that were ended because they listened on a port of another job",
+            registry=registry,
+        )  # fmt: skip
         self.disk_free = Gauge(
             "weft_node_disk_free_bytes", "Free bytes of the learners' file system, while there are learners",
             registry=registry,

@@ -42,8 +42,8 @@ def names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-OF_BROWSERS = frozenset({"sessions"})
-"""Modules without gRPC: programs have no cookies."""
+OF_BROWSERS = frozenset({"sessions", "stream"})
+"""Modules without gRPC: programs have no cookies, and one connection of gRPC carries any number of streams."""
 
 
 def all_use_cases() -> set[str]:

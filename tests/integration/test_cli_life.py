@@ -96,8 +96,8 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
         ["backup", saved, "--home", home], ["restore", saved, "--home", home, "--dry-run"],
         ["master-key", "--home", home],
         ["down", "--home", str(tmp_path / "nothing-here")],
-        ["login", weft_up.url, "--name", "here"], ["whoami"], ["profile"], ["logout", "here"],
-        ["user"], ["key"], ["cluster"], ["queue"], ["version"], ["completion", "bash"],
+        ["login", weft_up.url, "--name", "here"], ["whoami"], ["profile"], ["dashboard", "--no-open"],
+        ["logout", "here"], ["user"], ["key"], ["cluster"], ["queue"], ["version"], ["completion", "bash"],
         ["frameworks"], ["sizes"], ["storage"],
     ]  # fmt: skip
     answers: dict[str, Any] = {}

@@ -278,11 +278,12 @@ async def test_checkpoints_of_an_attempt_are_restored_in_the_next(
     learner.reserve("mkdir $CHECKPOINT_DIR/s; echo one > $CHECKPOINT_DIR/s/1")
     learner.start()
     await learner.ended()
-    kept = learner.objects("checkpoints")
-    manifest = json.loads(kept["worker-0.manifest.json"])
-    digest = hashlib.sha256(b"one\n").hexdigest()
-    assert manifest["files"] == [{"path": "s/1", "size": 4, "sha256": digest}]
-    assert kept["worker-0/s/1"] == b"one\n"
+    assert learner.checkpoint() == {"s/1": b"one\n"}
+    (record,) = learner.snapshots()
+    assert (record.final, record.complete, record.files, record.size) == (True, True, 1, 4)
+    assert learner.intake.last is not None
+    assert learner.intake.last.checkpoint is not None
+    assert learner.intake.last.checkpoint.files == 1
     learner.end()
     last = await learner.ran(
         "cat $CHECKPOINT_DIR/s/1; echo two > $CHECKPOINT_DIR/s/1 && echo mine", attempt=2,
@@ -294,7 +295,7 @@ async def test_checkpoints_of_an_attempt_are_restored_in_the_next(
 async def test_damaged_checkpoint_fails_the_learner(learner: HelperTest) -> None:
     await learner.ran("echo one > $CHECKPOINT_DIR/weights")
     base = learner.home / "objects" / "tenants" / TENANT / "jobs" / JOB / "attempts" / "1" / "checkpoints"
-    (base / "worker-0" / "weights").write_text("two\n")
+    (base / "worker-0" / hashlib.sha256(b"one\n").hexdigest()).write_text("two\n")
     learner.end()
     last = await learner.ran("true", attempt=2, checkpoint_attempts=(1,))
     assert last.reason == "CheckpointInvalid"

@@ -79,8 +79,7 @@ async def test_file_name_that_is_no_utf8_does_not_keep_a_job_in_storing(learner:
     last = await learner.run_to_end()
     assert learner.objects("results") == {"worker-0/caf\\xe9": b"x"}
     assert learner.objects("logs")["learner-1/caf\\xe9"] == b"x"
-    manifest = json.loads(learner.objects("checkpoints")["worker-0.manifest.json"])
-    assert [file["path"] for file in manifest["files"]] == ["caf\\xe9"]
+    assert learner.checkpoint() == {"caf\\xe9": b"x"}
     assert last.message == "one file was left out, the first is l\\xffnk: it is a link"
     assert json.loads((learner.folder / "stored").read_text())["message"] == last.message
 
@@ -128,7 +127,8 @@ async def test_name_too_long_for_the_store_is_reported_and_the_rest_is_stored(le
 async def test_checkpoint_with_a_file_left_out_is_not_restored(learner: HostileLearner) -> None:
     learner.reserve("echo one > $CHECKPOINT_DIR/a; truncate -s 50G $CHECKPOINT_DIR/weights; ln -s a $CHECKPOINT_DIR/b")
     last = await learner.run_to_end()
-    assert list(learner.objects("checkpoints")) == ["worker-0/a"]
+    assert learner.checkpoint() == {"a": b"one\n"}, "people can fetch what there is"
+    assert [(record.final, record.complete) for record in learner.snapshots()] == [(True, False)]
     assert "weights: it is mostly holes" in last.message
     assert "the checkpoint is incomplete and will not be restored" in last.message
 
@@ -136,7 +136,8 @@ async def test_checkpoint_with_a_file_left_out_is_not_restored(learner: HostileL
 async def test_link_in_a_checkpoint_does_not_make_it_incomplete(learner: HostileLearner) -> None:
     learner.reserve("echo one > $CHECKPOINT_DIR/a; ln -s a $CHECKPOINT_DIR/newest")
     await learner.run_to_end()
-    assert sorted(learner.objects("checkpoints")) == ["worker-0.manifest.json", "worker-0/a"]
+    assert learner.checkpoint() == {"a": b"one\n"}
+    assert learner.snapshots()[-1].complete
 
 
 # --- fetched files are made where the learner cannot write ------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -87,17 +86,16 @@ async def test_code_is_fetched_and_results_and_logs_are_stored(learner: HelperTe
 
 async def test_checkpoints_are_restored_in_the_next_attempt_unless_damaged(learner: HelperTest) -> None:
     await learner.ran("mkdir $CHECKPOINT_DIR/s; echo one > $CHECKPOINT_DIR/s/1")
-    kept = learner.objects("checkpoints")
-    digest = hashlib.sha256(b"one\n").hexdigest()
-    assert json.loads(kept["worker-0.manifest.json"])["files"] == [{"path": "s/1", "size": 4, "sha256": digest}]
+    assert learner.checkpoint() == {"s/1": b"one\n"}
     assert learner.intake.signed[-1] == ObjectRequest(
         "put", f"tenants/{TENANT}/jobs/{JOB}/attempts/1/checkpoints/worker-0.manifest.json"
-    ), "the manifest is written last"
+    ), "the index is written last"
     learner.end()
     await learner.ran("cat $CHECKPOINT_DIR/s/1; echo two > $CHECKPOINT_DIR/s/1", attempt=2, checkpoint_attempts=(1,))
     assert learner.intake.text()[-1] == "one"
     learner.end()
-    (learner.store / f"tenants/{TENANT}/jobs/{JOB}/attempts/2/checkpoints/worker-0/s/1").write_text("bad\n")
+    stored = learner.store / f"tenants/{TENANT}/jobs/{JOB}/attempts/2/checkpoints/worker-0"
+    (stored / hashlib.sha256(b"two\n").hexdigest()).write_text("bad\n")
     last = await learner.ran("true", attempt=3, checkpoint_attempts=(2,))
     assert last.reason == "CheckpointInvalid"
 

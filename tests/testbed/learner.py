@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from services.core.domain.checkpoint import INDEX, SnapshotRecord, dump_index, parse_index, parse_manifest
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.tokens import LearnerIdentity
 from services.core.runtime.home import Home
@@ -139,6 +140,21 @@ class Learner:
         """The stored objects, by their path below ``attempts/<attempt>/<kind>/``."""
         base = self.store / "tenants" / TENANT / "jobs" / self.job / "attempts" / str(attempt) / kind
         return {str(path.relative_to(base)): path.read_bytes() for path in sorted(base.rglob("*")) if path.is_file()}
+
+    def checkpoint(self, *, attempt: int = 1) -> dict[str, bytes]:
+        """The files of the newest stored snapshot by path; empty: there is none."""
+        objects = self.objects("checkpoints", attempt=attempt)
+        record = parse_index(objects.get(f"worker-0{INDEX}", dump_index(()))).shown
+        if record is None:
+            return {}
+        return {
+            file.path: objects[f"worker-0/{file.sha256}"]
+            for file in parse_manifest(objects[f"worker-0/{record.seq}.json"])
+        }
+
+    def snapshots(self, *, attempt: int = 1) -> tuple[SnapshotRecord, ...]:
+        """The snapshots that count, oldest first."""
+        return parse_index(self.objects("checkpoints", attempt=attempt).get(f"worker-0{INDEX}", dump_index(()))).records
 
     @property
     def log(self) -> str:

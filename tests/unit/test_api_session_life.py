@@ -55,7 +55,7 @@ class Api:
     def __init__(self, records: Records, clock: SetClock, cache_s: float = 0) -> None:
         self.records, self.clock = records, clock
         quarantine = Quarantine(clock.now_ms, CollectorRegistry())
-        self.keys = Keys(records, pepper=b"p", clock=clock, quarantine=quarantine, cache_s=cache_s)
+        self.keys = Keys(records, pepper=b"p", clock=clock, quarantine=quarantine, cache_s=cache_s, most_of_user=100)
         self.sessions = Sessions(
             records, self.keys, pepper=b"p", clock=clock, quarantine=quarantine, cache_s=cache_s,
             idle_ms=8 * HOUR_MS, most_ms=20 * HOUR_MS,

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import weft
+from services.helper.checkpoints.detection import MARKER
 from tests.waiting import HANG_S
-from weft._learner import Reporter, StopRequest
+from weft._learner import CheckpointMarker, Reporter, StopRequest
 
 SDK = Path(weft.__file__).parent.parent
 
@@ -389,6 +390,33 @@ def test_sigterm_ends_a_forked_worker(tmp_path: Path) -> None:
     done = run_learner(code, tmp_path)
 
     assert (done.stdout, done.stderr) == (f"{int(signal.SIGTERM)} False\n", "")
+
+
+# --- checkpoint_saved ---------------------------------------------------------
+
+
+def test_each_saved_checkpoint_is_a_new_marker(tmp_path: Path) -> None:
+    marker = CheckpointMarker(environ={"JOB_STATE_DIR": "x", "CHECKPOINT_DIR": str(tmp_path)})
+    marker.write()
+    (file,) = tmp_path.iterdir()
+    assert file.name == MARKER
+    first = file.read_text()
+    with file.open():  # its inode stays in use
+        inode = file.stat().st_ino
+        marker.write()
+        assert (file.stat().st_ino == inode, file.read_text() == first) == (False, False)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_checkpoint_that_cannot_be_marked_never_disturbs_training(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    there = {"JOB_STATE_DIR": "x", "CHECKPOINT_DIR": str(tmp_path / "none")}
+    marker = CheckpointMarker(environ=there, warn=warnings.append)
+    marker.write()
+    marker.write()
+    assert len(warnings) == 1
+    CheckpointMarker(environ={"CHECKPOINT_DIR": str(tmp_path)}).write()
+    assert not list(tmp_path.iterdir()), "outside a learner nothing is written"
 
 
 # --- the package --------------------------------------------------------------

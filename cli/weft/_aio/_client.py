@@ -70,6 +70,10 @@ class AsyncClient:
         """`user`, `tenant`, `scope`, `key_id` and `permissions` of the key."""
         return await self._http.json("GET", "/v1/whoami")
 
+    async def session_code(self) -> dict[str, Any]:
+        """A one-time `code`, with which a browser signs in to the dashboard until `expires`."""
+        return await self._http.json("POST", "/v1/session/codes")
+
     async def users(self) -> list[dict[str, Any]]:
         """The users who have a key: `user`, `tenant`, `scope`, `keys` (how many), `created` (of the first).
 

@@ -216,7 +216,7 @@ COMMANDS: Final[dict[str, Fields | str]] = {
         "tenant": ("text", "Tenant of the user."),
         "revoked": ("list of text", "Ids of the keys that were revoked."),
     },
-    "key": {"keys": ("list of ApiKey", "Your keys, revoked ones included; for administrators of all users.")},
+    "key": {"keys": ("list of ApiKey", "The keys of the user; for administrators those of all users.")},
     "key create": "ApiKey",
     "key revoke": {
         "id": ("text", "Id of the key."),
@@ -231,6 +231,11 @@ COMMANDS: Final[dict[str, Fields | str]] = {
         "jobs": ("map of integer", "Number of jobs by status."),
     },
     "queue": {"waiting": ("list of WaitingJob", "Jobs that wait, in order; at most 1000.")},
+    "dashboard": {
+        "url": ("text", "Address that signs a browser in, once."),
+        "expires": ("time", "When the address stops working."),
+        "opened": ("flag", "A browser was opened."),
+    },
     "storage": "TenantStorage",
     "profile": {"profiles": ("list of Profile", "The platforms that you know.")},
     "frameworks": "GetFrameworksReply",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.status import PHASE_ORDER, Phase, Status
 
 
@@ -30,6 +31,8 @@ class Exit:
     """It was killed for lack of memory."""
     disk_exceeded: str = ""
     """It was ended because it wrote too much: what it exceeded, for people. Empty: it was not."""
+    port_taken: str = ""
+    """It was ended because it listened on a port of another job, for people. Empty: it was not."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -73,6 +76,8 @@ class LearnerStatus:
     """The failure of the helper, for people."""
     env_digest: str = ""
     data_digest: str = ""
+    checkpoint: StoredCheckpoint | None = None
+    """The newest of this attempt that is stored; None: there is none yet."""
     schema: int = 1
     extra: Mapping[str, Any] = field(default_factory=dict)
 

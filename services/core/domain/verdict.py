@@ -163,6 +163,8 @@ def describe_failure(learner: LearnerStatus) -> tuple[str, str]:
             f"learner {learner.name} was ended: {end.disk_exceeded}, a bound that the operator has set; "
             "write less, or remove files while it trains"
         )
+    if end.port_taken:
+        return "PortTaken", f"learner {learner.name} was ended: {end.port_taken}; use the ports of its own variables"
     if end.signal is not None:
         try:
             name = signal.Signals(end.signal).name

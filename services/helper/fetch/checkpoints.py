@@ -1,22 +1,36 @@
 """Checkpoints of the newest earlier attempt that has any: the union of all its learners' files, in CHECKPOINT_DIR.
 
-Of files with the same path a learner gets its own, else rank 0's, else that of the lowest rank: frameworks that save
-per rank under equal names find their own state, those that save on one rank find that one's. Only files that a
-manifest lists count, and only with the size and digest that it states.
+Each learner's files are those of one moment, the cut (``core.domain.checkpoint``): a learner on a lost machine may have
+stored less than the others. Of files with the same path a learner gets its own, else rank 0's, else that of the lowest
+rank: frameworks that save per rank under equal names find their own state, those that save on one rank find that one's.
+Only files that a manifest lists count, and only with the size and digest that it states.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
-from services.core.domain.errors import WeftError
+from services.core.domain.checkpoint import (
+    Index,
+    SavedFile,
+    SnapshotRecord,
+    checkpoint_base,
+    cut_of,
+    files_at,
+    index_key,
+    manifest_key,
+    object_key,
+    parse_index,
+    parse_manifest,
+    records_for,
+)
+from services.core.domain.errors import NotFound, WeftError
 from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.faults import outage_of
 from services.helper.fetch.progress import FetchFailed, FetchProgress
@@ -24,18 +38,15 @@ from services.helper.learner_files import MAX_DEPTH
 from services.helper.objects import UrlSigner, open_objects
 
 REASON: Final = "CheckpointInvalid"
-_MANIFEST: Final = ".manifest.json"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class SavedFile:
-    """A file that a manifest lists."""
+class _Restored:
+    """A file and the key of its content."""
 
     key: str
-    path: str
-    size: int
-    """Bytes."""
-    sha256: str
+    file: SavedFile
 
 
 def restore(
@@ -71,41 +82,65 @@ class _Restoration:
         for attempt in self._assignment.plan.checkpoint_attempts:
             files = await self._saved_files(attempt)
             if files:
-                mib = sum(file.size for file in files) // 2**20
+                mib = sum(restored.file.size for restored in files) // 2**20
                 self._make_folder(self._target)
-                for number, file in enumerate(files, 1):
+                for number, restored in enumerate(files, 1):
                     self._progress.report(f"restoring checkpoints: {number} of {len(files)} files ({mib} MiB)")
-                    await self._fetch(file)
+                    await self._fetch(restored)
                 return
 
-    async def _saved_files(self, attempt: int) -> list[SavedFile]:
-        """The union of the learners' manifests, by path. A path that is a file of one is no folder of another."""
+    async def _saved_files(self, attempt: int) -> list[_Restored]:
+        """The union of the learners' files at the cut. A path that is a file of one is no folder of another."""
         plan = self._assignment.plan
-        prefix = f"tenants/{plan.tenant}/jobs/{plan.job}/attempts/{attempt}/checkpoints"
-        union: dict[str, SavedFile] = {}
-        folders: set[str] = set()
+        indexes: dict[str, Index] = {}
         for name in self._order:
-            base = f"{prefix}/{name}"
-            if await self._objects.size(base + _MANIFEST) is None:
-                continue
-            for file in _parse_manifest(await self._read(base + _MANIFEST), base):
-                parents = {"/".join(file.path.split("/")[:count]) for count in range(1, file.path.count("/") + 1)}
-                if file.path not in folders and not parents & union.keys():
+            base = checkpoint_base(tenant=plan.tenant, job=plan.job, attempt=attempt, learner=name)
+            if await self._objects.size(index_key(base)) is not None:
+                indexes[base] = await self._parsed(index_key(base), parse_index)
+        cut = cut_of(indexes.values())
+        union: dict[str, _Restored] = {}
+        folders: set[str] = set()
+        for base, index in indexes.items():
+            for restored in await self._files_at(base, index, cut):
+                path = restored.file.path
+                parents = {"/".join(path.split("/")[:count]) for count in range(1, path.count("/") + 1)}
+                if path not in folders and not parents & union.keys():
                     folders |= parents
-                    union.setdefault(file.path, file)
+                    union.setdefault(path, restored)
         return list(union.values())
+
+    async def _files_at(self, base: str, index: Index, cut: float) -> list[_Restored]:
+        snapshots: list[tuple[SnapshotRecord, Sequence[SavedFile]]] = []
+        for record in records_for(index, cut):
+            files = index.first_schema
+            if files is None:
+                files = await self._parsed(manifest_key(base, record.seq), parse_manifest)
+            for file in files:
+                if not _is_inside(file.path):
+                    raise FetchFailed(REASON, f"a checkpoint's manifest names {file.path!r}, which lies outside")
+            snapshots.append((record, files))
+        return [_Restored(object_key(base, file, seq), file) for seq, file in files_at(snapshots, cut)]
+
+    async def _parsed(self, key: str, parse: Callable[[bytes], T]) -> T:
+        try:
+            return parse(await self._read(key))
+        except (TypeError, ValueError) as error:
+            raise FetchFailed(REASON, "a checkpoint's manifest is damaged in the object store") from error
+        except NotFound as error:
+            raise FetchFailed(REASON, "a checkpoint's manifest is missing in the object store") from error
 
     async def _read(self, key: str) -> bytes:
         return b"".join([chunk async for chunk in self._objects.get(key)])
 
-    async def _fetch(self, file: SavedFile) -> None:
+    async def _fetch(self, restored: _Restored) -> None:
+        file = restored.file
         path = self._target / file.path
         for folder in reversed(path.relative_to(self._target).parents[:-1]):
             self._make_folder(self._target / folder)
         hashing = hashlib.sha256()
         try:
             with path.open("wb") as out:
-                async for chunk in self._objects.get(file.key):
+                async for chunk in self._objects.get(restored.key):
                     hashing.update(chunk)
                     out.write(chunk)
                     self._progress.check()
@@ -115,6 +150,8 @@ class _Restoration:
             raise FetchFailed(REASON, f"checkpoint {file.path} cannot be restored: {error.message}") from error
         if hashing.hexdigest() != file.sha256:
             raise FetchFailed(REASON, f"checkpoint {file.path} is damaged in the object store")
+        if file.mtime is not None:  # some frameworks take the file that was changed last for the newest
+            os.utime(path, ns=(file.mtime * 1_000_000, file.mtime * 1_000_000))
         self._give(path)
 
     def _make_folder(self, path: Path) -> None:
@@ -124,21 +161,6 @@ class _Restoration:
     def _give(self, path: Path) -> None:
         if self._assignment.owner is not None:
             os.chown(path, *self._assignment.owner)
-
-
-def _parse_manifest(content: bytes, base: str) -> list[SavedFile]:
-    try:
-        manifest: dict[str, Any] = json.loads(content)
-        files = [
-            SavedFile(f"{base}/{entry['path']}", entry["path"], int(entry["size"]), entry["sha256"])
-            for entry in manifest["files"]
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise FetchFailed(REASON, "a checkpoint's manifest is damaged in the object store") from error
-    for file in files:
-        if not _is_inside(file.path):
-            raise FetchFailed(REASON, f"a checkpoint's manifest names {file.path!r}, which lies outside")
-    return files
 
 
 def _is_inside(path: str) -> bool:

@@ -1387,6 +1387,10 @@ class GetMetricsRequest(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MAX_POINTS_FIELD_NUMBER: _builtins.int
+    FROM_STEP_FIELD_NUMBER: _builtins.int
+    TO_STEP_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Id of the job."""
     after: _builtins.int
@@ -1399,9 +1403,21 @@ class GetMetricsRequest(_message.Message):
     """Only points of this attempt."""
     max_points: _builtins.int
     """Roughly the most points of each curve, 2 to 100000; minima and maxima are kept. Only for curves; default 1000."""
+    from_step: _builtins.int
+    """Only points of this step or a later one."""
+    to_step: _builtins.int
+    """Only points of this step or an earlier one."""
     @_builtins.property
     def name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only metrics of these names."""
+
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Only points from this time on."""
+
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """Only points up to this time."""
 
     def __init__(
         self,
@@ -1413,31 +1429,43 @@ class GetMetricsRequest(_message.Message):
         rank: _builtins.int | None = ...,
         attempt: _builtins.int | None = ...,
         max_points: _builtins.int | None = ...,
+        from_step: _builtins.int | None = ...,
+        to_step: _builtins.int | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_attempt", b"_attempt", "_limit", b"_limit", "_max_points", b"_max_points", "_rank", b"_rank", "after", b"after", "attempt", b"attempt", "limit", b"limit", "max_points", b"max_points", "rank", b"rank"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_attempt", b"_attempt", "_from_step", b"_from_step", "_limit", b"_limit", "_max_points", b"_max_points", "_rank", b"_rank", "_to_step", b"_to_step", "after", b"after", "attempt", b"attempt", "from_step", b"from_step", "limit", b"limit", "max_points", b"max_points", "rank", b"rank", "since", b"since", "to_step", b"to_step", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_attempt", b"_attempt", "_limit", b"_limit", "_max_points", b"_max_points", "_rank", b"_rank", "after", b"after", "attempt", b"attempt", "job_id", b"job_id", "limit", b"limit", "max_points", b"max_points", "name", b"name", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_attempt", b"_attempt", "_from_step", b"_from_step", "_limit", b"_limit", "_max_points", b"_max_points", "_rank", b"_rank", "_to_step", b"_to_step", "after", b"after", "attempt", b"attempt", "from_step", b"from_step", "job_id", b"job_id", "limit", b"limit", "max_points", b"max_points", "name", b"name", "rank", b"rank", "since", b"since", "to_step", b"to_step", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
     _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
     _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
+    _WhichOneofReturnType__from_step: _TypeAlias = _typing.Literal["from_step"]  # noqa: Y015
+    _WhichOneofArgType__from_step: _TypeAlias = _typing.Literal["_from_step", b"_from_step"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
     _WhichOneofReturnType__max_points: _TypeAlias = _typing.Literal["max_points"]  # noqa: Y015
     _WhichOneofArgType__max_points: _TypeAlias = _typing.Literal["_max_points", b"_max_points"]  # noqa: Y015
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    _WhichOneofReturnType__to_step: _TypeAlias = _typing.Literal["to_step"]  # noqa: Y015
+    _WhichOneofArgType__to_step: _TypeAlias = _typing.Literal["_to_step", b"_to_step"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__after) -> _WhichOneofReturnType__after | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_step) -> _WhichOneofReturnType__from_step | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_points) -> _WhichOneofReturnType__max_points | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to_step) -> _WhichOneofReturnType__to_step | None: ...
 
 Global___GetMetricsRequest: _TypeAlias = GetMetricsRequest  # noqa: Y015
 
@@ -1658,6 +1686,9 @@ class GetSeriesReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SERIES_FIELD_NUMBER: _builtins.int
+    THROUGH_FIELD_NUMBER: _builtins.int
+    through: _builtins.int
+    """Follow the points after this seq: the curves lack none before it."""
     @_builtins.property
     def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobSeries]:
         """Curves in the order of their first points."""
@@ -1666,10 +1697,11 @@ class GetSeriesReply(_message.Message):
         self,
         *,
         series: _abc.Iterable[Global___JobSeries] | None = ...,
+        through: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["series", b"series"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["series", b"series", "through", b"through"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

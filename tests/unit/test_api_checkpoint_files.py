@@ -1,0 +1,127 @@
+"""Checkpoints in the list of a job's files: under their own names, of the newest snapshot, in pages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.api.artifacts import Artifacts
+from services.api.instrumentation import Instrumentation
+from services.core.adapters.folder.objects import FolderObjectStore
+from services.core.domain.checkpoint import (
+    SavedFile,
+    SnapshotRecord,
+    dump_index,
+    dump_manifest,
+    index_key,
+    manifest_key,
+)
+from services.core.domain.errors import NotFound
+from services.core.domain.job import Job, new_job
+
+JOB = "tenants/acme/jobs/j1/"
+
+
+def a_job() -> Job:
+    return new_job(
+        job_id="j1", tenant="acme", user="ada", spec={}, code_digest="", idem="j1", idem_digest="", trace="", now=1
+    )
+
+
+class Stored:
+    """Files of a job in a store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.objects = FolderObjectStore(folder)
+        self.artifacts = Artifacts(self.objects, Instrumentation(CollectorRegistry()))
+
+    async def put(self, key: str, content: bytes) -> None:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield content
+
+        await self.objects.put(JOB + key, chunks())
+
+    async def snapshots(self, learner: str, *snapshots: dict[str, str], attempt: int = 1) -> None:
+        """Path -> content, of each snapshot; the last one is incomplete if it has the path ``incomplete``."""
+        base = f"attempts/{attempt}/checkpoints/{learner}"
+        records = []
+        for seq, content in enumerate(snapshots, 1):
+            files = []
+            for path, text in content.items():
+                digest = hashlib.sha256(text.encode()).hexdigest()
+                files.append(SavedFile(path, len(text), digest))
+                await self.put(f"{base}/{digest}", text.encode())
+            record = SnapshotRecord(
+                seq=seq,
+                time=seq,
+                until=seq,
+                final=False,
+                complete="incomplete" not in content,
+                files=len(files),
+                size=0,
+            )
+            records.append(record)
+            await self.put(manifest_key(base, seq), dump_manifest(record, files))
+        await self.put(index_key(base), dump_index(records))
+
+    async def paths(self, *, prefix: str = "", limit: int = 1000) -> list[str]:
+        """All pages."""
+        paths: list[str] = []
+        after: str | None = None
+        while True:
+            page, after = await self.artifacts.list(a_job(), prefix=prefix, after=after, limit=limit)
+            assert len(page) <= limit
+            paths += [artifact.path for artifact in page]
+            if after is None:
+                return paths
+
+    async def content(self, path: str) -> bytes:
+        artifact = await self.artifacts.find(a_job(), path)
+        chunks = self.artifacts.read(artifact, start=0, end=artifact.meta.size)
+        return b"".join([chunk async for chunk in chunks])
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Stored:
+    return Stored(tmp_path)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 1000])
+async def test_files_are_listed_by_their_own_names_in_pages(stored: Stored, limit: int) -> None:
+    await stored.snapshots("worker-0", {"old": "o", "s/1": "x"}, {"s/1": "x", "s/2": "y", "~": "z"})
+    await stored.snapshots("worker-1", {"s/1": "x"}, attempt=2)
+    await stored.put("attempts/1/checkpoints/worker-1.manifest.json", json.dumps({"files": [], "time": 1}).encode())
+    await stored.put("attempts/1/checkpoints/worker-1/w", b"1")
+    await stored.put("attempts/1/checkpoints/worker-2/" + "0" * 64, b"being stored")
+    await stored.put("attempts/1/logs/learner-1/training-log.txt", b"")
+    await stored.put("attempts/2/results/worker-0/m", b"")
+    assert await stored.paths(limit=limit) == [
+        "attempts/1/checkpoints/worker-0/s/1", "attempts/1/checkpoints/worker-0/s/2",
+        "attempts/1/checkpoints/worker-0/~",
+        "attempts/1/checkpoints/worker-1.manifest.json", "attempts/1/checkpoints/worker-1/w",
+        "attempts/1/logs/learner-1/training-log.txt", "attempts/2/checkpoints/worker-1/s/1",
+        "attempts/2/results/worker-0/m",
+    ]  # fmt: skip
+
+
+async def test_prefix_may_be_a_folder_of_a_checkpoint(stored: Stored) -> None:
+    await stored.snapshots("worker-0", {"s/1": "x", "t/1": "y"})
+    base = "attempts/1/checkpoints/worker-0/"
+    assert await stored.paths(prefix=base) == [f"{base}s/1", f"{base}t/1"]
+    assert await stored.paths(prefix=f"{base}t/") == [f"{base}t/1"]
+    assert await stored.paths(prefix=f"{base}u/") == []
+
+
+async def test_file_of_an_older_kept_snapshot_can_still_be_fetched(stored: Stored) -> None:
+    await stored.snapshots("worker-0", {"step": "1", "old": "o"}, {"step": "2"}, {"step": "3", "incomplete": ""})
+    base = "attempts/1/checkpoints/worker-0/"
+    assert await stored.paths() == [f"{base}step"]
+    assert await stored.content(f"{base}step") == b"2"
+    assert await stored.content(f"{base}old") == b"o"
+    with pytest.raises(NotFound):
+        await stored.content(f"{base}none")
