@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
-from importlib.resources import files
-from typing import Final
 
 import pytest
 
 from services.core.adapters.kubernetes.api import Api, Document
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
-from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
+from services.core.adapters.kubernetes.options import GangMethod
 from services.core.domain.errors import Unavailable
 from services.core.domain.plan import AttemptPlan
 from services.core.domain.status_keys import job_prefix
@@ -24,20 +22,12 @@ from tests.testbed.cluster_rules import *  # noqa: F403 - the tests
 from tests.testbed.cluster_rules import FOREVER, Scene
 from tests.testbed.gangs import await_all, await_exit, await_state, learner, start, stop, teardown
 from tests.testbed.kubernetes.cluster import Cluster as Machines
-from tests.testbed.kubernetes.images import STAND_IN_IMAGE, TINY_IMAGE
+from tests.testbed.kubernetes.images import TINY_IMAGE
+from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.stand_in import AnnouncingCluster, StandIn, pods_of, standing_in
 from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.testbed.node import plan as local_plan
 from tests.waiting import until
-
-OPTIONS: Final = KubernetesOptions(
-    helper_image=STAND_IN_IMAGE,
-    learner_image=TINY_IMAGE,
-    entry_script=files("services.core.adapters.kubernetes").joinpath("entry.sh").read_text(),
-    addresses={"metrics": "tls:192.0.2.1:7001"},
-    helper_cpus=0.01,
-    helper_memory=2**25,
-)
 
 
 def plan(commands: list[str], **fields: object) -> AttemptPlan:
@@ -240,6 +230,27 @@ async def test_pods_of_others_reduce_the_capacity_and_own_ones_do_not(
     finally:
         testbed_cluster.kubectl("delete", "pod", "other", "--wait")
     await teardown(cluster, gang)
+
+
+async def test_learner_of_a_lost_node_is_lost_and_its_attempt_can_be_removed(
+    cluster: KubernetesCluster, testbed_cluster: Machines
+) -> None:
+    gang = plan([FOREVER])
+    await start(cluster, gang)
+    node = (await await_state(cluster, gang, "running")).node
+    (machine,) = (entry for entry in testbed_cluster.nodes if entry.name == node)
+    machine.machine.kill()
+    try:
+        end = await await_exit(cluster, gang)
+        assert end.lost
+        present = await learner(cluster, gang)
+        assert present.reason == "NodeLost"
+        assert "another node" in present.message
+        assert [entry.ready for entry in await cluster.capacity() if entry.name == node] == [False]
+        await teardown(cluster, gang)
+    finally:
+        await asyncio.to_thread(testbed_cluster.restart_node, machine)
+    assert (await cluster.observe(gang.job)).attempts == []
 
 
 async def test_late_step_of_a_released_job_creates_nothing(
