@@ -70,6 +70,12 @@ class Job:
         return parse_time(text) if text else None
 
     @property
+    def checkpoint_stored(self) -> datetime | None:
+        """When the newest checkpoint was stored. What came after it is lost with a lost machine."""
+        checkpoint = self.document.get("checkpoint")
+        return parse_time(checkpoint["time"]) if checkpoint else None
+
+    @property
     def warnings(self) -> list[str]:
         """Warnings of the platform about the spec, from the submission."""
         return [str(text) for text in self.document.get("warnings") or ()]

@@ -9,7 +9,9 @@ from msgspec import UNSET, UnsetType, structs
 from services.api.answers import Answer, Time, as_time, as_time_or_none, doc, to_json
 from services.api.clients import Waiting
 from services.api.job_changes import Rendered
+from services.api.job_metrics import JobMetric
 from services.api.platform import spec_of
+from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.codec import dump
 from services.core.domain.job import Attempt, Event, Verdict
 from services.core.domain.job import Job as JobDocument
@@ -41,6 +43,16 @@ class JobCounters(Answer):
     retries: Annotated[int, doc("Attempts that ended by a failure of the job itself; `retries.max` limits them.")]
     restarts: Annotated[int, doc("Attempts that ended by a failure of the platform; nothing limits them.")]
     preemptions: Annotated[int, doc("Attempts that were ended in favour of other jobs.")]
+
+
+class JobCheckpoint(Answer):
+    """A stored checkpoint. What its learner saved later would be lost with its machine."""
+
+    time: Annotated[Time, doc("When it was stored.")]
+    files: Annotated[int, doc("Number of its files.")]
+    size: Annotated[int, doc("Bytes of its files.")]
+    learner: Annotated[str, doc("The learner that saved it, e.g. worker-0.")]
+    attempt: Annotated[int, doc("Number of the attempt that saved it.")]
 
 
 class JobVerdict(Answer):
@@ -86,6 +98,9 @@ class Job(Answer):
     framework: Annotated[str, doc("Framework and version, e.g. jax:0.10; empty without one.")]
     attempt: Annotated[JobAttempt, doc("The current or last attempt.")]
     counters: Annotated[JobCounters, doc("Retries, restarts and preemptions up to now.")]
+    checkpoint: Annotated[
+        JobCheckpoint | None, doc("The checkpoint that was stored last; null before. During a run some seconds old.")
+    ]
     verdict: Annotated[JobVerdict | None, doc("The decision that ended the last attempt; null before.")]
     code_digest: Annotated[str, doc("Digest of its code, sha256:<hex>; empty without code.")]
     created: Annotated[Time, doc("When it was submitted.")]
@@ -103,6 +118,10 @@ class Job(Answer):
         Time | UnsetType, doc("When it was deleted. Only in replayed answers, and in lists with `deleted`.")
     ] = UNSET
     spec: Annotated[dict[str, Any] | UnsetType, doc("The spec in normal form. Not in events of live streams.")] = UNSET
+    metrics: Annotated[
+        list[JobMetric] | UnsetType,
+        doc("The metrics that the request names, one for each name and context. Only in lists with `metrics`."),
+    ] = UNSET
     warnings: Annotated[list[str] | UnsetType, doc("Warnings to its owner. Only in the answer to a submit.")] = UNSET
 
 
@@ -153,6 +172,7 @@ def job_answer(document: JobDocument, waiting: Waiting | None = None) -> Job:
             restarts=document.counters.restarts,
             preemptions=document.counters.preemptions,
         ),
+        checkpoint=_checkpoint(document.checkpoint) if document.checkpoint else None,
         verdict=_verdict(document.verdict) if document.verdict else None,
         code_digest=document.code_digest,
         created=as_time(document.created),
@@ -211,6 +231,16 @@ def _attempt(attempt: Attempt) -> JobAttempt:
         started=as_time_or_none(attempt.started),
         committed=attempt.committed,
         placement=dict(attempt.placement),
+    )
+
+
+def _checkpoint(checkpoint: StoredCheckpoint) -> JobCheckpoint:
+    return JobCheckpoint(
+        time=as_time(checkpoint.time),
+        files=checkpoint.files,
+        size=checkpoint.size,
+        learner=checkpoint.learner,
+        attempt=checkpoint.attempt,
     )
 
 

@@ -104,7 +104,7 @@ class Ending:
                 missing = observed_state.storage_failures(
                     job.attempt.number, learners, observed, killed=job.desired is Desired.KILL
                 )
-            job = await self._finish(job, limits, verdict, missing)
+            job = await self._finish(job, limits, verdict, missing, learners)
         await self._release(job)
         return 0.0
 
@@ -166,7 +166,9 @@ class Ending:
             job, lambda current: advanced(current, Status.STORING, actor="guardian", now=now, times=times)
         )
 
-    async def _finish(self, job: Job, limits: Limits, verdict: Verdict, missing: str) -> Job:
+    async def _finish(
+        self, job: Job, limits: Limits, verdict: Verdict, missing: str, learners: Mapping[str, LearnerStatus]
+    ) -> Job:
         """Writes the status that the verdict says. ``missing``: results that could not be stored, for people."""
         summary, now = await self._summary(job), self._ports.clock.now_ms()
         message = "; ".join(filter(None, (verdict.message, missing)))
@@ -174,7 +176,8 @@ class Ending:
         def change(current: Job) -> Job:
             actor = current.actor_of_desired if verdict.to in {Status.KILLED, Status.HALTED} else "guardian"
             ended = moved(current, verdict.to, actor=actor, now=now, reason=verdict.reason, message=message)
-            ended = replace(ended, summary=summary)
+            checkpoint = observed_state.newest_checkpoint(current, learners, now=now)
+            ended = replace(ended, summary=summary, checkpoint=checkpoint)
             if verdict.to is Status.QUEUED:
                 return _queued_again(ended, limits, verdict, now, outage_most_ms=self._outage_most_ms)
             return replace(ended, observed_generation=current.generation)

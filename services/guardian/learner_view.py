@@ -26,6 +26,7 @@ ALL_JOBS: Final = ""
 MALFORMED: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 """What parsing a value may raise that no Guardian or helper has written."""
 _SCHEMA: Final = 1
+_MOST_FILES: Final = 2**31
 _MOST_ATTEMPTS: Final = 2**31
 
 
@@ -103,6 +104,11 @@ class LearnerView:
             report.exit and not 0 <= report.exit.time <= MAX_TIME_MS
         ):
             raise ValueError("it has a time before 1970 or after 9999")
+        checkpoint = report.checkpoint
+        if checkpoint and not (
+            0 <= checkpoint.time <= MAX_TIME_MS and 0 <= checkpoint.files < _MOST_FILES and checkpoint.size >= 0
+        ):
+            raise ValueError("its checkpoint has a time, a number of files or a size that none has")
         learners = self._jobs.setdefault(job_id, _JobState()).learners
         known = learners.get(name)
         if known is None or (report.attempt, report.seq) > (known.attempt, known.seq):

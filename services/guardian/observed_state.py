@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.job import Attempt, Job, advanced
 from services.core.domain.learner import Exit, LearnerStatus, job_status, learner_name, step_times
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import PHASE_ORDER, Phase, Status
 from services.core.ports.cluster import LearnerProcess, Observation
 
+_CHECKPOINT_MS: Final = 5_000
+"""A newer checkpoint is recorded so much later at the earliest: each is a write of the job's document."""
 EMPTY: Final = Observation(learners=(), attempts=())
 
 
@@ -230,6 +233,25 @@ def with_observed(job: Job, learners: Mapping[str, LearnerStatus], *, expected: 
     counters = replace(job.counters, rollbacks=0) if attempt.committed else job.counters
     counters = replace(counters, outages=0) if attempt.started else counters
     ahead = advanced(job, job_status(learners.values(), expected), actor="guardian", now=now, times=times)
-    if (ahead, attempt, counters) == (job, job.attempt, job.counters):
+    checkpoint = newest_checkpoint(job, learners, now=now, least_ms=_CHECKPOINT_MS)
+    if (ahead, attempt, counters, checkpoint) == (job, job.attempt, job.counters, job.checkpoint):
         return job
-    return replace(ahead, attempt=attempt, counters=counters, updated=now)
+    return replace(ahead, attempt=attempt, counters=counters, checkpoint=checkpoint, updated=now)
+
+
+def newest_checkpoint(
+    job: Job, learners: Mapping[str, LearnerStatus], *, now: int, least_ms: int = 0
+) -> StoredCheckpoint | None:
+    """The newest checkpoint that is known: the job's, or one of a learner that is newer by ``least_ms``.
+
+    ``now``: Unix milliseconds; no later time is recorded.
+    """
+    reported = [
+        replace(learner.checkpoint, learner=name, attempt=learner.attempt, time=min(learner.checkpoint.time, now))
+        for name, learner in learners.items()
+        if learner.checkpoint is not None
+    ]
+    newest = max(reported, key=lambda checkpoint: checkpoint.time, default=None)
+    if newest is None or (job.checkpoint is not None and newest.time - max(least_ms, 1) < job.checkpoint.time):
+        return job.checkpoint
+    return newest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from services.core.adapters.etcd import launcher
+from services.core.domain.checkpoint import parse_index
 from services.core.runtime.processes import alive, identify, read_live_process, send_signal, wait_gone
 from services.local.layout import ETCD, PROGRAMS
 from tests.testbed import sets
@@ -217,6 +219,35 @@ def test_killed_service_is_restarted_and_a_job_completes(weft_up: Platform, serv
         spec = {"name": "j", "command": "true", "resources": {"cpus": 1, "memory": "64MiB"}}
         eventually(lambda: _up(client))
         assert client.jobs.submit(spec).wait(HANG_S).status == "COMPLETED"
+
+
+def test_training_continues_from_its_last_stored_checkpoint_after_its_machine_was_lost(
+    weft_up: Platform, tmp_path: Path
+) -> None:
+    command = """
+      n=$(cat "$CHECKPOINT_DIR/n" 2>/dev/null || echo 0); echo "from $n"; test "$n" = 0 || exit 0
+      echo 7 > "$CHECKPOINT_DIR/n"; /usr/bin/env python3 -c 'import weft; weft.checkpoint_saved()'
+      echo 8 > "$CHECKPOINT_DIR/m"; exec sleep 600
+    """
+    small = {"cpus": 0.5, "memory": "64MiB"}
+    with Client(weft_up.url, weft_up.key) as client:
+        eventually(lambda: _up(client))
+        job = client.jobs.submit({"name": "lost", "command": command, "learners": 2, "resources": small})
+        stored = weft_up.home / "objects" / "tenants"
+        indexes = f"*/jobs/{job.id}/attempts/1/checkpoints/*.manifest.json"
+        eventually(lambda: len(list(stored.glob(indexes))) == 2 and client.jobs.document(job.id)["checkpoint"])
+        shown = weft(weft_up.home.root, "show", job.id, WEFT_URL=weft_up.url, WEFT_KEY=weft_up.key).stdout
+        assert re.search(r"checkpoint +\S+ ago \(2 files, 22 B\)", shown), shown
+        job.download(tmp_path, what="checkpoints")
+        assert sorted(path.read_text() for path in tmp_path.rglob("n")) == ["7\n", "7\n"]
+        weft_up.lose(job.id)
+        assert job.wait(HANG_S).status == "COMPLETED"
+        assert job.attempt == 2
+        for index in stored.glob(indexes):
+            assert [record.final for record in parse_index(index.read_bytes()).records] == [False]
+        assert [line.text for line in job.logs()] == ["from 0", "from 0", "from 7", "from 7"]
+        assert client.jobs.document(job.id)["checkpoint"]["attempt"] == 2
+        assert job.refresh().checkpoint_stored is not None
 
 
 def let_end(running: Platform, job: Job) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
 from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from services.core.runtime.address import TLS
@@ -84,6 +85,18 @@ class Platform:
             if job_id.encode() in text and int(entry.name) != os.getpid():
                 pids.append(int(entry.name))
         return pids
+
+    def lose(self, job_id: str) -> None:
+        """As if the job's machine was lost, with its disk: ends the job's processes and removes their folders.
+
+        The node agent is killed before: it would start the helper again, which stores what is left.
+        """
+        self.kill("node")
+        while pids := self.processes_of(job_id):
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.home / "node" / job_id)
 
     @property
     def operator(self) -> dict[str, str]:

@@ -9,12 +9,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.core.adapters.identity import LearnerTokenVerifier
-from services.core.domain.codec import dump
-from services.core.domain.job import Attempt, new_job
+from services.core.domain.checkpoint import StoredCheckpoint
+from services.core.domain.codec import dump, load
+from services.core.domain.job import Attempt, Job, State, new_job
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.sizes import SIZES
 from services.core.domain.spec import parse_spec
-from services.core.domain.status import Phase
+from services.core.domain.status import Phase, Status
 from services.core.ports.cluster import LearnerProcess, Observation
 from services.core.ports.status_store import Change, Entry
 from services.core.runtime.quarantine import STATUS, Quarantine
@@ -124,6 +125,52 @@ def test_digests_are_the_first_that_any_helper_reports() -> None:
     second = replace(report("worker-1", 2, Phase.READY), data_digest="d")
     assert observed_state.digests({"worker-0": first, "worker-1": second}) == ("e", "d")
     assert observed_state.digests({}) == ("", "")
+
+
+def a_job(status: Status) -> Job:
+    job = new_job(
+        job_id="j1", tenant="acme", user="ada", spec={}, code_digest="", idem="j1", idem_digest="", trace="", now=1
+    )
+    return replace(job, state=State(status=status, since=1), attempt=Attempt(number=1, committed=True))
+
+
+def saved(name: str, rank: int, time: int) -> LearnerStatus:
+    checkpoint = StoredCheckpoint(time=time, files=2, size=5)
+    return replace(report(name, rank, Phase.PROCESSING), checkpoint=checkpoint)
+
+
+def test_the_newest_checkpoint_of_all_learners_is_the_jobs() -> None:
+    learners = {"worker-0": saved("worker-0", 1, 40_000), "worker-1": saved("worker-1", 2, 30_000)}
+    new = StoredCheckpoint(time=40_000, files=2, size=5, learner="worker-0", attempt=1)
+    job = observed_state.with_observed(a_job(Status.PROCESSING), learners, expected=3, activated=True, now=50_000)
+    assert job.checkpoint == new
+    assert observed_state.newest_checkpoint(job, {}, now=60_000) == new, "that of an earlier attempt stays"
+    assert observed_state.newest_checkpoint(job, {"w": saved("w", 0, 10**9)}, now=60_000) == replace(
+        new, time=60_000, learner="w"
+    ), "no time lies in the future"
+
+
+def test_checkpoints_are_recorded_some_seconds_apart() -> None:
+    first = observed_state.with_observed(
+        a_job(Status.PROCESSING), {"w": saved("w", 0, 40_000)}, expected=3, activated=True, now=50_000
+    )
+    for time, recorded in ((44_999, 40_000), (45_000, 45_000)):
+        job = observed_state.with_observed(first, {"w": saved("w", 0, time)}, expected=3, activated=True, now=50_000)
+        assert job.checkpoint is not None
+        assert job.checkpoint.time == recorded
+    assert observed_state.newest_checkpoint(first, {"w": saved("w", 0, 40_001)}, now=50_000) != first.checkpoint
+
+
+@pytest.mark.parametrize("forged", [{"time": -1}, {"time": 2**62}, {"files": -1}, {"files": 2**31}, {"size": -1}])
+def test_report_with_an_impossible_checkpoint_is_held_back(forged: dict[str, int]) -> None:
+    view = LearnerView(lambda _: None, Quarantine(lambda: 5, CollectorRegistry()))
+    status = replace(
+        report("worker-0", 1, Phase.PROCESSING),
+        checkpoint=load(StoredCheckpoint, {"time": 1, "files": 1, "size": 1, **forged}),
+    )
+    key = "/jobs/j1/learners/worker-0"
+    view.apply(Change("put", key, Entry(key, json.dumps(dump(status)), 1)))
+    assert view.learners("j1", 1) == {}
 
 
 def test_the_view_keeps_the_newest_report_in_any_order_of_arrival() -> None:

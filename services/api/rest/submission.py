@@ -15,19 +15,20 @@ from fastapi import APIRouter, Query, Request, Response
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from services.api.answers import Done
 from services.api.idempotency import checked_key
 from services.api.job_answer import Job
 from services.api.params import checked_digest, wrong_field
 from services.api.rest.answers import answer, replay_headers
 from services.api.rest.auth_middleware import trace_of
-from services.api.rest.bodies import read_body
-from services.api.rest.openapi import ok, response
+from services.api.rest.bodies import body_schema, read_body, read_model
+from services.api.rest.openapi import JobId, ok, response
 from services.api.rest.permissions import Services, Writer
 from services.api.services import ApiServices
 from services.api.submit import read_spec_in_thread
 from services.api.uploads import Upload
 from services.api.use_cases import submission
-from services.api.use_cases.submission import Incoming, JobPlan
+from services.api.use_cases.submission import CloneParams, Incoming, JobPlan
 from services.core.domain.errors import InvalidRequest, TooLarge
 from services.core.domain.spec import JobSpec
 
@@ -86,6 +87,33 @@ async def submit_job(
         done = await submission.submit_job(
             services, principal, owner, incoming, key=key, trace=trace.traceparent if trace else ""
         )
+    return _made(done)
+
+
+@router.post(
+    "/{job_id}/clone",
+    **ok(Job, "The copy is durable", 201, **{"200": response("The answer to a dry run", JobPlan)}),
+    openapi_extra=body_schema(CloneParams),
+)
+async def clone_job(
+    services: Services,
+    principal: Writer,
+    request: Request,
+    job_id: JobId,
+    *,
+    dry_run: Annotated[bool, Query(description="Answer what would be made, and make nothing.")] = False,
+) -> Response:
+    key, trace = checked_key(request.headers.get("idempotency-key")), trace_of(request.scope)
+    params = await read_model(request, CloneParams)
+    if dry_run:
+        return answer(await submission.plan_clone(services, principal, job_id, params))
+    done = await submission.clone_job(
+        services, principal, job_id, params, key=key, trace=trace.traceparent if trace else ""
+    )
+    return _made(done)
+
+
+def _made(done: Done[Job]) -> Response:
     headers = {"Location": f"/v1/jobs/{done.answer.id}", "ETag": f'"{done.answer.generation}"'}
     return answer(done.answer, status=201, headers=replay_headers(replayed=done.replayed, headers=headers))
 

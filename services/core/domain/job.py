@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.errors import Conflict, IllegalTransition, NotFound
 from services.core.domain.status import RESTING, TERMINAL, Desired, Status, allowed
 
@@ -190,6 +191,8 @@ class Job:
     counters: Counters = Counters()
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Latest metrics and progress, copied from the metrics service with the verdict."""
+    checkpoint: StoredCheckpoint | None = None
+    """The newest that a learner of any attempt has stored; None: there is none."""
     history_seq: int = 0
     """``seq`` of the last event."""
     history_tail: tuple[Event, ...] = ()

@@ -30,6 +30,7 @@ from services.core.domain.checkpoint import (
     parse_manifest,
     records_for,
 )
+from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.errors import NotFound, WeftError
 from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.faults import outage_of
@@ -150,7 +151,9 @@ class _Restoration:
             raise FetchFailed(REASON, f"checkpoint {file.path} cannot be restored: {error.message}") from error
         if hashing.hexdigest() != file.sha256:
             raise FetchFailed(REASON, f"checkpoint {file.path} is damaged in the object store")
-        if file.mtime is not None:  # some frameworks take the file that was changed last for the newest
+        if (
+            file.mtime is not None and 0 <= file.mtime <= MAX_TIME_MS
+        ):  # some frameworks take the file that was changed last for the newest
             os.utime(path, ns=(file.mtime * 1_000_000, file.mtime * 1_000_000))
         self._give(path)
 

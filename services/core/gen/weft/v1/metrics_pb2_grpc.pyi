@@ -213,7 +213,7 @@ class TelemetryStub:
     """Numbers of lines and points, latest values, progress."""
     Aggregates: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.AggregatesRequest, _metrics_pb2.AggregatesReply]
     """The last, smallest and largest value of metrics of several jobs."""
-    Statistics: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.StatisticsRequest, _metrics_pb2.StatisticsReply]
+    StepStatistics: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.StepStatisticsRequest, _metrics_pb2.StepStatisticsReply]
     """Statistics of one metric over several jobs, by step."""
     Forget: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]
     """Deletes all that is stored of a job."""
@@ -240,7 +240,7 @@ class TelemetryAsyncStub(TelemetryStub):
     """Numbers of lines and points, latest values, progress."""
     Aggregates: _aio.UnaryUnaryMultiCallable[_metrics_pb2.AggregatesRequest, _metrics_pb2.AggregatesReply]  # type: ignore[assignment]
     """The last, smallest and largest value of metrics of several jobs."""
-    Statistics: _aio.UnaryUnaryMultiCallable[_metrics_pb2.StatisticsRequest, _metrics_pb2.StatisticsReply]  # type: ignore[assignment]
+    StepStatistics: _aio.UnaryUnaryMultiCallable[_metrics_pb2.StepStatisticsRequest, _metrics_pb2.StepStatisticsReply]  # type: ignore[assignment]
     """Statistics of one metric over several jobs, by step."""
     Forget: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]  # type: ignore[assignment]
     """Deletes all that is stored of a job."""
@@ -308,11 +308,11 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         """The last, smallest and largest value of metrics of several jobs."""
 
     @_abc_1.abstractmethod
-    def Statistics(
+    def StepStatistics(
         self,
-        request: _metrics_pb2.StatisticsRequest,
+        request: _metrics_pb2.StepStatisticsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_metrics_pb2.StatisticsReply, _abc.Awaitable[_metrics_pb2.StatisticsReply]]:
+    ) -> _typing.Union[_metrics_pb2.StepStatisticsReply, _abc.Awaitable[_metrics_pb2.StepStatisticsReply]]:
         """Statistics of one metric over several jobs, by step."""
 
     @_abc_1.abstractmethod
