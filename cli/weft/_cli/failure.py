@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Mapping
 
 import click
 
@@ -79,11 +80,15 @@ def _shown(code: str, message: str, *, exit_code: int, form: str, then: str = ""
     return exit_code
 
 
-def _document(error: dict[str, object], form: str) -> None:
+def _document(error: Mapping[str, object], form: str) -> None:
     """One JSON object on one line, or one YAML document, on stderr."""
     from weft._cli.output import json_text, yaml_text
 
-    text = json_text({"error": error}) if form == "json" else f"---\n{yaml_text({'error': error})}".rstrip("\n")
+    text = (
+        json_text({"error": dict(error)})
+        if form == "json"
+        else f"---\n{yaml_text({'error': dict(error)})}".rstrip("\n")
+    )
     click.echo(text, err=True)
 
 

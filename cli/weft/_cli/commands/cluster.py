@@ -35,7 +35,7 @@ def cluster_command(call: Call) -> None:
     jobs = [job.document for job in call.client.jobs.list(status=_HOLDING, tenant=tenant)]
     sizes = {size["name"]: size for size in call.client.sizes()}
     learners = [learner for job in jobs for learner in _learners(job, sizes)]
-    nodes = [
+    nodes: list[dict[str, Any]] = [
         {
             **node,
             "used": {name: sum(on[name] for on in learners if on["node"] == node["name"]) for name in _AMOUNTS},
