@@ -13,6 +13,7 @@ import pytest
 from scripts.dist import checksums, debian_components, python_components, sbom
 from scripts.images import IMAGES, Image
 
+_USERS = {"platform": 10_001, "helper": 65_534}
 FOLDERS = sorted(path.parent for path in IMAGES.glob("*/image.toml"))
 
 
@@ -27,7 +28,7 @@ def test_an_image_has_a_bound_a_user_without_rights_and_a_revision(folder: Path)
     assert 0 < image.max_mb <= 350
     assert image.base == "python:3.11-slim-bookworm"
     last_stage = dockerfile.rpartition("\nFROM ")[2]
-    assert re.findall(r"^USER (\d+):\d+$", last_stage, re.MULTILINE) == ["10001"]
+    assert re.findall(r"^USER .*$", last_stage, re.MULTILINE) == [f"USER {_USERS[folder.name]}:{_USERS[folder.name]}"]
     assert 'org.opencontainers.image.revision="${REVISION}"' in last_stage
 
 
