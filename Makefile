@@ -4,7 +4,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-stress check fuzz promise chaos hostile test-cluster cluster-up cluster-down cluster-status
-.PHONY: bench fmt lock proto sdk docs clean
+.PHONY: images bench dashboard fmt lock proto sdk docs clean test-browser
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -15,6 +15,7 @@ N ?=
 SEED ?=
 FILES ?=
 NODES ?=
+NAME ?=
 SIMULATED ?=
 ON ?=
 
@@ -55,6 +56,10 @@ hostile: setup ## Tricks of hostile learners and users, audited (ON=...)
 	@scripts/test-packages.sh
 	@WEFT_HOSTILE=$(or $(ON),all) $(BIN)/pytest --timeout 900 -q --tb=short tests/hostile $(ARGS)
 
+test-browser: setup dashboard ## The dashboard in a real browser (ARGS=... for pytest)
+	@scripts/test-packages.sh --browser
+	@$(BIN)/pytest -q tests/browser $(ARGS)
+
 test-cluster: setup ## The tests on Kubernetes (KUBECONFIG=...: on that)
 	@WEFT_TEST_KUBECONFIG=$(KUBECONFIG) $(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/cluster $(ARGS)
 
@@ -67,8 +72,14 @@ cluster-down: setup ## End it without a trace
 cluster-status: setup ## What runs of it, and how to use it
 	@$(BIN)/python -m tests.testbed.kubernetes status
 
+images: setup ## Build the images without pulls (NAME=helper: that one)
+	@$(BIN)/python scripts/images.py $(NAME) $(ARGS)
+
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)
+
+dashboard: setup ## Build the dashboard that the api serves
+	@scripts/dashboard.sh
 
 fmt: setup ## Format the code, and mend what can be mended by a tool
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -85,8 +96,9 @@ sdk: setup ## Generate the SDK's synchronous modules from cli/weft/_aio/
 	@$(BIN)/python scripts/sdk.py
 
 docs: setup ## Generate the pages that are made from the code
-	@for page in settings schema api_reference architecture hostile; do $(BIN)/python scripts/$$page.py || exit 1; done
+	@for page in settings schema api_reference openapi architecture hostile command_output; do $(BIN)/python scripts/$$page.py || exit 1; done
+	@scripts/dashboard.sh --generate
 
 clean: ## Remove caches and build outputs (.venv stays)
-	@rm -rf build dist cli/build cli/dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache htmlcov .coverage .coverage.*
+	@rm -rf build dist cli/build cli/dist services/dashboard/dist services/dashboard/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache htmlcov .coverage .coverage.*
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

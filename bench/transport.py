@@ -35,6 +35,7 @@ from services.core.adapters.rpc.client import OPTIONS
 from services.core.adapters.rpc.server import OPTIONS as SERVER_OPTIONS
 from services.core.adapters.rpc.transport import Listening, dial
 from services.core.runtime.address import Address, TlsFiles
+from services.core.runtime.connections import Connections
 from services.core.runtime.sockets import make_private_folder
 
 NAMES = ("plain TCP", "socket", "mutual TLS", "relayed")
@@ -63,7 +64,8 @@ async def serve(folder: Path) -> None:
     for listener in listening:
         await listener.start()
     held = socket.create_server(("127.0.0.1", 0))
-    relay_port, relay = held.getsockname()[1], Relay(held, folder / "s" / "behind")
+    unbounded = Connections(most=4096, most_of_client=4096, count_refused=print)
+    relay_port, relay = held.getsockname()[1], Relay(held, folder / "s" / "behind", unbounded)
     await relay.start()
     print(port, tls_port, relay_port, flush=True)
     await stopping.wait()

@@ -31,7 +31,7 @@ stop() {
     echo "to stop it:  weft down"
   else
     say "stop the platform"
-    run down
+    run down --now --yes
   fi
 }
 trap 'stop; exit 130' INT TERM

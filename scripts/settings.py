@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from services.api.settings import ApiSettings
+from services.core.runtime.kubernetes_settings import KubernetesSettings
 from services.core.runtime.settings import Settings
 from services.guardian.settings import GuardianSettings
 from services.lcm.settings import LcmSettings
@@ -69,6 +70,11 @@ def page() -> str:
         }
         rows = [(name, _default(field), field.description or "") for name, field in fields.items()]
         parts.append(f"## {title}\n\n{_table(rows)}")
+    rows = [
+        (f"kubernetes_{name}", _default(field), field.description or "")
+        for name, field in KubernetesSettings.model_fields.items()
+    ]
+    parts.append(f"## Kubernetes (lcm and guardian, with WEFT_CLUSTER=kubernetes)\n\n{_table(rows)}")
     # A helper imports no pydantic, to start fast: its settings are a plain dataclass.
     parts.append(f"## helper (beside each learner)\n\n{_table(HELPER)}")
     return "\n".join(parts)

@@ -27,12 +27,18 @@ from typing import Final, Self
 
 from pathspec import GitIgnoreSpec
 
+from weft._download_record import downloaded
 from weft._errors import InvalidArchive
 
 # Made by tools, or by running the code: never the code itself. `!name` in .weftignore takes one back.
 ALWAYS_IGNORED: Final = (
     ".git/", ".hg/", ".svn/", "__pycache__/", "*.py[co]", ".venv/", "node_modules/", ".ipynb_checkpoints/",
-    ".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".tox/", ".DS_Store", ".weftignore",
+    ".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".tox/", ".DS_Store", ".weftignore", ".weft-download",
+)  # fmt: skip
+# Keys and passwords: a plan names those that it leaves out. `!name` in .weftignore takes one back.
+PRIVATE: Final = (
+    ".env", ".env.*", "!.env.example", "!.env.template", "*.pem", "*.key", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519",
+    ".ssh/", ".aws/", ".netrc", ".pypirc", "kubeconfig", ".kube/", ".git-credentials",
 )  # fmt: skip
 _FIXED_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the first that a zip can say
 _CHUNK: Final = 1 << 20
@@ -57,6 +63,8 @@ class Listing:
     """By path."""
     skipped: tuple[str, ...] = ()
     """Sockets, pipes and devices: nothing that could be stored."""
+    private: tuple[str, ...] = ()
+    """Keys, passwords and downloads that are left out by default."""
 
     @property
     def size(self) -> int:
@@ -95,11 +103,11 @@ def list_code(folder: Path) -> Listing:
     root = Path(os.path.realpath(folder))
     if not root.is_dir():
         raise InvalidArchive(f"{folder} is no folder with code")
-    skipped: list[str] = []
-    files = sorted(_walk(root, _Place(PurePosixPath(), (root,)), _Rules(), skipped), key=lambda file: file.path)
+    left_out = _LeftOut()
+    files = sorted(_walk(root, _Place(PurePosixPath(), (root,)), _Rules(), left_out), key=lambda file: file.path)
     if not files:
         raise InvalidArchive(f"{folder} holds no file to upload: look into its .weftignore and .gitignore")
-    return Listing(tuple(files), tuple(skipped))
+    return Listing(tuple(files), tuple(left_out.skipped), tuple(left_out.private))
 
 
 def make_archive(code: Path, listing: Listing | None = None) -> Archive:
@@ -179,7 +187,8 @@ class _Rules:
         return _last_word(self.weft, path, folder=folder, default=verdict or self.inside_ignored)
 
 
-_BUILT_IN: Final = GitIgnoreSpec.from_lines(ALWAYS_IGNORED)
+_BUILT_IN: Final = GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *PRIVATE])
+_PRIVATE: Final = GitIgnoreSpec.from_lines(PRIVATE)
 
 
 def _last_word(
@@ -215,9 +224,20 @@ class _Place:
     """Where this folder and those around it really lie."""
 
 
-def _walk(root: Path, place: _Place, rules: _Rules, skipped: list[str]) -> Iterator[CodeFile]:
-    """Files below a folder; sockets and the like go to ``skipped``."""
+@dataclass(slots=True)
+class _LeftOut:
+    """What a walk met and left out."""
+
+    skipped: list[str] = field(default_factory=list)
+    private: list[str] = field(default_factory=list)
+    downloads: set[PurePosixPath] = field(default_factory=set)
+    """Files that `weft download` wrote, of the folders so far."""
+
+
+def _walk(root: Path, place: _Place, rules: _Rules, left_out: _LeftOut) -> Iterator[CodeFile]:
+    """Files below a folder."""
     rules = rules.within(root, place.path)
+    left_out.downloads |= {place.path / name for name in downloaded(root / place.path)}
     try:
         entries = sorted(os.scandir(root / place.path), key=lambda entry: entry.name)
     except OSError as failed:
@@ -226,6 +246,9 @@ def _walk(root: Path, place: _Place, rules: _Rules, skipped: list[str]) -> Itera
         path = place.path / entry.name
         is_folder = _is_folder(entry, path)
         ignored = rules.ignores(path, folder=is_folder) or (is_folder and _is_environment(entry))
+        ignored = ignored or (path in left_out.downloads and not rules.takes_back)
+        if ignored and (path in left_out.downloads or _PRIVATE.match_file(f"{path}/" if is_folder else str(path))):
+            left_out.private.append(str(path))
         if ignored and not (is_folder and rules.takes_back and not entry.is_symlink()):
             continue
         target = _target(root, place.open[-1] / entry.name, path)
@@ -233,11 +256,11 @@ def _walk(root: Path, place: _Place, rules: _Rules, skipped: list[str]) -> Itera
             if any(target == around or target in around.parents for around in place.open):
                 raise InvalidArchive(f"the link {path} leads back to a folder that holds it; remove it or ignore it")
             inner = _Rules(rules.git, rules.weft, rules.takes_back, inside_ignored=ignored)
-            yield from _walk(root, _Place(path, (*place.open, target)), inner, skipped)
+            yield from _walk(root, _Place(path, (*place.open, target)), inner, left_out)
             continue
         status = entry.stat()
         if not stat.S_ISREG(status.st_mode):
-            skipped.append(str(path))
+            left_out.skipped.append(str(path))
             continue
         yield CodeFile(_plain_name(path), root / path, status.st_size, bool(status.st_mode & 0o100))
 

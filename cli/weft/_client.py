@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 from weft._errors import WeftError
 from weft._http import Http
 from weft._jobs import Jobs
+from weft._keys import Keys
 from weft._profile import Profile, resolve
+from weft._users import users_of
 
 if TYPE_CHECKING:
     import httpx2
@@ -44,6 +46,7 @@ class Client:
         self.profile: Profile = resolve(base_url, key, profile)
         self._http = Http(self.profile, transport=transport, on_wait=on_wait)
         self.jobs = Jobs(self._http)
+        self.keys = Keys(self._http)
 
     @property
     def url(self) -> str:
@@ -68,14 +71,25 @@ class Client:
         """`user`, `tenant`, `scope`, `key_id` and `permissions` of the key."""
         return self._http.json("GET", "/v1/whoami")
 
-    def queue(self) -> list[dict[str, Any]]:
-        """The jobs that wait, in order, each with its reason."""
-        answer = self._http.json("GET", "/v1/queue")
+    def session_code(self) -> dict[str, Any]:
+        """A one-time `code`, with which a browser signs in to the dashboard until `expires`."""
+        return self._http.json("POST", "/v1/session/codes")
+
+    def users(self) -> list[dict[str, Any]]:
+        """The users who have a key: `user`, `tenant`, `scope`, `keys` (how many), `created` (of the first).
+
+        Administrators see all users, others themselves.
+        """
+        return users_of(self.keys.list())
+
+    def queue(self, *, tenant: str | None = None) -> list[dict[str, Any]]:
+        """The jobs that wait, in order, each with its reason. ``tenant``: for administrators; ``*``: all."""
+        answer = self._http.json("GET", "/v1/queue", params={"tenant": tenant})
         return list(answer["waiting"])
 
-    def cluster(self) -> dict[str, Any]:
-        """Nodes, totals and current use."""
-        return self._http.json("GET", "/v1/cluster")
+    def cluster(self, *, tenant: str | None = None) -> dict[str, Any]:
+        """Nodes, totals and current use. ``tenant``: whose jobs are counted; for administrators; ``*``: all."""
+        return self._http.json("GET", "/v1/cluster", params={"tenant": tenant})
 
     def storage(self) -> dict[str, Any]:
         """What the tenant has in the object store: `bytes`, `objects`, bytes by `kinds`, `measured`, `complete`."""

@@ -2,13 +2,13 @@
 
     WeftError
     ├── InvalidRequest            the request is wrong, and says where (`errors`)
-    │   ├── InvalidSpec · InvalidArchive · IdempotencyMismatch
+    │   ├── InvalidSpec · InvalidArchive · IdempotencyMismatch · AdmissionDenied
     ├── Unauthenticated · PermissionDenied
     ├── NotFound
     ├── Conflict                  the state of the thing forbids it now
     │   ├── IllegalTransition · StaleRevision · StaleFence · Duplicate · PreconditionFailed · Quarantined
     ├── ResourceExhausted         quota, rate or size
-    │   ├── TooLarge · NoSpace
+    │   ├── TooLarge · NoSpace · QuotaExceeded
     ├── Unavailable               try again
     │   └── ConnectionFailed      no answer at all
     ├── Internal                  the platform's fault
@@ -65,6 +65,12 @@ class WeftError(Exception):
         self.trace_id = trace_id
         """What an operator needs to find this request in the logs."""
 
+    def __str__(self) -> str:
+        if len(self.errors) < 2:
+            return self.message
+        lines = [f"  {e.path or 'request'}: {e.message}{f' ({e.hint})' if e.hint else ''}" for e in self.errors]
+        return "\n".join([f"{len(self.errors)} things are wrong:", *lines])
+
 
 class InvalidRequest(WeftError):
     code, exit_code = "invalid-request", 2
@@ -80,6 +86,10 @@ class InvalidArchive(InvalidRequest):
 
 class IdempotencyMismatch(InvalidRequest):
     code, exit_code = "idempotency-mismatch", 5
+
+
+class AdmissionDenied(InvalidRequest):
+    code, exit_code = "admission-denied", 5
 
 
 class Unauthenticated(WeftError):
@@ -132,6 +142,10 @@ class TooLarge(ResourceExhausted):
 
 class NoSpace(ResourceExhausted):
     code = "no-space"
+
+
+class QuotaExceeded(ResourceExhausted):
+    code = "quota-exceeded"
 
 
 class Unavailable(WeftError):

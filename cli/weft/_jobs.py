@@ -154,12 +154,19 @@ class Jobs:
         tag: str | None = None,
         user: str | None = None,
         tenant: str | None = None,
+        deleted: bool = False,
+        after: str | None = None,
         limit: int | None = None,
     ) -> Iterator[Job]:
-        """Jobs, newest first, fetched page by page. ``limit``: how many at most; default: all."""
+        """Jobs, newest first, fetched page by page.
+
+        deleted: also jobs that were deleted; their `document` has the time as `deleted`.
+        after: only jobs after this id in the order of the list, i.e. older ones.
+        limit: how many at most; default: all.
+        """
         wanted = status if status is None or isinstance(status, str) else ",".join(status)
         params = {"status": wanted, "name": name, "tag": tag, "user": user, "tenant": tenant}
-        after: str | None = None
+        params["deleted"] = "true" if deleted else None
         left = limit
         while left is None or left > 0:
             page_size = 100 if left is None else min(left, 500)
@@ -378,12 +385,16 @@ class Jobs:
         *,
         what: str = "results",
         attempt: int | None = None,
+        force: bool = True,
+        unpacked: bool = False,
         on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
     ) -> builtins.list[Path]:
         """Fetch a job's files into ``folder`` and return their paths there.
 
         what: ``results``, ``logs``, ``checkpoints`` (those of one attempt: by default the newest that left any) or
             ``code`` (code.zip as it was submitted).
+        force: replace files that are there; otherwise Conflict is raised for files that no download wrote.
+        unpacked: with ``code``: its files instead of code.zip.
         on_bytes: called with (bytes there, bytes in all).
 
         A file appears under its name only when it is whole; a download that was cut goes on where it stopped, also
@@ -392,7 +403,10 @@ class Jobs:
         from weft._download import download  # noqa: PLC0415 - most programs never download
 
         listed = list(self.artifacts(id, attempt=attempt))
-        return download(self._http, _path(id, "artifacts"), listed, Path(folder), what=what, on_bytes=on_bytes)
+        return download(
+            self._http, _path(id, "artifacts"), listed, Path(folder), what=what, on_bytes=on_bytes, force=force,
+            unpacked=unpacked,
+        )  # fmt: skip
 
     def _pages(
         self, path: str, field: str, params: Mapping[str, Any], *, most: int | None = None

@@ -28,6 +28,8 @@ class Profile:
     """Empty for one that comes from the environment or from arguments."""
     url: str
     key: str = field(repr=False)
+    home: str = ""
+    """The folder of a platform on this machine; empty for one elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,14 @@ class Config:
         rest = {other: profile for other, profile in self.profiles.items() if other != name}
         return Config("" if self.current == name else self.current, rest)
 
+    def without_home(self, home: str) -> Config:
+        """Without the profiles of the platform in this folder."""
+        config = self
+        for profile in self.profiles.values():
+            if profile.home == home:
+                config = config.without(profile.name)
+        return config
+
     def using(self, name: str) -> Config:
         if name not in self.profiles:
             raise no_such_profile(name, self)
@@ -52,7 +62,16 @@ class Config:
 
 def config_file(environ: Mapping[str, str] = os.environ) -> Path:
     base = environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "weft" / "config.json"
+    return (Path(base) if base else home_folder(environ) / ".config") / "weft" / "config.json"
+
+
+def home_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The user's own folder. Raises InvalidRequest where there is none: HOME is unset and the user is in no list."""
+    try:
+        home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    except RuntimeError:
+        raise InvalidRequest("there is no home folder: set HOME, or XDG_CONFIG_HOME and WEFT_HOME") from None
+    return home
 
 
 def read_config(path: Path | None = None) -> Config:
@@ -61,7 +80,7 @@ def read_config(path: Path | None = None) -> Config:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         profiles = {
-            str(name): Profile(str(name), str(entry["url"]), str(entry["key"]))
+            str(name): Profile(str(name), str(entry["url"]), str(entry["key"]), str(entry.get("home") or ""))
             for name, entry in document.get("profiles", {}).items()
         }
         return Config(str(document.get("current") or ""), profiles)
@@ -75,7 +94,10 @@ def read_config(path: Path | None = None) -> Config:
 def write_config(config: Config, path: Path | None = None) -> None:
     """Replace the file, readable by its owner alone."""
     path = path or config_file()
-    profiles = {name: {"url": entry.url, "key": entry.key} for name, entry in sorted(config.profiles.items())}
+    profiles = {
+        name: {"url": entry.url, "key": entry.key, **({"home": entry.home} if entry.home else {})}
+        for name, entry in sorted(config.profiles.items())
+    }
     document = {"current": config.current, "profiles": profiles}
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".config-")  # made with mode 0600
@@ -110,9 +132,12 @@ def resolve(
         stored = config.profiles[name]
         if url and _address(url) != stored.url:
             raise Unauthenticated(f"there is no key for {url}: set WEFT_KEY, or `weft login {url}`")
-        return Profile(name, stored.url, key or stored.key)
+        return Profile(name, stored.url, key or stored.key, stored.home)
     if url:
         raise Unauthenticated(f"there is no key for {url}: set WEFT_KEY, or `weft login {url}`")
+    if config.profiles:
+        there = ", ".join(sorted(config.profiles))
+        raise Unauthenticated(f"no profile is current: choose one with `weft profile NAME` (there are: {there})")
     raise Unauthenticated(
         "not signed in anywhere: start a platform on this machine with `weft up`, or sign in with `weft login URL`"
     )

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 
 def parse_time(text: str) -> datetime:
     """An RFC 3339 time, aware, in UTC."""
     return datetime.fromisoformat(text)
+
+
+def time_text(time: datetime) -> str:
+    """An RFC 3339 time in UTC with milliseconds and Z, as the API writes it."""
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def value_json(value: float) -> float | str:
+    """A metric's value as the API spells it: JSON has no number for NaN and the infinities."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
 def parse_value(value: object) -> float:
@@ -48,6 +61,10 @@ class LogLine:
             text=str(document["text"]),
             partial=bool(document.get("partial")),
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """The line as the API gives it."""
+        return {**asdict(self), "time": time_text(self.time)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +126,11 @@ class Series:
             attempts=list(document["attempts"]),
         )
 
+    def as_json(self) -> dict[str, Any]:
+        """The curve as the API gives it."""
+        values, times = [value_json(value) for value in self.values], [time_text(time) for time in self.times]
+        return {**asdict(self), "values": values, "times": times}
+
     def __iter__(self) -> Iterator[list[int | None] | list[float]]:
         return iter((self.steps, self.values))
 
@@ -132,6 +154,8 @@ class HistoryEvent:
     attempt: int
     reason: str = ""
     message: str = ""
+    generation: int = 0
+    """Of the job at that time."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> HistoryEvent:
@@ -144,7 +168,15 @@ class HistoryEvent:
             attempt=int(document["attempt"]),
             reason=str(document.get("reason") or ""),
             message=str(document.get("message") or ""),
+            generation=int(document.get("generation", 0)),
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """The event as the API gives it."""
+        return {
+            "seq": self.seq, "time": time_text(self.time), "actor": self.actor, "generation": self.generation,
+            "from": self.before, "to": self.to, "attempt": self.attempt, "reason": self.reason, "message": self.message,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +32,34 @@ class SpecFile:
 
     @property
     def code(self) -> Path | None:
-        """The folder or zip that ``code:`` names, beside this file; None where the spec names none."""
+        """The folder or zip that ``code:`` names, beside this file; without ``code:`` see `code_file`."""
         named = self.document.get("code")
-        return (self.path.parent / named) if isinstance(named, str) else None
+        if isinstance(named, str):
+            return self.path.parent / named
+        return self.path.parent if self.code_file else None
+
+    @property
+    def code_file(self) -> str:
+        """The file beside this one that a command names, where the spec has no ``code:``; else empty.
+
+        ``code: null`` says that there is no code.
+        """
+        if "code" in self.document:
+            return ""
+        roles = self.document.get("roles")
+        speakers = [self.document, *(roles.values() if isinstance(roles, dict) else ())]
+        commands = [speaker.get("command") for speaker in speakers if isinstance(speaker, dict)]
+        for word in (word for command in commands for word in _words(command)):
+            if not word.startswith("/") and ".." not in word.split("/") and (self.path.parent / word).is_file():
+                return word
+        return ""
+
+
+def _words(command: object) -> list[str]:
+    """The words of a command, as a shell would split it, roughly."""
+    if isinstance(command, list):
+        return [word for word in command if isinstance(word, str)]
+    return re.split(r"[\s;&|'\"=()<>]+", command) if isinstance(command, str) else []
 
 
 def find_spec(folder: Path) -> Path:

@@ -8,10 +8,9 @@ import sys
 import prometheus_client
 
 from services.api.grpc.server import serve as serve_grpc
-from services.api.rest.app import create_app
+from services.api.rest.server import rest_server
 from services.api.settings import ApiSettings
 from services.api.wiring import open_services
-from services.core.bootstrap.http import HttpServer
 from services.core.bootstrap.service import Service, run
 from services.core.runtime.held_sockets import hand_over, take_inherited
 from services.core.runtime.home import SOCKETS
@@ -29,7 +28,7 @@ def main() -> int:
             _,
         ):
             home = settings.installation
-            server = HttpServer(create_app(services), home.address("api"), held=held.get("api"))
+            server = rest_server(services, home.address("api"), held=held.get("api"))
             service.checks.update(services.checks)
             async with asyncio.TaskGroup() as group:
                 handing_over = group.create_task(hand_over(held, home / SOCKETS)) if held else None

@@ -22,12 +22,14 @@ _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """The caller: the holder of an API key."""
+    """The caller: the holder of an API key, by itself or in a session of a browser."""
 
     key_id: str
     user: str
     tenant: str
     scope: Scope
+    session: str = ""
+    """Id of the session; empty: the request carries the key itself."""
 
     @property
     def admin(self) -> bool:

@@ -207,12 +207,12 @@ class TelemetryClient:
             async for reply in replies:
                 yield [_point(point) for point in reply.points], reply.through_seq
 
-    async def series(self, job_id: str, query: PointQuery) -> Sequence[StoredPoint]:
-        """The points of curves, thinned out to ``query.max_points`` each."""
+    async def series(self, job_id: str, query: PointQuery) -> tuple[Sequence[StoredPoint], int]:
+        """The points of curves, thinned out to ``query.max_points`` each, and the seq up to which they lack none."""
         stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
         with self._client.answering():
             reply = await stub.Series(_points_request(job_id, query, 0), timeout=_QUERY_S)
-        return [_point(point) for point in reply.points]
+        return [_point(point) for point in reply.points], reply.through_seq
 
     async def summary(self, job_id: str) -> Summary:
         stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
@@ -237,7 +237,8 @@ def _lines_request(job_id: str, query: LineQuery, limit: int) -> metrics_pb2.Lin
 def _points_request(job_id: str, query: PointQuery, limit: int) -> metrics_pb2.PointsRequest:
     return metrics_pb2.PointsRequest(
         job_id=job_id, after_seq=query.after_seq, names=query.names, rank=query.rank, attempt=query.attempt,
-        max_points=query.max_points, limit=limit,
+        max_points=query.max_points, limit=limit, from_step=query.from_step, to_step=query.to_step,
+        since_ms=query.since_ms, until_ms=query.until_ms,
     )  # fmt: skip
 
 

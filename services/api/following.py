@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeVar
 
 from services.api.clients import TelemetryClient
 from services.api.job_watcher import Watched, Watcher
-from services.core.domain.errors import Unavailable
+from services.core.domain.errors import NotFound, Unavailable
 from services.core.domain.job import Event, Job
 from services.core.ports.job_store import JobStore
 from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
@@ -106,6 +106,17 @@ class Following:
                     yield Changed(current)
                 if over:
                     yield End(current, job.id)
+                    return
+                await changed.wait()
+
+    async def until_resumed(self, job: Job) -> None:
+        """Returns when a job that is at rest goes on. Raises NotFound when it is deleted."""
+        async with self._watcher.follow(job) as watched:
+            while True:
+                changed = watched.changed
+                if watched.job is None or watched.job.deleted is not None:
+                    raise NotFound(f"there is no job {job.id}")
+                if not watched.over:
                     return
                 await changed.wait()
 

@@ -36,6 +36,13 @@ class Instrumentation:
             "weft_grpc_call_seconds", "Until the call ended.", ("method",), buckets=_SECONDS, registry=registry
         )
         self.running = Gauge("weft_http_requests_in_flight", "Requests being answered now.", registry=registry)
+        self.connections = Gauge(
+            "weft_api_connections", "Connections of clients now.", ("listener",), registry=registry
+        )
+        self.connections_refused = Counter(
+            "weft_api_connections_refused", "Connections that were closed for a bound: of one client, of all, or in "
+            "favour of another client (evicted).", ("listener", "why"), registry=registry,
+        )  # fmt: skip
         self.followers = Gauge("weft_followers", "Live streams being read now.", registry=registry)
 
     @contextmanager

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
-from services.api.answers import Answer, Time, as_time, as_time_or_none, doc
+from services.api.answers import Answer, Time, as_time, as_time_or_none, doc, to_json
 from services.api.clients import Waiting
+from services.api.job_changes import Rendered
 from services.api.platform import spec_of
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.codec import dump
@@ -84,7 +85,7 @@ class Job(Answer):
         str,
         doc(
             "Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing, "
-            "WaitingForDisk or Misconfigured; else empty."
+            "WaitingForDisk, PlatformStopping or Misconfigured; else empty."
         ),
     ]
     at_rest: Annotated[bool, doc("It has ended or is HALTED, and has released all of its hardware.")]
@@ -112,7 +113,9 @@ class Job(Answer):
     queue_position: Annotated[
         int | UnsetType, doc("Place in the queue, from 1. Only while it waits and the dispatcher answers.")
     ] = UNSET
-    deleted: Annotated[Time | UnsetType, doc("When it was deleted. Only in replayed answers.")] = UNSET
+    deleted: Annotated[
+        Time | UnsetType, doc("When it was deleted. Only in replayed answers, and in lists with `deleted`.")
+    ] = UNSET
     spec: Annotated[dict[str, Any] | UnsetType, doc("The spec in normal form. Not in events of live streams.")] = UNSET
     warnings: Annotated[list[str] | UnsetType, doc("Warnings to its owner. Only in the answer to a submit.")] = UNSET
 
@@ -175,6 +178,12 @@ def job_answer(document: JobDocument, waiting: Waiting | None = None) -> Job:
         summary=dump(document.summary),
         spec=dump(document.spec),
     )
+
+
+def listed(document: JobDocument) -> Rendered:
+    """The job without its spec, for lists that are live. Two documents that differ in ``updated`` alone look alike."""
+    job = structs.replace(job_answer(document), spec=UNSET)
+    return Rendered(to_json(job).decode(), hash(to_json(structs.replace(job, updated=Time(0)))))
 
 
 def event_answer(event: Event) -> JobEvent:

@@ -9,11 +9,13 @@ Revoked keys stay as records: a replayed creation must not make one valid again,
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import re
 import secrets
 from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -23,6 +25,7 @@ from services.api.stale_cache import STALE_S
 from services.core.domain import codec
 from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.errors import (
+    Conflict,
     Duplicate,
     IdempotencyMismatch,
     Internal,
@@ -45,6 +48,7 @@ ADMIN_KEY: Final = "admin-key"
 PEPPER: Final = "key-pepper"
 _TOKEN: Final = re.compile(r"weft_(k[0-9a-z]{22})_([0-9a-f]{64})")
 _CACHED: Final = 10_000
+_DAY_MS: Final = 24 * 3600 * 1000
 _LABEL: Final = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{0,100}")
 
 
@@ -76,8 +80,12 @@ class NewKey:
 
 class Keys:
     def __init__(
-        self, records: RecordStore, *, pepper: bytes, clock: Clock, quarantine: Quarantine, cache_s: float
-    ) -> None:
+        self, records: RecordStore, *, pepper: bytes, clock: Clock, quarantine: Quarantine, cache_s: float,
+        most_of_user: int,
+    ) -> None:  # fmt: skip
+        """``most_of_user``: keys of one user that are valid or were made within the last day."""
+        self._most_of_user = most_of_user
+        self._creating = asyncio.Lock()
         self._records = records
         self._quarantine = quarantine
         self._pepper = pepper
@@ -93,7 +101,14 @@ class Keys:
         known = key.mac if key else "0" * 64
         if not hmac.compare_digest(self._mac(secret), known) or key is None or key.revoked is not None:
             raise Unauthenticated("this API key is unknown or was revoked")
-        return Principal(key_id=key.id, user=key.user, tenant=key.tenant, scope=key.scope)
+        return _principal(key)
+
+    async def holder(self, key_id: str) -> Principal:
+        """The holder of the key with this id. Raises Unauthenticated if it is unknown or was revoked."""
+        key = await self._cached(key_id)
+        if key is None or key.revoked is not None:
+            raise Unauthenticated("this API key is unknown or was revoked")
+        return _principal(key)
 
     async def create(
         self,
@@ -108,10 +123,15 @@ class Keys:
         """A new key and its whole text, which is stored nowhere. Only admins make keys for others.
 
         Under an idempotency key the text is derived from it and the pepper, so that a retry gets the same answer.
-        Raises InvalidRequest, PermissionDenied, IdempotencyMismatch.
+        Raises InvalidRequest, PermissionDenied, IdempotencyMismatch; Conflict if the user has too many keys.
         """
         wanted = self._wanted(principal, name=name, user=user, tenant=tenant, scope=scope)
+        async with self._creating:  # so that calls at the same time do not exceed the bound
+            return await self._create(principal, wanted, idempotency_key)
+
+    async def _create(self, principal: Principal, wanted: dict[str, Any], idempotency_key: str | None) -> NewKey:
         if idempotency_key is None:
+            await self._check_count(wanted["tenant"], wanted["user"])
             bits = self._clock.random_bits(RANDOM_BITS)
             key_id = make_id("k", now_ms=self._clock.now_ms(), random_bits=bits)
             key, text = await self._insert(key_id, f"{self._clock.random_bits(256):064x}", wanted)
@@ -120,25 +140,43 @@ class Keys:
         bits = int(self._derived("id", origin), 16) % 2**RANDOM_BITS
         key_id = make_id("k", now_ms=int(self._derived("time", origin)[:10], 16), random_bits=bits)
         made_from = hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()
-        try:
-            key, text = await self._insert(key_id, self._derived("secret", origin), wanted, made_from=made_from)
-        except Duplicate:
-            existing = await self._read(key_id)
-        else:
-            return NewKey(key, text, replayed=False)
+        existing = await self._read(key_id)
+        if existing is None:
+            await self._check_count(wanted["tenant"], wanted["user"])
+            try:
+                key, text = await self._insert(key_id, self._derived("secret", origin), wanted, made_from=made_from)
+            except Duplicate:
+                existing = await self._read(key_id)
+            else:
+                return NewKey(key, text, replayed=False)
         if existing is None or existing.made_from != made_from:
             raise IdempotencyMismatch("this Idempotency-Key was used before, with another body")
         return NewKey(existing, f"weft_{key_id}_{self._derived('secret', origin)}", replayed=True)
 
+    async def _check_count(self, tenant: str, user: str) -> None:
+        """Raises Conflict. Revoked keys stay as records, so those of the last day count: a loop makes no more a day."""
+        since, count = self._clock.now_ms() - _DAY_MS, 0
+        async for key in self._all({"tenant": tenant, "user": user}):
+            count += key.revoked is None or key.created >= since
+        if count >= self._most_of_user:
+            raise Conflict(
+                f"{tenant}/{user} has {count} API keys that are valid or were made within the last day, which is the "
+                "most (WEFT_MAX_USER_KEYS); revoke keys that are not used"
+            )
+
     async def list(self, principal: Principal) -> list[ApiKey]:
         """The caller's keys, revoked ones included; for admins the keys of all users."""
         index = {} if principal.admin else {"tenant": principal.tenant, "user": principal.user}
-        keys: list[ApiKey] = []
+        return [key async for key in self._all(index)]
+
+    async def _all(self, index: Mapping[str, str]) -> AsyncIterator[ApiKey]:
+        """The keys that can be read, page by page."""
         after: str | None = None
         while page := await self._records.find(KIND, index, after=after):
-            keys += [key for record in page if (key := self._key(record)) is not None]
+            for record in page:
+                if (key := self._key(record)) is not None:
+                    yield key
             after = page[-1].id
-        return keys
 
     async def revoke(self, principal: Principal, key_id: str) -> None:
         """Ends the key within ``key_cache_s``. Raises NotFound for an unknown key, and for another user's."""
@@ -248,6 +286,10 @@ class Keys:
         return hmac.new(self._pepper, message, hashlib.sha256).hexdigest()
 
 
+def _principal(key: ApiKey) -> Principal:
+    return Principal(key_id=key.id, user=key.user, tenant=key.tenant, scope=key.scope)
+
+
 def _parse(record: Record) -> ApiKey:
     """The key of a record. Raises KeyError or ValueError if it is damaged."""
     body = record.body
@@ -260,12 +302,9 @@ def _parse(record: Record) -> ApiKey:
     return ApiKey(id=record.id, created=body["created"], revoked=body["revoked"], **text)
 
 
-async def open_keys(
-    records: RecordStore, store: SecretStore, clock: Clock, quarantine: Quarantine, *, cache_s: float
-) -> Keys:
-    """Keys under the installation's pepper, which is made at the first start."""
-    pepper = await store.get_or_create(PEPPER, secrets.token_bytes(32))
-    return Keys(records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=cache_s)
+async def read_pepper(store: SecretStore) -> bytes:
+    """The installation's pepper, which is made at the first start."""
+    return await store.get_or_create(PEPPER, secrets.token_bytes(32))
 
 
 async def move_pepper(before: SecretStore, now: SecretStore) -> None:

@@ -16,6 +16,7 @@ from services.core.domain.errors import FieldError, InvalidRequest
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 Seq = Annotated[int | None, Field(ge=0, lt=2**53)]
+Step = Annotated[int | None, Field(ge=-(2**63), lt=2**63)]
 Small = Annotated[int | None, Field(ge=0, lt=2**31)]
 
 

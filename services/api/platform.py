@@ -22,6 +22,7 @@ from services.core.domain.spec import JobSpec, dump_spec, parse_spec
 from services.core.domain.status import Status
 from services.core.ports.cluster import Node
 from services.core.ports.job_store import JobQuery, JobStore
+from services.core.runtime.isolation_report import IsolationReport
 from services.core.runtime.quarantine import Quarantine, QuarantineEntry
 
 log = structlog.get_logger()
@@ -52,6 +53,8 @@ class ClusterState:
     """What jobs of all tenants hold of the nodes."""
     jobs: Mapping[Status, int]
     """Number of jobs by status."""
+    enforced: Sequence[str] | None = None
+    """The limits of learners that the kernel enforces: of memory, pids and cpu; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,13 @@ class Platform:
         *,
         quarantine: Quarantine,
         others: Mapping[str, Callable[[], Awaitable[Sequence[QuarantineEntry]]]],
+        isolation: Callable[[], IsolationReport | None] = lambda: None,
     ) -> None:
-        """``quarantine``: the api's own. ``others``: by name of each other service, a query of its quarantine."""
+        """``quarantine``: the api's own. ``others``: by name of each other service, a query of its quarantine.
+
+        ``isolation``: the report of this machine's node agent. It may read a file.
+        """
+        self._isolation = isolation
         self._store = store
         self._dispatcher = dispatcher
         self._quarantine = quarantine
@@ -117,7 +125,14 @@ class Platform:
         except WeftError as away:
             log.debug("dispatcher.not_reached", why=away.message)
             return ClusterState(None, None, None, counts)
-        return ClusterState(usage.nodes, usage.isolation, usage.used, counts)
+        report = await asyncio.to_thread(self._isolation)
+        enforced = report.enforced if report is not None else None
+        return ClusterState(usage.nodes, usage.isolation, usage.used, counts, enforced)
+
+    async def unenforced(self) -> str:
+        """What owners of jobs should know about limits that are not enforced; empty: nothing."""
+        report = await asyncio.to_thread(self._isolation)
+        return report.memory_warning if report is not None else ""
 
     async def fit(self, spec: JobSpec) -> Fit:
         """Whether a job of this spec would be admitted if it were submitted now."""

@@ -10,10 +10,12 @@ from services.api.artifacts import Artifacts
 from services.api.clients import TelemetryClient
 from services.api.following import Following
 from services.api.instrumentation import Instrumentation
+from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
 from services.api.keys import Keys
 from services.api.platform import Platform
 from services.api.search_budget import SearchBudget
+from services.api.sessions import Sessions
 from services.api.settings import ApiSettings
 from services.api.storage import Storage, StorageBound
 from services.api.submit import Submissions
@@ -24,6 +26,7 @@ from services.api.uploads import Uploads
 class ApiServices:
     settings: ApiSettings
     keys: Keys
+    sessions: Sessions
     jobs: Jobs
     submissions: Submissions
     uploads: Uploads
@@ -32,6 +35,7 @@ class ApiServices:
     artifacts: Artifacts
     telemetry: TelemetryClient
     following: Following
+    watcher: Watcher
     platform: Platform
     storage: Storage
     instrumentation: Instrumentation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from pydantic import Field
@@ -14,6 +15,28 @@ MIB: Final = 2**20
 class ApiSettings(Settings):
     max_code_bytes: int = Field(default=512 * MIB, gt=0, description="Largest code archive that is accepted, in bytes.")
     max_spec_bytes: int = Field(default=256 * 1024, gt=0, description="Longest text of a job spec, in bytes.")
+    max_connections: int = Field(
+        default=4096,
+        gt=0,
+        description="Most connections of REST, and of gRPC, at a time. Fewer if the process may not open so many files."
+        " If all are taken, a new one takes the place of the oldest of the client that has most.",
+    )
+    max_client_connections: int = Field(
+        default=512,
+        gt=0,
+        description="Most connections of one client to REST, and to gRPC, at a time; further ones are closed. A client "
+        "is an address, or a block of 64 bits of IPv6; on this machine a user id. Raise it behind a proxy.",
+    )
+    headers_s: float = Field(
+        default=20.0,
+        gt=0,
+        description="Seconds that a client has for the headers of a request. Then its connection is closed (408).",
+    )
+    max_user_keys: int = Field(
+        default=100,
+        gt=0,
+        description="Most API keys of one user that are valid or were made within the last day.",
+    )
     max_uploads: int = Field(
         default=128, gt=0, description="Most uploads of code at a time, of all tenants. Further ones are answered 429."
     )
@@ -53,6 +76,31 @@ class ApiSettings(Settings):
         default=2.0,
         ge=0,
         description="How long an API key is cached, in seconds: a revoked key may work for this long.",
+    )
+    session_s: float = Field(
+        default=8 * 3600.0,
+        gt=0,
+        description="A browser's session ends after so many seconds without a request.",
+    )
+    session_max_s: float = Field(
+        default=7 * 24 * 3600.0,
+        gt=0,
+        description="Longest life of a browser's session, in seconds.",
+    )
+    dashboard_hosts: str = Field(
+        default="",
+        description="Names under which browsers reach the dashboard, separated by commas: host or host:port. IP "
+        "addresses, localhost and the host of the api's own address are always allowed. Other names are refused: DNS "
+        "rebinding would let another site act as the dashboard.",
+    )
+    dashboard_prefix: str = Field(
+        default="",
+        description="Path under which a proxy serves the api, e.g. /weft. Not needed if the "
+        "proxy sends X-Forwarded-Prefix.",
+    )
+    dashboard_files: Path | None = Field(
+        default=None,
+        description="Folder of the built dashboard. Default: the one that the platform's package has.",
     )
     follow_poll_s: float = Field(
         default=0.03, gt=0,

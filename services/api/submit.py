@@ -152,7 +152,7 @@ class Submissions:
         stored = bool(code_digest) and await self._objects.head(code_key(tenant, code_digest)) is not None
         fit = await self._platform.fit(spec)
         roles = {name: RoleNeeds(role.count, spec.role_resources(name)) for name, role in spec.roles.items()}
-        return Plan(spec, roles, framework_of(spec), fit, code_digest, stored, _warnings(fit))
+        return Plan(spec, roles, framework_of(spec), fit, code_digest, stored, await self._warnings(fit))
 
     async def check_code_is_stored(self, tenant: str, code_digest: str) -> None:
         """Raises InvalidRequest if the tenant has not uploaded this code."""
@@ -201,7 +201,10 @@ class Submissions:
         if not replayed:
             await self._hints.send("submitted", job.id)
             self._instrumentation.count_accepted(spec)
-        return Submitted(job, replayed, _warnings(await self._platform.recent_fit(spec)))
+        return Submitted(job, replayed, await self._warnings(await self._platform.recent_fit(spec)))
+
+    async def _warnings(self, fit: Fit) -> tuple[str, ...]:
+        return tuple(filter(None, (fit.message if fit.verdict == "never" else "", await self._platform.unenforced())))
 
     async def _insert(
         self,
@@ -233,7 +236,3 @@ class Submissions:
                 raise IdempotencyMismatch("this Idempotency-Key was used before, with another spec or other code")
             return existing, True
         raise Internal("no free job id was found")
-
-
-def _warnings(fit: Fit) -> tuple[str, ...]:
-    return (fit.message,) if fit.verdict == "never" else ()

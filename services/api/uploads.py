@@ -14,11 +14,13 @@ import hashlib
 import os
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from services.core.domain.errors import Duplicate, NoSpace, ResourceExhausted, TooLarge
 from services.core.formats import archive
@@ -26,6 +28,8 @@ from services.core.ports.object_store import ObjectStore
 
 _BLOCK: Final = 2**20
 _BUSY_S: Final = 1.0
+_INSPECTORS: Final = 4
+"""Archives that are checked at a time, one of each tenant at most."""
 _T = TypeVar("_T")
 
 
@@ -47,6 +51,10 @@ class Uploads:
         self._max_bytes = max_bytes
         self._most, self._most_of_tenant = most, most_of_tenant
         self._running: Counter[str] = Counter()
+        self._threads = ThreadPoolExecutor(_INSPECTORS, "inspect-code")
+        """Archives are checked here: a large one takes seconds, and other threads serve all requests."""
+        self._inspecting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By tenant: one that sends many large archives keeps no other tenant waiting."""
 
     @property
     def running(self) -> int:
@@ -59,6 +67,9 @@ class Uploads:
         for path in self._folder.iterdir():
             path.unlink(missing_ok=True)
 
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     @contextlib.asynccontextmanager
     async def receive(self, tenant: str) -> AsyncGenerator[Upload]:
         """A new upload; its file is removed when the context ends.
@@ -67,7 +78,12 @@ class Uploads:
         """
         with self._counted(tenant):
             async with self._file() as file:
-                yield Upload(file, self._max_bytes)
+                yield Upload(file, self._max_bytes, partial(self._inspect, tenant))
+
+    async def _inspect(self, tenant: str, work: Callable[[], None]) -> None:
+        lock = self._inspecting.setdefault(tenant, asyncio.Lock())
+        async with lock:
+            await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @contextlib.contextmanager
     def _counted(self, tenant: str) -> Generator[None]:
@@ -106,7 +122,11 @@ class Uploads:
 
 
 class Upload:
-    def __init__(self, file: BinaryIO, max_bytes: int) -> None:
+    def __init__(
+        self, file: BinaryIO, max_bytes: int, inspect: Callable[[Callable[[], None]], Awaitable[None]]
+    ) -> None:
+        """``inspect`` runs a check of an archive in a thread, at the turn of its tenant."""
+        self._inspect = inspect
         self._file = file
         self._max_bytes = max_bytes
         self._hash = hashlib.sha256()
@@ -132,7 +152,8 @@ class Upload:
     async def finish(self) -> Code:
         """Checks the archive, and returns its digest and size. Raises InvalidArchive."""
         block, self._block = self._block, bytearray()
-        await _in_thread(lambda: self._checked(block))  # one call: each switch to a thread and back costs time
+        with _no_space_errors():
+            await self._inspect(lambda: self._checked(block))  # one call: each switch to a thread and back costs time
         return Code(f"sha256:{self._hash.hexdigest()}", self._size)
 
     async def store(self, objects: ObjectStore, key: str) -> bool:
@@ -170,8 +191,14 @@ class Upload:
 
 async def _in_thread(work: Callable[[], _T]) -> _T:
     """Runs ``work`` in a thread. Raises NoSpace if the disk is full."""
-    try:
+    with _no_space_errors():
         return await asyncio.to_thread(work)
+
+
+@contextlib.contextmanager
+def _no_space_errors() -> Generator[None]:
+    try:
+        yield
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise NoSpace("there is no space left for uploads; nothing was kept", retry_after_s=60) from None

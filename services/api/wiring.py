@@ -16,12 +16,14 @@ from services.api.clients import DispatcherClient, ServiceClient, TelemetryClien
 from services.api.following import Following
 from services.api.idempotency import IdempotencyKeys
 from services.api.instrumentation import Instrumentation
+from services.api.job_answer import listed
 from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
-from services.api.keys import ensure_admin_key, move_pepper, open_keys
+from services.api.keys import Keys, ensure_admin_key, move_pepper, read_pepper
 from services.api.platform import Platform
 from services.api.search_budget import SearchBudget
 from services.api.services import ApiServices
+from services.api.sessions import Sessions
 from services.api.settings import ApiSettings
 from services.api.storage import Storage, StorageBound
 from services.api.submit import Submissions
@@ -30,6 +32,7 @@ from services.core.bootstrap import wiring
 from services.core.domain.errors import Unavailable
 from services.core.failpoints.ports import at_failpoint
 from services.core.ports.job_store import JobStore
+from services.core.runtime.isolation_report import read_isolation
 from services.core.runtime.quarantine import Quarantine
 
 _SWEEP_S: Final = 60.0
@@ -69,13 +72,22 @@ async def open_services(
         secrets = await wiring.secret_store(settings, records)
         await move_pepper(installation, secrets)
         quarantine = Quarantine(clock.now_ms, registry)
-        keys = await open_keys(records, secrets, clock, quarantine, cache_s=settings.key_cache_s)
+        pepper = await read_pepper(secrets)
+        keys = Keys(
+            records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s,
+            most_of_user=settings.max_user_keys,
+        )  # fmt: skip
         await ensure_admin_key(keys, installation, clock)
+        sessions = Sessions(
+            records, keys, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s,
+            idle_ms=round(settings.session_s * 1000), most_ms=round(settings.session_max_s * 1000),
+        )  # fmt: skip
         uploads = Uploads(
             settings.installation / "uploads", max_bytes=settings.max_code_bytes, most=settings.max_uploads,
             most_of_tenant=settings.max_tenant_uploads,
         )  # fmt: skip
         uploads.open()
+        closing.callback(uploads.close)
         storage_bound = StorageBound(
             objects, records, clock, most_bytes=settings.tenant_bytes, count_s=settings.tenant_count_s
         )
@@ -83,17 +95,22 @@ async def open_services(
         idempotency_keys = IdempotencyKeys(records, clock)
         sweeping = asyncio.create_task(idempotency_keys.keep_swept(every_s=_SWEEP_S, limit=_SWEPT))
         closing.callback(sweeping.cancel)
+        sweeping_sessions = asyncio.create_task(sessions.keep_swept(every_s=_SWEEP_S))
+        closing.callback(sweeping_sessions.cancel)
         instrumentation, telemetry = Instrumentation(registry), TelemetryClient(clients["metrics"])
+        watcher = Watcher(store, every_s=settings.follow_poll_s, render=listed)
         platform = Platform(
             store,
             DispatcherClient(clients["lcm"]),
             quarantine=quarantine,
             others={name: partial(quarantined_of, client) for name, client in clients.items()},
+            isolation=partial(read_isolation, settings.installation),
         )
         yield (
             ApiServices(
                 settings=settings,
                 keys=keys,
+                sessions=sessions,
                 jobs=Jobs(
                     store,
                     idempotency_keys,
@@ -122,7 +139,8 @@ async def open_services(
                 ),
                 artifacts=Artifacts(objects, instrumentation),
                 telemetry=telemetry,
-                following=Following(store, telemetry, Watcher(store, every_s=settings.follow_poll_s)),
+                following=Following(store, telemetry, watcher),
+                watcher=watcher,
                 platform=platform,
                 storage=Storage(objects, clock),
                 instrumentation=instrumentation,

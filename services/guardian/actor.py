@@ -204,7 +204,7 @@ class Guardian:
         if verdict is None:
             verdict = self._deadline_exceeded(job, spec, learners)
         if verdict is None and not activated:
-            verdict = self._provisioning.late(job) or await self._provisioning.provision(job, spec)
+            verdict = self._provisioning.late(job, self._observed) or await self._provisioning.provision(job, spec)
             if verdict is None:
                 self._observed = await self._ports.cluster.observe(job.id)
                 activated = observed_state.all_activated(ranks, attempt, learners, self._observed)
@@ -277,7 +277,7 @@ class Guardian:
                 if current.status is Status.HALTING or current.verdict is not None:
                     return current
                 halting = moved(
-                    record(current), Status.HALTING, actor=current.actor_of_desired, now=now, reason="Halted"
+                    record(current), Status.HALTING, actor=current.actor_of_desired, now=now, reason=current.halt_reason
                 )
                 return replace(halting, observed_generation=halting.generation)
 
@@ -286,7 +286,7 @@ class Guardian:
             attempt = job.attempt.number
             ran = any(process.attempt == attempt and process.started is not None for process in self._observed.learners)
             message = f"halted by {job.requester}{'' if ran else ' before it had started'}"
-            verdict = Verdict(to=Status.HALTED, reason="Halted", message=message, time=self._now)
+            verdict = Verdict(to=Status.HALTED, reason=job.halt_reason, message=message, time=self._now)
             return await self._write_verdict(job, verdict, record)
         if await self._ending.stop(job, cause="halt", grace_ms=spec.grace):
             return _REQUEUE

@@ -154,14 +154,22 @@ def _recorded_exit(learner: LearnerStatus, process: LearnerProcess) -> Exit | No
 def all_activated(
     ranks: Mapping[str, int], attempt: int, learners: Mapping[str, LearnerStatus], observed: Observation
 ) -> bool:
-    """True if every learner was activated: its helper has begun, or the cluster says so."""
+    """True if every learner was activated: its helper has begun, or the cluster says so.
+
+    A helper may begin before the learner's own container can: such a learner is still ``starting``.
+    """
+    states = {process.name: process.state for process in observed.learners if process.attempt == attempt}
     activated = {
         name for name, learner in learners.items() if learner.phase is not Phase.WAITING or learner.exit is not None
     }
-    activated |= {
-        process.name for process in observed.learners if process.attempt == attempt and process.state != "inert"
-    }
-    return activated >= set(ranks)
+    activated |= {name for name, state in states.items() if state != "inert"}
+    return activated - {name for name, state in states.items() if state == "starting"} >= set(ranks)
+
+
+def blocked(attempt: int, observed: Observation) -> LearnerProcess | None:
+    """The learner that keeps the gang from starting: one that waiting cannot help, else the first by name."""
+    of_attempt = [process for process in observed.learners if process.attempt == attempt and process.blocked]
+    return min(of_attempt, key=lambda process: (not process.blocked_for_good, process.name), default=None)
 
 
 def not_stored(attempt: int, learners: Mapping[str, LearnerStatus], observed: Observation) -> list[str]:

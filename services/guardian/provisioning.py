@@ -23,6 +23,7 @@ from services.core.ports.job_store import JobStore
 from services.core.ports.status_store import StatusStore
 from services.core.use_cases.jobs import update
 from services.guardian.learner_view import announced_attempt
+from services.guardian.observed_state import blocked
 from services.guardian.ports import GuardianPorts
 from services.guardian.render import digest, render
 from services.guardian.settings import GuardianSettings
@@ -81,12 +82,16 @@ class Provisioning:
             return None
         return self.roll_back(job, "LearnerLost", f"{', '.join(gone)} vanished before all of the gang were there")
 
-    def late(self, job: Job) -> Verdict | None:
-        """A verdict if the attempt is not provisioned after ``provision_timeout_s``."""
+    def late(self, job: Job, observed: Observation) -> Verdict | None:
+        """A verdict if the attempt is not provisioned after ``provision_timeout_s``, or if it never can be."""
+        cause = blocked(job.attempt.number, observed)
         waited_s = self._ports.clock.boottime() - self._since_s
-        if waited_s <= self._settings.provision_timeout_s:
-            return None
-        return self.roll_back(job, "ProvisionTimeout", f"not all learners were provisioned within {waited_s:.0f} s")
+        is_late = waited_s > self._settings.provision_timeout_s
+        if cause is not None and (is_late or cause.blocked_for_good):
+            return self.roll_back(job, cause.blocked, f"learner {cause.name} could not start: {cause.blocked_message}")
+        if is_late:
+            return self.roll_back(job, "ProvisionTimeout", f"not all learners were provisioned within {waited_s:.0f} s")
+        return None
 
     def roll_back(self, job: Job, reason: str, message: str) -> Verdict:
         """The verdict that undoes the attempt: the job is queued again, or FAILED after ``provision_tries``.

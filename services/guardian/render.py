@@ -20,7 +20,9 @@ from services.core.strategies.registry import with_variables
 
 MintToken = Callable[[LearnerIdentity], str]
 """Makes a learner's token. Equal identities get equal tokens."""
-_NOT_OF_THE_RUN: Final = ("job", "tenant", "attempt", "term", "trace", "checkpoint_attempts", "variables", "schema")
+_NOT_OF_THE_RUN: Final = (
+    "job", "tenant", "attempt", "term", "trace", "checkpoint_attempts", "variables", "schema", "priority",
+)  # fmt: skip
 """Fields of a plan that differ between equal runs. ``variables`` name the job and follow from the other fields."""
 _NOT_OF_THE_LEARNER: Final = ("token", "node", "variables")
 
@@ -33,7 +35,8 @@ def render(job: Job, spec: JobSpec, *, term: int, mint: MintToken, sizes: Mappin
     plan = AttemptPlan(
         job=job.id, tenant=job.tenant, attempt=job.attempt.number, term=term,
         learners=tuple(_learners(job, spec, mint, sizes)), distribution=spec.distribution,
-        framework=_framework(spec), code_digest=job.code_digest, inputs=_inputs(spec), grace=spec.grace,
+        framework=_framework(spec), image=spec.image or "", priority=spec.priority,
+        code_digest=job.code_digest, inputs=_inputs(spec), grace=spec.grace,
         store_timeout=spec.store_timeout, checkpoint_keep=spec.checkpoint.keep,
         metrics_files=tuple(source.path for source in spec.metrics if source.path),
         checkpoint_attempts=tuple(range(job.attempt.number - 1, 0, -1)), trace=job.trace,
@@ -53,6 +56,8 @@ def _learners(job: Job, spec: JobSpec, mint: MintToken, sizes: Mapping[str, Size
                 name=name, role=role_name, rank=rank, command=role.command or spec.command, cpus=size.cpus,
                 memory=size.memory, gpus=size.gpus, node=job.attempt.placement.get(name, ""),
                 token=mint(identity), env=dict(spec.env),
+                gpu_type=(role.gpu_type or spec.resources.gpu_type or "") if size.gpus else "",
+                shm=spec.resources.shm or 0,
             )  # fmt: skip
             rank += 1
 

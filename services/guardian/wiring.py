@@ -13,10 +13,11 @@ from services.guardian.settings import GuardianSettings
 async def connect(settings: GuardianSettings) -> tuple[GuardianPorts, Guard]:
     """The ports that the settings name, and what authenticates callers."""
     identity = await core.identity(settings, "guardian")
+    status = await core.status_store(settings)
     ports = GuardianPorts(
         jobs=await core.job_store(settings),
-        status=await core.status_store(settings),
-        cluster=core.cluster(settings, identity),
+        status=status,
+        cluster=core.cluster(settings, identity, status),
         hints=core.direct_hints(settings, identity),
         clock=core.clock(),
         summaries=core.telemetry(settings, identity),

@@ -1,10 +1,14 @@
-"""``python -m services.helper LEARNER_DIR``: started by the node agent, one per learner."""
+"""``python -m services.helper LEARNER_DIR``: started by the node agent, one per learner.
+
+``python -m services.helper --pod [ROOT]``: in a learner's pod, whose volumes are below ROOT (/weft).
+"""
 
 import os
 import sys
 from pathlib import Path
 
-from services.helper.main import main
+from services.core.runtime import pod_layout
+from services.helper.main import main, main_in_pod
 
 if __name__ == "__main__":
     if "WEFT_FAILPOINTS" in os.environ:  # never in production
@@ -12,4 +16,7 @@ if __name__ == "__main__":
 
         if (points := failpoints("helper")) is not None:
             points.watch_files()
+    if sys.argv[1] == "--pod":
+        root = Path(sys.argv[2] if len(sys.argv) > 2 else pod_layout.ROOT)
+        sys.exit(main_in_pod(root, os.environ[pod_layout.LEARNER_VARIABLE]))
     sys.exit(main(Path(sys.argv[1])))

@@ -38,6 +38,7 @@ from services.core.runtime.learner_folder import (
 from services.core.runtime.processes import identify
 from services.helper.fetch.progress import FetchCancelled, FetchFailed
 from services.helper.fetch.thread import FetchThread
+from services.helper.learner_watch import LearnerWatch
 from services.helper.log import log_event
 from services.helper.objects import UrlSigner
 from services.helper.settings import load_settings
@@ -66,26 +67,47 @@ HELD: Final = 75
 
 def main(root: Path) -> int:
     """Runs the helper of the learner's folder ``root``. Returns 0 once the learner is stored, or HELD."""
-    os.umask(0o022)
     folder = LearnerFolder(root)
+    return _run(folder, lambda: ShimWatch(folder))
+
+
+def main_in_pod(root: Path, learner: str) -> int:
+    """Runs the helper of a pod's learner, below ``root``. Returns 0 once the learner's container has ended, or HELD."""
+    from services.helper.pod import PodLearner  # noqa: PLC0415 - a single machine loads no module of pods
+    from services.helper.pod_folder import PodFolder  # noqa: PLC0415 - as above
+
+    folder = PodFolder(root, learner)
+    folder.prepare()
+    return _run(folder, lambda: PodLearner(folder, folder.trust))
+
+
+def _run(folder: LearnerFolder, watch: Callable[[], LearnerWatch]) -> int:
+    os.umask(0o022)
     if folder.lock(HELPER_LOCK) is None:
         return HELD
     me = identify(os.getpid())
     # The agent can do without it: a disk that the learner has filled must not keep its results from being stored.
     with contextlib.suppress(OSError, NoSpace):
         folder.write(HELPER_FILE, asdict(me) if me is not None else {})
-    if not folder.is_stored:
-        asyncio.run(Helper(folder).run())
+    asyncio.run(_live(folder, watch))
     return 0
+
+
+async def _live(folder: LearnerFolder, watch: Callable[[], LearnerWatch]) -> None:
+    learner = watch()
+    if not folder.is_stored:
+        await Helper(folder, learner).run()
+    await learner.wait_ended()
 
 
 class Helper:
     """One learner's helper, in one process, under ``helper.lock``."""
 
-    def __init__(self, folder: LearnerFolder) -> None:
+    def __init__(self, folder: LearnerFolder, learner: LearnerWatch) -> None:
         self._folder = folder
+        self._learner = learner
         self._assignment: Assignment = folder.assignment()
-        self._spool = Spool(folder.root / SPOOL_FOLDER)
+        self._spool = Spool(folder.path(SPOOL_FOLDER))
         self._fetch: FetchThread | None = None
         self._shipper: Shipper | None = None
         self._signer: UrlSigner
@@ -93,11 +115,12 @@ class Helper:
 
     async def run(self) -> None:
         """Returns when the learner is stored, or when its folder was removed."""
-        self._signer = UrlSigner()
+        self._signer = UrlSigner(in_pod=self._folder.has_image)
         if self._folder.has(ACTIVE_FILE):
             self._begin_fetching()
         reporter, intake = self._connect()
-        reporting = asyncio.create_task(reporter.run())
+        runs = (reporter.run(), self._learner.follow_control(intake, reporter))
+        tasks = [asyncio.create_task(run) for run in runs]
         try:
             if await self._start_process(reporter):
                 await self._follow_process(reporter, intake)
@@ -105,9 +128,9 @@ class Helper:
             while not self._folder.is_removed and not await reporter.wait_acknowledged(POLL_S):
                 pass
         finally:
-            reporting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reporting
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await intake.close()
 
     def _write_stored(self, reporter: Reporter) -> None:
@@ -118,7 +141,7 @@ class Helper:
             try:
                 self._folder.write(STORED_FILE, document)
             except NoSpace:  # the reserved space has room for all but the message, which the report has
-                write_reserved(self._folder.root / STORED_FILE, {**document, "message": ""})
+                write_reserved(self._folder.path(STORED_FILE), {**document, "message": ""})
 
     def _connect(self) -> tuple[Reporter, IntakeClient]:
         # Imported only now: see the module's docstring.
@@ -132,7 +155,7 @@ class Helper:
                 phase=Phase.WAITING,
             )
         )  # fmt: skip
-        intake = IntakeClient(Path(self._assignment.addresses_file), learner.token, load_settings().tls)
+        intake = IntakeClient(Path(self._assignment.addresses_file), learner.token, self._learner.tls)
         self._signer.use(intake)
         if "WEFT_FAILPOINTS" in os.environ:  # never in production
             from services.core.failpoints.ports import at_failpoint  # noqa: PLC0415 - as above
@@ -186,7 +209,7 @@ class Helper:
             if not await self._wait_until(lambda: reporter.go.is_set, reporter.go):
                 return True
             self._folder.write(GO_FILE, {})
-        ShimWatch(self._folder).notify()
+        self._learner.notify()
         return True
 
     async def _finish_fetching(self, fetch: FetchThread, reporter: Reporter) -> None:
@@ -227,8 +250,8 @@ class Helper:
         self._shipper = shipper = Shipper(self._folder, self._assignment, self._spool, intake, RUN)
         shipping = asyncio.create_task(shipper.run())
         try:
-            with ShimWatch(self._folder) as shim:
-                process_exit = await self._wait_exit(reporter, shim)
+            with self._learner:
+                process_exit = await self._wait_exit(reporter)
             if process_exit is None:
                 return
             self._exit_seen_at = asyncio.get_running_loop().time()
@@ -253,10 +276,10 @@ class Helper:
             with contextlib.suppress(asyncio.CancelledError):
                 await shipping
 
-    async def _wait_exit(self, reporter: Reporter, shim: ShimWatch) -> Exit | None:
+    async def _wait_exit(self, reporter: Reporter) -> Exit | None:
         """Waits until the learner's process has ended. Returns None where the folder was removed before."""
         while True:
-            process_exit = self._exit() or shim.lost_exit(RUN)
+            process_exit = self._exit() or self._learner.lost_exit(RUN)
             started = None if Phase.PROCESSING.value in reporter.status.times else self._folder.started(RUN)
             if started is not None:
                 reporter.enter(Phase.PROCESSING, at=started)
@@ -264,7 +287,7 @@ class Helper:
                 return process_exit
             if self._folder.is_removed:
                 return None
-            await shim.pause(quick=Phase.PROCESSING.value not in reporter.status.times)
+            await self._learner.pause(quick=Phase.PROCESSING.value not in reporter.status.times)
 
     async def _wait_shipped(
         self, shipping: asyncio.Task[None], shipper: Shipper, process_exit: Exit, *, away_limit_s: float | None = None

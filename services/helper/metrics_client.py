@@ -1,4 +1,4 @@
-"""Client of the metrics service: five calls over one connection.
+"""Client of the metrics service: all calls over one connection.
 
 A call raises Unavailable at once while the service is away; the caller waits (``Backoff``) and calls again. After a
 failure the addresses file is read again, because a restarted platform may listen at another address.
@@ -7,21 +7,29 @@ failure the addresses file is read again, because a restarted platform may liste
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc.aio
 
-from services.core.adapters.rpc.client import LearnerCredential, connect, translating
+from services.core.adapters.rpc.client import LearnerCredential, connect, streaming, translating
 from services.core.domain.errors import Unavailable
 from services.core.gen.weft.v1.metrics_pb2 import (
     AppendReply,
     AppendRequest,
     BeatReply,
     BeatRequest,
+    ControlReply,
+    ControlRequest,
+    DeleteObjectRequest,
+    GetObjectRequest,
+    HeadObjectReply,
+    HeadObjectRequest,
     HelloReply,
     HelloRequest,
+    PutObjectRequest,
     ReportRequest,
     SignRequest,
     SourceBatch,
@@ -29,7 +37,8 @@ from services.core.gen.weft.v1.metrics_pb2 import (
 from services.core.gen.weft.v1.metrics_pb2 import ObjectRequest as ObjectRequestMessage
 from services.core.gen.weft.v1.metrics_pb2_grpc import IntakeStub
 from services.core.ports.object_urls import ObjectRequest
-from services.core.runtime.address import Address, TlsFiles
+from services.core.runtime.address import Address, TlsAuthority, TlsFiles
+from services.core.runtime.learner_folder import StopMark
 
 PROTOCOL: Final = 1
 _TIMEOUT_S: Final = 5.0
@@ -38,14 +47,25 @@ _APPEND_TIMEOUT_S: Final = 30.0
 """A batch may wait for a slow disk."""
 
 
+class Desired(NamedTuple):
+    """What the platform wants of the learner now."""
+
+    current: bool
+    """Its attempt is the job's current one."""
+    go: bool
+    """Its process may start."""
+    stop: StopMark | None
+    """It shall end."""
+
+
 class IntakeClient:
     """The calls of ``weft.v1.Intake``, on behalf of one learner. Each raises the errors of the domain's table."""
 
-    def __init__(self, addresses_file: Path, token: str, tls: TlsFiles | None = None) -> None:
+    def __init__(self, addresses_file: Path, token: str, tls: TlsFiles | TlsAuthority | None = None) -> None:
         """``tls``: for an address that needs it."""
         self._addresses_file = addresses_file
         self._tls = tls
-        self._token = token
+        self._credential = LearnerCredential(token)
         self._address: Address | None = None
         self._channel: grpc.aio.Channel | None = None
 
@@ -58,10 +78,16 @@ class IntakeClient:
         """Sends a LearnerStatus as JSON. Returns whether the attempt is the job's current one."""
         return bool((await self._call("Report", ReportRequest(status=status))).current)
 
-    async def beat(self, progress: float, eta_ms: int) -> BeatReply:
+    async def beat(self, progress: float, eta_ms: int) -> Desired:
         """Sends a heartbeat. ``progress`` 0..1, ``eta_ms`` milliseconds left; -1: unknown."""
-        reply: BeatReply = await self._call("Beat", BeatRequest(progress=progress, eta_ms=eta_ms))
-        return reply
+        return _desired(await self._call("Beat", BeatRequest(progress=progress, eta_ms=eta_ms)))
+
+    async def control(self) -> AsyncGenerator[Desired]:
+        """What the platform wants, at once and after each change. Ends by an error only."""
+        stub = IntakeStub(await self._connected())
+        async with aclosing(streaming(stub.Control(ControlRequest()))) as replies:
+            async for reply in replies:
+                yield _desired(reply)
 
     async def append(self, batches: Sequence[SourceBatch]) -> AppendReply:
         """Returns the committed offset of each batch's source, and how long to gather before the next call."""
@@ -76,6 +102,40 @@ class IntakeClient:
         ]
         urls: Sequence[str] = (await self._call("Sign", SignRequest(requests=messages))).urls
         return urls
+
+    async def object_calls(self) -> bool:
+        """Whether objects are moved by the next three calls; False: by signed URLs."""
+        return (await self.hello()).object_calls
+
+    async def object_size(self, key: str) -> int | None:
+        """Bytes; None without such an object."""
+        reply: HeadObjectReply = await self._call("HeadObject", HeadObjectRequest(key=key))
+        return reply.size if reply.HasField("size") else None
+
+    async def get_object(self, key: str, start: int) -> AsyncGenerator[bytes]:
+        """The bytes from ``start`` on. Raises NotFound."""
+        stub = IntakeStub(await self._connected())
+        async with aclosing(streaming(stub.GetObject(GetObjectRequest(key=key, start=start)))) as replies:
+            async for reply in replies:
+                yield reply.data
+
+    async def put_object(self, key: str, chunks: AsyncIterable[bytes], size: int | None) -> None:
+        """Durable when it returns. ``chunks`` of at most 1 MiB."""
+
+        async def messages() -> AsyncGenerator[PutObjectRequest]:
+            yield PutObjectRequest(key=key, size=size)
+            async for chunk in chunks:
+                yield PutObjectRequest(data=chunk)
+
+        stub = IntakeStub(await self._connected())
+        # The channel's interceptors are for calls with one request.
+        metadata = (("authorization", self._credential.authorization()),)
+        with translating():
+            await stub.PutObject(messages(), metadata=metadata)
+
+    async def delete_object(self, key: str) -> None:
+        """Removes an object of the learner's own checkpoints, if there is one."""
+        await self._call("DeleteObject", DeleteObjectRequest(key=key))
 
     async def close(self) -> None:
         if self._channel is not None:
@@ -94,7 +154,7 @@ class IntakeClient:
     async def _connected(self) -> grpc.aio.Channel:
         if self._channel is None:
             self._address = self._read_address()
-            self._channel = connect(self._address, LearnerCredential(self._token))
+            self._channel = connect(self._address, self._credential)
         return self._channel
 
     async def _close_if_moved(self) -> None:
@@ -106,3 +166,8 @@ class IntakeClient:
             return Address(json.loads(self._addresses_file.read_bytes())["metrics"], self._tls)
         except (OSError, ValueError, KeyError):
             raise Unavailable("the metrics service has no address yet") from None
+
+
+def _desired(reply: BeatReply | ControlReply) -> Desired:
+    stop = StopMark(reply.stop.cause, reply.stop.grace_ms) if reply.HasField("stop") else None
+    return Desired(reply.current, reply.go, stop)

@@ -1,5 +1,6 @@
 """Object transfer of a helper: in this machine's folder, or by URLs that the metrics service signs, one for each
-operation on one object (docs/adr/0007-signed-urls.md).
+operation on one object (docs/adr/0007-signed-urls.md), or from a pod through the metrics service, if the store is a
+folder of another machine.
 
 Temporary failures are waited for here, as long as the caller's ``wait`` does not raise: a store that is away, a metrics
 service that restarts, etcd without the current attempt for a moment. Errors that are raised are permanent.
@@ -14,7 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from services.core.domain.checkpoint import checkpoint_base
 from services.core.domain.errors import NotFound, PermissionDenied, Unavailable, WeftError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from services.helper.metrics_client import IntakeClient
     from services.helper.spool import Spool
 
+T = TypeVar("T")
 _PAUSE_MOST_S: Final = 2.0
 _UPLOAD_TRIES: Final = 3
 """Uploads of one object that may be removed by a sweep before it is given up."""
@@ -67,8 +69,12 @@ class Objects(Protocol):
 class UrlSigner:
     """Signs URLs over the helper's one connection to the metrics service, for any thread's event loop."""
 
-    def __init__(self) -> None:
-        """In the event loop of the connection, before it exists."""
+    def __init__(self, *, in_pod: bool = False) -> None:
+        """In the event loop of the connection, before it exists.
+
+        ``in_pod``: the metrics service says whether it signs URLs or moves the objects itself.
+        """
+        self.in_pod = in_pod
         self._loop = asyncio.get_running_loop()
         self._intake: Future[IntakeClient] = Future()
 
@@ -80,6 +86,14 @@ class UrlSigner:
         """Waits for the connection. Raises Unavailable; StaleFence if a newer attempt is current."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._sign(request), self._loop))
 
+    async def call(self, call: Callable[[IntakeClient], Awaitable[T]]) -> T:
+        """Makes another call over the connection. Waits for the connection; raises as the call."""
+
+        async def made() -> T:
+            return await call(await asyncio.wrap_future(self._intake))
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(made(), self._loop))
+
     async def _sign(self, request: ObjectRequest) -> str:
         intake = await asyncio.wrap_future(self._intake)
         (url,) = await intake.sign([request])
@@ -89,8 +103,12 @@ class UrlSigner:
 def open_objects(assignment: Assignment, signer: UrlSigner, wait: Wait, spool: Spool | None = None) -> Objects:
     """The objects of the attempt. ``spool`` keeps the state of the upload under way."""
     folder = assignment.objects
-    own = f"{own_checkpoints(assignment)}/"
-    objects: Objects = FolderObjects(Path(folder), own) if folder else SignedObjects(signer, wait, spool)
+    objects: Objects
+    if folder:
+        deletable = f"{own_checkpoints(assignment)}/"
+        objects = FolderObjects(Path(folder), deletable, keep_free=assignment.objects_keep_free)
+    else:
+        objects = PodObjects(signer, wait, spool) if signer.in_pod else SignedObjects(signer, wait, spool)
     if "WEFT_FAILPOINTS" not in os.environ:
         return objects
     from services.core.failpoints.ports import at_failpoint  # never in production
@@ -105,11 +123,11 @@ def own_checkpoints(assignment: Assignment) -> str:
 
 
 class FolderObjects:
-    def __init__(self, root: Path, deletable: str) -> None:
+    def __init__(self, root: Path, deletable: str, *, keep_free: int = 0) -> None:
         """``deletable``: the beginning of the keys that may be removed."""
         from services.core.adapters.folder.objects import FolderObjectStore
 
-        self._store = FolderObjectStore(root)
+        self._store = FolderObjectStore(root, keep_free=keep_free)
         self._deletable = deletable
 
     async def size(self, key: str) -> int | None:
@@ -192,6 +210,142 @@ class SignedObjects:
         self._spool.save_upload(None)
 
 
+class PodObjects:
+    """Signed URLs or calls, as the metrics service says."""
+
+    def __init__(self, signer: UrlSigner, wait: Wait, spool: Spool | None) -> None:
+        self._signer, self._wait, self._spool = signer, wait, spool
+        self._chosen: Objects | None = None
+
+    async def size(self, key: str) -> int | None:
+        return await (await self._objects()).size(key)
+
+    async def get(self, key: str) -> AsyncGenerator[bytes]:
+        async with aclosing((await self._objects()).get(key)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def put(self, key: str, read: Callable[[], AsyncGenerator[bytes]], size: int | None = None) -> None:
+        await (await self._objects()).put(key, read, size)
+
+    async def delete(self, key: str) -> None:
+        await (await self._objects()).delete(key)
+
+    async def abandon(self) -> None:
+        if self._chosen is not None:
+            await self._chosen.abandon()
+
+    async def close(self, *, resumed: bool = False) -> None:
+        if self._chosen is not None:
+            await self._chosen.close(resumed=resumed)
+
+    async def _objects(self) -> Objects:
+        if self._chosen is None:
+            calls = await _retried(lambda: self._signer.call(lambda intake: intake.object_calls()), self._wait)
+            chosen = CalledObjects(self._signer, self._wait) if calls else None
+            self._chosen = chosen or SignedObjects(self._signer, self._wait, self._spool)
+        return self._chosen
+
+
+class CalledObjects:
+    """Objects that stream through the metrics service."""
+
+    def __init__(self, signer: UrlSigner, wait: Wait) -> None:
+        self._signer, self._wait = signer, wait
+
+    async def size(self, key: str) -> int | None:
+        return await _retried(lambda: self._signer.call(lambda intake: intake.object_size(key)), self._wait)
+
+    async def get(self, key: str) -> AsyncGenerator[bytes]:
+        start = tries = 0
+        while True:
+            stream = _Stream(self._signer, key, start)
+            try:
+                while chunk := await stream.read():
+                    start, tries = start + len(chunk), 0
+                    yield chunk
+            except Unavailable as error:
+                tries += 1
+                await self._wait(_pause_s(tries), error.message)
+            else:
+                return
+            finally:
+                await stream.close()
+
+    async def put(self, key: str, read: Callable[[], AsyncGenerator[bytes]], size: int | None = None) -> None:
+        """In the event loop of the connection."""
+
+        async def put(intake: IntakeClient) -> None:
+            failed: list[Exception] = []
+
+            async def chunks() -> AsyncGenerator[bytes]:
+                try:
+                    async with aclosing(read()) as opened:
+                        async for chunk in opened:
+                            yield chunk
+                except Exception as error:
+                    failed.append(error)
+                    raise
+
+            try:
+                async with aclosing(chunks()) as opened:
+                    await intake.put_object(key, opened, size)
+            except BaseException:
+                if failed:  # gRPC cancels its call where the stream of requests fails
+                    raise failed[0] from None
+                raise
+
+        await _retried(lambda: self._signer.call(put), self._wait)
+
+    async def delete(self, key: str) -> None:
+        await _retried(lambda: self._signer.call(lambda intake: intake.delete_object(key)), self._wait)
+
+    async def abandon(self) -> None:
+        pass
+
+    async def close(self, *, resumed: bool = False) -> None:
+        pass
+
+
+class _Stream:
+    """The bytes of an object, read by the event loop of the connection for another one."""
+
+    def __init__(self, signer: UrlSigner, key: str, start: int) -> None:
+        self._signer, self._key, self._start = signer, key, start
+        self._chunks: AsyncGenerator[bytes] | None = None
+
+    async def read(self) -> bytes:
+        """The next bytes; empty at the end."""
+
+        async def read(intake: IntakeClient) -> bytes:
+            self._chunks = self._chunks or intake.get_object(self._key, self._start)
+            return await anext(self._chunks, b"")
+
+        return await self._signer.call(read)
+
+    async def close(self) -> None:
+        async def close(_: IntakeClient) -> None:
+            if self._chunks is not None:
+                await self._chunks.aclose()
+
+        await self._signer.call(close)
+
+
+async def _retried(call: Callable[[], Awaitable[T]], wait: Wait) -> T:
+    """Repeats a call while the service does not answer."""
+    tries = 0
+    while True:
+        try:
+            return await call()
+        except Unavailable as error:
+            tries += 1
+            await wait(_pause_s(tries), error.message)
+
+
+def _pause_s(tries: int) -> float:
+    return min(_PAUSE_MOST_S, 0.05 * 2.0 ** min(tries, 10))
+
+
 class _SpooledProgress:
     """``Progress`` of one object's upload, kept in the spool."""
 
@@ -216,6 +370,6 @@ class _SpooledProgress:
 
 def _retry_policy(wait: Wait) -> RetryPolicy:
     async def pause(error: Unavailable, tries: int, since: float) -> None:  # noqa: ARG001
-        await wait(min(_PAUSE_MOST_S, 0.05 * 2 ** min(tries, 10)), error.message)
+        await wait(_pause_s(tries), error.message)
 
     return pause

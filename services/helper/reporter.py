@@ -21,9 +21,10 @@ from services.core.domain.errors import WeftError
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status import PHASE_ORDER, Phase
 from services.core.domain.text import storable
+from services.core.runtime.learner_folder import StopMark
 from services.core.runtime.retry import Backoff
 from services.helper.log import log_event
-from services.helper.metrics_client import IntakeClient
+from services.helper.metrics_client import Desired, IntakeClient
 from services.helper.spool import Spool
 from services.helper.wakeup import Wakeup
 
@@ -59,6 +60,8 @@ class Reporter:
         self, intake: IntakeClient, spool: Spool, status: LearnerStatus, progress: Callable[[], tuple[float, int]]
     ) -> None:
         """``progress`` returns (fraction 0..1, milliseconds left), -1 for unknown."""
+        self.on_stop: Callable[[StopMark], None] | None = None
+        """Called with each stop that the platform answers; None: another process is responsible for stops."""
         self.status = replace(status, seq=status.seq + TAKE_OVER) if status.seq else status
         self.go = Wakeup()
         """Set once all learners of the attempt are ready: the process may start."""
@@ -162,10 +165,16 @@ class Reporter:
 
     async def _beat(self) -> None:
         progress = self._progress()
-        reply = await self._intake.beat(*progress)
+        desired = await self._intake.beat(*progress)
         self._sent_progress = progress
-        self._record_current(current=reply.current)
-        if reply.current and reply.go and self.status.phase is Phase.READY:
+        self.take_desired(desired)
+
+    def take_desired(self, desired: Desired) -> None:
+        """Acts on what the platform wants of the learner."""
+        self._record_current(current=desired.current)
+        if desired.stop is not None and self.on_stop is not None:
+            self.on_stop(desired.stop)
+        if desired.current and desired.go and self.status.phase is Phase.READY:
             self.go.set()
 
     @property

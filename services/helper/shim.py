@@ -7,13 +7,19 @@ import os
 import signal
 import time
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from services.core.domain.learner import Exit
+from services.core.runtime.address import TlsFiles
 from services.core.runtime.learner_folder import SHIM_FILE, LearnerFolder, start_file
 from services.core.runtime.processes import ProcessIdentity, alive, send_signal
 from services.helper.log import log_event
+from services.helper.settings import load_settings
 from services.helper.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from services.helper.metrics_client import IntakeClient
+    from services.helper.reporter import Reporter
 
 LOST_S: Final = 5.0
 """Normally the agent writes the exit of a learner whose shim has died; after so long without one it is lost."""
@@ -68,6 +74,16 @@ class ShimWatch:
             return None
         log_event("learner.lost", pid=learner.pid)
         return Exit(time=time.time_ns() // 1_000_000, lost=True)
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        return load_settings().tls
+
+    async def follow_control(self, intake: IntakeClient, reporter: Reporter) -> None:
+        """Nothing: the node agent writes stops into the folder."""
+
+    async def wait_ended(self) -> None:
+        """Returns at once: nothing starts a helper again that has ended well."""
 
     def _watch(self) -> None:
         shim = self._folder.process(SHIM_FILE)

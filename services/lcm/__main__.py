@@ -10,9 +10,12 @@ import prometheus_client
 
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
+from services.core.bootstrap import wiring as core
 from services.core.bootstrap.service import Service, run
 from services.core.gen.weft.v1 import control_pb2_grpc
+from services.core.runtime.home import STOPPING
 from services.core.runtime.membership import Membership
+from services.core.runtime.processes import read_live_process
 from services.core.runtime.quarantine import Quarantine
 from services.lcm.background import BackgroundTasks
 from services.lcm.collector import Collector
@@ -43,7 +46,9 @@ async def main(service: Service) -> None:
         membership,
         instrumentation,
         quarantine,
+        overhead=core.learner_overhead(settings),
         free_space=free_space(settings),
+        stopping=lambda: read_live_process(settings.installation / STOPPING) is not None,
     )
 
     def register(server: grpc.aio.Server) -> None:

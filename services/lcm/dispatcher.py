@@ -40,8 +40,9 @@ from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import JOB, Quarantine
 from services.core.use_cases.jobs import all_jobs, update
 from services.lcm.instrumentation import Instrumentation
-from services.lcm.scheduling.held import HeldWalk
+from services.lcm.scheduling.held import HeldWalk, Hold
 from services.lcm.scheduling.placement import (
+    NOTHING,
     Free,
     Gang,
     Piece,
@@ -78,7 +79,7 @@ class _Held:
     """By job id: those whose spec can be read."""
     unreadable: Mapping[str, Sequence[Piece]]
     """By job id: what all other jobs hold."""
-    shortage: str
+    hold: Hold | None
     """Why nothing may be admitted, for people; empty: nothing holds admission up."""
 
     def free(self) -> list[Free]:
@@ -105,8 +106,12 @@ class Dispatcher:
     instrumentation: Instrumentation
     quarantine: Quarantine
     sizes: Mapping[str, Size] = field(default_factory=lambda: dict(SIZES))
+    overhead: Size = NOTHING
+    """What each learner takes of its node besides its own size."""
     free_space: FreeSpace | None = None
     """Of the platform's own stores; None: not watched."""
+    stopping: Callable[[], bool] = lambda: False
+    """Whether `weft down` halts the jobs now: then none is admitted. It may read a file."""
     waiting: Mapping[str, Decision] = field(default_factory=dict)
     """The last round's decisions for the jobs that wait, by id, in order. Empty while this process does not lead."""
     term: int = 0
@@ -126,7 +131,9 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self._policy = find_policy(self.settings.policy)  # a wrong name ends the service at its start, with the names
         self._least = Size(0, self.settings.learner_min_cpus, self.settings.learner_min_memory)
-        self.unreadable = UnreadableJobs(self.jobs, self.cluster, self.quarantine, self.sizes, self._least)
+        self.unreadable = UnreadableJobs(
+            self.jobs, self.cluster, self.quarantine, self.sizes, self._least, overhead=self.overhead
+        )
 
     def wake(self) -> None:
         """Starts the next round now: something may have changed."""
@@ -214,7 +221,7 @@ class Dispatcher:
         held = await self._read_held()
         free = await self._judge_admissions(held)
         walk, decisions = await self._walk_queue(free, held)
-        self._record_shortage(held.shortage)
+        self._record_hold(held.hold)
         self.waiting = {decision.job.id: decision for decision in decisions if decision.placement is None}
         self.instrumentation.waiting(decision.job.gang for decision in self.waiting.values())
         self.instrumentation.holding.set(len(held.jobs))
@@ -239,7 +246,7 @@ class Dispatcher:
         gangs = {job.id: (gang, job.attempt.placement) if (gang := self._gang(job)) else None for job in jobs}
         unreadable = await self.unreadable.held(gangs, left_out)
         placed = {job_id: placed for job_id, placed in gangs.items() if placed is not None}
-        return _Held(nodes, all_free(nodes), jobs, placed, unreadable, await self._shortage(nodes))
+        return _Held(nodes, all_free(nodes), jobs, placed, unreadable, await self._hold(nodes))
 
     async def _judge_admissions(self, held: _Held) -> Sequence[Free]:
         """Stamps or withdraws admissions of older terms, which are counted last. Returns what no job holds."""
@@ -276,25 +283,29 @@ class Dispatcher:
         verdict = Verdict(to=Status.QUEUED, reason="AdmissionWithdrawn", message=message, time=self.clock.now_ms())
         return replace(job, verdict=verdict, attempt=replace(job.attempt, direction="undo"))
 
-    async def _shortage(self, nodes: Sequence[Node]) -> str:
-        """Why nothing may be admitted: a store's disk is almost full, or something on every ready node."""
+    async def _hold(self, nodes: Sequence[Node]) -> Hold | None:
+        """Why nothing may be admitted: the platform stops, or a store's disk is almost full, or that of every node."""
+        if await asyncio.to_thread(self.stopping):
+            message = "the platform is being stopped; it starts after the next `weft up`"
+            return Hold(PendingReason.PLATFORM_STOPPING, message)
         of_stores = await asyncio.to_thread(self.free_space.shortage) if self.free_space is not None else ""
         of_nodes = [node.pressure for node in nodes if node.ready]
-        return of_stores or (of_nodes[0] if of_nodes and all(of_nodes) else "")
+        shortage = of_stores or (of_nodes[0] if of_nodes and all(of_nodes) else "")
+        return Hold(PendingReason.WAITING_FOR_DISK, f"{shortage}; it starts when there is room") if shortage else None
 
-    def _record_shortage(self, shortage: str) -> None:
-        if bool(shortage) != self._is_held:
-            self._is_held = bool(shortage)
+    def _record_hold(self, hold: Hold | None) -> None:
+        if (hold is not None) != self._is_held:
+            self._is_held = hold is not None
             self.instrumentation.held.set(self._is_held)
-            log.warning("admission.held", why=shortage) if shortage else log.info("admission.continued")
+            log.warning("admission.held", why=hold.message) if hold is not None else log.info("admission.continued")
 
     async def _walk_queue(self, free: Sequence[Free], held: _Held) -> tuple[QueueWalk, list[Decision]]:
         """Decides for the waiting jobs in the policy's order, ``queue_scan`` at a time, until the policy is blocked."""
-        open_nodes = {node.name for node in held.nodes if not node.pressure and not held.shortage}
+        open_nodes = {node.name for node in held.nodes if not node.pressure and held.hold is None}
         usable = [node for node in free if node.node in open_nodes]
         walk = self._policy(free=usable, capacity=held.capacity, now=self.clock.now_ms())
-        if held.shortage:
-            walk = HeldWalk(walk, PendingReason.WAITING_FOR_DISK, held.shortage)
+        if held.hold is not None:
+            walk = HeldWalk(walk, held.hold)
         decisions: list[Decision] = []
         after: str | None = None
         while True:
@@ -322,6 +333,11 @@ class Dispatcher:
         """Admits the job unless it has changed since it was read. Returns whether it was admitted."""
         if (await self.jobs.dispatcher()).term != self.term:
             raise StaleFence("a newer dispatcher leads")
+        try:
+            await self.cluster.prepare(decision.job.tenant)
+        except WeftError as error:  # one tenant's namespace must not hold up the others
+            log.warning("tenant.not_prepared", tenant=decision.job.tenant, job=decision.job.id, why=str(error))
+            return False
         now = self.clock.now_ms()
 
         def change(job: Job) -> Job:
@@ -345,7 +361,7 @@ class Dispatcher:
 
     async def fit(self, spec: JobSpec) -> Fit:
         """Whether a job of this spec would be admitted if it were submitted now. Raises as ``snapshot``."""
-        return (await self.snapshot()).fit(gang_of(spec, self.sizes, self._least))
+        return (await self.snapshot()).fit(gang_of(spec, self.sizes, self._least, self.overhead))
 
     async def snapshot(self) -> Snapshot:
         """The cluster and the queue, at most two sweeps old: of the last round, or read now if that is older.
@@ -416,7 +432,7 @@ class Dispatcher:
         fingerprint, known = hash(repr(job.spec)), self._gangs.get(job.id)
         if known is None or known[0] != fingerprint:
             try:
-                gang = gang_of(parse_spec(job.spec), self.sizes, self._least)
+                gang = gang_of(parse_spec(job.spec), self.sizes, self._least, self.overhead)
                 known = (fingerprint, self._shared_gangs.setdefault(gang, gang))
             except InvalidSpec as error:
                 known = (fingerprint, None)

@@ -22,7 +22,7 @@ from services.core.domain.spec import parse_spec
 from services.core.ports.cluster import Cluster
 from services.core.ports.job_store import JobStore, Unreadable
 from services.core.runtime.quarantine import JOB, Quarantine
-from services.lcm.scheduling.placement import Piece, Placed, gang_of, pieces
+from services.lcm.scheduling.placement import NOTHING, Piece, Placed, gang_of, pieces
 
 _RECHECKED: Final = 100
 """Known unreadable jobs that one ``look`` reads again: a thousand damaged documents must not take all of its time."""
@@ -30,10 +30,12 @@ _RECHECKED: Final = 100
 
 class UnreadableJobs:
     def __init__(
-        self, jobs: JobStore, cluster: Cluster, quarantine: Quarantine, sizes: Mapping[str, Size], least: Size
-    ) -> None:
-        """``least``: what each learner is charged at least."""
+        self, jobs: JobStore, cluster: Cluster, quarantine: Quarantine, sizes: Mapping[str, Size], least: Size, *,
+        overhead: Size = NOTHING,
+    ) -> None:  # fmt: skip
+        """``least``: what each learner is charged at least. ``overhead``: what it is charged besides its size."""
         self._jobs, self._cluster, self._quarantine, self._sizes, self._least = jobs, cluster, quarantine, sizes, least
+        self._overhead = overhead
         self._known: dict[str, Unreadable] = {}
         self._placed: dict[str, Placed] = {}
         """By job id: what each job held when its document could last be read."""
@@ -119,6 +121,6 @@ class UnreadableJobs:
             return None
         spec, placement = partial
         try:
-            return gang_of(parse_spec(spec), self._sizes, self._least), placement
+            return gang_of(parse_spec(spec), self._sizes, self._least, self._overhead), placement
         except InvalidSpec:
             return None

@@ -55,10 +55,11 @@ async def connect_erasure(settings: LcmSettings, ports: LcmPorts) -> ErasurePort
 async def connect(settings: LcmSettings) -> tuple[LcmPorts, Guard]:
     """The ports that the settings name, and what authenticates callers."""
     identity = await core.identity(settings, "lcm")
+    status = await core.status_store(settings)
     ports = LcmPorts(
         jobs=await core.job_store(settings),
-        status=await core.status_store(settings),
-        cluster=core.cluster(settings, identity),
+        status=status,
+        cluster=core.cluster(settings, identity, status),
         hints=core.direct_hints(settings, identity),
         clock=core.clock(),
     )

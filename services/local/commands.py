@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +25,10 @@ from services.core.domain.status import ADMITTED, RESTING, Status
 from services.core.failpoints.points import under_failpoints
 from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home, default_home
+from services.core.runtime.isolation_report import read_isolation
 from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, alive, identify, read_live_process, send_signal, wait_gone
-from services.local.backup.commands import Backups
+from services.local.backup.commands import Backups, read_settings, settings_of_running_platform
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
 from services.local.learners import end_all
@@ -37,6 +38,10 @@ UP_TIMEOUT_S: Final = 60.0
 START_FAILURES_MOST: Final = 4
 """`weft up` gives up when a service has ended this often before it was ready for the first time."""
 _POLL_S: Final = 0.03
+_NOT_OF_THE_PLATFORM: Final = frozenset({
+    "WEFT_HOME", "WEFT_URL", "WEFT_KEY", "WEFT_PROFILE", "WEFT_DEBUG", "WEFT_PYTHON", "WEFT_BACKUP_PASSPHRASE",
+})  # fmt: skip
+"""Variables of the command line and of set-up."""
 _FAILPOINTS: Final = "failpoints are on: it may die on purpose"
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never behind a proxy
 Report = Callable[[str], None]
@@ -76,10 +81,13 @@ class Platform(Backups):
     def up(
         self, home: str | None = None, *, gpus: int | None = None, port: int | None = None, report: Report = print
     ) -> dict[str, Any]:
-        """Starts the platform and waits until it is ready. Returns ``{url, key, home, started}``.
+        """Starts the platform, and waits until it is ready.
 
-        ``started`` is False if it ran already. Raises WeftError if it does not become ready; what was started is
-        stopped then.
+        Returns ``{url, key, home, started, queued_again, ignored}``.
+
+        ``started`` is False if it ran already. ``queued_again``: the ids of jobs that ``down`` had halted.
+        ``ignored``: the settings that would need a restart of a platform that ran already. Raises WeftError if it does
+        not become ready; what was started is stopped then.
         """
         place = _home(home)
         prepare(place)
@@ -87,10 +95,13 @@ class Platform(Backups):
         if _supervisor(place) is not None:
             report(f"Weft already runs in {place.root}")
             self._wait_ready(place, report)
-            return {**_answer(place, place.addresses()), "started": False}
+            ignored = changed_settings(place, {"WEFT_NODE_GPUS": gpus, "WEFT_PORT": port or None})
+            return {**self._came_up(place, report, started=False), "ignored": ignored}
         if port and not is_free("127.0.0.1", port):
             raise WeftError(f"port {port} is taken; give another with `weft up --port N`, or leave --port out")
-        environment = {**os.environ, "WEFT_HOME": str(place.root)}
+        environment = {**os.environ, "WEFT_HOME": str(place.root), "PYTHONSAFEPATH": "1"}
+        for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"):
+            environment.pop(name, None)  # the user's own modules must not replace those of the platform
         if gpus is not None:
             environment["WEFT_NODE_GPUS"] = str(gpus)
         if port:
@@ -98,16 +109,28 @@ class Platform(Backups):
         report(f"starting Weft in {place.root}")
         log = place / "logs" / "supervisor.log"
         begin = log.stat().st_size if log.exists() else 0
-        process = _detached([sys.executable, "-m", "services.local.supervisor"], environment, log)
+        process = _detached([sys.executable, "-P", "-m", "services.local.supervisor"], environment, log)
         try:
             self._wait_ready(place, report, process=process, log_from=begin)
         except (WeftError, KeyboardInterrupt):
             if _supervisor(place) not in {None, process}:  # another `weft up` won the race for the lock
                 self._wait_ready(place, report)
-                return {**_answer(place, place.addresses()), "started": False}
+                return self._came_up(place, report, started=False)
             self._stop_services(place)  # learners that ran before keep running until the next start
             raise
-        return {**_answer(place, place.addresses()), "started": True}
+        return self._came_up(place, report, started=True)
+
+    @staticmethod
+    def _came_up(home: Home, report: Report, *, started: bool) -> dict[str, Any]:
+        """Queues the jobs again that ``down`` had halted. Returns the answer of ``up``."""
+        from services.local.job_drain import queue_again
+
+        with settings_of_running_platform(home) as settings:
+            again = asyncio.run(queue_again(settings))
+        if again:
+            report(f"{_jobs(len(again))} that `weft down` had halted: queued again")
+        answer = _answer(home, home.addresses())
+        return {**answer, "started": started, "queued_again": list(again), "ignored": []}
 
     def _wait_ready(
         self, home: Home, report: Report, *, process: ProcessIdentity | None = None, log_from: int = 0
@@ -157,31 +180,49 @@ class Platform(Backups):
             return ""
         return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
 
-    def down_losses(self, home: str | None = None, *, purge: bool = False) -> list[str]:
+    def down_losses(self, home: str | None = None, *, purge: bool = False, now: bool = False) -> list[str]:
         """Returns a line for each thing that ``down`` would interrupt or remove; none: nothing is lost."""
         place = _home(home)
         running = _count_jobs(place, ADMITTED) if _supervisor(place) is not None else 0
         losses: list[str] = []
-        if running:
+        if running and (now or purge):
             jobs = "1 job runs" if running == 1 else f"{running} jobs run"
             losses.append(f"{jobs}; what {'it has' if running == 1 else 'they have'} not stored yet is lost")
+        elif running:
+            jobs = "1 job runs and is" if running == 1 else f"{running} jobs run and are"
+            losses.append(
+                f"{jobs} halted, with checkpoints; the next `weft up` queues {'it' if running == 1 else 'them'} again"
+            )
         if purge and (place / "VERSION").exists():
             losses.append(f"{place.root}: every job, result, checkpoint and key")
         return losses
 
-    def down(self, home: str | None = None, *, purge: bool = False, report: Report = print) -> dict[str, Any]:
-        """Stops every process, learners included. Running jobs continue from their checkpoints after the next start.
+    def down(
+        self,
+        home: str | None = None,
+        *,
+        purge: bool = False,
+        now: bool = False,
+        keep_jobs: bool = False,
+        report: Report = print,
+    ) -> dict[str, Any]:
+        """Stops every process. Running jobs are halted first, and the next ``up`` queues them again.
 
-        ``purge`` also removes the folder, and every job with it. Returns ``{home, was_running, purged, unfinished}``;
-        ``unfinished`` is the number of jobs that continue after the next start, None if the api did not answer.
+        ``now``: learners are killed instead, and continue from their stored checkpoints after the next start.
+        ``keep_jobs``: learners run on; the next start takes them up. ``purge`` removes the folder, and every job with
+        it. Returns ``{home, was_running, purged, unfinished, halted}``; ``unfinished`` is the number of jobs that
+        continue after the next start, None if the api did not answer; ``halted`` has the ids of the halted jobs.
         """
         place = _home(home)
         was_running = _supervisor(place)
         unfinished = _count_jobs(place, set(Status) - RESTING) if was_running is not None else None
+        halted: Sequence[str] = ()
+        if was_running is not None and not (now or purge or keep_jobs):
+            halted = self._halt_jobs(place, report)
         if was_running is not None:
             report("stopping the services")
         self._stop_services(place)
-        if (place / "node").is_dir():
+        if (place / "node").is_dir() and not keep_jobs:
             end_all(place)
         if purge and place.root.exists():
             if not (place / "VERSION").exists():
@@ -193,7 +234,23 @@ class Platform(Backups):
             "was_running": was_running is not None,
             "purged": purge,
             "unfinished": unfinished,
+            "halted": list(halted),
         }
+
+    @staticmethod
+    def _halt_jobs(home: Home, report: Report) -> Sequence[str]:
+        """Halts the running jobs. Reports what could not be halted: the platform stops all the same."""
+        from services.local.job_drain import halt_jobs
+
+        try:
+            with settings_of_running_platform(home) as settings:
+                halted, left = asyncio.run(halt_jobs(settings, report))
+        except WeftError as error:
+            report(f"the jobs could not be halted, and are ended at once: {error.message}")
+            return ()
+        if left:
+            report(f"{_jobs(len(left))} did not end in time, and are ended at once: {', '.join(left[:5])}")
+        return halted
 
     @staticmethod
     def _stop_services(home: Home) -> None:
@@ -260,6 +317,28 @@ class Platform(Backups):
         return check(document)
 
 
+def changed_settings(home: Home, options: Mapping[str, object]) -> list[str]:
+    """The settings, given by option or environment, that differ from those of the running platform: ``NAME=value``.
+
+    ``options``: setting -> the value of its option; None: not given.
+    """
+    supervisor = _supervisor(home)
+    if supervisor is None:
+        return []
+    given = {name: value for name, value in os.environ.items() if _is_platform_setting(name)}
+    given |= {name: str(value) for name, value in options.items() if value is not None}
+    running = read_settings(supervisor)
+    return sorted(f"{name}={value}" for name, value in given.items() if running.get(name, "") != value)
+
+
+def _is_platform_setting(name: str) -> bool:
+    return name.startswith("WEFT_") and name not in _NOT_OF_THE_PLATFORM
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
+
+
 def _count_jobs(home: Home, statuses: Collection[Status]) -> int | None:
     """The number of jobs in these statuses, as the api counts them; None if it does not answer."""
     try:
@@ -275,11 +354,8 @@ def _count_jobs(home: Home, statuses: Collection[Status]) -> int | None:
 
 def reported_isolation(home: Home) -> dict[str, Any]:
     """What the node agent reported at its start: the isolation, why no stronger one, what the kernel enforces."""
-    try:
-        report = json.loads((home / "run" / "node-isolation.json").read_text())
-        return {"name": str(report["isolation"]), "why": str(report["why"]), "enforced": list(report["enforced"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    report = read_isolation(home)
+    return {} if report is None else {"name": report.name, "why": report.why, "enforced": list(report.enforced)}
 
 
 def reported_caches(home: Home) -> dict[str, Any]:

@@ -19,11 +19,14 @@ from services.core.domain.errors import Unavailable, WeftError
 from services.core.failpoints.points import VARIABLE, under_failpoints
 from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home
+from services.core.runtime.isolation_report import read_isolation
 from services.core.runtime.processes import read_live_process
 from services.core.runtime.settings import Settings
 from services.local.layout import PROGRAMS
 from services.local.quarantine_report import quarantine_check
 
+WARNING: Final = "warning: "
+"""Begins the detail of a check that found something unusual, and nothing that must be repaired."""
 _NOBODY: Final = 65_534
 _LOW_DISK: Final = 5 * 10**9
 _CERTIFICATE_DAYS_LEFT: Final = 30
@@ -60,6 +63,7 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     yield _objects(home)
     yield _broker(home)
     yield "sandbox", True, _sandbox(), ""
+    yield _limits(home)
     yield _failpoints(home)
     yield asyncio.run(quarantine_check(home))
 
@@ -159,6 +163,16 @@ def _sandbox() -> str:
         f"bubblewrap does not work: {why}; {plain}; to keep them apart, allow user namespaces: "
         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), or user.max_user_namespaces=10000"
     )
+
+
+def _limits(home: Home) -> tuple[str, bool, str, str]:
+    """Says whether memory of learners is limited. Weft works without it, but learners can take memory from others."""
+    report = read_isolation(home)
+    if report is None:
+        return "limits", True, "not known before the first start", ""
+    where = 'docs/operator-guide.md, "Isolation and bounds of learners"'
+    warning = f"{WARNING}{report.memory_warning}; see {where}" if report.memory_warning else ""
+    return "limits", True, warning or f"enforced: {', '.join(report.enforced)}", ""
 
 
 def _etcd() -> tuple[str, bool, str, str]:

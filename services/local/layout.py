@@ -184,9 +184,9 @@ def prepare(home: Home) -> None:
         for private in ("run", "logs", "secrets", "broker", "objects", "metrics", "etcd"):
             (home / private).chmod(0o700)
         make_private_folder(home / SOCKETS)
-        # Learners under their own uid must reach their folder and the environments below it.
+        # Learners under their own uid pass through to their folder and their environment; they can list nothing.
         for shared in (home.root, home / "node", home / "cache"):
-            shared.chmod(0o755 if os.geteuid() == 0 else 0o700)
+            shared.chmod(0o711 if os.geteuid() == 0 else 0o700)
     except PermissionError as error:
         raise WeftError(f"cannot write to {home.root}: {error.strerror}; choose a folder with WEFT_HOME") from error
     except OSError as error:

@@ -13,7 +13,7 @@ from services.core.runtime.home import Home
 def end_all(home: Home) -> None:
     """Ends the processes of all learners. Their folders stay. Raises WeftError if some could not be ended."""
     ended = subprocess.run(
-        [sys.executable, "-m", "services.node", "end-all"], env={**os.environ, "WEFT_HOME": str(home.root)},
+        [sys.executable, "-P", "-m", "services.node", "end-all"], env={**os.environ, "WEFT_HOME": str(home.root)},
         capture_output=True, text=True, check=False, cwd="/",
     )  # fmt: skip
     if ended.returncode:

@@ -17,16 +17,18 @@ from services.core.runtime.membership import Membership
 from services.core.runtime.quarantine import Quarantine
 from services.metrics.attempt_ends import AttemptEnds
 from services.metrics.attempts import Attempts
+from services.metrics.control import Control
 from services.metrics.damaged_files import watch_damaged_files
 from services.metrics.following import Follower, Notifier
 from services.metrics.heartbeats import Heartbeats
 from services.metrics.instrumentation import Instrumentation
+from services.metrics.object_calls import ObjectCalls
 from services.metrics.reports import Reports
 from services.metrics.rpc.intake import Intake
 from services.metrics.rpc.telemetry import Telemetry
 from services.metrics.settings import MetricsSettings
 from services.metrics.signing import Signing
-from services.metrics.wiring import connect
+from services.metrics.wiring import connect, objects_for_pods
 
 
 async def main(service: Service) -> None:
@@ -34,17 +36,21 @@ async def main(service: Service) -> None:
     settings = MetricsSettings()
     instrumentation = Instrumentation()
     ports = await connect(settings, lambda bound, count: instrumentation.left_out.labels(bound).inc(count))
-    authenticating = await guard(settings, await identity(settings, "metrics"), learners=True)
+    own_identity = await identity(settings, "metrics")
+    authenticating = await guard(settings, own_identity, learners=True)
     service.checks |= {"metric store": ports.store.ping, "status store": ports.status.ping}
-    notifier, attempts = Notifier(), Attempts(ports.status)
+    notifier, changes = Notifier(), Notifier()
+    attempts = Attempts(ports.status, changes.notify)
     heartbeats = Heartbeats(ports.clock, remember_s=settings.metrics_remember_s)
     instrumentation.learners.set_function(lambda: len(heartbeats))
     reports = Reports(ports.status, attempts)
     signing = Signing(attempts, object_urls(settings))
     ends = AttemptEnds(lambda: job_store(settings), attempts, ports.clock, late_s=settings.metrics_late_s)
+    control = Control(attempts, changes, service.stopping, settings.metrics_keep_alive_s)
     intake = Intake(
-        ports.store, attempts, reports, heartbeats, notifier, instrumentation, settings.metrics_gather_s, signing, ends
-    )
+        ports.store, attempts, reports, heartbeats, notifier, instrumentation, settings.metrics_gather_s, signing, ends,
+        control, ObjectCalls(signing, objects_for_pods(settings)),
+    )  # fmt: skip
     pace = (notifier, service.stopping, settings.metrics_keep_alive_s, settings.metrics_follow_pause_s)
     telemetry = Telemetry(ports.store, attempts, heartbeats, Follower(*pace), Follower(*pace), instrumentation)
 
@@ -53,10 +59,17 @@ async def main(service: Service) -> None:
         metrics_pb2_grpc.add_TelemetryServicer_to_server(telemetry, server)
         add_operations(server, quarantine)
 
+    def register_for_learners(server: grpc.aio.Server) -> None:
+        metrics_pb2_grpc.add_IntakeServicer_to_server(intake, server)
+
     quarantine = Quarantine(ports.clock.now_ms, prometheus_client.REGISTRY)
     membership = Membership("metrics", ports.status, ports.clock, settings)
     server = await serve(settings.installation.address("metrics"), authenticating, register)
+    servers = [server]
     try:
+        if (address := settings.learners_address) is not None:
+            only_learners = await guard(settings, own_identity, services=False, learners=True)
+            servers.append(await serve(address, only_learners, register_for_learners, client_certificates=False))
         async with asyncio.TaskGroup() as group:
             damaged_files = watch_damaged_files(ports.store, quarantine, ports.clock)
             # Serving does not wait for membership: etcd may be away, and logs do not depend on it.
@@ -64,11 +77,11 @@ async def main(service: Service) -> None:
             tasks = [group.create_task(coroutine) for coroutine in endless]
             service.started = True
             await service.stopping.wait()
-            await server.stop(settings.metrics_drain_s)
+            await asyncio.gather(*(server.stop(settings.metrics_drain_s) for server in servers))
             for task in tasks:
                 task.cancel()
     finally:
-        await server.stop(0)
+        await asyncio.gather(*(server.stop(0) for server in servers))
         await membership.leave()
         await ends.close()
         await ports.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -30,6 +30,7 @@ from services.core.domain.tokens import LearnerIdentity
 from services.core.ports.status_store import Entry, StatusStore
 
 _RETRY_AFTER_S: Final = 1.0
+_CAUSES: Final = frozenset({"halt", "kill", "peer", "deadline"})
 _MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """What reading JSON of unknown origin may raise."""
 log = structlog.get_logger()
@@ -60,9 +61,21 @@ class LearnerState:
     """The mod_revision of the key."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The value of ``/jobs/<id>/stop``: the learners of the attempt shall end."""
+
+    attempt: int
+    generation: int
+    cause: str
+    """halt | kill | peer | deadline."""
+    grace_ms: int
+
+
 @dataclass(slots=True)
 class _Job:
     attempt: Attempt | None = None
+    stop: Stop | None = None
     learners: dict[str, LearnerState] = field(default_factory=dict)
 
 
@@ -94,8 +107,9 @@ def _storable(value: Any) -> Any:
 
 
 class Attempts:
-    def __init__(self, status: StatusStore) -> None:
-        self._status = status
+    def __init__(self, status: StatusStore, on_change: Callable[[str], None] = lambda _: None) -> None:
+        """``on_change(job_id)`` is called when the view of a job has changed."""
+        self._status, self._on_change = status, on_change
         self._jobs: dict[str, _Job] = {}
         self._running: dict[str, asyncio.Task[Attempt | None]] = {}
         self._queued: dict[str, asyncio.Task[Attempt | None]] = {}
@@ -123,12 +137,15 @@ class Attempts:
         key = parse_job_key(entry.key)
         if key.is_attempt:
             self._jobs.setdefault(key.job_id, _Job()).attempt = _attempt(entry)
+        elif key.is_stop:
+            self._jobs.setdefault(key.job_id, _Job()).stop = _stop(entry)
         elif key.is_learner:
             status = read_status(entry.value)
             if status is not None and status.name == key.name:
                 self.record(key.job_id, status, entry.mod_revision, age=self.age)
             else:  # the learner did not write this: its next report must be written, not taken as unchanged
                 self._jobs.setdefault(key.job_id, _Job()).learners.pop(key.name, None)
+        self._on_change(key.job_id)
 
     def record(self, job_id: str, status: LearnerStatus, revision: int, *, age: int) -> None:
         """Enters a learner's status, stored at this revision, into the view.
@@ -144,6 +161,7 @@ class Attempts:
             ready = PHASE_ORDER[status.phase] >= PHASE_ORDER[Phase.READY] and not status.helper_failed
             stored = status.phase is Phase.STORED
             learners[status.name] = LearnerState(status.attempt, status.seq, ready, stored, revision)
+            self._on_change(job_id)
 
     def _delete(self, full_key: str) -> None:
         key = parse_job_key(full_key)
@@ -154,15 +172,24 @@ class Attempts:
             return
         if key.is_attempt:
             job.attempt = None
+        elif key.is_stop:
+            job.stop = None
         elif key.is_learner:
             job.learners.pop(key.name, None)
-        if job.attempt is None and not job.learners:
+        if job.attempt is None and job.stop is None and not job.learners:
             del self._jobs[key.job_id]
+        self._on_change(key.job_id)
 
     def cached(self, job_id: str) -> Attempt | None:
         """The current attempt according to the view."""
         job = self._jobs.get(job_id)
         return job.attempt if job is not None else None
+
+    def stop(self, learner: LearnerIdentity) -> Stop | None:
+        """The stop of the learner's attempt, according to the view; None: it shall not end."""
+        job = self._jobs.get(learner.job)
+        stop = job.stop if job is not None else None
+        return stop if stop is not None and stop.attempt == learner.attempt else None
 
     def is_reported(self, learner: LearnerIdentity, seq: int) -> bool:
         """True if the view has this state of the learner or a newer one, and its attempt as the current one."""
@@ -252,3 +279,16 @@ def _attempt(entry: Entry) -> Attempt | None:
     except _MALFORMED:
         log.warning("attempt.skipped", key=entry.key)
         return None
+
+
+def _stop(entry: Entry) -> Stop | None:
+    """None for a malformed value: the pods are then stopped by their deletion."""
+    try:
+        value = json.loads(entry.value)
+        stop = Stop(int(value["attempt"]), int(value["generation"]), str(value["cause"]), int(value["grace_ms"]))
+    except _MALFORMED:
+        stop = None
+    if stop is None or stop.cause not in _CAUSES or not 0 <= stop.grace_ms < 2**32 or not 0 <= stop.generation < 2**63:
+        log.warning("stop.skipped", key=entry.key)
+        return None
+    return stop

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
+from services.core.domain.errors import InvalidRequest
+from services.core.runtime.address import TLS, Address, TlsFiles
 from services.core.runtime.settings import Settings
 
 
 class MetricsSettings(Settings):
+    metrics_learners_listen: str = Field(
+        default="",
+        description="host:port at which the helpers of learners in pods reach this service, with TLS: it shows the "
+        "certificate of `metrics_learners_certificate_file`, they show their learner's token. Default: not served.",
+    )
+    metrics_learners_certificate_file: Path | None = Field(
+        default=None,
+        description="PEM file of the certificate for `metrics_learners_listen`. Its name is that by which pods reach "
+        "the service.",
+    )
+    metrics_learners_key_file: Path | None = Field(
+        default=None, description="PEM file of the private key of `metrics_learners_certificate_file`, of mode 600."
+    )
     metrics_open_jobs: int = Field(
         default=512,
         gt=0,
@@ -63,3 +80,17 @@ class MetricsSettings(Settings):
         gt=0,
         description="How long the last call and the progress of a silent job's learners are kept, in seconds.",
     )
+
+    @property
+    def learners_address(self) -> Address | None:
+        """Where learners in pods are served; None: nowhere. Raises InvalidRequest without a certificate."""
+        if not self.metrics_learners_listen:
+            return None
+        certificate, key = self.metrics_learners_certificate_file, self.metrics_learners_key_file
+        if certificate is None or key is None:
+            raise InvalidRequest(
+                "WEFT_METRICS_LEARNERS_LISTEN needs WEFT_METRICS_LEARNERS_CERTIFICATE_FILE and "
+                "WEFT_METRICS_LEARNERS_KEY_FILE"
+            )
+        # No client shows a certificate, so the authority of clients is not used.
+        return Address(f"{TLS}{self.metrics_learners_listen}", TlsFiles(certificate, certificate, key))

@@ -37,12 +37,16 @@ class Signing:
             raise InvalidRequest("this platform keeps objects in a folder, so there are no URLs for them")
         if len(requests) > MOST:
             raise InvalidRequest(f"at most {MOST} URLs are signed at a time")
+        await self.authorize(learner, requests)
+        return [self._urls.url(request) for request in requests]
+
+    async def authorize(self, learner: LearnerIdentity, requests: list[ObjectRequest]) -> None:
+        """Raises as ``urls`` if the learner may not do all of this now."""
         for request in requests:
             check(learner, request)
         attempt = await self._attempts.current(learner)
         if attempt.number != learner.attempt:
             raise StaleFence(f"attempt {attempt.number} of job {learner.job} has taken the place of {learner.attempt}")
-        return [self._urls.url(request) for request in requests]
 
 
 def check(learner: LearnerIdentity, request: ObjectRequest) -> None:

@@ -13,6 +13,7 @@ from services.core.bootstrap.service import raise_file_limit
 from services.core.failpoints.ports import at_failpoints
 from services.core.ports.clock import Clock
 from services.core.ports.metric_store import JobBounds, MetricStore
+from services.core.ports.object_store import ObjectStore
 from services.core.ports.status_store import StatusStore
 from services.metrics.settings import MetricsSettings
 
@@ -60,3 +61,10 @@ async def connect(settings: MetricsSettings, on_left_out: Callable[[str, int], N
         clock=core.clock(),
     )
     return at_failpoints(ports, "metrics")
+
+
+def objects_for_pods(settings: MetricsSettings) -> ObjectStore | None:
+    """The object store whose bytes this service moves for learners in pods; None if they have another way to it."""
+    if settings.learners_address is None or core.object_urls(settings) is not None:
+        return None
+    return core.object_store(settings)

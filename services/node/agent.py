@@ -29,16 +29,19 @@ from services.core.domain.plan import SCHEMA as PLAN_SCHEMA
 from services.core.domain.plan import AttemptPlan
 from services.core.domain.text import storable_name
 from services.core.ports.cluster import LearnerProcess, Node, Observation
+from services.core.runtime import sdk
 from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.edges import log_unexpected
 from services.core.runtime.learner_folder import JOB_FOLDER, LEARNER_FILE, MALFORMED, RUN, LearnerDocument
 from services.core.runtime.undo import undo_on_failure
 from services.core.strategies.registry import with_variables
-from services.node import capacity, cgroups, reservation, sdk
+from services.node import capacity, cgroups, reservation
 from services.node.allocation import Pool, Taken, pick_gpus, pick_ports
 from services.node.cgroups import Groups
+from services.node.disk_reserve import ReserveWatch
 from services.node.disk_watch import CacheWatch, DiskWatch
 from services.node.fences import Fences
+from services.node.frozen_count import FrozenCount
 from services.node.instrumentation import Instrumentation
 from services.node.isolation import Isolation, choose
 from services.node.learner import (
@@ -53,6 +56,7 @@ from services.node.learner import (
 )
 from services.node.learner_supervisor import LearnerSupervisor, end_tasks, helper_environment
 from services.node.leftovers import Leftovers
+from services.node.port_watch import PortWatch
 from services.node.processes import ProcessMatcher, kill_all
 from services.node.settings import NodeSettings
 from services.node.tenants import OnlyTenant
@@ -116,10 +120,22 @@ class Agent:
         await asyncio.to_thread(sdk.install, agent._home / "sdk")
         await agent._adopt()
         agent._update_gauges()
-        disk = DiskWatch(settings, instrumentation, lambda: list(agent._learners.values()))
-        caches = CacheWatch(settings, instrumentation, lambda: list(agent._learners.values()))
-        agent._background = [asyncio.create_task(loop()) for loop in (agent._retry_leftovers, disk.run, caches.run)]
+        agent._start_watches()
         return agent
+
+    def _start_watches(self) -> None:
+        def learners() -> list[Learner]:
+            return list(self._learners.values())
+
+        counted = FrozenCount(self._own_folder)
+        counted.thaw_left(learners())
+        disk = DiskWatch(self._settings, self._instrumentation, learners, counted)
+        reserve = ReserveWatch(self._settings, self._instrumentation, learners, counted)
+        caches = CacheWatch(self._settings, self._instrumentation, learners)
+        loops = [self._retry_leftovers, disk.run, reserve.run, caches.run]
+        if self._uids is not None:
+            loops.append(PortWatch(self._instrumentation, learners).run)
+        self._background = [asyncio.create_task(loop()) for loop in loops]
 
     async def close(self) -> None:
         """Learners, shims and helpers live on."""
@@ -256,6 +272,7 @@ class Agent:
             private_tmp=isolation.private_tmp,
             seccomp=isolation.seccomp,
             processes=0 if "pids" in self._groups.enforced else of_user,
+            objects_keep_free=capacity.objects_keep_free(self._settings, self._home / "objects"),
         )
 
     def _make(self, folder: JobFolder, plan: AttemptPlan, documents: list[LearnerDocument]) -> None:
@@ -420,8 +437,8 @@ class Agent:
         for path in (self._home.root, self._root, self._own_folder, self._own_folder / "fences"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._uids:
-            for path in (self._home.root, self._root):
-                path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o111)
+            self._home.root.chmod(stat.S_IMODE(self._home.root.stat().st_mode) | 0o111)
+            self._root.chmod(0o711)
             for parent in self._home.root.resolve().parents:
                 if not parent.stat().st_mode & stat.S_IXOTH:
                     raise WeftError(

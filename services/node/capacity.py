@@ -6,6 +6,7 @@ The scheduler counts with these CPUs and this memory. The operator may declare m
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +36,26 @@ def free_space(settings: NodeSettings) -> FreeSpace:
     """The file systems of learners and of their caches."""
     folders = [("learners", settings.installation / "node"), ("their caches", settings.installation / "cache")]
     return FreeSpace(folders, settings.disk_free_bytes, settings.disk_free_percent)
+
+
+def disk_reserve(settings: NodeSettings, folder: Path) -> int:
+    """Bytes of the folder's file system that learners leave free, as configured or half of ``disk_free_bytes``."""
+    if settings.node_disk_reserve is not None:
+        return settings.node_disk_reserve
+    disk = os.statvfs(folder)
+    share = settings.disk_free_percent / 100
+    return int(min(settings.disk_free_bytes, disk.f_blocks * disk.f_frsize * share) / 2)
+
+
+def objects_keep_free(settings: NodeSettings, folder: Path) -> int:
+    """Bytes that stored outputs leave free where the object store is this folder: half of the learners' reserve.
+
+    The other half is for the outputs of learners that are ended when the reserve is touched. 0 without such a folder.
+    """
+    if settings.object_store != "folder" or not folder.exists():
+        return 0
+    total = shutil.disk_usage(folder).total
+    return min(disk_reserve(settings, folder), int(total * settings.disk_free_percent / 100)) // 2
 
 
 def usable_memory() -> int:

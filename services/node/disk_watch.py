@@ -1,13 +1,18 @@
-"""Watches the disk: ends learners that write more than they may, and keeps the caches within their bound."""
+"""Ends learners that write more than they or their tenant may, and keeps the caches within their bound.
+
+A learner can evade these bounds for a while by moving folders during a walk. ``disk_reserve``, which guards the disk
+itself, cannot be evaded.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -15,14 +20,15 @@ import structlog
 from services.core.domain.errors import NoSpace
 from services.core.runtime.durable_files import write_json
 from services.core.runtime.edges import log_unexpected
-from services.core.runtime.learner_folder import DISK_FILE, LEARNER_FILE
-from services.core.runtime.processes import alive, send_signal
+from services.core.runtime.learner_folder import DISK_FILE
 from services.node import capacity
 from services.node.caches import Caches
-from services.node.disk import DiskUse, add_unnamed, measure
+from services.node.disk_bounds import Share, to_end
+from services.node.frozen_count import FrozenCount
 from services.node.instrumentation import Instrumentation
 from services.node.learner import Learner
-from services.node.processes import TableEntry, read_table, with_descendants
+from services.node.learner_disk import disk_use, end_for_disk, is_running
+from services.node.processes import children_of, read_table
 from services.node.settings import NodeSettings
 
 CACHES_FILE: Final = "node-caches.json"
@@ -36,14 +42,20 @@ class DiskWatch:
     """``learners`` returns those of this machine."""
 
     def __init__(
-        self, settings: NodeSettings, instrumentation: Instrumentation, learners: Callable[[], Iterable[Learner]]
-    ) -> None:
-        self._max_bytes = settings.node_disk or shutil.disk_usage(settings.installation.root).total // 2
+        self, settings: NodeSettings, instrumentation: Instrumentation, learners: Callable[[], Iterable[Learner]],
+        frozen_count: FrozenCount,
+    ) -> None:  # fmt: skip
+        self._frozen_count = frozen_count
+        half = shutil.disk_usage(settings.installation.root).total // 2
+        self._max_bytes = settings.node_disk or half
         self._max_files = settings.node_files
+        self._max_tenant_bytes = settings.node_tenant_disk or max(half, self._max_bytes)
         self._pause_s = settings.node_disk_check_s
         self._free_space = capacity.free_space(settings)
         self._instrumentation = instrumentation
         self._learners = learners
+        self._ended: dict[Path, int] = {}
+        """Bytes of learners that have ended and whose files are still there: each is measured once."""
 
     async def run(self) -> None:
         """Watches until cancelled."""
@@ -62,37 +74,43 @@ class DiskWatch:
                 return
 
     async def _look(self) -> None:
-        total, table = 0, dict[int, TableEntry]()
-        for learner in list(self._learners()):
-            if not learner.started or learner.ended:
+        learners = [learner for learner in self._learners() if learner.started and not learner.files.has(DISK_FILE)]
+        self._ended = {learner.folder: self._ended.get(learner.folder, -1) for learner in learners if learner.ended}
+        totals, children = Counter[str](), dict[int, list[int]]()
+        for learner in learners:
+            if learner.folder in self._ended:
+                if self._ended[learner.folder] < 0:
+                    self._ended[learner.folder] = (await asyncio.to_thread(disk_use, learner, {})).size
+                totals[learner.tenant] += self._ended[learner.folder]
                 continue
-            table = table or await asyncio.to_thread(read_table)
-            use = await asyncio.to_thread(self._measure, learner, table)
-            total += use.size
+            children = children or await asyncio.to_thread(lambda: children_of(read_table()))
+            use = await asyncio.to_thread(
+                disk_use, learner, children, max_bytes=self._max_bytes, max_files=self._max_files
+            )
             if why := use.exceeds(self._max_bytes, self._max_files):
-                await asyncio.to_thread(self._end, learner, why)
-        self._instrumentation.disk.set(total)
+                bound = "WEFT_NODE_DISK" if use.size > self._max_bytes else "WEFT_NODE_FILES"
+                await asyncio.to_thread(end_for_disk, learner, bound, why, self._instrumentation)
+            else:
+                totals[learner.tenant] += use.size
+        self._instrumentation.disk.set(totals.total())
+        for tenant, total in totals.items():
+            if total > self._max_tenant_bytes:
+                of_tenant = [learner for learner in learners if learner.tenant == tenant]
+                await asyncio.to_thread(self._bound_tenant, tenant, of_tenant)
 
-    def _measure(self, learner: Learner, table: Mapping[int, TableEntry]) -> DiskUse:
-        uid = learner.document.learner_uid
-        use = measure(learner.folder, uid, max_bytes=self._max_bytes, max_files=self._max_files)
-        if (shim := learner.shim) is not None and alive(shim):
-            device = (learner.folder / LEARNER_FILE).stat().st_dev
-            add_unnamed(use, with_descendants(table, {shim.pid}), uid, device)
-        return use
-
-    def _end(self, learner: Learner, why: str) -> None:
-        """The reason first: the helper reads it with the exit. On a full disk the learner ends without it."""
-        if learner.files.has(DISK_FILE):
-            return
-        try:
-            write_json(learner.folder / DISK_FILE, {"why": why})
-        except NoSpace as error:
-            log.warning("disk.reason_not_written", job=learner.job, learner=learner.name, why=str(error))
-        process = learner.process
-        if process is not None and send_signal(process, signal.SIGKILL):
-            self._instrumentation.disk_exceeded.inc()
-            log.warning("learner.disk_exceeded", job=learner.job, learner=learner.name, why=why)
+    def _bound_tenant(self, tenant: str, learners: list[Learner]) -> None:
+        """Files that wait to be stored count; those of learners that were ended for the disk are removed soon."""
+        left = sum(self._ended.get(learner.folder, 0) for learner in learners)
+        with self._frozen_count.of(filter(is_running, learners)) as counted:
+            by_folder = {learner.folder: learner for learner, _, _ in counted}
+            shares = [Share(learner.folder, tenant, use.size, is_frozen) for learner, use, is_frozen in counted]
+            excess = left + sum(share.amount for share in shares) - self._max_tenant_bytes
+            for share in to_end(shares, excess):
+                why = (
+                    f"the learners of its tenant on this machine wrote more than {self._max_tenant_bytes / 2**30:.3g} "
+                    f"GiB together, and it is the largest: {share.amount / 2**30:.3g} GiB"
+                )
+                end_for_disk(by_folder[share.folder], "WEFT_NODE_TENANT_DISK", why, self._instrumentation)
 
 
 class CacheWatch:

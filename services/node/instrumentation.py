@@ -16,8 +16,19 @@ class Instrumentation:
         self.lost = Counter("weft_node_learners_lost", "Learners that vanished with their shim", registry=registry)
         self.disk = Gauge("weft_node_disk_bytes", "Bytes that running learners have written", registry=registry)
         self.disk_exceeded = Counter(
-            "weft_node_disk_exceeded", "Learners that were ended because they wrote too much", registry=registry
+            "weft_node_disk_exceeded",
+            "Learners that were ended because they wrote too much",
+            ["bound"],
+            registry=registry,
         )
+        self.ports_taken = Counter(
+            "weft_node_ports_taken", "Learners that were ended because they listened on a port of another job",
+            registry=registry,
+        )  # fmt: skip
+        self.disk_free = Gauge(
+            "weft_node_disk_free_bytes", "Free bytes of the learners' file system, while there are learners",
+            registry=registry,
+        )  # fmt: skip
         self.cache = Gauge("weft_node_cache_bytes", "Bytes in the caches", ["cache"], registry=registry)
         self.cache_removed = Counter(
             "weft_node_cache_removed", "Entries of caches that were removed to keep to the bound", registry=registry

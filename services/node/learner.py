@@ -55,6 +55,10 @@ class Learner:
         return self.document.plan.job
 
     @property
+    def tenant(self) -> str:
+        return self.document.plan.tenant
+
+    @property
     def attempt(self) -> int:
         return self.document.plan.attempt
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,11 +64,16 @@ def read_table() -> dict[int, TableEntry]:
     return {entry.pid: entry for entry in entries if entry is not None}
 
 
-def with_descendants(table: Mapping[int, TableEntry], pids: set[int]) -> set[int]:
-    """The pids, and those of all processes below them."""
+def children_of(table: Mapping[int, TableEntry]) -> dict[int, list[int]]:
+    """Pid -> pids of its children, of all that have some."""
     children: dict[int, list[int]] = {}
     for entry in table.values():
         children.setdefault(entry.parent, []).append(entry.pid)
+    return children
+
+
+def with_descendants(children: Mapping[int, Sequence[int]], pids: set[int]) -> set[int]:
+    """The pids, and those of all processes below them."""
     reached, front = set(pids), list(pids)
     while front:
         below = set(children.get(front.pop(), [])) - reached
@@ -168,7 +173,7 @@ class ProcessMatcher:
         roots = named | (cgroups.members(self.groups) & table.keys()) | {pid for pid in table if self._owns(table[pid])}
         roots.discard(os.getpid())
         pids = roots | {pid for pid, entry in table.items() if entry.session in roots}
-        return with_descendants(table, pids) - {os.getpid()}
+        return with_descendants(children_of(table), pids) - {os.getpid()}
 
     def _owns(self, entry: TableEntry) -> bool:
         place = _PROC / str(entry.pid)

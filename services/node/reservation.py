@@ -19,6 +19,7 @@ from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.durable_files import no_space_errors, reserve, sync_folder, write_json
 from services.core.runtime.home import Home
 from services.core.runtime.learner_folder import (
+    DISK_FILE,
     JOB_FOLDER,
     JOB_FOLDERS,
     LEARNER_FILE,
@@ -134,7 +135,7 @@ def _make_learner(folder: Path, document: LearnerDocument) -> None:
         for name, content in accounts(document).items():
             (folder / name).write_text(content)
             (folder / name).chmod(0o644)
-    for name in (STOP_FILE, STORED_FILE):
+    for name in (STOP_FILE, STORED_FILE, DISK_FILE):
         reserve(folder / name)
     write_gpus(folder, document)
     write_json(folder / LEARNER_FILE, dump(document))

@@ -73,7 +73,7 @@ class Sandbox:
         )
 
     def wrap(self, document: LearnerDocument, folder: Path) -> tuple[str, ...]:
-        """The command line, to which the shim appends the data that the helper has linked, and the command."""
+        """The command line, to which the shim appends the environment and the data of the learner, and the command."""
         job, home = str(folder / JOB_FOLDER), Home(Path(document.home))
         out = self._system(home)
         for name in ("passwd", "group"):
@@ -81,8 +81,6 @@ class Sandbox:
         data, temporary = f"{job}/{JOB_FOLDERS[Folder.DATA]}", f"{job}/{JOB_FOLDERS[Folder.TEMPORARY]}"
         out += ["--bind", temporary, "/tmp", "--symlink", "/tmp", "/var/tmp"]  # noqa: S108 - the learner's own
         out += ["--bind", job, job, "--ro-bind", data, data, "--ro-bind", document.sdk, document.sdk]
-        environments = f"{document.cache}/envs"
-        out += ["--ro-bind-try", environments, environments]
         if document.gpus:
             for device in (*(f"nvidia{minor}" for minor in self._minors(document.gpus)), *_GPU_DEVICES):
                 out += ["--dev-bind-try", f"/dev/{device}", f"/dev/{device}"]

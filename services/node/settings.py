@@ -82,6 +82,20 @@ class NodeSettings(Settings):
     node_files: int = Field(
         default=2_000_000, gt=0, description="Files and folders that one learner may have, as WEFT_NODE_DISK."
     )
+    node_tenant_disk: int | None = Field(
+        default=None,
+        gt=0,
+        description="Bytes that all learners of one tenant on this machine may have on the disk together, or e.g. "
+        "200GB, with those that wait to be stored. Beyond it the tenant's largest learner is ended with reason "
+        "DiskExceeded. Default: half of the file system that holds WEFT_HOME, or WEFT_NODE_DISK if that is more.",
+    )
+    node_disk_reserve: int | None = Field(
+        default=None,
+        ge=0,
+        description="Bytes of the learners' file system that stay free for the platform, or e.g. 2GB. When less is "
+        "free, the learners that grew most are ended with reason DiskExceeded. Default: half of the free space at "
+        "which no job is admitted (WEFT_DISK_FREE_BYTES, WEFT_DISK_FREE_PERCENT). 0: no learner is ended for it.",
+    )
     node_disk_check_s: float = Field(
         default=5,
         gt=0,
@@ -128,7 +142,15 @@ class NodeSettings(Settings):
         "never.",
     )
 
-    @field_validator("node_memory", "node_disk", "node_cache", "node_helper_memory", mode="before")
+    @field_validator(
+        "node_memory",
+        "node_disk",
+        "node_tenant_disk",
+        "node_disk_reserve",
+        "node_cache",
+        "node_helper_memory",
+        mode="before",
+    )
     @classmethod
     def _bytes(cls, value: object) -> int | None:
         return None if value is None else parse_bytes(value)

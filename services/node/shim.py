@@ -283,7 +283,16 @@ def local_data(folder: str, learner: dict[str, Any]) -> list[str]:
     return places
 
 
-def command(folder: str, learner: dict[str, Any], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+def environments(learner: dict[str, Any], prepared: dict[str, Any]) -> list[str]:
+    """The folders of the learner's environments: it sees no others, which have packages of other tenants."""
+    top = f"{learner['cache']}/envs/"
+    paths = [path for path in prepared.get("path", []) if path.startswith(top)]
+    return [top + path[len(top) :].split("/", 1)[0] for path in paths]
+
+
+def command(
+    folder: str, learner: dict[str, Any], env: dict[str, str], prepared: dict[str, Any]
+) -> tuple[list[str], dict[str, str]]:
     """The arguments and the environment of execve: the shell with the command; in isolation ``sandbox`` bubblewrap.
 
     bubblewrap runs outside the sandbox, so its own environment is empty: variables of the job such as LD_PRELOAD would
@@ -292,7 +301,8 @@ def command(folder: str, learner: dict[str, Any], env: dict[str, str]) -> tuple[
     shell = ["/bin/sh", "-c", learner["learner"]["command"]]
     if not learner.get("wrap"):
         return shell, env
-    data = [word for place in local_data(folder, learner) for word in ("--ro-bind", place, place)]
+    places = [*environments(learner, prepared), *local_data(folder, learner)]
+    data = [word for place in places for word in ("--ro-bind", place, place)]
     bwrap, *wrap, remount, root = learner["wrap"]
     options = [*wrap, *data, remount, root, "--chdir", env["MODEL_DIR"], "--clearenv"]
     if learner.get("seccomp"):
@@ -309,6 +319,29 @@ def readable(content: bytes) -> int:
         file.write(content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+def hold_port(learner: dict[str, Any]) -> int:
+    """A descriptor that keeps others from the port at which this learner will listen; -1: it has none.
+
+    The port is bound, on all addresses, without SO_REUSEADDR and without listening: nobody can bind it, and
+    connections are refused as if it was free. If it is taken already, the learner reports that.
+    """
+    port = learner["ports"].get(learner["learner"]["name"])
+    if port is None:
+        return -1
+    import _socket  # noqa: PLC0415 - few learners have a port, and the others start faster without
+
+    for family, address in ((_socket.AF_INET6, "::"), (_socket.AF_INET, "0.0.0.0")):  # noqa: S104 - nothing listens
+        try:
+            held = _socket.socket(family, _socket.SOCK_STREAM)
+            if family == _socket.AF_INET6:
+                held.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
+            held.bind((address, port))
+            return held.detach()
+        except OSError:
+            continue  # without IPv6, or taken
+    return -1
 
 
 def environment(learner: dict[str, Any], prepared: dict[str, Any]) -> dict[str, str]:
@@ -366,7 +399,8 @@ def become(folder: str, learner: dict[str, Any], start_pipe: int) -> NoReturn:
         enter(learner.get("groups", []))
         if os.read(start_pipe, 1) != b"g":
             os._exit(CANNOT_RUN)  # the shim has died before start.json was written: there was no start
-        env = environment(learner, read_json(f"{folder}/prepared.json"))
+        prepared = read_json(f"{folder}/prepared.json")
+        env = environment(learner, prepared)
         os.setsid()
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         for fd, name in ((1, "stdout"), (2, "stderr")):
@@ -380,7 +414,7 @@ def become(folder: str, learner: dict[str, Any], start_pipe: int) -> NoReturn:
             own_shared_folders(open_below(folder, "job", "tmp"), kept, learner["learner"]["memory"])
         restrict(learner)
         os.chdir(env["MODEL_DIR"])
-        argv, environ = command(folder, learner, env)
+        argv, environ = command(folder, learner, env, prepared)
         give_up_privileges(b"" if learner.get("wrap") else bytes.fromhex(learner.get("seccomp", "")))
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execve(argv[0], argv, environ)  # noqa: S606 - the shell in argv is the point
@@ -420,11 +454,14 @@ class Shim:
     def fork(self) -> None:
         """Forks the child, which does everything slow and then waits at the pipe."""
         inner, self.start_pipe = os.pipe()
+        held = hold_port(self.learner)
         self.child = os.fork()
         if self.child == 0:
             os.close(self.start_pipe)
             become(self.folder, self.learner, inner)
         os.close(inner)
+        if held >= 0:
+            os.close(held)  # the child has it until it executes the command
 
     def wait_for_go(self) -> bool:
         """True: start. False: it was stopped before it ran."""

@@ -278,6 +278,29 @@ async def test_a_thinned_curve_keeps_spikes_and_nan(store: MetricStore) -> None:
     assert len(await curve(store, PointQuery(max_points=20_000))) == 10_000
 
 
+async def test_a_window_has_the_detail_that_the_whole_curve_lacks(store: MetricStore) -> None:
+    await store.append(JOB, [metrics(0, *((at, at / 2) for at in range(10_000)))])
+    whole = await curve(store, PointQuery(max_points=100))
+    assert [whole[0], whole[-1]] == [(0, 0.0), (9_999, 4_999.5)]
+    window = await curve(store, PointQuery(max_points=100, from_step=500, to_step=549))
+    assert window == [(at, at / 2) for at in range(500, 550)]
+    reduced = await curve(store, PointQuery(max_points=10, from_step=500))
+    assert len(reduced) <= 12
+    assert [reduced[0], reduced[-1]] == [(500, 250.0), (9_999, 4_999.5)]
+    assert await curve(store, PointQuery(to_step=-1)) == []
+
+
+async def test_a_window_in_time_has_the_points_that_were_measured_in_it(store: MetricStore) -> None:
+    points = [Point(at, 1_000 + at, "loss", at if at % 2 else None, float(at)) for at in range(10)]
+    await store.append(JOB, [Batch(METRICS, 0, 10, (), points)])
+    assert await curve(store, PointQuery(since_ms=1_003, until_ms=1_006)) == [
+        (3, 3.0), (5, 5.0), (None, 4.0), (None, 6.0),
+    ]  # fmt: skip
+    within = await store.points(JOB, PointQuery(since_ms=1_008))
+    assert [stored.point.value for stored in within] == [8.0, 9.0]
+    assert [stored.seq for stored in await store.points(JOB, PointQuery(from_step=5, to_step=7))] == [6, 8]
+
+
 async def test_the_latest_point_of_each_name(store: MetricStore) -> None:
     await store.append(JOB, [metrics(0, (1, 0.9), (2, 0.8)), metrics(0, (5, 0.5), name="acc", source=OUT)])
     await store.append(JOB, [metrics(0, (1, 0.7), source=replace(METRICS, rank=1))])

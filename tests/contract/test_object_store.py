@@ -6,12 +6,14 @@ import asyncio
 import itertools
 import os
 import resource
+import shutil
 import signal
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -513,3 +515,53 @@ async def test_a_hostile_prefix_or_cursor_lists_nothing_else_or_is_refused(store
         else:
             assert keys(page) == (["tenants/t/other"] if hostile < "tenants/t/other" else []), text
         assert keys(await store.list("tenants/t/")) == ["tenants/t/other"]
+
+
+async def test_space_that_is_kept_for_the_platform_is_not_used_by_objects(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(NoSpace, match="kept for the platform"):
+        await put(FolderObjectStore(tmp_path, keep_free=2 * free), "t/k", b"x")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [".weft-staging"]
+    await put(FolderObjectStore(tmp_path, keep_free=1), "t/k", b"x")
+
+
+MANY: Final = 20_000
+
+
+@pytest.fixture
+def many_objects(in_folder: InFolder) -> list[str]:
+    """The keys of objects in one folder, sorted."""
+    folder = in_folder.root / "t" / "many"
+    folder.mkdir(parents=True)
+    for number in range(MANY):
+        (folder / f"{number:06}").touch()
+    return [f"t/many/{number:06}" for number in range(MANY)]
+
+
+async def test_a_page_of_a_folder_with_many_objects_takes_the_memory_of_a_page(
+    in_folder: InFolder, many_objects: list[str]
+) -> None:
+    store = in_folder.another()
+    await store.list("t/", limit=10)  # what the first call of all imports is not counted
+    tracemalloc.start()
+    try:
+        page = await store.list("t/", after=many_objects[MANY // 2], limit=10)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert keys(page) == many_objects[MANY // 2 + 1 : MANY // 2 + 11]
+    assert most < 10 * MANY  # bytes: all names alone are 60 for each
+
+
+async def test_pages_of_a_folder_with_many_objects_form_the_sorted_list(
+    in_folder: InFolder, many_objects: list[str]
+) -> None:
+    store, collected = in_folder.another(), list[str]()
+    while page := await store.list("t/", after=collected[-1] if collected else None, limit=3000):
+        collected += keys(page)
+    assert collected == many_objects
+
+
+async def test_a_folder_with_many_objects_is_deleted_whole(in_folder: InFolder, many_objects: list[str]) -> None:
+    assert await in_folder.another().delete_prefix("t/many/") == len(many_objects)
+    assert in_folder.everything() == set()

@@ -59,12 +59,12 @@ class _UsersPlatform(Platform):
         self.url, self.key = answer["url"], answer["key"]
 
     def down(self) -> None:
-        self._run("down")
+        self._run("down", ", now=True")
 
-    def _run(self, verb: str) -> str:
+    def _run(self, verb: str, options: str = "") -> str:
         code = (
             "import json; from services.local.commands import PLATFORM as platform;"
-            f" print(json.dumps(platform.{verb}({str(self.home.root)!r}, report=lambda _: None)))"
+            f" print(json.dumps(platform.{verb}({str(self.home.root)!r}, report=lambda _: None{options})))"
         )
         done = subprocess.run(
             [sys.executable, "-c", code], env={**self._base, **self._environment}, cwd=ROOT, check=False,

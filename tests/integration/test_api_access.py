@@ -9,7 +9,7 @@ import pytest
 from fastapi import APIRouter
 
 from services.api.rest.app import create_routes
-from services.api.rest.permissions import permission_of, public_paths, routes_of
+from services.api.rest.permissions import permission_of, public_routes, routes_of
 from services.core.adapters.folder.secrets import FolderSecretStore
 from tests.testbed.api import SPEC, Api, running_api
 from tests.waiting import until
@@ -50,12 +50,21 @@ async def test_a_route_without_a_declared_permission_is_found_and_is_not_public(
 
     app.include_router(careless)
     assert [route.path for route in routes_of(app) if permission_of(route) is None] == ["/v1/careless"]
-    assert "/v1/careless" not in public_paths(app)
+    assert "/v1/careless" not in {route.path for route in public_routes(app)}
 
 
-async def test_only_the_version_and_the_openapi_document_need_no_key(api: Api) -> None:
-    app = create_routes()
-    assert public_paths(app) == {"/v1/version", "/openapi.json"}
+PUBLIC = {
+    *((method, path) for method in ("GET", "HEAD") for path in ("/", "/ui", "/ui/{path:path}", "/assets/{path:path}")),
+    ("GET", "/v1/version"),
+    ("GET", "/openapi.json"),
+    ("POST", "/v1/session"),
+}
+"""Every request that needs no credential: the dashboard's files, the version, the OpenAPI document, and signing in."""
+
+
+async def test_only_files_version_document_and_sign_in_need_no_credential(api: Api) -> None:
+    public = public_routes(create_routes())
+    assert {(method, route.path) for route in public for method in route.methods or ()} == PUBLIC
     async with api.client(None) as nobody:
         assert (await nobody.get("/v1/version")).json()["api"] == "v1"
         assert (await nobody.get("/openapi.json")).status_code == 200
@@ -75,9 +84,13 @@ async def test_no_route_answers_a_bad_credential(api: Api) -> None:
         {"Authorization": "Bearer " + "x" * 5000},
         {"Authorization": b"Bearer \xff\xfe"},
         {"X-Api-Key": api.admin_key, "Cookie": f"key={api.admin_key}"},
+        {"Cookie": f"weft_session={api.admin_key}"},
+        {"Cookie": "weft_session=weft_s" + "0" * 22 + "_" + "0" * 64, "X-Weft-CSRF": "0" * 64},
+        {"Cookie": "weft_session=", "X-Weft-CSRF": ""},
     ]
-    others = [("GET", path) for path in ("/", "/v1", "/v1/nothing", "/docs", "/redoc", "/v1/version/", "//v1/version")]
-    public = {("GET", "/v1/version"), ("GET", "/openapi.json")}
+    paths = ("/v1", "/v1/nothing", "/docs", "/redoc", "/v1/version/", "//v1/version", "/assets", "/uix")
+    others = [("GET", path) for path in paths] + [("POST", "/"), ("POST", "/ui/x"), ("PUT", "/v1/session")]
+    public = {(method, path.replace("{path:path}", "x")) for method, path in PUBLIC}
     async with api.client(None) as nobody:
         for headers in credentials:
             for method, path in [*requests_of(api), *others]:

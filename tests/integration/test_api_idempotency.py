@@ -47,11 +47,13 @@ POSTS = {
     "/v1/jobs/{job_id}/kill": Post(other_path="/v1/jobs/{job}/halt"),
     "/v1/keys": Post({"name": "a"}, {"name": "b"}),
 }
+WITHOUT = {"/v1/session", "/v1/session/codes"}
+"""Each answer is a new credential of short life, whose text is stored nowhere: a lost one is replaced by another."""
 
 
 async def test_every_post_replays_under_its_key_and_refuses_another_request(api: Api) -> None:
     posts = sorted(route.path for route in routes_of(create_routes()) if "POST" in (route.methods or ()))
-    assert posts == sorted(POSTS)
+    assert posts == sorted({*POSTS, *WITHOUT})
     for path, post in POSTS.items():
         job = (await api.submit())["id"]
         for verb in post.first:

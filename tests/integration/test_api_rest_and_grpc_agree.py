@@ -42,10 +42,16 @@ def names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
+OF_BROWSERS = frozenset({"sessions", "stream"})
+"""Modules without gRPC: programs have no cookies, and one connection of gRPC carries any number of streams."""
+
+
 def all_use_cases() -> set[str]:
     """Names of the public functions of the use-case modules."""
     names = set[str]()
     for entry in pkgutil.iter_modules(use_cases.__path__):
+        if entry.name in OF_BROWSERS:
+            continue
         module = importlib.import_module(f"{use_cases.__name__}.{entry.name}")
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):
@@ -145,6 +151,7 @@ ANSWERS = [
     Request(("POST", "/v1/jobs"), "PlanJob", submission(), {"dry_run": "true"}, body=SPEC),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=2, status=["queued", "PROCESSING"]), {"limit": 2, "status": "queued,PROCESSING"}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(fields="name,status", tenant="*"), {"fields": "name,status", "tenant": "*"}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(deleted=True), {"deleted": "true"}),
     Request(("GET", "/v1/jobs/{job}"), "GetJob", pb.GetJobRequest(job_id="{job}")),
     Request(("GET", "/v1/jobs/{fresh}"), "GetJob", pb.GetJobRequest(job_id="{fresh}"), varies=NEW),
     Request(("POST", "/v1/jobs/{fresh}/halt"), "HaltJob", pb.ChangeJobRequest(job_id="{fresh}"), varies=NEW),

@@ -130,7 +130,9 @@ async def test_metrics_are_answered_as_pages_and_as_curves(api: Api, learner: Le
     assert [point["value"] for point in page["points"]] == [0.9, "NaN", "Infinity", "-Infinity", 0.1]
     assert (page["next"], page["more"]) == (5, False)
     assert (await api.admin.get(url, params={"name": "other"})).json()["points"] == []
-    [curve] = (await api.admin.get(url, params={"series": "true"})).json()["series"]
+    reply = (await api.admin.get(url, params={"series": "true"})).json()
+    [curve] = reply["series"]
+    assert reply["through"] == learner.points
     assert (curve["name"], curve["steps"], curve["values"][0]) == ("loss", [0, 1, 2, 3, 4], 0.9)
     assert (curve["attempts"], len(curve["times"])) == ([1] * 5, 5)
     progress = (await api.admin.get(f"/v1/jobs/{learner.job}/progress")).json()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import apsw
 import httpx2
@@ -15,6 +18,7 @@ import pytest
 from services.api.uploads import Uploads
 from services.core.domain.errors import ResourceExhausted
 from tests.testbed.api import SPEC, Api, a_zip, running_api
+from tests.waiting import HANG_S, until
 
 LIMIT = 100_000
 
@@ -153,3 +157,45 @@ async def test_upload_beyond_the_number_at_a_time_is_answered_429_and_may_be_rep
         go_on.set()
         assert (await first).status_code == 201
         assert (await send(api.admin, code(10))).status_code == 201
+
+
+async def test_archives_of_one_tenant_are_checked_one_at_a_time_so_that_another_tenant_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, checking = threading.Event(), Counter[bytes]()
+
+    def inspect(file: BinaryIO) -> None:
+        tenant = os.pread(file.fileno(), 5, 0)
+        checking[tenant] += 1
+        if tenant == b"hoard":
+            go_on.wait(HANG_S)
+
+    monkeypatch.setattr("services.api.uploads.archive.inspect", inspect)
+    uploads = Uploads(tmp_path / "uploads", max_bytes=100, most=20, most_of_tenant=10)
+    uploads.open()
+
+    async def upload(tenant: str) -> None:
+        async with uploads.receive(tenant) as upload:
+            await upload.write(tenant.encode())
+            await upload.finish()
+
+    hoarding = [asyncio.create_task(upload("hoard")) for _ in range(10)]
+    try:
+        await asyncio.wait_for(upload("other"), HANG_S)
+        await until(lambda: checking[b"hoard"] == 1)
+    finally:
+        go_on.set()
+        await asyncio.gather(*hoarding)
+        uploads.close()
+    assert checking == {b"hoard": 10, b"other": 1}
+
+
+async def test_keys_of_a_user_are_bounded_and_a_loop_of_new_and_revoked_ones_is_too(tmp_path: Path) -> None:
+    async with running_api(tmp_path, max_user_keys=3) as api, api.client(await api.key("ada", "acme")) as ada:
+        made = [(await ada.post("/v1/keys", json={"name": str(number)})) for number in range(3)]
+        assert [answer.status_code for answer in made] == [201, 201, 409]
+        assert "acme/ada has 3 API keys" in made[2].json()["detail"]
+        assert "WEFT_MAX_USER_KEYS" in made[2].json()["detail"]
+        assert (await ada.delete(f"/v1/keys/{made[0].json()['id']}")).status_code == 204
+        assert (await ada.post("/v1/keys", json={"name": "after a revocation"})).status_code == 409
+        assert await api.key("bob", "acme")

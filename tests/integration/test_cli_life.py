@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.testbed.answers import check_answer
 from tests.testbed.platform import Platform
 from tests.waiting import HANG_S
 from weft import Client
@@ -86,7 +87,8 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
     """In the order in which a user would type them; ``JOB`` stands for the first job, ``LONG`` for another."""
     home, saved, ids = str(weft_up.home.root), str(tmp_path / "saved.weft"), {"JOB": "", "LONG": ""}
     typed = [
-        ["init", str(tmp_path / "new")], ["train", str(code)], ["wait", "JOB"], ["list"], ["show", "JOB"],
+        ["init", str(tmp_path / "new")], ["train", str(code), "--dry-run"], ["train", str(code)], ["wait", "JOB"],
+        ["list"], ["show", "JOB"],
         ["events", "JOB"], ["explain", "JOB"], ["metrics", "JOB"], ["download", "JOB", str(tmp_path / "out")],
         ["train", str(code), "--set", "env.SLEEP=60"], ["halt", "LONG"], ["wait", "LONG"], ["resume", "LONG"],
         ["kill", "LONG"], ["wait", "LONG"], ["delete", "JOB", "LONG", "--yes"],
@@ -94,15 +96,17 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
         ["backup", saved, "--home", home], ["restore", saved, "--home", home, "--dry-run"],
         ["master-key", "--home", home],
         ["down", "--home", str(tmp_path / "nothing-here")],
-        ["login", weft_up.url, "--name", "here"], ["whoami"], ["profile"], ["logout", "here"],
-        ["version"], ["completion", "bash"], ["frameworks"], ["sizes"], ["storage"],
+        ["login", weft_up.url, "--name", "here"], ["whoami"], ["profile"], ["dashboard", "--no-open"],
+        ["logout", "here"], ["user"], ["key"], ["cluster"], ["queue"], ["version"], ["completion", "bash"],
+        ["frameworks"], ["sizes"], ["storage"],
     ]  # fmt: skip
     answers: dict[str, Any] = {}
     for name, *words in typed:
         output = weft(name, *(ids.get(word, word) for word in words), "-o", "json")
         assert output.code in {0, 1, 103}, (name, output.err)
         answers[name] = output.json
-        if name == "train":
+        check_answer(" ".join(word for word in (name, *words) if word in {name, "--dry-run"}), answers[name])
+        if name == "train" and "--dry-run" not in words:
             ids["LONG" if ids["JOB"] else "JOB"] = output.json["id"]
     assert {series["name"] for series in answers["metrics"]["series"]} == {"loss"}
     assert [file["kind"] for file in answers["download"]["files"]] == ["results", "results"]
@@ -119,6 +123,8 @@ def test_streams_are_one_json_document_per_line(weft: Weft, code: Path) -> None:
         assert output.code == 0
         sequence = [json.loads(line)["seq"] for line in output.out.splitlines()]
         assert sequence == list(range(1, len(sequence) + 1)), words
+        for line in output.out.splitlines():
+            check_answer(" ".join(words).replace("logs -f", "logs"), json.loads(line))
         assert sequence, words
 
 
@@ -152,7 +158,7 @@ def test_show_prints_a_job_as_text(weft: Weft, code: Path, tmp_path: Path) -> No
     output = weft("download", "seen-by-a-person", tmp_path / "out", "--results", "--code", "--logs")
     assert output.code == 0
     assert (tmp_path / "out" / "results" / "worker-0" / "model.txt").read_text() == "weights"
-    assert (tmp_path / "out" / "code" / "code.zip").exists()
+    assert (tmp_path / "out" / "code" / "train.py").read_text() == TRAIN
     assert "hello from 1" in (tmp_path / "out" / "logs" / "learner-2" / "training-log.txt").read_text()
 
 

@@ -5,6 +5,7 @@ If no control groups can be made on this machine, the tests of their limits asse
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -74,6 +75,25 @@ async def test_a_sandboxed_learner_sees_the_system_but_no_homes_and_secrets(
     ]
     assert {"passwd", "group", "hosts", "nsswitch.conf"} <= {*lines}
     assert not {"shadow", "sudoers", "machine-id", "ssh"} & {*lines}
+
+
+async def test_a_sandboxed_learner_sees_its_own_environment_and_no_other(
+    sandbox: NodeProcess, in_sandbox: LocalCluster
+) -> None:
+    top = sandbox.home / "cache" / "envs"
+    for name in ("own", "others"):
+        (top / name / "venv" / "bin").mkdir(parents=True)
+        (top / name / "venv" / "bin" / "program").write_text(f"#!/bin/sh\necho {name}\n")
+        (top / name / "venv" / "bin" / "program").chmod(0o755)
+    gang = plan([f"program; ls {top}; cat {top}/others/venv/bin/program"])
+    await in_sandbox.do("reserve", gang)
+    prepared = {"path": [str(top / "own" / "venv" / "bin")]}
+    (sandbox.folder(gang) / "spool" / "prepared").write_text(json.dumps(prepared))
+    await start(in_sandbox, gang)
+    assert (await await_exit(in_sandbox, gang)).code == 1
+    assert sandbox.output(gang) == "own\nown\n"
+    assert "No such file or directory" in sandbox.output(gang, stream="stderr")
+    await teardown(in_sandbox, gang)
 
 
 async def test_a_sandboxed_learner_sees_only_its_own_processes(sandbox: NodeProcess, in_sandbox: LocalCluster) -> None:

@@ -53,6 +53,7 @@ def test_a_follower_gets_every_line_once_and_ends_when_the_job_is_released(clien
     lines = list(job.logs(follow=True))
     assert [line.text for line in lines] == [f"line {i}" for i in range(1, 2001)]
     assert [line.seq for line in lines] == list(range(1, 2001))
+    assert (job.status, job.at_rest) == ("COMPLETED", True)
     assert job.refresh().at_rest
 
 

@@ -7,6 +7,7 @@ from collections.abc import Generator
 import pytest
 
 from services.core.adapters.local.cluster import LocalCluster
+from services.core.domain.plan import AttemptPlan
 from tests.testbed.gangs import await_exit, learner, start, teardown
 from tests.testbed.isolations import VARIANTS, Variant
 from tests.testbed.node import NodeProcess, plan
@@ -15,7 +16,10 @@ from tests.testbed.node import NodeProcess, plan
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
 def node(request: pytest.FixtureRequest) -> Generator[NodeProcess]:
     variant: Variant = request.param
-    bounds = {"WEFT_NODE_DISK": "16MB", "WEFT_NODE_FILES": "2000", "WEFT_NODE_DISK_CHECK_S": "0.1"}
+    bounds = {
+        "WEFT_NODE_DISK": "16MB", "WEFT_NODE_TENANT_DISK": "24MB", "WEFT_NODE_FILES": "2000",
+        "WEFT_NODE_DISK_CHECK_S": "0.1",
+    }  # fmt: skip
     with variant.node(bounds) as running:
         yield running
 
@@ -45,4 +49,23 @@ async def test_a_learner_that_writes_too_much_is_ended_with_the_reason(
     assert end.disk_exceeded.startswith(why)
     assert (await learner(cluster, neighbour)).state == "running"
     for gang in (hog, neighbour):
+        await teardown(cluster, gang)
+
+
+async def test_largest_learner_of_a_tenant_beyond_its_bound_is_ended_and_other_tenants_continue(
+    node: NodeProcess, cluster: LocalCluster
+) -> None:
+    def writes(megabytes: int, tenant: str = "t") -> AttemptPlan:
+        return plan([f"head -c {megabytes}000000 /dev/zero > $RESULT_DIR/data; exec sleep 1000"], tenant=tenant)
+
+    small, large = writes(11), writes(14)
+    others = [] if node.isolation == "trusted" else [writes(14, "other")]  # trusted serves one tenant
+    for gang in (*others, small, large):
+        await start(cluster, gang)
+    end = await await_exit(cluster, large)
+    assert end.disk_exceeded.startswith("the learners of its tenant on this machine wrote more than 0.0224 GiB")
+    assert end.disk_exceeded.endswith("(WEFT_NODE_TENANT_DISK)")
+    for gang in (*others, small):
+        assert (await learner(cluster, gang)).state == "running"
+    for gang in (*others, small, large):
         await teardown(cluster, gang)

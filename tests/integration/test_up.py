@@ -101,23 +101,39 @@ def test_full_disk_at_start_is_reported_and_nothing_runs(folder: Path) -> None:
         subprocess.run(["umount", small], check=True)
 
 
-def test_second_up_and_second_down_change_nothing(folder: Path) -> None:
+def test_up_and_down_change_nothing_twice_touch_no_other_profile_and_run_no_code_of_the_users_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = folder / "home"
-    first = weft(home, "up", "-o", "json")
+    others = {"local": {"url": "http://127.0.0.1:9", "key": "k", "home": "/elsewhere"}}
+    (folder / "config" / "weft").mkdir(parents=True)
+    config = folder / "config" / "weft" / "config.json"
+    config.write_text(json.dumps({"current": "local", "profiles": others}))
+    for mine, modules in (("project", ("services/__init__", "queue", "select")), ("path", ("services/__init__",))):
+        for module in modules:  # the user's own: in the working directory, and on PYTHONPATH
+            (folder / mine / f"{module}.py").parent.mkdir(parents=True, exist_ok=True)
+            (folder / mine / f"{module}.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
+    monkeypatch.chdir(folder / "project")
+    first = weft(home, "up", "-o", "json", PYTHONPATH=str(folder / "path"))
+    assert not (folder / "ran").exists(), "weft up ran code of the user's folder"
     second = weft(home, "up", "-o", "json")
     try:
         assert first.returncode == second.returncode == 0, first.stderr + second.stderr
         assert json.loads(first.stdout)["url"] == json.loads(second.stdout)["url"]
         status = json.loads(weft(home, "status", "-o", "json").stdout)
         assert {service["name"] for service in status["services"]} == set(SERVICES)
+        assert json.loads(first.stdout)["profile"] == json.loads(second.stdout)["profile"] == "home"
+        assert weft(folder / "elsewhere", "--profile", "home", "list").returncode == 0
+        assert weft(folder / "elsewhere", "status", "--profile", "home").returncode == 0
     finally:
         assert weft(home, "down").returncode == 0
     assert nobody_runs(home)
     assert weft(home, "down").returncode == 0
     refused = weft(home, "down", "--purge")
     assert (refused.returncode, f"{home}: every job, result, checkpoint and key" in refused.stderr) == (2, True)
-    assert weft(home, "down", "--purge", "--yes").returncode == 0
+    assert weft(folder / "elsewhere", "down", "--home", str(home), "--purge", "--yes").returncode == 0
     assert not home.exists()
+    assert json.loads(config.read_text()) == {"current": "local", "profiles": others}
 
 
 def test_purge_refuses_a_folder_that_is_not_wefts(folder: Path) -> None:
@@ -127,35 +143,65 @@ def test_purge_refuses_a_folder_that_is_not_wefts(folder: Path) -> None:
     assert (folder / "mine" / "precious").exists()
 
 
+COUNTING = (
+    'n=$(cat "$CHECKPOINT_DIR/n" 2>/dev/null || echo 0); echo "from $n"; trap "exit 143" TERM;'
+    ' echo $((n + 7)) > "$CHECKPOINT_DIR/n"; while [ ! -e "$RESULT_DIR/../stop" ] && [ "$n" = 0 ]; do sleep 0.05; done'
+)
+
+
+def submitted(running: Platform, command: str = COUNTING) -> Job:
+    """A job that has printed its first line."""
+    with Client(running.url, running.key) as client:
+        job = client.jobs.submit({"name": "j", "command": command, "resources": {"cpus": 1, "memory": "64MiB"}})
+        eventually(lambda: list(job.logs()))
+        return job
+
+
 @pytest.mark.parametrize("stores", [sets.embedded, sets.servers], ids=["embedded", "servers"])
-def test_running_job_continues_after_down_and_up(stores: Stores, request: pytest.FixtureRequest) -> None:
+def test_down_halts_running_jobs_with_their_checkpoints_and_up_queues_them_again(
+    stores: Stores, request: pytest.FixtureRequest
+) -> None:
     with platform(stores(request)) as running:
-        command = (
-            'n=$(cat "$CHECKPOINT_DIR/n" 2>/dev/null || echo 0); [ "$n" = 0 ] && echo 7 > "$CHECKPOINT_DIR/n";'
-            ' echo "from $n"; [ "$n" = 0 ] && exec sleep 600; exit 0'
-        )
-        with Client(running.url, running.key) as client:
-            job = client.jobs.submit({"name": "j", "command": command, "resources": {"cpus": 1, "memory": "64MiB"}})
-            eventually(lambda: list(job.logs()))
+        job = submitted(running)
         refused = weft(running.home.root, "down")
-        assert (refused.returncode, "1 job runs" in refused.stderr, "--yes" in refused.stderr) == (2, True, True)
+        assert (refused.returncode, "1 job runs and is halted" in refused.stderr, "--yes" in refused.stderr) == (
+            2, True, True,
+        )  # fmt: skip
         assert running.processes_of(job.id) != []
-        output = weft(running.home.root, "down", "--yes")
+        output = weft(running.home.root, "down", "--yes", "-o", "json")
+        assert json.loads(output.stdout)["halted"] == [job.id]
         assert "1 unfinished job goes on after the next `weft up`" in output.stderr
         assert running.processes_of(job.id) == []
         running.up()
         with Client(running.url, running.key) as client:
             again = client.jobs.get(job.id).wait(HANG_S)
-            assert again.status == "COMPLETED"
-            assert again.attempt == 2
-            assert next(line.text for line in again.logs()) == "from 0"
+            assert (again.status, again.attempt) == ("COMPLETED", 2)
+            assert [line.text for line in again.logs()] == ["from 0", "Terminated", "from 7"]
+            changes = [(event.to, event.actor, event.reason) for event in again.history()]
+        assert ("HALTED", "platform", "PlatformStopped") in changes
+        assert ("QUEUED", "platform", "") in changes
+        assert "LearnerLost" not in {reason for _, _, reason in changes}
 
 
-@pytest.fixture(scope="module", params=[sets.embedded], ids=["embedded"])
-def weft_up(request: pytest.FixtureRequest) -> Iterator[Platform]:
-    stores: Stores = request.param
-    with platform(stores(request)) as running:
-        yield running
+def test_down_can_leave_jobs_running_or_end_them_at_once() -> None:
+    with platform({}) as running:
+        job = submitted(running)
+        assert weft(running.home.root, "down", "--keep-jobs").returncode == 0
+        assert nobody_runs(running.home.root)
+        assert running.processes_of(job.id) != []
+        running.up()
+        with Client(running.url, running.key) as client:
+            assert client.jobs.get(job.id).attempt == 1
+        refused = weft(running.home.root, "down", "--now")
+        assert (refused.returncode, "what it has not stored yet is lost" in refused.stderr) == (2, True)
+        assert weft(running.home.root, "down", "--now", "--yes").returncode == 0
+        assert running.processes_of(job.id) == []
+        running.up()
+        with Client(running.url, running.key) as client:
+            ended = client.jobs.get(job.id)
+            eventually(lambda: ended.refresh().attempt == 2)
+            assert "LearnerLost" in {event.reason for event in ended.history()}
+            ended.kill()
 
 
 def test_services_survive_the_supervisor_and_are_adopted_by_the_next(weft_up: Platform) -> None:

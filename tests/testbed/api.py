@@ -17,12 +17,11 @@ import httpx2
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.api.grpc.server import serve as serve_grpc
-from services.api.rest.app import create_app
+from services.api.rest.server import rest_server
 from services.api.services import ApiServices
 from services.api.settings import ApiSettings
 from services.api.wiring import open_services
 from services.core.adapters.folder.secrets import FolderSecretStore
-from services.core.bootstrap.http import HttpServer
 from services.core.domain.job import Job
 from services.core.ports.job_store import JobStore
 from services.core.runtime.address import Address
@@ -100,7 +99,7 @@ async def running_api(
         await before()
     stopping, registry = asyncio.Event(), CollectorRegistry()
     async with open_services(loaded, stopping=stopping, registry=registry) as (services, store):
-        server = HttpServer(create_app(services), Address(address))
+        server = rest_server(services, Address(address))
         serving = asyncio.gather(server.serve(stopping), serve_grpc(grpc, services))
         await until(lambda: server.started or serving.done())
         await until(lambda: _listens(grpc) or serving.done())

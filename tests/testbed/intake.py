@@ -5,15 +5,17 @@ It keeps its port and what it has received between ``stop`` and ``start``.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import grpc
 
+from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.adapters.rpc.server import caller, serve
 from services.core.domain.codec import load
-from services.core.domain.errors import InvalidRequest, StaleFence, WeftError
+from services.core.domain.errors import InvalidRequest, StaleFence, Unavailable, WeftError
 from services.core.domain.learner import LearnerStatus
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1.metrics_pb2_grpc import IntakeServicer, add_IntakeServicer_to_server
@@ -47,7 +49,20 @@ class Intake(IntakeServicer):
         self.urls: ObjectUrls | None = None
         self.signed: list[ObjectRequest] = []
         self.on_sign: Callable[[ObjectRequest], None] = lambda _: None
+        self.stop_mark: pb.Stop | None = None
+        self.controls = True
+        """Off: only heartbeats tell the learner what to do."""
+        self.objects: FolderObjectStore | None = None
+        """Moved by calls; None: by signed URLs."""
+        self.on_put: Callable[[str], None] = lambda _: None
+        self._changed = asyncio.Event()
         self._server: Any = None
+
+    def stop_learner(self, cause: str, grace_ms: int) -> None:
+        """From now on the learner shall end."""
+        self.stop_mark = pb.Stop(generation=2, cause=cause, grace_ms=grace_ms)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def start(self) -> None:
         self._server = await serve(
@@ -85,7 +100,8 @@ class Intake(IntakeServicer):
             for key, committed in self.committed.items()
             if (key[0], key[2]) == (identity.attempt, identity.rank)
         ]
-        return pb.HelloReply(protocol=1, current=self.current, sources=known)
+        calls = self.objects is not None
+        return pb.HelloReply(protocol=1, current=self.current, sources=known, object_calls=calls)
 
     async def Append(self, request: pb.AppendRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.AppendReply:  # noqa: N802
         if self.refuse is not None:
@@ -123,7 +139,56 @@ class Intake(IntakeServicer):
 
     async def Beat(self, request: pb.BeatRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.BeatReply:  # noqa: N802
         self.progress.append((request.progress, request.eta_ms))
-        return pb.BeatReply(current=self.current, go=self.go)
+        return pb.BeatReply(current=self.current, go=self.go, stop=self.stop_mark)
+
+    async def Control(  # noqa: N802
+        self, request: pb.ControlRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ControlReply]:
+        assert caller() is not None
+        while self.controls:
+            changed = self._changed
+            yield pb.ControlReply(current=self.current, go=self.go, stop=self.stop_mark)
+            await changed.wait()
+        raise Unavailable("this server has no stream of control")
+
+    async def HeadObject(  # noqa: N802
+        self, request: pb.HeadObjectRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.HeadObjectReply:
+        meta = await self._store("head", request.key).head(request.key)
+        return pb.HeadObjectReply(size=None if meta is None else meta.size)
+
+    async def GetObject(  # noqa: N802
+        self, request: pb.GetObjectRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ObjectBytes]:
+        async for chunk in self._store("get", request.key).get(request.key, start=request.start):
+            yield pb.ObjectBytes(data=chunk)
+
+    async def PutObject(  # noqa: N802
+        self, requests: AsyncIterator[pb.PutObjectRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.PutObjectReply:
+        first = await anext(requests)
+        store = self._store("put", first.key)
+
+        async def chunks() -> AsyncIterator[bytes]:
+            async for message in requests:
+                self.on_put(first.key)
+                yield message.data
+
+        await store.put(first.key, chunks(), size=first.size)
+        return pb.PutObjectReply()
+
+    async def DeleteObject(  # noqa: N802
+        self, request: pb.DeleteObjectRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.DeleteObjectReply:
+        await self._store("delete", request.key).delete(request.key)
+        return pb.DeleteObjectReply()
+
+    def _store(self, verb: Verb, key: str) -> FolderObjectStore:
+        identity = caller()
+        assert identity is not None
+        assert self.objects is not None
+        check(identity, ObjectRequest(verb, key))
+        return self.objects
 
     async def Sign(self, request: pb.SignRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.SignReply:  # noqa: N802
         identity = caller()

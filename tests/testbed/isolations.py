@@ -6,6 +6,7 @@ import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.testbed.node import NodeProcess, node_process
 from tests.testbed.server import WORKER
@@ -28,9 +29,14 @@ class Variant:
         return f"{self.isolation}-{'root' if self.root else 'user'}"
 
     @contextmanager
-    def node(self, environment: Mapping[str, str] | None = None) -> Generator[NodeProcess]:
+    def node(
+        self, environment: Mapping[str, str] | None = None, *, where: Path | None = None
+    ) -> Generator[NodeProcess]:
+        """``where``: the folder in which that of the agent is made."""
         user = UNPRIVILEGED if not self.root and os.geteuid() == 0 else None
-        with node_process({"WEFT_NODE_ISOLATION": self.isolation, **(environment or {})}, user=user) as node:
+        with node_process(
+            {"WEFT_NODE_ISOLATION": self.isolation, **(environment or {})}, user=user, where=where
+        ) as node:
             yield node
 
 

@@ -49,7 +49,7 @@ class Platform:
         self.url, self.key = answer["url"], answer["key"]
 
     def down(self) -> None:
-        PLATFORM.down(str(self.home.root), report=lambda _: None)
+        PLATFORM.down(str(self.home.root), now=True, report=lambda _: None)
 
     def process(self, service: str) -> ProcessIdentity:
         process = read_live_process(self.home / "run" / f"{service}.json")

@@ -1,8 +1,9 @@
 """How the tests of a run are spread over worker processes (pytest-xdist): by units, the longest first.
 
-The tests of a unit share fixtures that are expensive to make, and run in one worker. A unit is a test file, or all
-tests on one parameter of the platform that several files share (``weft_up`` in tests/integration/conftest.py). Each
-worker has servers of its own (etcd, MongoDB, RabbitMQ, Redis, S3, toxiproxy), which all its units use.
+The tests of a unit share fixtures that are expensive to make, and run in one worker. A unit is a test file, a folder of
+``FOLDERS``, or all tests on one parameter of the platform that several files share (``weft_up`` in
+tests/integration/conftest.py). Each worker has servers of its own (etcd, MongoDB, RabbitMQ, Redis, S3, toxiproxy),
+which all its units use.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import Any, Final
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+FOLDERS: Final = ("tests/cluster",)
+"""Folders that are a unit: their tests share a Kubernetes cluster."""
 LONGEST: Final[Sequence[str]] = (
+    "tests/cluster",
     "tests/integration/test_digits.py",
     "tests/integration/test_up.py",
     "platform every-hint-dropped",
@@ -52,6 +56,9 @@ def _file(nodeid: str) -> str:
 
 
 def _unit(nodeid: str, sharing: Collection[str]) -> str:
+    folder = next((folder for folder in FOLDERS if nodeid.startswith(f"{folder}/")), None)
+    if folder is not None:
+        return folder
     platform = _PLATFORMS.search(nodeid.partition("::")[2])
     return f"platform {platform[1]}" if platform and _file(nodeid) in sharing else _file(nodeid)
 

@@ -13,6 +13,7 @@ import pytest
 
 from services.api.clients import ServiceClient, TelemetryClient
 from services.api.following import Following
+from services.api.job_answer import listed
 from services.api.job_watcher import Watcher
 from services.api.settings import ApiSettings
 from services.core.domain.errors import Unavailable
@@ -48,7 +49,9 @@ async def test_a_follower_that_leaves_while_metrics_hangs_leaves_no_task_behind(
         hanging.listen()
         home.addresses_file.write_text(json.dumps({"metrics": f"unix:{path}"}))
         client = ServiceClient(home, "metrics", credential("api", "metrics"))
-        stream = Following(store, TelemetryClient(client), Watcher(store, every_s=60)).lines(job, LineQuery())
+        stream = Following(store, TelemetryClient(client), Watcher(store, every_s=60, render=listed)).lines(
+            job, LineQuery()
+        )
         reading = asyncio.ensure_future(anext(stream))
         await until(waiting)
         reading.cancel()
@@ -79,7 +82,7 @@ class CountedStore(MemoryJobStore):
 async def test_a_hundred_followers_of_quiet_jobs_cost_no_reads_of_their_own() -> None:
     store = CountedStore()
     jobs = [await store.insert(a_job()) for _ in range(100)]
-    watcher = Watcher(store, every_s=0.03)
+    watcher = Watcher(store, every_s=0.03, render=listed)
     async with AsyncExitStack() as stack:
         for job in jobs:
             for _ in range(3):
@@ -98,7 +101,7 @@ async def test_a_hundred_followers_of_quiet_jobs_cost_no_reads_of_their_own() ->
 async def test_every_follower_hears_of_a_change_within_50_ms() -> None:
     store = CountedStore()
     job, other = await store.insert(a_job()), await store.insert(a_job())
-    watcher = Watcher(store, every_s=ApiSettings().follow_poll_s)
+    watcher = Watcher(store, every_s=ApiSettings().follow_poll_s, render=listed)
     loop = asyncio.get_running_loop()
     async with watcher.follow(job) as first, watcher.follow(job) as second, watcher.follow(other) as quiet:
         assert first is second
@@ -117,7 +120,7 @@ async def test_every_follower_hears_of_a_change_within_50_ms() -> None:
 async def test_a_change_between_the_first_read_and_the_follow_is_heard() -> None:
     store = CountedStore()
     other, job = await store.insert(a_job()), await store.insert(a_job())
-    watcher = Watcher(store, every_s=0.03)
+    watcher = Watcher(store, every_s=0.03, render=listed)
     async with watcher.follow(other):
         await asyncio.sleep(1)
         newer = await store.replace(job, replace(job, updated=NOW + 1))
@@ -131,7 +134,7 @@ async def test_a_change_between_the_first_read_and_the_follow_is_heard() -> None
 async def test_a_job_that_the_sequence_does_not_report_is_read_now_and_then() -> None:
     store = CountedStore()
     job = await store.insert(a_job())
-    watcher = Watcher(store, every_s=0.03)
+    watcher = Watcher(store, every_s=0.03, render=listed)
     async with watcher.follow(job) as watched:
         await asyncio.sleep(1)
         await store.delete(job.id)
@@ -152,7 +155,7 @@ async def test_a_feed_goes_on_after_the_store_was_away_and_misses_nothing() -> N
 
     store = Away()
     job = await store.insert(a_job())
-    watcher = Watcher(store, every_s=0.03)
+    watcher = Watcher(store, every_s=0.03, render=listed)
     async with watcher.follow(job) as watched:
         await asyncio.sleep(1)
         changed = watched.changed

@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from services.core.domain.job import Claim, Job, Verdict, admitted, advanced, check_replace, moved, new_job, set_desired
+from services.core.domain.job import (
+    PLATFORM,
+    Claim,
+    Job,
+    Verdict,
+    admitted,
+    advanced,
+    check_replace,
+    moved,
+    new_job,
+    set_desired,
+)
 from services.core.domain.status import ADMITTED, RESTING, Desired, Status
 from services.local.backup.jobs import as_restored
 
@@ -90,6 +101,13 @@ def test_halted_restore_queues_no_job(before: Job) -> None:
     assert (job.status, job.desired, job.at_rest) == (Status.HALTED, Desired.HALT, True)
     assert "resume" in job.history_tail[-1].message
     assert set_desired(job, Desired.RUN, actor="user:u", now=NOW).status is Status.QUEUED
+
+
+def test_job_that_the_stop_of_the_platform_halted_is_queued_by_the_next_start_unless_the_restore_is_halted() -> None:
+    stopped = set_desired(queued(), Desired.HALT, actor=PLATFORM, now=3_000)
+    assert (stopped.state.status, stopped.halt_reason) == (Status.HALTED, "PlatformStopped")
+    assert restored(stopped).halted_by_platform
+    assert not restored(stopped, halted=True).halted_by_platform
 
 
 @pytest.mark.parametrize("halt", ["", "halted"])

@@ -187,6 +187,10 @@ def test_resources_come_from_the_role_else_the_job_else_the_size() -> None:
         ({"data_stores": [{"id": "d", "type": "local", "path": "/x"}], "outputs": {"store": "d"}}, "/outputs"),
         ({"preemptible": True}, "/preemptible"),
         ({"stall_timeout": "1m"}, "/stall_timeout"),
+        ({"priority": "high"}, "/priority"),
+        ({"placement": "rack"}, "/placement"),
+        ({"checkpoint": {"path": "ckpt"}}, "/checkpoint/path"),
+        ({"checkpoint": {"keep": 2}}, "/checkpoint/keep"),
         ({"resources": {"shm": "1GB"}}, "/resources/shm"),
         ({"resources": {"disk": "1GB"}}, "/resources/disk"),
         ({"resources": {"devices": {"rdma/hca": 1}}}, "/resources/devices"),
@@ -199,9 +203,16 @@ def test_a_field_that_is_not_implemented_is_refused_by_name(fields: dict[str, An
     assert "not available on this platform yet" in error.message
 
 
+def test_an_unknown_field_of_a_metrics_file_is_refused_with_the_nearest_name() -> None:
+    (error,) = unsupported(a_spec(metrics=[{"type": "jsonl", "pth": "m.jsonl"}]))
+    assert (error.pointer, error.hint) == ("/metrics/0/pth", "did you mean 'path'?")
+
+
 def test_implemented_fields_are_not_refused() -> None:
     implemented = {
-        key: value for key, value in FULL.items() if key not in {"elastic", "outputs", "data_stores", "inputs"}
+        key: value
+        for key, value in FULL.items()
+        if key not in {"elastic", "outputs", "data_stores", "inputs", "priority", "checkpoint", "placement"}
     }
     implemented["data_stores"] = [FULL["data_stores"][0], {"id": "l", "type": "local", "path": "/data"}]
     implemented["roles"] = {"worker": {"count": 2, "min": 2, "on_failure": "ignore"}}

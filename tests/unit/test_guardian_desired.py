@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from services.core.domain.errors import IllegalTransition
+from services.core.domain.job import PLATFORM, set_desired
 from services.core.domain.status import Desired, Status
-from services.core.use_cases.jobs import history
+from services.core.use_cases.jobs import history, update
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
@@ -368,6 +369,22 @@ async def test_the_history_names_the_user_who_halted_or_killed_the_job(
     if when is not Status.QUEUED:
         verb = "killed" if desired is Desired.KILL else "halted"
         assert last.message.startswith(f"{verb} by eve")
+
+
+async def test_a_job_halted_by_the_stop_of_the_platform_says_so_and_is_halted_with_its_results(
+    plane: ControlPlane,
+) -> None:
+    job_id = await plane.submit()
+    plane.helpers.fate(job_id, run_s=1_000)
+    await plane.start_pool()
+    await plane.running(job_id)
+    await update(
+        plane.jobs, job_id, None, lambda job: set_desired(job, Desired.HALT, actor=PLATFORM, now=plane.clock.now_ms())
+    )
+    job = await plane.rested(job_id)
+    assert (job.status, job.state.reason) == (Status.HALTED, "PlatformStopped")
+    assert job.state.message == "halted by the stop of the platform"
+    assert {event.actor for event in await history(plane.jobs, job) if event.to == "HALTED"} == {PLATFORM}
 
 
 async def test_a_kill_by_another_user_after_a_halt_names_the_user_who_killed_the_job(plane: ControlPlane) -> None:

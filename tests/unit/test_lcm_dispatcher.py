@@ -495,6 +495,19 @@ async def test_nothing_is_admitted_while_the_only_nodes_disk_is_almost_full_and_
     assert events == ["admission.held", "admission.continued"]
 
 
+async def test_nothing_is_admitted_while_weft_down_halts_the_jobs(plane: ControlPlane) -> None:
+    process = await plane.start_lcm()
+    await plane.start_pool()
+    await leading(plane, process)
+    process.service.stopping = lambda: True
+    job_id = await plane.submit()
+    await asyncio.sleep(3)
+    (decision,) = process.service.waiting.values()
+    assert (decision.pending_reason, "next `weft up`" in decision.message) == (PendingReason.PLATFORM_STOPPING, True)
+    process.service.stopping = lambda: False
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
 async def test_running_job_ends_well_while_admission_is_held(plane: ControlPlane) -> None:
     process = await plane.start_lcm()
     await plane.start_pool()

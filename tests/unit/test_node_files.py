@@ -11,11 +11,11 @@ import pytest
 from services.core.domain.codec import dump, load
 from services.core.domain.errors import StaleFence
 from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.runtime import sdk
 from services.core.runtime.durable_files import read_json, write_json
 from services.core.runtime.home import Home
 from services.core.runtime.learner_folder import LearnerDocument, read_gang
 from services.core.strategies.registry import with_variables
-from services.node import sdk
 from services.node.capacity import detect
 from services.node.fences import Fences
 from services.node.files import NotRemoved, remove_tree

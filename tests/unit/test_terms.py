@@ -18,9 +18,12 @@ OLD_WORDS: Final = frozenset({
     "tier", "told", "wish", "wished", "wishes",
 })  # fmt: skip
 """Not to be part of any name."""
+FIELD_TERMS: Final = r"scheduling_?gates?"
+"""Terms of others that contain such a word: a scheduling gate is Kubernetes' name for what keeps a pod unscheduled."""
 
 
 def words(name: str) -> set[str]:
+    name = re.sub(FIELD_TERMS, "", name, flags=re.IGNORECASE)
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
 
 

@@ -14,17 +14,33 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from services.core.bootstrap import wiring
-from services.core.domain.errors import InvalidRequest, Unauthenticated
+from services.core.domain.errors import InvalidRequest, Unauthenticated, Unavailable
 from services.core.domain.service_access import SERVICES
 from services.core.domain.tokens import LearnerIdentity
 from services.core.ports.object_urls import ObjectRequest
 from services.core.runtime.settings import Settings
 from tests.testbed.identities import identity
+from tests.testbed.memory.status_store import MemoryStatusStore
 
 
 def test_unknown_cluster_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"WEFT_CLUSTER=slurm .*; there is: local"):
-        wiring.cluster(Settings(home=tmp_path, cluster="slurm"), identity("lcm"))
+    with pytest.raises(InvalidRequest, match=r"WEFT_CLUSTER=slurm .*; there are: local, kubernetes"):
+        wiring.cluster(Settings(home=tmp_path, cluster="slurm"), identity("lcm"), MemoryStatusStore())
+
+
+def test_kubernetes_without_the_helpers_image_is_refused_with_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="WEFT_KUBERNETES_HELPER_IMAGE"):
+        wiring.cluster(Settings(home=tmp_path, cluster="kubernetes"), identity("lcm"), MemoryStatusStore())
+
+
+async def test_kubernetes_is_chosen_by_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_KUBERNETES_HELPER_IMAGE", "registry.example/helper:1")
+    monkeypatch.setenv("WEFT_KUBERNETES_KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("WEFT_KUBERNETES_METRICS_ADDRESS", "tls:10.0.0.1:7001")
+    cluster = wiring.cluster(Settings(home=tmp_path, cluster="kubernetes"), identity("lcm"), MemoryStatusStore())
+    with pytest.raises(Unavailable, match=r"cannot be read from .*none"):
+        await cluster.ping()
+    await cluster.close()
 
 
 LEARNER = LearnerIdentity(job="j1", tenant="acme", attempt=2, role="worker", rank=3, name="worker-3")

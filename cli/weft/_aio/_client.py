@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from weft._aio._http import AsyncHttp
 from weft._aio._jobs import AsyncJobs
+from weft._aio._keys import AsyncKeys
 from weft._errors import WeftError
 from weft._profile import Profile, resolve
+from weft._users import users_of
 
 if TYPE_CHECKING:
     import httpx2
@@ -43,6 +45,7 @@ class AsyncClient:
         self.profile: Profile = resolve(base_url, key, profile)
         self._http = AsyncHttp(self.profile, transport=transport, on_wait=on_wait)
         self.jobs = AsyncJobs(self._http)
+        self.keys = AsyncKeys(self._http)
 
     @property
     def url(self) -> str:
@@ -67,14 +70,25 @@ class AsyncClient:
         """`user`, `tenant`, `scope`, `key_id` and `permissions` of the key."""
         return await self._http.json("GET", "/v1/whoami")
 
-    async def queue(self) -> list[dict[str, Any]]:
-        """The jobs that wait, in order, each with its reason."""
-        answer = await self._http.json("GET", "/v1/queue")
+    async def session_code(self) -> dict[str, Any]:
+        """A one-time `code`, with which a browser signs in to the dashboard until `expires`."""
+        return await self._http.json("POST", "/v1/session/codes")
+
+    async def users(self) -> list[dict[str, Any]]:
+        """The users who have a key: `user`, `tenant`, `scope`, `keys` (how many), `created` (of the first).
+
+        Administrators see all users, others themselves.
+        """
+        return users_of(await self.keys.list())
+
+    async def queue(self, *, tenant: str | None = None) -> list[dict[str, Any]]:
+        """The jobs that wait, in order, each with its reason. ``tenant``: for administrators; ``*``: all."""
+        answer = await self._http.json("GET", "/v1/queue", params={"tenant": tenant})
         return list(answer["waiting"])
 
-    async def cluster(self) -> dict[str, Any]:
-        """Nodes, totals and current use."""
-        return await self._http.json("GET", "/v1/cluster")
+    async def cluster(self, *, tenant: str | None = None) -> dict[str, Any]:
+        """Nodes, totals and current use. ``tenant``: whose jobs are counted; for administrators; ``*``: all."""
+        return await self._http.json("GET", "/v1/cluster", params={"tenant": tenant})
 
     async def storage(self) -> dict[str, Any]:
         """What the tenant has in the object store: `bytes`, `objects`, bytes by `kinds`, `measured`, `complete`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -17,8 +18,10 @@ from urllib.parse import quote
 from weft._aio._http import AsyncHttp
 from weft._aio._to_thread import to_thread
 from weft._choosing import KINDS, choose, inside, part_file
+from weft._download_record import DownloadRecord
 from weft._errors import ConnectionFailed, InvalidRequest, NotFound
 from weft._records import Artifact
+from weft._unpack import unpack
 
 # How often one file is gone on with after a cut that brought nothing new.
 _FRUITLESS: Final = 5
@@ -32,13 +35,41 @@ async def download(
     *,
     what: str,
     on_bytes: Callable[[int, int], None],
+    force: bool = True,
+    unpacked: bool = False,
 ) -> list[Path]:
-    """Fetch what of ``listed`` (of any attempts) is ``what``, of the newest attempt that has any, into ``folder``."""
+    """Fetch what of ``listed`` (of any attempts) is ``what``, of the newest attempt that has any, into ``folder``.
+
+    Raises Conflict, before anything is fetched, where local files would be replaced, unless ``force``. ``unpacked``:
+    code as its files.
+    """
     if what not in KINDS:
         raise InvalidRequest(f"there is no '{what}' to download; there are: {', '.join(KINDS)}")
     chosen = choose(listed, what)
     if not chosen:
         raise NotFound(f"the job has left no {what} (yet)")
+    record = DownloadRecord(folder)
+    if not force:
+        record.check(inside(folder, name) for name, _artifact in chosen)
+    try:
+        fetched = await _fetch_all(http, path, chosen, record, on_bytes=on_bytes)
+        if what == "code" and unpacked:
+            etag = chosen[0][1].etag
+            return await to_thread(partial(unpack, fetched[0], folder, record, etag=etag, force=force))
+        return fetched
+    finally:
+        if folder.is_dir():
+            record.write()
+
+
+async def _fetch_all(
+    http: AsyncHttp,
+    path: str,
+    chosen: Sequence[tuple[str, Artifact]],
+    record: DownloadRecord,
+    *,
+    on_bytes: Callable[[int, int], None],
+) -> list[Path]:
     total, done = sum(artifact.size for _name, artifact in chosen), 0
     fetched: list[Path] = []
     for name, artifact in chosen:
@@ -47,13 +78,17 @@ async def download(
         def count(so_far: int, before: int = before) -> None:
             on_bytes(before + so_far, total)
 
-        fetched.append(await _fetch(http, f"{path}/{quote(artifact.path)}", artifact, inside(folder, name), count))
+        target = inside(record.folder, name)
+        if not record.has(target, artifact.etag):
+            await _fetch(http, f"{path}/{quote(artifact.path)}", artifact, target, count)
+            record.add(target, artifact.etag)
+        fetched.append(target)
         done += artifact.size
         on_bytes(done, total)
     return fetched
 
 
-async def _fetch(http: AsyncHttp, url: str, artifact: Artifact, target: Path, count: Callable[[int], None]) -> Path:
+async def _fetch(http: AsyncHttp, url: str, artifact: Artifact, target: Path, count: Callable[[int], None]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     version = hashlib.sha256(artifact.etag.encode()).hexdigest()[:12]
     part = part_file(target, version)
@@ -69,7 +104,6 @@ async def _fetch(http: AsyncHttp, url: str, artifact: Artifact, target: Path, co
             if fruitless >= _FRUITLESS:
                 raise
     part.replace(target)
-    return target
 
 
 async def _go_on(http: AsyncHttp, url: str, artifact: Artifact, part: Path, count: Callable[[int], None]) -> None:

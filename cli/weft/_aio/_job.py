@@ -12,6 +12,7 @@ from weft._records import Artifact, HistoryEvent, LogLine, Point, Series, parse_
 
 if TYPE_CHECKING:
     from weft._aio._jobs import AsyncJobs
+    from weft._stream import End
 
 
 class AsyncJob:
@@ -119,7 +120,10 @@ class AsyncJob:
         search: str | None = None,
         tail: int | None = None,
     ) -> AsyncIterator[LogLine]:
-        """Its output, line by line; with ``follow`` until it is at rest, over broken connections. See `Jobs.logs`."""
+        """Its output, line by line; with ``follow`` until it is at rest, over broken connections. See `Jobs.logs`.
+
+        After a followed end, `status` is that of the end.
+        """
         if not follow:
             lines = self._jobs.logs(
                 self.id, rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search, tail=tail
@@ -132,6 +136,7 @@ class AsyncJob:
         )
         async for event in followed:
             yield LogLine.of(event.data)
+        self._ended(followed.end)
 
     async def metrics(
         self,
@@ -154,8 +159,10 @@ class AsyncJob:
             async for point in self._jobs.points(self.id, name=name):
                 yield point
             return
-        async for event in self._jobs.follow_metrics(self.id, name=name):
+        followed = self._jobs.follow_metrics(self.id, name=name)
+        async for event in followed:
             yield Point.of(event.data)
+        self._ended(followed.end)
 
     def artifacts(self, *, attempt: int | None = None) -> AsyncIterator[Artifact]:
         return self._jobs.artifacts(self.id, attempt=attempt)
@@ -166,10 +173,20 @@ class AsyncJob:
         *,
         what: str = "results",
         attempt: int | None = None,
+        force: bool = True,
+        unpacked: bool = False,
         on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
     ) -> list[Path]:
         """Fetch its files. See `Jobs.download`."""
-        return await self._jobs.download(self.id, folder, what=what, attempt=attempt, on_bytes=on_bytes)
+        return await self._jobs.download(
+            self.id, folder, what=what, attempt=attempt, force=force, unpacked=unpacked, on_bytes=on_bytes
+        )
+
+    def _ended(self, end: End | None) -> None:
+        """Takes over how a followed stream ended: `status` and `reason` are those of the end."""
+        if end is not None:
+            state = {"status": end.status, "reason": end.reason, "message": end.message, "at_rest": True}
+            self.document = {**self.document, **state}
 
     def _now(self, newer: AsyncJob) -> AsyncJob:
         self.document = newer.document

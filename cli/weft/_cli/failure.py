@@ -11,11 +11,13 @@ from weft._cli.text import fitted, plain
 from weft._errors import Unauthenticated, WeftError
 
 INTERRUPTED = 130
+MACHINE = frozenset({"json", "yaml"})
+"""The forms of output that programs read."""
 _KEY = "`weft login URL` signs in with another key; `weft up` writes this machine's anew."
 
 
-def show(failure: BaseException, *, debug: bool) -> int:
-    """Print a failure; its exit code."""
+def show(failure: BaseException, *, debug: bool, form: str = "table") -> int:
+    """Print a failure; its exit code. ``form``: with json and yaml, programs read stderr as well."""
     if debug and not isinstance(failure, click.exceptions.Exit):
         click.echo("".join(traceback.format_exception(failure)), err=True)
     match failure:
@@ -29,25 +31,30 @@ def show(failure: BaseException, *, debug: bool) -> int:
             return 2
         case click.UsageError():
             where = failure.ctx.command_path if failure.ctx else "weft"
-            line(failure.format_message(), then=f"`{where} --help` says how it is used.")
-            return 2
+            hint = f"`{where} --help` says how it is used."
+            return _shown("usage", failure.format_message(), exit_code=2, form=form, then=hint)
         case click.ClickException():
-            line(failure.format_message())
-            return failure.exit_code
+            return _shown("error", failure.format_message(), exit_code=failure.exit_code, form=form)
         case WeftError():
-            return weft_error(failure)
+            return weft_error(failure, form=form)
         case OSError():
-            line(f"{failure.filename or 'this machine'}: {failure.strerror or failure}")
-            return 1
+            text = f"{failure.filename or 'this machine'}: {failure.strerror or failure}"
+            return _shown("machine", text, exit_code=1, form=form)
         case _:
-            line(
-                f"this is a fault of weft itself: {type(failure).__name__}: {failure}", then="--debug shows the trace."
-            )
-            return 1
+            text = f"this is a fault of weft itself: {type(failure).__name__}: {failure}"
+            return _shown("fault", text, exit_code=1, form=form, then="--debug shows the trace.")
 
 
-def weft_error(failure: WeftError) -> int:
-    """Print an error of the SDK or the platform."""
+def weft_error(failure: WeftError, *, form: str = "table") -> int:
+    """Print an error of the SDK or the platform; its exit code."""
+    if form in MACHINE:
+        fields = [{"pointer": e.pointer, "message": e.message, "hint": e.hint} for e in failure.errors]
+        document = {
+            "code": failure.code, "message": failure.message, "errors": fields, "exit_code": failure.exit_code,
+            "retryable": failure.retryable, "trace_id": failure.trace_id,
+        }  # fmt: skip
+        _document(document, form)
+        return failure.exit_code
     if len(failure.errors) > 1:
         line(f"{len(failure.errors)} things are wrong:")
         for error in failure.errors:
@@ -59,6 +66,25 @@ def weft_error(failure: WeftError) -> int:
     if failure.trace_id and failure.code == "internal":
         _say(f"  the platform's logs have more under {failure.trace_id}")
     return failure.exit_code
+
+
+def _shown(code: str, message: str, *, exit_code: int, form: str, then: str = "") -> int:
+    if form in MACHINE:
+        document = {
+            "code": code, "message": message, "errors": [], "exit_code": exit_code, "retryable": False, "trace_id": "",
+        }  # fmt: skip
+        _document(document, form)
+    else:
+        line(message, then=then)
+    return exit_code
+
+
+def _document(error: dict[str, object], form: str) -> None:
+    """One JSON object on one line, or one YAML document, on stderr."""
+    from weft._cli.output import json_text, yaml_text
+
+    text = json_text({"error": error}) if form == "json" else f"---\n{yaml_text({'error': error})}".rstrip("\n")
+    click.echo(text, err=True)
 
 
 def line(text: str, *, then: str = "") -> None:

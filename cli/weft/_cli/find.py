@@ -33,7 +33,9 @@ def job_id(client: Client, named: str) -> str:
 
 def _last(client: Client) -> str:
     me = client.whoami().get("user")
-    for job in client.jobs.list(user=me, limit=1):
+    for job in client.jobs.list(user=me, deleted=True, limit=1):
+        if job.document.get("deleted"):
+            raise NotFound(f"@last is {job.name} ({job.id}), and it was deleted; `weft list` shows the other jobs")
         return job.id
     raise NotFound("you have not submitted a job yet: `weft train`")
 

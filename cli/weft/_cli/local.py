@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -14,6 +16,8 @@ from weft._errors import FieldError, NotFound, WeftError
 def find_platform() -> Any | None:
     """The object behind the entry point; None where no platform is installed."""
     for point in entry_points(group="weft.platform", name="local"):
+        users = {"", *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+        sys.path.sort(key=lambda folder: folder in users)  # last: a `services` of the user's own is another one
         return point.load()
     return None
 

@@ -7,6 +7,7 @@ what the help says of each stands in the table below (a test keeps it equal to w
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import sys
 from importlib import import_module
@@ -40,6 +41,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "up": ("platform", "Start the platform on this machine."),
         "down": ("platform", "Stop the platform on this machine."),
         "status": ("platform", "Show what runs on this machine."),
+        "dashboard": ("dashboard", "Open the dashboard in a browser, signed in."),
         "doctor": ("platform", "Find what is missing or unsafe here, and how to repair it."),
         "backup": ("backup", "Write all of a platform into one file, while it runs."),
         "restore": ("backup", "Bring a platform back from a backup, on an empty one."),
@@ -49,10 +51,14 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "login": ("account", "Sign in to a platform and make it current."),
         "logout": ("account", "Forget a platform and its key."),
         "whoami": ("account", "Show the user of the key."),
+        "user": ("keys", "List, add or remove users."),
+        "key": ("keys", "List, create or revoke API keys."),
         "storage": ("account", "Show what the tenant has stored."),
         "profile": ("account", "List the platforms you know, or switch to one."),
     },
     "More": {
+        "cluster": ("cluster", "Show the nodes, what is free, and which jobs use them."),
+        "queue": ("cluster", "Show the jobs that wait, in order, and why."),
         "frameworks": ("offers", "List the environments that a job may name."),
         "sizes": ("offers", "List the T-shirt sizes of learners."),
         "version": ("version", "Show the versions of this command and of the platform."),
@@ -137,4 +143,15 @@ def run(arguments: list[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as failure:  # noqa: BLE001
         from weft._cli.failure import show
 
-        return show(failure, debug=call.debug)
+        return show(failure, debug=call.debug, form=_form(call, sys.argv[1:] if arguments is None else arguments))
+
+
+def _form(call: Call, arguments: list[str]) -> str:
+    """The form of the output, also where the command line could not be read to its end."""
+    if call.output != "table":
+        return call.output
+    for form in ("json", "yaml"):
+        near = any(pair in {("-o", form), ("--output", form)} for pair in itertools.pairwise(arguments))
+        if near or {f"-o{form}", f"--output={form}", f"--{form}"} & set(arguments):
+            return form
+    return call.output

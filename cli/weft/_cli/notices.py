@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
-from weft._cli.failure import INTERRUPTED
+from weft._cli.call import Call
+from weft._cli.failure import INTERRUPTED, MACHINE
 from weft._cli.text import fitted, plain
 from weft._errors import WeftError
 
 
 def note(text: str) -> None:
-    click.secho(fitted(plain(text), sys.stderr), dim=True, err=True)
+    """Shows a notice. Where programs read stderr it is JSON or YAML as well."""
+    _notice("note", text, shown=text, dim=True)
 
 
 def reconnecting(_why: WeftError) -> None:
@@ -23,7 +26,20 @@ def reconnecting(_why: WeftError) -> None:
 
 
 def warn(text: str) -> None:
-    click.secho(fitted(plain(f"warning: {text}"), sys.stderr), fg="yellow", err=True)
+    """As `note`, for what may be wrong."""
+    _notice("warning", text, shown=f"warning: {text}", fg="yellow")
+
+
+def _notice(kind: str, text: str, *, shown: str, **style: Any) -> None:
+    context = click.get_current_context(silent=True)  # none in a thread
+    call = context.find_object(Call) if context is not None else None
+    if call is not None and call.output in MACHINE:
+        from weft._cli.output import json_text, yaml_text
+
+        document = {kind: text}
+        click.echo(json_text(document) if call.output == "json" else f"---\n{yaml_text(document)}", err=True)
+    else:
+        click.secho(fitted(plain(shown), sys.stderr), err=True, **style)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from weft._archive import Archive, Listing
 from weft._cli.output import width
 from weft._cli.text import count, one_line, plain, size, wrapped
 
+_LEFT_OUT_SHOWN = 5
 _FITS = {
     "now": "it fits now",
     "later": "it fits, but has to wait",
@@ -16,8 +17,11 @@ _FITS = {
 }
 
 
-def plan_text(plan: dict[str, Any], archive: Archive | None) -> str:
-    """The plan for people; ``plan`` is what the platform's dry run answered (docs/api.md, "PLAN")."""
+def plan_text(plan: dict[str, Any], archive: Archive | None, code_file: str = "") -> str:
+    """The plan for people; ``plan`` is what the platform's dry run answered (docs/api.md, "PLAN").
+
+    ``code_file``: the file of the command because of which the spec's own folder is sent.
+    """
     spec, framework = plan.get("spec") or {}, plan.get("framework") or {}
     lines = [
         f"{one_line(spec.get('name', 'job'))}: {count(plan.get('learners', 1), 'learner')}" + _framework(framework)
@@ -30,6 +34,9 @@ def plan_text(plan: dict[str, Any], archive: Archive | None) -> str:
     if archive is not None:
         stored = bool((plan.get("code") or {}).get("stored"))
         lines += _upload(archive, stored=stored)
+        if code_file:
+            lines.append(f"  {'':<10}(the spec's folder, because the command names {plain(code_file)}: `code: .`)")
+        lines += left_out_lines(archive.listing)
     fits = str(plan.get("fits", ""))
     if fits in _FITS:
         message = one_line(plan.get("fits_message") or "")
@@ -41,6 +48,16 @@ def plan_text(plan: dict[str, Any], archive: Archive | None) -> str:
 def listing_lines(listing: Listing) -> list[str]:
     """The five largest files."""
     return [f"  {'':<10}{size(file.size):>8}  {plain(file.path)}" for file in listing.largest(5)]
+
+
+def left_out_lines(listing: Listing) -> list[str]:
+    """Keys, passwords and downloads that are not sent, if there are any."""
+    if not listing.private:
+        return []
+    shown = ", ".join(plain(path) for path in listing.private[:_LEFT_OUT_SHOWN])
+    more = f" and {len(listing.private) - _LEFT_OUT_SHOWN} more" if len(listing.private) > _LEFT_OUT_SHOWN else ""
+    text = f"  {'left out':<10}{shown}{more} (`!NAME` in .weftignore sends it)"
+    return [wrapped(text, width(), indent=" " * 12)]
 
 
 def _upload(archive: Archive, *, stored: bool) -> list[str]:

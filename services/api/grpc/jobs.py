@@ -126,7 +126,8 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
     async def GetSeries(self, request: jobs_pb2.GetMetricsRequest, context: Context) -> jobs_pb2.GetSeriesReply:
         wanted = params(telemetry.PointsParams, request)
         curves = await telemetry.get_series(self._services, current().principal, request.job_id, wanted)
-        return jobs_pb2.GetSeriesReply(series=[series_message(curve) for curve in curves.series])
+        series = [series_message(curve) for curve in curves.series]
+        return jobs_pb2.GetSeriesReply(series=series, through=curves.through)
 
     @needs("jobs:read")
     async def FollowMetrics(

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import socket
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
+from services.core.runtime.connections import Connections
 from services.core.runtime.sockets import open_private_folder, short_path, without_delay
-
-_CONNECTIONS_MOST: Final = 4_096
-"""Connections beyond are closed at once."""
-_DESCRIPTORS: Final = 3
-"""What a connection costs: those of both ends, and gRPC's own."""
 
 
 class _End(asyncio.Protocol):
@@ -27,6 +22,8 @@ class _End(asyncio.Protocol):
     def __init__(self, peer: _End | None = None) -> None:
         self.peer: _End | None = peer
         self.transport: asyncio.Transport | None = None
+        self.has_ended = False
+        """The other side sends nothing more."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -41,9 +38,11 @@ class _End(asyncio.Protocol):
             opposite.write(data)
 
     def eof_received(self) -> bool:
+        """False closes this end, and ``connection_lost`` the opposite one: both directions have ended."""
+        self.has_ended = True
         if (opposite := self._opposite) is not None and opposite.can_write_eof():
             opposite.write_eof()
-        return True  # the other direction stays open
+        return self.peer is None or not self.peer.has_ended
 
     def connection_lost(self, exc: Exception | None) -> None:
         if (opposite := self._opposite) is not None:
@@ -85,6 +84,8 @@ class _Outer(_End):
         for data in self._early:
             super().data_received(data)
         self._early.clear()
+        if self.has_ended and (opposite := self._opposite) is not None:
+            opposite.write_eof()
         self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,16 +96,13 @@ class _Outer(_End):
 class Relay:
     """``path``: the socket of the gRPC server. Use ``start`` once the server listens there."""
 
-    def __init__(self, held: socket.socket, path: Path) -> None:
-        self._held, self._path = held, path
+    def __init__(self, held: socket.socket, path: Path, connections: Connections) -> None:
+        self._held, self._path, self._connections = held, path, connections
         without_delay(held)
         self._outer: set[_Outer] = set()
         self._joining: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._folder = -1
-        # Half of the files that this process may open are left for REST, stores and uploads.
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most = min(_CONNECTIONS_MOST, limit // (2 * _DESCRIPTORS) if limit >= 0 else _CONNECTIONS_MOST)
 
     async def start(self) -> None:
         self._folder = open_private_folder(self._path.parent)
@@ -132,7 +130,7 @@ class Relay:
     def join(self, outer: _Outer) -> None:
         """Connects the inner end of a new connection."""
         assert outer.transport is not None  # noqa: S101 - it has just been made
-        if len(self._outer) >= self._most:
+        if not self._connections.admit(outer.transport):
             outer.transport.abort()
             return
         self._outer.add(outer)
@@ -157,3 +155,5 @@ class Relay:
     def left(self, outer: _Outer) -> None:
         """The connection has ended."""
         self._outer.discard(outer)
+        if outer.transport is not None:
+            self._connections.left(outer.transport)

@@ -14,6 +14,7 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
+from services.api.connection_limits import connections
 from services.api.grpc.auth_interceptor import AuthInterceptor
 from services.api.grpc.jobs import Jobs
 from services.api.grpc.platform import Keys, Platform
@@ -84,7 +85,8 @@ async def _listening(
             await asyncio.shield(server.stop(_SHUTDOWN_S))
         return
     path = services.settings.installation / SOCKETS / _BEHIND_RELAY
-    listening, relay = Listening(server, Address(f"{UNIX}{path}")), Relay(held, path)
+    counted = connections("grpc", services.settings, services.instrumentation)
+    listening, relay = Listening(server, Address(f"{UNIX}{path}")), Relay(held, path, counted)
     await listening.start()
     try:
         await relay.start()

@@ -12,11 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
-from services.api.rest import artifacts, jobs, keys, platform, submission, telemetry
+from services.api.rest import artifacts, dashboard, jobs, keys, platform, sessions, stream, submission, telemetry
 from services.api.rest.answers import answer, error_response, http_error_response
-from services.api.rest.auth_middleware import HANDLED, AuthMiddleware, trace_id_of
+from services.api.rest.auth_middleware import HANDLED, AuthMiddleware, PublicRoutes, trace_id_of
 from services.api.rest.openapi import document
-from services.api.rest.permissions import PUBLIC, public_paths, routes_of
+from services.api.rest.origins import Origins
+from services.api.rest.permissions import PUBLIC, public_routes, routes_of
 from services.api.services import ApiServices
 from services.api.use_cases.platform import VERSION
 from services.core.domain.errors import FieldError, Internal, InvalidRequest, NotFound, WeftError
@@ -28,7 +29,10 @@ def create_app(services: ApiServices) -> ASGIApp:
     """The application that a server runs."""
     app = create_routes()
     app.state.services = services
-    return AuthMiddleware(app, keys=services.keys, instrumentation=services.instrumentation, public=public_paths(app))
+    public = PublicRoutes(
+        [(method, route.path_regex) for route in public_routes(app) for method in route.methods or ()]
+    )
+    return AuthMiddleware(app, services, Origins.of(services.settings), public)
 
 
 def create_routes() -> FastAPI:
@@ -49,7 +53,7 @@ def create_routes() -> FastAPI:
             Exception: _unexpected_error,
         },
     )
-    for module in (submission, jobs, telemetry, artifacts, keys, platform):
+    for module in (submission, jobs, telemetry, stream, artifacts, keys, sessions, platform, dashboard):
         app.include_router(module.router)
     app.include_router(_openapi_router(app))
     return app

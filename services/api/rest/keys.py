@@ -15,7 +15,7 @@ from services.api.use_cases import keys
 from services.api.use_cases.keys import ApiKey, KeyHolder, KeyParams, ListKeysReply
 
 router = APIRouter(prefix="/v1", tags=["keys"])
-KeyId = Annotated[str, Path(description="Id of the key: k and 22 characters.")]
+KeyId = Annotated[str, Path(description="Id of the key (k and 22 characters), or of a session (s and 22).")]
 
 
 @router.get("/whoami", **ok(KeyHolder, "The caller"))

@@ -9,7 +9,8 @@ from fastapi.openapi.utils import get_openapi
 
 from services.api.answers import Answer, json_schemas
 from services.api.rest.answers import PROBLEM
-from services.api.rest.permissions import public_paths
+from services.api.rest.auth_middleware import COOKIE
+from services.api.rest.permissions import public_routes
 
 JobId = Annotated[str, Path(description="Id of the job: j and 22 characters.")]
 _SCHEMA: Final = "#/components/schemas/{name}"
@@ -77,14 +78,20 @@ def document(app: FastAPI) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     components["securitySchemes"] = {
-        "key": {"type": "http", "scheme": "bearer", "description": "An API key, weft_<id>_<secret>"}
+        "key": {"type": "http", "scheme": "bearer", "description": "An API key, weft_<id>_<secret>"},
+        "session": {
+            "type": "apiKey",
+            "in": "cookie",
+            "name": COOKIE,
+            "description": "A browser's session; changes also need the header X-Weft-CSRF",
+        },
     }
-    openapi["security"] = [{"key": []}]
-    public = public_paths(app)
+    openapi["security"] = [{"key": []}, {"session": []}]
+    public = {(method.lower(), route.path) for route in public_routes(app) for method in route.methods or ()}
     for path, operations in openapi["paths"].items():
-        for operation in operations.values():
+        for method, operation in operations.items():
             operation["responses"].pop("422", None)
             operation["responses"].update(_PROBLEMS)
-            if path in public:
+            if (method, path) in public:
                 operation["security"] = []
     return openapi

@@ -62,9 +62,9 @@ def routes_of(app: FastAPI) -> Iterator[APIRoute]:
         yield route
 
 
-def public_paths(app: FastAPI) -> frozenset[str]:
-    """Paths of the routes that need no key."""
-    return frozenset(route.path for route in routes_of(app) if permission_of(route) == _PUBLIC)
+def public_routes(app: FastAPI) -> list[APIRoute]:
+    """The routes that need no credential."""
+    return [route for route in routes_of(app) if permission_of(route) == _PUBLIC]
 
 
 def _services(request: Request) -> ApiServices:

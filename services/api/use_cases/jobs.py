@@ -37,6 +37,7 @@ class JobsParams(Params):
     name: str | None = Field(default=None, description="Only jobs of this name.")
     tag: str | None = Field(default=None, description="Only jobs with this tag.")
     user: str | None = Field(default=None, description="Only jobs of this user.")
+    deleted: bool = Field(default=False, description="Also jobs that were deleted; these have the field `deleted`.")
     after: str | None = Field(default=None, description="`next` of the previous page.")
     limit: int = Field(default=50, ge=1, le=500, description="Most jobs in the answer.")
     fields: str | None = Field(
@@ -73,6 +74,7 @@ async def list_jobs(services: ApiServices, principal: Principal, params: JobsPar
         user=params.user,
         name=params.name,
         tag=params.tag,
+        deleted=params.deleted,
         after=params.after,
         statuses=_statuses(params.status or []),
     )

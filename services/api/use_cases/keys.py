@@ -1,4 +1,4 @@
-"""API keys: the caller's identity, list, create, revoke."""
+"""API keys: the caller's identity, list (with the sessions made from them), create, revoke."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from services.api.answers import Answer, Done, Time, as_time, as_time_or_none, d
 from services.api.keys import ApiKey as StoredKey
 from services.api.params import Params
 from services.api.services import ApiServices
+from services.core.domain.ids import is_id
 
 
 class KeyParams(Params):
@@ -50,10 +51,23 @@ class ApiKey(Answer):
     ] = UNSET
 
 
+class KeySession(Answer):
+    """A session of a browser, as it is listed beside the keys."""
+
+    id: Annotated[str, doc("Id of the session: s and 22 characters. `DELETE /v1/keys/{id}` ends it.")]
+    key_id: Annotated[str, doc("Id of the key that it was made from; it ends with the key.")]
+    user: Annotated[str, doc("User of the key.")]
+    tenant: Annotated[str, doc("Tenant of the key.")]
+    created: Annotated[Time, doc("When it began.")]
+    used: Annotated[Time, doc("When it was used last, to the hour or so.")]
+    expires: Annotated[Time, doc("When it ends if it is not used again.")]
+
+
 class ListKeysReply(Answer):
-    """API keys."""
+    """API keys, and sessions of browsers."""
 
     keys: Annotated[list[ApiKey], doc("The caller's keys, revoked ones included; for admins the keys of all users.")]
+    sessions: Annotated[list[KeySession], doc("Sessions that have not ended, of the same users.")]
 
 
 def whoami(principal: Principal) -> KeyHolder:
@@ -68,8 +82,22 @@ def whoami(principal: Principal) -> KeyHolder:
 
 
 async def list_keys(services: ApiServices, principal: Principal) -> ListKeysReply:
-    """The caller's keys; for admins the keys of all users."""
-    return ListKeysReply(keys=[_key(key) for key in await services.keys.list(principal)])
+    """The caller's keys and sessions; for admins those of all users."""
+    return ListKeysReply(
+        keys=[_key(key) for key in await services.keys.list(principal)],
+        sessions=[
+            KeySession(
+                id=session.id,
+                key_id=session.key,
+                user=session.user,
+                tenant=session.tenant,
+                created=as_time(session.created),
+                used=as_time(session.used),
+                expires=as_time(services.sessions.expires(session)),
+            )
+            for session in await services.sessions.visible(principal)
+        ],
+    )
 
 
 async def create_key(
@@ -86,8 +114,11 @@ async def create_key(
 
 
 async def revoke_key(services: ApiServices, principal: Principal, key_id: str) -> None:
-    """Ends the key, within ``key_cache_s`` at every api. Raises NotFound."""
-    await services.keys.revoke(principal, key_id)
+    """Ends the key, or the session of this id, within ``key_cache_s`` at every api. Raises NotFound."""
+    if is_id(key_id, "s"):
+        await services.sessions.end(principal, key_id)
+    else:
+        await services.keys.revoke(principal, key_id)
 
 
 def _key(key: StoredKey) -> ApiKey:

@@ -95,6 +95,10 @@ class ClusterState(Answer):
     isolation: Annotated[
         str | UnsetType, doc("How learners are isolated: sandbox, process or trusted. Only while the cluster answers.")
     ] = UNSET
+    enforced: Annotated[
+        list[str] | UnsetType,
+        doc("Limits of learners that the kernel enforces, of memory, pids and cpu. Only where this is known."),
+    ] = UNSET
     total: Annotated[ResourceSize | UnsetType, doc("Hardware of all ready nodes. Only with `nodes`.")] = UNSET
 
 
@@ -173,7 +177,10 @@ async def get_cluster(services: ApiServices, principal: Principal, params: Tenan
         return ClusterState(used=used, jobs=jobs)
     nodes = [_node(node) for node in state.nodes]
     ready = (ResourceSize(cpus=node.cpus, memory=node.memory, gpus=node.gpus) for node in nodes if node.ready)
-    return ClusterState(nodes=nodes, isolation=state.isolation, total=total(*ready), used=used, jobs=jobs)
+    return ClusterState(
+        nodes=nodes, isolation=state.isolation, total=total(*ready), used=used, jobs=jobs,
+        enforced=UNSET if state.enforced is None else list(state.enforced),
+    )  # fmt: skip
 
 
 async def get_storage(services: ApiServices, principal: Principal, params: StorageParams) -> TenantStorage:

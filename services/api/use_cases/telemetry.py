@@ -16,7 +16,7 @@ from services.api.access import Principal
 from services.api.answers import Answer, Time, as_time, doc, number
 from services.api.following import Changed, End
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
-from services.api.params import Params, Seq, Small, unix_ms
+from services.api.params import Params, Seq, Small, Step, unix_ms
 from services.api.services import ApiServices
 from services.core.domain.errors import Unavailable
 from services.core.domain.job import Event
@@ -59,6 +59,10 @@ class PointsParams(Params):
         le=100_000,
         description="Roughly the most points of each curve; minima and maxima are kept. Only for curves; default 1000.",
     )
+    from_step: Step = Field(default=None, description="Only points of this step or a later one.")
+    to_step: Step = Field(default=None, description="Only points of this step or an earlier one.")
+    since: str | None = Field(default=None, description="Only points from this time on (RFC 3339).")
+    until: str | None = Field(default=None, description="Only points up to this time (RFC 3339).")
 
 
 class EventsParams(Params):
@@ -130,6 +134,7 @@ class GetSeriesReply(Answer):
     """Curves, one for each metric, context, role and rank."""
 
     series: Annotated[list[JobSeries], doc("Curves in the order of their first points.")]
+    through: Annotated[int, doc("Follow the points after this `seq`: the curves lack none before it.")]
 
 
 class JobProgress(Answer):
@@ -210,7 +215,8 @@ async def get_metrics(
 async def get_series(services: ApiServices, principal: Principal, job_id: str, params: PointsParams) -> GetSeriesReply:
     """Curves. Raises NotFound, Unavailable while the metrics service is away."""
     await services.jobs.get(principal, job_id)
-    return GetSeriesReply(series=_curves(await services.telemetry.series(job_id, _point_query(params))))
+    points, through = await services.telemetry.series(job_id, _point_query(params))
+    return GetSeriesReply(series=_curves(points), through=through)
 
 
 async def follow_metrics(
@@ -355,6 +361,10 @@ def _point_query(params: PointsParams) -> PointQuery:
         rank=params.rank,
         attempt=params.attempt,
         max_points=params.max_points,
+        from_step=params.from_step,
+        to_step=params.to_step,
+        since_ms=unix_ms("since", params.since),
+        until_ms=unix_ms("until", params.until),
     )
 
 

@@ -7,10 +7,12 @@ import socket
 import ssl
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Final
 
 import uvicorn
 
+from services.core.bootstrap.http_limits import HttpLimits, LimitedProtocol
 from services.core.domain.errors import WeftError
 from services.core.runtime.address import Address
 from services.core.runtime.sockets import SocketPlace, without_delay
@@ -24,21 +26,25 @@ class HttpServer:
     ``held``: a socket that listens at the address already, e.g. one that the supervisor keeps. This server closes it.
     """
 
-    def __init__(self, app: Any, address: Address, *, held: socket.socket | None = None) -> None:
+    def __init__(
+        self, app: Any, address: Address, *, held: socket.socket | None = None, limits: HttpLimits | None = None
+    ) -> None:
         self._address, self._held = address, held
         if held is not None:
             without_delay(held)
         files = address.files()
-        tls: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if files is not None:
-            tls = {
+            options = {
                 "ssl_certfile": files.certificate, "ssl_keyfile": files.key, "ssl_ca_certs": str(files.authority),
                 "ssl_cert_reqs": ssl.CERT_REQUIRED,
             }  # fmt: skip
+        if limits is not None:
+            options["http"] = partial(LimitedProtocol, limits=limits)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=30,
-                timeout_graceful_shutdown=5, server_header=False, **tls,
+                timeout_graceful_shutdown=5, server_header=False, **options,
             )
         )  # fmt: skip
         self._server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # run() handles signals

@@ -7,9 +7,10 @@ Imports are inside the functions, so that a service imports only the adapters th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from services.core.domain.errors import InvalidRequest
+from services.core.domain.sizes import Size
 from services.core.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ async def identity(settings: Settings, service: str) -> Identity:
     return await open_identity(installation_secrets(settings), _public_keys(settings), service)
 
 
-async def guard(settings: Settings, identity: Identity, *, learners: bool = False) -> Guard:
-    """Returns what authenticates the calls of a service. ``learners``: helpers may call it, too."""
+async def guard(settings: Settings, identity: Identity, *, services: bool = True, learners: bool = False) -> Guard:
+    """Returns what authenticates the calls of a service. ``services``, ``learners``: which callers it may have."""
     from services.core.adapters.identity import LearnerTokenVerifier
     from services.core.adapters.rpc.server import Guard
 
@@ -84,7 +85,7 @@ async def guard(settings: Settings, identity: Identity, *, learners: bool = Fals
     if learners:
         shared = await installation_secrets(settings).get(SHARED_SECRET)
         verifier = LearnerTokenVerifier(identity.keys, shared)
-    return Guard(identity.name, identity.verifier(), verifier)
+    return Guard(identity.name, identity.verifier() if services else None, verifier)
 
 
 def operations_access(settings: Settings, service: str) -> OperationsAccess:
@@ -193,13 +194,39 @@ async def status_store(settings: Settings) -> StatusStore:
     return EtcdStatusStore(settings.installation.address("etcd"))
 
 
-def cluster(settings: Settings, identity: Identity) -> Cluster:
-    """Returns the cluster. Raises InvalidRequest for an unknown one."""
-    if settings.cluster != "local":
-        raise InvalidRequest(f"WEFT_CLUSTER={settings.cluster} is no kind of cluster; there is: local")
+CLUSTERS: Final = ("local", "kubernetes")
+
+
+def check_cluster(settings: Settings) -> None:
+    """Raises InvalidRequest for an unknown kind of cluster."""
+    if settings.cluster not in CLUSTERS:
+        kinds = ", ".join(CLUSTERS)
+        raise InvalidRequest(f"WEFT_CLUSTER={settings.cluster} is no kind of cluster; there are: {kinds}")
+
+
+def cluster(settings: Settings, identity: Identity, status: StatusStore) -> Cluster:
+    """Returns the cluster. Must be called in the event loop that uses it. Raises InvalidRequest for an unknown one.
+
+    ``status``: where the kubernetes adapter keeps fences and reads helpers' reports.
+    """
+    check_cluster(settings)
+    if settings.cluster == "kubernetes":
+        from services.core.bootstrap.kubernetes import kubernetes_cluster
+
+        return kubernetes_cluster(settings, status)
     from services.core.adapters.local.cluster import LocalCluster
 
     return LocalCluster(settings.installation.address("node"), identity.credential("node"))
+
+
+def learner_overhead(settings: Settings) -> Size:
+    """Returns what each learner takes of its node besides its own size: its helper, where that has its own share."""
+    from services.core.runtime.kubernetes_settings import KubernetesSettings
+
+    if settings.cluster != "kubernetes":
+        return Size(0, 0, 0)
+    kubernetes = KubernetesSettings()
+    return Size(0, kubernetes.helper_cpus, kubernetes.helper_memory)
 
 
 def hints(settings: Settings, identity: Identity) -> Hints:

@@ -4,7 +4,8 @@
     ├── InvalidRequest            the request is wrong; ``errors`` names the fields
     │   ├── InvalidSpec           a job spec with field errors
     │   ├── InvalidArchive        a code archive that is not a plain zip
-    │   └── IdempotencyMismatch   the idempotency key was used before with another request
+    │   ├── IdempotencyMismatch   the idempotency key was used before with another request
+    │   └── AdmissionDenied       the cluster's own rules forbid the objects of an attempt
     ├── Unauthenticated · PermissionDenied
     ├── NotFound
     ├── Conflict                  the object's current state forbids the request
@@ -16,7 +17,8 @@
     │   └── Quarantined           the stored object cannot be read; it is left alone until an operator repairs it
     ├── ResourceExhausted         quota, rate or size
     │   ├── TooLarge
-    │   └── NoSpace
+    │   ├── NoSpace
+    │   └── QuotaExceeded         the cluster's own quota for the tenant is used up
     ├── Unavailable               a store or service does not answer; the same request may succeed later
     └── Internal                  a fault of the platform
 
@@ -67,6 +69,9 @@ class InvalidArchive(InvalidRequest): ...
 
 
 class IdempotencyMismatch(InvalidRequest): ...
+
+
+class AdmissionDenied(InvalidRequest): ...
 
 
 class Unauthenticated(WeftError): ...
@@ -120,6 +125,9 @@ class TooLarge(ResourceExhausted): ...
 class NoSpace(ResourceExhausted): ...
 
 
+class QuotaExceeded(ResourceExhausted): ...
+
+
 class Unavailable(WeftError): ...
 
 
@@ -153,6 +161,7 @@ TABLE: Final[dict[type[WeftError], ErrorRow]] = {
     InvalidSpec: ErrorRow("invalid-spec", 400, "INVALID_ARGUMENT", 2, False),
     InvalidArchive: ErrorRow("invalid-archive", 400, "INVALID_ARGUMENT", 2, False),
     IdempotencyMismatch: ErrorRow("idempotency-mismatch", 422, "INVALID_ARGUMENT", 5, False),
+    AdmissionDenied: ErrorRow("admission-denied", 403, "FAILED_PRECONDITION", 5, False),
     Unauthenticated: ErrorRow("unauthenticated", 401, "UNAUTHENTICATED", 3, False),
     PermissionDenied: ErrorRow("permission-denied", 403, "PERMISSION_DENIED", 3, False),
     NotFound: ErrorRow("not-found", 404, "NOT_FOUND", 4, False),
@@ -166,6 +175,7 @@ TABLE: Final[dict[type[WeftError], ErrorRow]] = {
     ResourceExhausted: ErrorRow("resource-exhausted", 429, "RESOURCE_EXHAUSTED", 1, True),
     TooLarge: ErrorRow("too-large", 413, "RESOURCE_EXHAUSTED", 2, False),
     NoSpace: ErrorRow("no-space", 507, "RESOURCE_EXHAUSTED", 1, True),
+    QuotaExceeded: ErrorRow("quota-exceeded", 429, "RESOURCE_EXHAUSTED", 1, True),
     Unavailable: ErrorRow("unavailable", 503, "UNAVAILABLE", 1, True),
     Internal: ErrorRow("internal", 500, "INTERNAL", 1, False),
 }

@@ -21,6 +21,8 @@ from services.core.domain.status import RESTING, TERMINAL, Desired, Status, allo
 SCHEMA: Final = 1
 KEPT_APPLIED_KEYS: Final = 16
 """How many ``applied_keys`` a document keeps; each takes about 100 bytes."""
+PLATFORM: Final = "platform"
+"""The actor of what `weft down` and `weft up` change. Actors that are users begin with ``user:``."""
 _PATH: Final = (Status.PENDING, Status.DOWNLOADING, Status.PROCESSING, Status.STORING)
 
 
@@ -236,8 +238,20 @@ class Job:
 
     @property
     def requester(self) -> str:
-        """The user who changed ``desired`` last, for messages: ``ada``; ``its owner`` where unknown."""
+        """The origin of the last change of ``desired``, for messages: ``ada``; ``its owner`` where unknown."""
+        if self.desired_by == PLATFORM:
+            return "the stop of the platform"
         return self.desired_by.removeprefix("user:") or "its owner"
+
+    @property
+    def halted_by_platform(self) -> bool:
+        """Whether the stop of the platform halted it: the next start of the platform queues it again."""
+        return self.desired is Desired.HALT and self.desired_by == PLATFORM
+
+    @property
+    def halt_reason(self) -> str:
+        """The reason of a halt that is desired: a stable word."""
+        return "PlatformStopped" if self.halted_by_platform else "Halted"
 
     def was_applied(self, key: str, *, since: int) -> bool:
         """Whether ``applied_keys`` has this key with a time after ``since`` (Unix ms)."""

@@ -31,6 +31,8 @@ class Exit:
     """It was killed for lack of memory."""
     disk_exceeded: str = ""
     """It was ended because it wrote too much: what it exceeded, for people. Empty: it was not."""
+    port_taken: str = ""
+    """It was ended because it listened on a port of another job, for people. Empty: it was not."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

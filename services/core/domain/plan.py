@@ -134,6 +134,10 @@ class LearnerPlan:
     """Learner token (``services.core.domain.tokens``) for this job, attempt and rank."""
     env: Mapping[str, str] = field(default_factory=dict)
     """The user's own variables: literal text."""
+    gpu_type: str = ""
+    """Model of GPU that its node must have; empty: any."""
+    shm: int = 0
+    """Bytes of /dev/shm; 0: the cluster's default."""
     variables: Variables = field(default_factory=dict)
     """Weft's variables for this learner. They win over the attempt's, and both win over ``env``."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -169,6 +173,10 @@ class AttemptPlan:
     """How the learners find one another: none, torchrun, jax, ..."""
     framework: str
     """``<name>-<version>`` of an entry of the framework library; empty: the shell and tools of the machine."""
+    image: str = ""
+    """Container image of the user's choice; empty: the one of ``framework``. Clusters without images refuse it."""
+    priority: str = "normal"
+    """low | normal | high."""
     code_digest: str
     """``sha256:<hex>`` of the code archive; empty: no code."""
     inputs: tuple[Input, ...]

@@ -555,12 +555,22 @@ def _unsupported_data(spec: JobSpec) -> Iterator[FieldError]:
     for index, source in enumerate(spec.metrics):
         if source.type != "jsonl":
             yield FieldError(f"/metrics/{index}/type", f"'{source.type}' is {_LATER}", "there is: jsonl")
+        for field in sorted(source.model_extra or {}) if source.type == "jsonl" else ():
+            names = list(MetricSource.model_fields)
+            yield FieldError(f"/metrics/{index}/{field}", f"there is no field '{field}'", nearest(field, names))
 
 
 def _unsupported_fields(spec: JobSpec) -> Iterator[FieldError]:
     for field in ("elastic", "secrets", "notify", "outputs", "preemptible", "stall_timeout"):
         if getattr(spec, field):
             yield FieldError(f"/{field}", f"{field} is {_LATER}", "leave it out")
+    if spec.priority != "normal":
+        yield FieldError("/priority", f"priorities are {_LATER}", "leave it out")
+    if spec.placement not in {"pack", "spread"}:
+        yield FieldError("/placement", f"topology keys are {_LATER}", "there are: pack, spread")
+    for field in sorted(spec.checkpoint.model_fields_set):
+        keeps = "every file in $CHECKPOINT_DIR is kept, and a file of the same name replaced"
+        yield FieldError(f"/checkpoint/{field}", f"checkpoint.{field} is {_LATER}: {keeps}", "leave it out")
     for field in ("shm", "disk", "devices"):
         if getattr(spec.resources, field):
             yield FieldError(f"/resources/{field}", f"{field} is {_LATER}", "leave it out")

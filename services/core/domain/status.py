@@ -41,6 +41,8 @@ class PendingReason(StrEnum):
     """Its last attempt still holds hardware."""
     WAITING_FOR_DISK = "WaitingForDisk"
     """A disk of the platform or of its nodes is almost full: nothing is admitted."""
+    PLATFORM_STOPPING = "PlatformStopping"
+    """`weft down` halts the jobs: nothing is admitted until the next `weft up`."""
     MISCONFIGURED = "Misconfigured"
     """Its stored spec cannot be read."""
 

@@ -4,6 +4,8 @@
 /jobs/<id>/guardian                holder and term, on the holder's lease
 /jobs/<id>/plan/<nn>               progress of a provisioning step, for display
 /jobs/<id>/learners/<role>-<rank>  status of a learner
+/jobs/<id>/fence                   highest (attempt, term) that has acted on the job's pods
+/jobs/<id>/stop                    the stop of the job's pods, for their helpers
 /lcm/leader                        the leading dispatcher
 /members/<service>/<id>            a live process of a service
 """
@@ -17,6 +19,7 @@ MEMBERS: Final = "/members/"
 LEADER: Final = "/lcm/leader"
 _ATTEMPT: Final = "attempt"
 _LEARNERS: Final = "learners"
+_STOP: Final = "stop"
 
 
 class JobKey(NamedTuple):
@@ -24,7 +27,7 @@ class JobKey(NamedTuple):
 
     job_id: str
     kind: str
-    """``attempt``, ``guardian``, ``plan``, ``learners``, or any other text: keys of newer versions are allowed."""
+    """``attempt``, ``guardian``, ``plan``, ``learners``, ``stop``, or any other text (keys of newer versions)."""
     name: str
 
     @property
@@ -34,6 +37,10 @@ class JobKey(NamedTuple):
     @property
     def is_learner(self) -> bool:
         return self.kind == _LEARNERS and bool(self.name)
+
+    @property
+    def is_stop(self) -> bool:
+        return self.kind == _STOP and not self.name
 
 
 def parse_job_key(key: str) -> JobKey:
@@ -61,6 +68,21 @@ def guardian_key(job_id: str) -> str:
 def plan_key(job_id: str, step: int) -> str:
     """Holds the progress of a provisioning step; ``step`` counts from 0."""
     return f"{JOBS}{job_id}/plan/{step:02d}"
+
+
+def fence_key(job_id: str) -> str:
+    """Holds the highest (attempt, term) that has acted on the job's pods (Kubernetes only)."""
+    return f"{JOBS}{job_id}/fence"
+
+
+def stop_key(job_id: str) -> str:
+    """Holds the stop of an attempt for the helpers of its pods: ``{attempt, generation, cause, grace_ms, time}``."""
+    return f"{JOBS}{job_id}/{_STOP}"
+
+
+def learners_prefix(job_id: str) -> str:
+    """The prefix of the statuses of a job's learners."""
+    return f"{JOBS}{job_id}/{_LEARNERS}/"
 
 
 def learner_key(job_id: str, name: str) -> str:

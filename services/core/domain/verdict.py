@@ -34,7 +34,7 @@ def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     if job.desired is Desired.RUN and (changed := _mixed_data(job, spec, learners, now)) is not None:
         return changed
     if job.desired is Desired.HALT and sum(_is_over(learner) for learner in learners.values()) == spec.learners:
-        return Verdict(to=Status.HALTED, reason="Halted", message=f"halted by {job.requester}", time=now)
+        return Verdict(to=Status.HALTED, reason=job.halt_reason, message=f"halted by {job.requester}", time=now)
     return None
 
 
@@ -160,9 +160,11 @@ def describe_failure(learner: LearnerStatus) -> tuple[str, str]:
         return "OOMKilled", f"learner {learner.name} ran out of memory; raise resources.memory"
     if end.disk_exceeded:
         return "DiskExceeded", (
-            f"learner {learner.name} was ended: {end.disk_exceeded}, the bound that the operator has set for one "
-            "learner; write less, or remove files while it trains"
+            f"learner {learner.name} was ended: {end.disk_exceeded}, a bound that the operator has set; "
+            "write less, or remove files while it trains"
         )
+    if end.port_taken:
+        return "PortTaken", f"learner {learner.name} was ended: {end.port_taken}; use the ports of its own variables"
     if end.signal is not None:
         try:
             name = signal.Signals(end.signal).name

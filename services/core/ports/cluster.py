@@ -1,8 +1,12 @@
-"""The cluster: provisions, observes and stops learners. Adapter: ``local`` (the node agent of this machine).
+"""The cluster: provisions, observes and stops learners. Adapters: ``local`` (the node agent of this machine) and
+``kubernetes``.
 
 Every call that changes something carries the ``attempt`` and the Guardian's ``term``. The cluster stores the highest
 pair (attempt, term) that it has seen of each job, and refuses lower ones with StaleFence. Every call may be repeated: a
 repetition has no further effect.
+
+A call that was sent before a later pair was seen may take effect after it. Nothing that is stale is ever activated, and
+what such a call has created is inert and gone within 30 seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +49,9 @@ class LearnerProcess:
     """``<role>-<index>``, e.g. ``worker-0``."""
     attempt: int
     state: str
-    """inert (provisioned, not activated) | waiting (activated, process not started) | running | exited."""
+    """inert (provisioned, not activated) | starting (activated; its helper or its container does not run yet) |
+    waiting (all runs but the learner's process) | running | exited.
+    """
     run: int = 0
     """The number of its process's start within the attempt, from 1; 0: not started."""
     pid: int | None = None
@@ -58,6 +64,12 @@ class LearnerProcess:
     """Why its helper failed before the process ran; empty: it did not fail."""
     message: str = ""
     """The failure of the helper, for people."""
+    blocked: str = ""
+    """Why it has not left ``starting``, e.g. Unschedulable, ImagePullFailed; empty: nothing is known to be wrong."""
+    blocked_message: str = ""
+    """What blocks it and what to do, for people."""
+    blocked_for_good: bool = False
+    """Waiting cannot help: the attempt should be undone."""
     readable: bool = True
     """False: the cluster's record of it is damaged, so its helper's report says how it ended."""
     node: str = ""
@@ -82,6 +94,13 @@ class Cluster(Protocol):
 
     async def capacity(self) -> Sequence[Node]:
         """Returns all nodes, those that are not ready too."""
+        ...
+
+    async def prepare(self, tenant: str) -> None:
+        """Makes the cluster ready for learners of the tenant. The LCM calls it before each admission of a job.
+
+        A repetition costs nothing. Raises Conflict where something else has the tenant's place in the cluster.
+        """
         ...
 
     def steps(self) -> Sequence[str]:

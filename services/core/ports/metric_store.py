@@ -131,8 +131,47 @@ class PointQuery:
     """Any of these; empty: all."""
     rank: int | None = None
     attempt: int | None = None
+    from_step: int | None = None
+    """Only points of this step or a later one; points without a step do not match."""
+    to_step: int | None = None
+    """Only points of this step or an earlier one; points without a step do not match."""
+    since_ms: int | None = None
+    """Only points of this time (Unix ms) or later."""
+    until_ms: int | None = None
+    """Only points of this time (Unix ms) or earlier."""
     max_points: int | None = None
-    """Reduces each series to about so many points, keeping minima and maxima."""
+    """Reduces each series to about so many points, keeping minima, maxima, the first and the last step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate:
+    """What was reported of one metric: of a name and context, by the lowest rank of the newest attempt.
+
+    Every reported value counts, also of a step that was reported again. ``last`` may be NaN; NaN is neither smallest
+    nor largest. ``low`` and ``high`` are NaN where no number was reported.
+    """
+
+    name: str
+    context: Mapping[str, str]
+    rank: int
+    count: int
+    last: float
+    last_step: int | None
+    low: float
+    low_step: int | None
+    """Of equal values the first."""
+    high: float
+    high_step: int | None
+    """Of equal values the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Values of a series at some steps, in order of steps."""
+
+    steps: Sequence[int]
+    values: Sequence[float]
+    """The value of each of ``steps``; may be NaN or infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +246,33 @@ class MetricStore(Protocol):
     async def series(self, job_id: str, query: PointQuery) -> Sequence[StoredPoint]:
         """Returns curves: for each (name, context, rank) the latest value of each step, in order of steps.
 
-        Points without a step follow, unreduced. Only points of ``query.attempt`` count, or, without it, of the newest
-        attempt that reported any. ``query.after_seq`` is ignored.
+        Points without a step follow. Only points of ``query.attempt`` count, or, without it, of the newest attempt that
+        reported any; of a window in steps or time only the points in it. ``query.after_seq`` is ignored.
         """
         ...
 
     async def latest(self, job_id: str) -> Mapping[str, StoredPoint]:
         """Returns the last stored point of each metric name, of any learner."""
+        ...
+
+    async def aggregates(self, job_id: str, names: Sequence[str] = ()) -> Sequence[Aggregate]:
+        """Returns the aggregates of these metrics, in order of name and context; no names: of all.
+
+        The cost does not depend on the number of points.
+        """
+        ...
+
+    async def steps(self, job_id: str, name: str, context: Mapping[str, str] | None) -> Sequence[int]:
+        """Returns the steps of the series that ``column`` reads, in order; none where there is no such series."""
+        ...
+
+    async def column(
+        self, job_id: str, name: str, context: Mapping[str, str] | None, steps: Sequence[int]
+    ) -> Column | None:
+        """Returns the latest values of a metric at these steps; None where the job has no such series.
+
+        Of several series the first context (with ``context`` None) and the lowest rank of the newest attempt count.
+        """
         ...
 
     async def counts(self, job_id: str) -> tuple[int, int]:

@@ -45,11 +45,18 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsAuthority:
+    """The PEM file of a client that shows no certificate of its own (a learner's helper in a pod)."""
+
+    authority: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Address:
     """One address in one of the three forms; ``tls`` are the files of this process for the second."""
 
     text: str
-    tls: TlsFiles | None = None
+    tls: TlsFiles | TlsAuthority | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -81,14 +88,20 @@ class Address:
         """This address. Raises InvalidRequest for plain TCP, and for TLS without files."""
         if self.socket is None and not self.is_tls:
             raise InvalidRequest(f"{self.text} is plain TCP; inner servers listen at unix:PATH or tls:HOST:PORT only")
-        self.files()
+        self.trust()
         return self
+
+    def trust(self) -> TlsFiles | TlsAuthority | None:
+        """What a client needs for TLS; None for the other forms. Raises InvalidRequest where it is not set."""
+        if self.is_tls and isinstance(self.tls, TlsAuthority):
+            return self.tls
+        return self.files()
 
     def files(self) -> TlsFiles | None:
         """The files for TLS; None for the other forms. Raises InvalidRequest where they are not set."""
         if not self.is_tls:
             return None
-        if self.tls is None:
+        if not isinstance(self.tls, TlsFiles):
             raise InvalidRequest(
                 f"{self.text} needs WEFT_TLS_AUTHORITY_FILE, WEFT_TLS_CERTIFICATE_FILE and WEFT_TLS_KEY_FILE"
             )

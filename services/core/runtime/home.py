@@ -3,6 +3,7 @@
 VERSION                schema of this folder
 lock                   held by the supervisor
 run/addresses.json     name -> address (services.core.runtime.address); clients read it again when no service answers
+run/down.json          the `weft down` that waits for the jobs
 run/s/                 the sockets of etcd and the services
 run/<service>.json     pid, start time and boot id of each service; run/came-up: all services have run at the same time
 run/<service>.lease.json  the service's lease in etcd, which its next process revokes
@@ -29,11 +30,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.core.domain.errors import Unavailable
+from services.core.domain.errors import InvalidRequest, Unavailable
 from services.core.runtime.address import Address, TlsFiles
 
 SOCKETS: Final = "run/s"
 """The folder of the sockets; its path counts towards the length of each."""
+
+STOPPING: Final = "run/down.json"
+"""The `weft down` that halts the jobs, as long as its process runs: meanwhile no job is admitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +77,16 @@ class Home:
 def default_home() -> Path:
     """Returns the absolute ``$WEFT_HOME``, else ``/var/lib/weft`` as root, else ``~/.local/share/weft``.
 
-    As root the learners run under uids of their own, which could not enter root's home.
+    Raises InvalidRequest for a user without a home folder. As root the learners run under uids of their own, which could
+    not enter root's home.
     """
     if configured := os.environ.get("WEFT_HOME"):
         return Path(configured).absolute()
     if os.geteuid() == 0:
         return Path("/var/lib/weft")
-    data_home = os.environ.get("XDG_DATA_HOME")
-    return (Path(data_home) if data_home else Path.home() / ".local" / "share") / "weft"
+    if data_home := os.environ.get("XDG_DATA_HOME"):
+        return Path(data_home) / "weft"
+    try:
+        return Path.home() / ".local" / "share" / "weft"
+    except RuntimeError:
+        raise InvalidRequest("there is no home folder: set HOME, or WEFT_HOME to a folder for the platform") from None

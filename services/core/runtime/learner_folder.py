@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from services.core.domain.codec import load
 from services.core.domain.document import MAX_TIME_MS
@@ -110,6 +110,8 @@ class Assignment:
     objects: str
     """The object store's folder; empty: objects are moved by signed URLs."""
     cache: str
+    objects_keep_free: int = 0
+    """Bytes that stay free on the disk of the object store's folder when outputs are stored."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -168,19 +170,45 @@ class LearnerFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    has_image: ClassVar[bool] = False
+    """Whether the learner's programs come from a container's image; else the helper prepares its environment."""
+
+    def path(self, name: str) -> Path:
+        """Where the file or folder of this name lies."""
+        return self.root / name
+
+    @property
+    def staging(self) -> Path:
+        """Where the helper makes what it hands over to the learner by a rename."""
+        return self.root / "fetched"
+
+    @property
+    def replaced(self) -> Path:
+        """Where it moves what is in the way."""
+        return self.root / "replaced"
+
+    @property
+    def data_versions(self) -> Path:
+        """Where the learners of an attempt on this machine record which version of their data they have."""
+        return self.root.parent / ".data"
+
+    def gang(self, plan: AttemptPlan) -> list[str]:
+        """As ``read_gang``."""
+        return read_gang(self.root, plan)
+
     def has(self, name: str) -> bool:
-        return (self.root / name).exists()
+        return self.path(name).exists()
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A document of the folder; None if there is none (yet). ValueError or TypeError if it cannot be read."""
         try:
-            return read_json(self.root / name)
+            return read_json(self.path(name))
         except RecursionError as error:
             raise ValueError("nested too deep") from error
 
     def write(self, name: str, document: Mapping[str, Any]) -> None:
         """Durable when this returns. Raises NoSpace."""
-        write_json(self.root / name, document)
+        write_json(self.path(name), document)
 
     def assignment(self) -> Assignment:
         """The helper's part of ``learner.json``. One of ``MALFORMED`` if it cannot be read."""
@@ -228,17 +256,21 @@ class LearnerFolder:
         name = exit_file(run)
         try:
             document = self.read(name)
-            return None if document is None else self._with_disk(_exit(document))
+            return None if document is None else self._with_reason(_exit(document))
         except MALFORMED:
             return Exit(time=self._changed_ms(name), lost=True)
 
-    def _with_disk(self, end: Exit) -> Exit:
-        """A stop by the platform that came first remains the cause."""
+    def _with_reason(self, end: Exit) -> Exit:
+        """The exit with what the node agent ended it for. A stop by the platform that came first remains the cause."""
         try:
             document = self.read(DISK_FILE) if end.natural else None
         except MALFORMED:
             document = {}
-        return end if document is None else replace(end, disk_exceeded=str(document.get("why", "it wrote too much")))
+        if document is None:
+            return end
+        if "port_taken" in document:
+            return replace(end, port_taken=str(document["port_taken"]))
+        return replace(end, disk_exceeded=str(document.get("why", "it wrote too much")))
 
     def stop_mark(self) -> StopMark | None:
         """None also if it cannot be read: the next stop replaces it."""
@@ -269,7 +301,7 @@ class LearnerFolder:
 
     def lock(self, name: str) -> int | None:
         """The descriptor that holds the lock file; None if another process holds it."""
-        descriptor = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -278,7 +310,7 @@ class LearnerFolder:
         return descriptor
 
     def _changed_ms(self, name: str) -> int:
-        return round((self.root / name).stat().st_mtime * 1000)
+        return round((self.path(name)).stat().st_mtime * 1000)
 
 
 def _identity(document: Mapping[str, Any]) -> ProcessIdentity:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+ROOT: Final = "/weft"
+"""The folder of all mounts."""
 PLAN: Final = "/weft/plan"
 """Read-only, for the helper: ``PLAN_FILE``, ``ADDRESSES_FILE`` and ``AUTHORITY_FILE`` of the attempt's owner object."""
 PLAN_FILE: Final = "plan.json"
@@ -29,13 +31,18 @@ ENTRY_FILE: Final = "entry.sh"
 JOB: Final = "/weft/job"
 """JOB_STATE_DIR: the learner's own folders, named as on one machine (``learner_folder.JOB_FOLDERS``)."""
 
+SDK: Final = f"{CONTROL}/sdk"
+"""The part of the SDK that training code imports. The helper copies it here from its image."""
+
 LEARNER_VARIABLE: Final = "WEFT_POD_LEARNER"
 """In both containers: the learner's name."""
 COMMAND_VARIABLE: Final = "WEFT_POD_COMMAND"
 """In the learner's container: the user's command, for ``/bin/sh -c``."""
 STORE_TIMEOUT_VARIABLE: Final = "WEFT_POD_STORE_TIMEOUT_S"
 """In the learner's container: the entry script waits at most so long for ``stored`` after the command's end."""
+GRACE_VARIABLE: Final = "WEFT_POD_GRACE_S"
+"""In the learner's container: after a SIGTERM from the kubelet the command gets so long before SIGKILL."""
 HELPER_CONTAINER: Final = "helper"
 LEARNER_CONTAINER: Final = "learner"
-GATE: Final = "weft.dev/gang"
+SCHEDULING_GATE: Final = "weft.dev/gang"
 """The scheduling gate of an inert pod."""

@@ -64,7 +64,8 @@ class Settings(BaseSettings):
     )
     cluster: str = Field(
         default="local",
-        description="Cluster on which learners run: local (the node agent of this machine).",
+        description="Cluster on which learners run: local (the node agent of this machine), or kubernetes (pods; see "
+        "the settings WEFT_KUBERNETES_...).",
     )
     hints: Literal["send", "drop"] = Field(
         default="send", description="'drop' loses every hint: all must still work, only slower. For tests."

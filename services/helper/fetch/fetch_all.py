@@ -21,7 +21,6 @@ from services.core.runtime.learner_folder import (
     MALFORMED,
     Assignment,
     LearnerFolder,
-    read_gang,
 )
 from services.helper.fetch.code import fetch_code
 from services.helper.fetch.faults import outage_of
@@ -36,9 +35,9 @@ from services.helper.objects import UrlSigner
 def fetch_all(folder: LearnerFolder, assignment: Assignment, signer: UrlSigner, progress: FetchProgress) -> FetchResult:
     """Fetches and hands over. May be done again from the start. Raises FetchFailed, FetchCancelled."""
     try:
-        staging = _empty_staging(folder.root)
+        staging = _empty_staging(folder.staging)
         result = _fetch_into(staging, folder, assignment, signer, progress)
-        _hand_over(staging, folder.root)
+        _hand_over(staging, folder)
     except (OSError, WeftError) as error:
         if (outage := outage_of(error)) is not None:
             raise outage from error
@@ -54,9 +53,11 @@ def _fetch_into(
     fetch_code(assignment, model_dir, signer, progress)
     progress.check()
     if assignment.plan.inputs:
-        versions = DataVersions(folder.root.parent / ".data")
+        versions = DataVersions(folder.data_versions)
         result.data_digest = _fetch_data(assignment, staging / JOB_FOLDERS[Folder.DATA], versions, progress)
-    if assignment.plan.framework or (model_dir / "requirements.txt").exists():
+    if folder.has_image:
+        _refuse_requirements(model_dir)
+    elif assignment.plan.framework or (model_dir / "requirements.txt").exists():
         _prepare_environment(assignment, model_dir, result, progress)
     if assignment.plan.checkpoint_attempts:
         from services.helper.fetch.checkpoints import restore
@@ -67,7 +68,7 @@ def _fetch_into(
 
 def _gang(folder: LearnerFolder, assignment: Assignment) -> list[str]:
     try:
-        return read_gang(folder.root, assignment.plan)
+        return folder.gang(assignment.plan)
     except MALFORMED as error:
         raise FetchFailed(Outage.MACHINE_FAULT, f"the file with the gang's learners is damaged: {error}") from error
 
@@ -127,33 +128,40 @@ def _contained(entry: Input) -> FetchFailed:
     return FetchFailed("DataStoreDenied", f"the mount '{entry.mount}' is inside another input's, or contains it")
 
 
-def _empty_staging(root: Path) -> Path:
+def _refuse_requirements(model_dir: Path) -> None:
+    if (model_dir / "requirements.txt").exists():
+        raise FetchFailed(
+            "EnvironmentFailed",
+            "requirements.txt is not installed on this cluster: name an image that has its packages with `image:`, and"
+            " remove the file",
+        )
+
+
+def _empty_staging(staging: Path) -> Path:
     """A folder for the platform's user only. An earlier helper's is removed: it may be half-made."""
-    staging = root / "fetched"
     if staging.exists():
         shutil.rmtree(staging)
     staging.mkdir(mode=0o700)
     return staging
 
 
-def _hand_over(staging: Path, root: Path) -> None:
+def _hand_over(staging: Path, folder: LearnerFolder) -> None:
     """Moves each folder of ``staging`` into the learner's ``job/``."""
-    job = open_folder(root, (JOB_FOLDER,))
+    job = open_folder(folder.root, (JOB_FOLDER,))
     try:
         for made in sorted(staging.iterdir()):
-            _clear_name(job, made.name, root)
+            _clear_name(job, made.name, folder.replaced)
             os.rename(made, made.name, dst_dir_fd=job)
     finally:
         os.close(job)
 
 
-def _clear_name(job: int, name: str, root: Path) -> None:
+def _clear_name(job: int, name: str, replaced: Path) -> None:
     """Afterwards ``job`` has no entry of this name. An empty folder, as the agent makes it, is removed."""
     try:
         os.rmdir(name, dir_fd=job)
     except FileNotFoundError:
         return
     except OSError:  # not empty, or no folder
-        replaced = root / "replaced"
         replaced.mkdir(mode=0o700, exist_ok=True)
         os.rename(name, replaced / f"{len(list(replaced.iterdir()))}-{name}", src_dir_fd=job)

@@ -50,9 +50,9 @@ def source_files(folder: LearnerFolder, assignment: Assignment, run: int) -> lis
     metrics = [
         SourceFile(name=name, run=run, root=folder.root, parts=parts, text=False) for name, parts in names.items()
     ]
-    streams = folder.root / RUNS_FOLDER / str(run)
+    streams = folder.path(f"{RUNS_FOLDER}/{run}")
     return metrics + [
-        SourceFile(name=name, run=run, root=streams, parts=(name,), text=True, is_closed=True)
+        SourceFile(name=name, run=run, root=streams, parts=(name,), text=True, is_closed=not folder.has_image)
         for name in ("stdout", "stderr")
     ]
 

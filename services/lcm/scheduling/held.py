@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from services.core.domain.status import PendingReason
@@ -13,12 +13,21 @@ from services.lcm.scheduling.policy import Decision, QueueWalk, Waiter
 _FOR_HARDWARE: Final = frozenset({PendingReason.WAITING_FOR_CAPACITY, PendingReason.WAITING_IN_QUEUE})
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why nothing may be admitted now."""
+
+    reason: PendingReason
+    message: str
+    """For people: what holds admission up, and when it goes on."""
+
+
 class HeldWalk:
     """Wraps a walk for which nothing is free. Jobs that would wait for hardware wait for the end of the hold."""
 
-    def __init__(self, walk: QueueWalk, reason: PendingReason, message: str) -> None:
-        """``walk``: begun with nothing free. ``message``: what holds admission up, for people."""
-        self._walk, self._reason, self._message = walk, reason, message
+    def __init__(self, walk: QueueWalk, hold: Hold) -> None:
+        """``walk``: begun with nothing free."""
+        self._walk, self._hold = walk, hold
 
     @property
     def blocked(self) -> bool:
@@ -36,4 +45,4 @@ class HeldWalk:
     def _held(self, decision: Decision) -> Decision:
         if decision.pending_reason not in _FOR_HARDWARE:
             return decision
-        return replace(decision, pending_reason=self._reason, message=f"{self._message}; it starts when there is room")
+        return replace(decision, pending_reason=self._hold.reason, message=self._hold.message)

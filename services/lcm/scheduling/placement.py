@@ -82,12 +82,13 @@ def all_free(nodes: Iterable[Node]) -> list[Free]:
 NOTHING: Final = Size(0, 0, 0)
 
 
-def gang_of(spec: JobSpec, sizes: Mapping[str, Size], least: Size = NOTHING) -> Gang:
+def gang_of(spec: JobSpec, sizes: Mapping[str, Size], least: Size = NOTHING, overhead: Size = NOTHING) -> Gang:
     """The gang of a spec; ``sizes`` are the named sizes that the spec may use.
 
-    ``least``: what each learner is charged at least, for its shim and its helper.
+    ``least``: what each learner is charged at least, for its shim and its helper. ``overhead``: what it is charged
+    besides its own size, for a helper with resources of its own.
     """
-    charged = {name: _at_least(spec.role_resources(name, sizes), least) for name in spec.roles}
+    charged = {name: _plus(_at_least(spec.role_resources(name, sizes), least), overhead) for name in spec.roles}
     learners = [
         (learner_name(name, index), charged[name], role.gpu_type or spec.resources.gpu_type)
         for name, role in spec.roles.items()
@@ -104,6 +105,10 @@ def gang_of(spec: JobSpec, sizes: Mapping[str, Size], least: Size = NOTHING) -> 
 
 def _at_least(size: Size, least: Size) -> Size:
     return Size(max(size.gpus, least.gpus), max(size.cpus, least.cpus), max(size.memory, least.memory))
+
+
+def _plus(size: Size, other: Size) -> Size:
+    return Size(size.gpus + other.gpus, size.cpus + other.cpus, size.memory + other.memory)
 
 
 def place(gang: Gang, free: Sequence[Free]) -> dict[str, str] | None:

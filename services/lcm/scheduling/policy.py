@@ -29,10 +29,11 @@ class Waiter:
     holds: bool
     gang: Gang | None
     """None if its spec cannot be read."""
+    tenant: str = ""
 
     @classmethod
     def of(cls, job: Job, gang: Gang | None) -> Waiter:
-        return cls(job.id, job.attempt.number, job.state.since, job.not_before, job.holds, gang)
+        return cls(job.id, job.attempt.number, job.state.since, job.not_before, job.holds, gang, job.tenant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from services.core.domain.errors import Conflict, InvalidRequest
 from services.core.runtime.home import Home, default_home
-from services.core.runtime.processes import read_live_process
+from services.core.runtime.processes import ProcessIdentity, read_live_process
 from services.core.runtime.undo import undo_on_failure
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Backups:
             if made and file is not None:
                 file.unlink(missing_ok=True)  # there is no backup that it belongs to
 
-        with undo_on_failure(remove_new_key), _settings_of_running_platform(place) as settings:
+        with undo_on_failure(remove_new_key), settings_of_running_platform(place) as settings:
             answer = _run(saving.back_up(settings, path, opens, report=report, progress=progress))
         return {"file": str(path), "key": str(file) if file else "", "key_made": made, **answer}
 
@@ -135,7 +135,7 @@ class Backups:
         """
         if rotate and retire:
             raise InvalidRequest("first --rotate, then --retire: services may be using the old key at this moment")
-        with _settings_of_running_platform(_home(home)) as settings:
+        with settings_of_running_platform(_home(home)) as settings:
             return _run(_master_key(settings, rotate=rotate, retire=retire))
 
 
@@ -157,19 +157,24 @@ def _key_finder(path: Path, key: str | None, passphrase: str | None) -> FindKey:
 
 
 @contextlib.contextmanager
-def _settings_of_running_platform(home: Home) -> Generator[Settings]:
+def settings_of_running_platform(home: Home) -> Generator[Settings]:
     """Settings from the environment of the running platform, so that the same stores are opened; else from ours."""
     from services.core.runtime.settings import Settings
 
-    environment: dict[str, str] = {}
     process = read_live_process(home / "run" / "api.json") or read_live_process(home / "run" / "supervisor.json")
-    if process is not None:
-        with contextlib.suppress(OSError):
-            pairs = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
-            variables = (pair.partition("=") for pair in pairs)
-            environment = {name: value for name, _, value in variables if _is_setting(name)}
+    environment = read_settings(process) if process is not None else {}
     with _environment({**environment, "WEFT_HOME": str(home.root)}):
         yield Settings()
+
+
+def read_settings(process: ProcessIdentity) -> dict[str, str]:
+    """The settings in the environment of a process; empty if it has ended or belongs to another user."""
+    try:
+        pairs = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
+    except OSError:
+        return {}
+    variables = (pair.partition("=") for pair in pairs)
+    return {name: value for name, _, value in variables if _is_setting(name)}
 
 
 def _is_setting(name: str) -> bool:

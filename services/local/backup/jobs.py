@@ -31,6 +31,8 @@ def as_restored(job: Job, *, halted: bool, now: int, message: str) -> Job:
             job, Status.HALTED, actor=ACTOR, now=now, reason=REASON, message=f"{message}; resume it to continue"
         )
         job = replace(job, observed_generation=job.generation)
+    if halted and job.halted_by_platform:
+        job = replace(job, desired_by=ACTOR)  # the next `weft up` must not queue it again
     return job
 
 

@@ -7,23 +7,27 @@ and beats need etcd, because they concern the current attempt.
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import structlog
 
 from services.core.adapters.rpc.server import caller
-from services.core.domain.errors import PermissionDenied, Unavailable
+from services.core.domain.errors import InvalidRequest, PermissionDenied, Unavailable
 from services.core.domain.tokens import LearnerIdentity
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.ports.metric_store import Batch, MetricStore
 from services.core.ports.object_urls import ObjectRequest, Verb
 from services.metrics.attempt_ends import AttemptEnds
-from services.metrics.attempts import Attempts
+from services.metrics.attempts import Attempts, Stop
+from services.metrics.control import Control
 from services.metrics.following import Notifier
 from services.metrics.heartbeats import Heartbeats
 from services.metrics.instrumentation import Instrumentation
+from services.metrics.object_calls import ObjectCalls
 from services.metrics.reports import STALE, UNCHANGED, Reports, status_of
 from services.metrics.rpc.messages import batch_of, source_message
 from services.metrics.signing import Signing
@@ -51,6 +55,8 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
     gather_s: float
     signing: Signing
     ends: AttemptEnds
+    control: Control
+    objects: ObjectCalls
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
         learner = calling_learner()
@@ -64,6 +70,7 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
                 pb.SourceOffset(source=source_message(state.source), committed=state.committed, final=state.final)
                 for state in sources
             ],
+            object_calls=self.objects.are_served,
         )
 
     async def _maybe_current(self, learner: LearnerIdentity) -> bool:
@@ -111,8 +118,17 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
         learner = calling_learner()
         self.heartbeats.mark_seen(learner)
         self.heartbeats.set_progress(learner, request.progress, request.eta_ms)
-        current, go = await self.attempts.may_go(learner)
-        return pb.BeatReply(current=current, go=go)
+        desired = await self.control.read(learner)
+        return pb.BeatReply(current=desired.current, go=desired.go, stop=_stop_message(desired.stop))
+
+    async def Control(self, request: pb.ControlRequest, context: Any) -> AsyncIterator[pb.ControlReply]:
+        learner = calling_learner()
+        with self.instrumentation.followers.labels("control").track_inprogress():
+            async with aclosing(self.control.follow(learner)) as changes:
+                async for desired in changes:
+                    self.heartbeats.mark_seen(learner)
+                    stop = _stop_message(desired.stop)
+                    yield pb.ControlReply(current=desired.current, go=desired.go, stop=stop)
 
     async def Sign(self, request: pb.SignRequest, context: Any) -> pb.SignReply:
         learner = calling_learner()
@@ -123,3 +139,35 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
             for message in request.requests
         ]
         return pb.SignReply(urls=await self.signing.urls(learner, requests))
+
+    async def HeadObject(self, request: pb.HeadObjectRequest, context: Any) -> pb.HeadObjectReply:
+        return pb.HeadObjectReply(size=await self.objects.size(calling_learner(), request.key))
+
+    async def GetObject(self, request: pb.GetObjectRequest, context: Any) -> AsyncIterator[pb.ObjectBytes]:
+        async with aclosing(self.objects.get(calling_learner(), request.key, request.start)) as chunks:
+            async for chunk in chunks:
+                yield pb.ObjectBytes(data=chunk)
+
+    async def PutObject(self, request_iterator: AsyncIterator[pb.PutObjectRequest], context: Any) -> pb.PutObjectReply:
+        first = await anext(request_iterator, None)
+        if first is None:
+            raise InvalidRequest("the first message names the object")
+
+        async def chunks() -> AsyncGenerator[bytes]:
+            yield first.data
+            async for message in request_iterator:
+                yield message.data
+
+        size = first.size if first.HasField("size") else None
+        await self.objects.put(calling_learner(), first.key, chunks(), size)
+        return pb.PutObjectReply()
+
+    async def DeleteObject(self, request: pb.DeleteObjectRequest, context: Any) -> pb.DeleteObjectReply:
+        await self.objects.delete(calling_learner(), request.key)
+        return pb.DeleteObjectReply()
+
+
+def _stop_message(stop: Stop | None) -> pb.Stop | None:
+    if stop is None:
+        return None
+    return pb.Stop(generation=stop.generation, cause=stop.cause, grace_ms=stop.grace_ms)

@@ -9,6 +9,7 @@ from typing import Final, Protocol, TypeVar
 
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.ports.metric_store import (
+    Aggregate,
     Batch,
     LineQuery,
     LogLine,
@@ -101,6 +102,14 @@ def point_messages(points: Iterable[StoredPoint]) -> list[pb.StoredPoint]:
     return out
 
 
+def aggregate_message(aggregate: Aggregate) -> pb.Aggregate:
+    return pb.Aggregate(
+        name=aggregate.name, context=aggregate.context, rank=aggregate.rank, count=aggregate.count,
+        last=aggregate.last, last_step=aggregate.last_step, low=aggregate.low, low_step=aggregate.low_step,
+        high=aggregate.high, high_step=aggregate.high_step,
+    )  # fmt: skip
+
+
 def line_query(request: pb.LinesRequest) -> LineQuery:
     return LineQuery(
         after_seq=request.after_seq,
@@ -122,6 +131,10 @@ def point_query(request: pb.PointsRequest) -> PointQuery:
         names=tuple(request.names),
         rank=request.rank if request.HasField("rank") else None,
         attempt=request.attempt if request.HasField("attempt") else None,
+        from_step=request.from_step if request.HasField("from_step") else None,
+        to_step=request.to_step if request.HasField("to_step") else None,
+        since_ms=request.since_ms if request.HasField("since_ms") else None,
+        until_ms=request.until_ms if request.HasField("until_ms") else None,
         max_points=request.max_points if request.HasField("max_points") else None,
     )
 

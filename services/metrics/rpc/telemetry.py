@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from services.core.domain.errors import Quarantined
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.ports.metric_store import MetricStore, StoredLine, StoredPoint
@@ -19,6 +21,7 @@ from services.metrics.instrumentation import Instrumentation
 from services.metrics.rpc.messages import (
     PAGE_BYTES,
     Stored,
+    aggregate_message,
     line_messages,
     line_query,
     line_size,
@@ -26,6 +29,7 @@ from services.metrics.rpc.messages import (
     point_query,
     point_size,
 )
+from services.metrics.statistics import Statistics, chosen_steps
 
 T = TypeVar("T", bound=Stored)
 _LINES: Final = 1_000
@@ -35,6 +39,8 @@ _POINTS: Final = 10_000
 _MOST_POINTS: Final = 50_000
 _CURVE_POINTS: Final = 1_000
 """Default number of points of each curve."""
+_MOST_JOBS: Final = 500
+"""Most jobs in a reply of aggregates."""
 _MOST_NAMES: Final = 1_000
 """Most metric names in a summary."""
 log = structlog.get_logger()
@@ -110,6 +116,37 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         return pb.SummaryReply(
             lines=lines, points=points, latest=point_messages(_cut(latest, point_size)), progress=progress,
             eta_ms=eta_ms, left_out=await self.store.left_out(request.job_id),
+        )  # fmt: skip
+
+    async def Aggregates(self, request: pb.AggregatesRequest, context: Any) -> pb.AggregatesReply:
+        reply = pb.AggregatesReply()
+        for job_id in request.job_ids[:_MOST_JOBS]:
+            with contextlib.suppress(Quarantined):  # its damage is reported elsewhere, and harms no other job
+                aggregates = await self.store.aggregates(job_id, request.names)
+                messages = [aggregate_message(aggregate) for aggregate in aggregates[:_MOST_NAMES]]
+                if messages:
+                    reply.jobs.add(job_id=job_id, aggregates=messages)
+        return reply
+
+    async def Statistics(self, request: pb.StatisticsRequest, context: Any) -> pb.StatisticsReply:
+        labels = None if request.any_context else dict(request.context)
+        longest: Sequence[int] = []
+        present: list[str] = []
+        for job_id in request.job_ids:
+            steps = await self.store.steps(job_id, request.name, labels)
+            longest = max(longest, steps, key=len)
+            if steps:
+                present.append(job_id)
+        statistics = Statistics(chosen_steps(longest, request.max_points or _CURVE_POINTS))
+        for job_id in present:
+            column = await self.store.column(job_id, request.name, labels, statistics.steps)
+            if column is not None:
+                statistics.add(column)
+        rows = statistics.rows()
+        return pb.StatisticsReply(
+            steps=[step for step, _ in rows], n=[of.n for _, of in rows], mean=[of.mean for _, of in rows],
+            std=[of.std for _, of in rows], low=[of.low for _, of in rows], high=[of.high for _, of in rows],
+            without=[job_id for job_id in request.job_ids if job_id not in set(present)],
         )  # fmt: skip
 
     async def Forget(self, request: pb.ForgetRequest, context: Any) -> pb.ForgetReply:

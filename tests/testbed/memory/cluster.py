@@ -206,6 +206,9 @@ class MemoryCluster:
         await self._await_answer()
         return [replace(node) for node in self.nodes]
 
+    async def prepare(self, tenant: str) -> None:
+        """Nothing: this cluster needs no preparation."""
+
     def steps(self) -> Sequence[str]:
         return STEPS
 

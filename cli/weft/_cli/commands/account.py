@@ -122,13 +122,13 @@ def profile_command(call: Call, name: str | None) -> None:
         config = config.using(name)
         write_config(config)
     documents = [
-        {"name": profile.name, "url": profile.url, "current": profile.name == config.current}
+        {"name": profile.name, "url": profile.url, "current": profile.name == config.current, "home": profile.home}
         for profile in config.profiles.values()
     ]
 
     def people(_wide: bool) -> str:
-        rows = [["*" if d["current"] else "", d["name"], d["url"]] for d in documents]
-        return table([Column(""), Column("NAME"), Column("URL", flexible=True)], rows)
+        rows = [["*" if d["current"] else "", d["name"], d["url"], d["home"]] for d in documents]
+        return table([Column(""), Column("NAME"), Column("URL", flexible=True), Column("FOLDER", flexible=True)], rows)
 
     emit(call, {"profiles": documents}, people=people, names=(str(d["name"]) for d in documents))
     if call.for_people and not documents:

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from weft._cli.call import Call, command
+from weft._cli.homes import HOME_HELP
 
-_HOME_HELP = "The installation's folder; WEFT_HOME."
 _KEY_HELP = "File of the key that opens the backup's secrets; by default the backup's name with .key."
 _ASK_HELP = "Ask for a passphrase instead of a key file; WEFT_BACKUP_PASSPHRASE."
 
@@ -39,16 +39,24 @@ def _contents(counts: dict[str, int]) -> str:
     return ", ".join(f"{number:,} {kind}{'' if number == 1 else 's'}" for number, kind in numbers) + files
 
 
-def _made(head: dict[str, Any]) -> str:
+def _with_times(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer with the time of the backup as text."""
     import datetime as dt
 
-    when = dt.datetime.fromtimestamp(head.get("created", 0) / 1000, dt.UTC)
-    return f"{when:%Y-%m-%d %H:%M:%S} UTC by weft {head.get('weft', '?')}"
+    from weft._records import time_text
+
+    head = answer["head"]
+    made = time_text(dt.datetime.fromtimestamp(head.get("created", 0) / 1000, dt.UTC))
+    return {**answer, "head": {"created": made, "weft": str(head.get("weft", "?"))}}
+
+
+def _made(head: dict[str, Any]) -> str:
+    return f"{head['created'][:19].replace('T', ' ')} UTC by weft {head['weft']}"
 
 
 @command("backup")
 @click.argument("target", metavar="FILE|FOLDER")
-@click.option("--home", metavar="DIR", help=_HOME_HELP)
+@click.option("--home", metavar="DIR", help=HOME_HELP)
 @click.option("--key", metavar="FILE", help=_KEY_HELP)
 @click.option("--passphrase", is_flag=True, help=_ASK_HELP)
 @click.option("--verify", is_flag=True, help="Read the backup FILE instead, every byte, and say whether it is whole.")
@@ -58,6 +66,7 @@ def backup_command(call: Call, target: str, home: str | None, key: str | None, p
     Jobs, histories, records, metrics, logs and files lie in it as they are. Secrets are sealed under a key of the
     backup's own: keep that elsewhere.
     """
+    from weft._cli.homes import chosen_home
     from weft._cli.local import platform, translated
     from weft._cli.notices import note, warn
     from weft._cli.output import details, emit
@@ -70,7 +79,7 @@ def backup_command(call: Call, target: str, home: str | None, key: str | None, p
     typed = _read_passphrase(passphrase, twice=True)
     with translated(), transfer_bar("backup", shown=call.for_people) as on_bytes:
         answer: dict[str, Any] = platform().backup(
-            target, home, key=key, passphrase=typed, report=warn, progress=on_bytes
+            target, chosen_home(call, home), key=key, passphrase=typed, report=warn, progress=on_bytes
         )
     if answer["key_made"]:
         note(f"{answer['key']} opens the secrets in this backup, and nothing else does: keep it in another place")
@@ -92,7 +101,7 @@ def _verify(call: Call, source: str, key: str | None, passphrase: str | None) ->
     from weft._cli.progress import transfer_bar
 
     with translated(), transfer_bar("verify", shown=call.for_people) as on_bytes:
-        answer: dict[str, Any] = platform().verify_backup(source, key=key, passphrase=passphrase, progress=on_bytes)
+        answer = _with_times(platform().verify_backup(source, key=key, passphrase=passphrase, progress=on_bytes))
     whole = "whole; as its key wrote it" if answer["authentic"] else "whole (its key is not here: secrets not opened)"
     emit(
         call,
@@ -107,7 +116,7 @@ def _verify(call: Call, source: str, key: str | None, passphrase: str | None) ->
 
 @command("restore")
 @click.argument("source", metavar="FILE")
-@click.option("--home", metavar="DIR", help=_HOME_HELP)
+@click.option("--home", metavar="DIR", help=HOME_HELP)
 @click.option("--key", metavar="FILE", help=_KEY_HELP)
 @click.option("--passphrase", is_flag=True, help=_ASK_HELP)
 @click.option("--halted", is_flag=True, help="Halt what ran or waited: nothing trains until it is resumed.")
@@ -122,6 +131,7 @@ def restore_command(
     What ran when the backup was made is queued again and goes on from its checkpoints with the next `weft up`. For a
     copy beside a platform that still runs, say --halted.
     """
+    from weft._cli.homes import chosen_home, command_in
     from weft._cli.local import platform, translated
     from weft._cli.notices import note
     from weft._cli.output import details, emit
@@ -131,13 +141,17 @@ def restore_command(
     if dry_run:
         _verify(call, source, key, typed)
         return
+    place = chosen_home(call, home)
     with translated(), transfer_bar("restore", shown=call.for_people) as on_bytes:
-        answer: dict[str, Any] = platform().restore(
-            source, home, key=key, passphrase=typed, halted=halted, replace=replace, progress=on_bytes
+        restored = platform().restore(
+            source, place, key=key, passphrase=typed, halted=halted, replace=replace, progress=on_bytes
         )
+    answer = _with_times(restored)
     if answer["again"]:
         many = len(answer["again"]) > 1
-        note(f"{len(answer['again'])} job{'s wait' if many else ' waits'} and will run after `weft up`")
+        note(
+            f"{len(answer['again'])} job{'s wait' if many else ' waits'} and will run after `{command_in('up', place)}`"
+        )
     if answer["halted"]:
         note(f"{len(answer['halted'])} halted; `weft resume` continues them")
     emit(
@@ -145,14 +159,14 @@ def restore_command(
         answer,
         people=lambda _wide: details([
             ("folder", answer["home"]), ("from", _made(answer["head"])), ("holds", _contents(answer["counts"])),
-            ("next", "weft up"),
+            ("next", command_in("up", place)),
         ]),
         names=[answer["home"]],
     )  # fmt: skip
 
 
 @command("master-key")
-@click.option("--home", metavar="DIR", help=_HOME_HELP)
+@click.option("--home", metavar="DIR", help=HOME_HELP)
 @click.option("--rotate", is_flag=True, help="Make a new master key and wrap every secret by it; the old one stays.")
 @click.option("--retire", is_flag=True, help="Forget old master keys: no secret needs them any more.")
 def master_key_command(call: Call, home: str | None, rotate: bool, retire: bool) -> None:
@@ -160,12 +174,13 @@ def master_key_command(call: Call, home: str | None, rotate: bool, retire: bool)
 
     The platform may run meanwhile. Copy the file again after each change.
     """
+    from weft._cli.homes import chosen_home
     from weft._cli.local import platform, translated
     from weft._cli.notices import warn
     from weft._cli.output import details, emit
 
     with translated():
-        answer: dict[str, Any] = platform().master_key(home, rotate=rotate, retire=retire)
+        answer: dict[str, Any] = platform().master_key(chosen_home(call, home), rotate=rotate, retire=retire)
     if answer["refused"]:
         warn(f"{answer['refused']} secrets cannot be read, and stay as they are; write them again")
     key_lines = [f"{key['id']} wraps {key['secrets']:,}" for key in answer["keys"]]

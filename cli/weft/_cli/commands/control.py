@@ -141,7 +141,7 @@ def _apply(
             answers.append(act(id_))
             lines.append(one_line(f"{id_}{f' ({named})' if named != id_ else ''}: {outcome(answers[-1])}"))
         except WeftError as failed:
-            code = weft_error(failed)
+            code = weft_error(failed, form=call.output)
     if answers or not call.for_people:
         emit(call, {"jobs": answers}, people=lambda _wide: "\n".join(lines), names=(str(a["id"]) for a in answers))
     raise Stop(code)

@@ -24,11 +24,16 @@ from weft._cli.call import Call, command
 @click.option("--checkpoints", "kinds", multiple=True, flag_value="checkpoints", help="What lay in CHECKPOINT_DIR.")
 @click.option("--code", "--definition", "kinds", multiple=True, flag_value="code", help="The code as it was submitted.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Of this attempt; by default the newest that left any.")
-def download_command(call: Call, job: str, folder: Path | None, kinds: tuple[str, ...], attempt: int | None) -> None:
+@click.option("--zip", "zipped", is_flag=True, help="With --code: code.zip as it was submitted, not unpacked.")
+@click.option("--force", is_flag=True, help="Replace local files of the same names.")
+def download_command(
+    call: Call, job: str, folder: Path | None, kinds: tuple[str, ...], attempt: int | None, zipped: bool, force: bool
+) -> None:
     """Fetch results, logs, checkpoints or code of a job.
 
     Files go into FOLDER (by default one named after the job), those of several kinds each into a folder of its own. A
-    download that was cut goes on where it stopped when the command is given again.
+    download that was cut goes on where it stopped when the command is given again. Local files that no download wrote
+    are never replaced without --force.
     """
     from weft._cli.find import job_id
     from weft._cli.output import emit
@@ -43,8 +48,9 @@ def download_command(call: Call, job: str, folder: Path | None, kinds: tuple[str
         place = target / kind if len(wanted) > 1 else target
         with transfer_bar(kind, shown=call.for_people) as on_bytes:
             fetched = call.client.jobs.download(
-                id_, place, what=kind, attempt=None if kind == "code" else attempt, on_bytes=on_bytes
-            )
+                id_, place, what=kind, attempt=None if kind == "code" else attempt, force=force, unpacked=not zipped,
+                on_bytes=on_bytes,
+            )  # fmt: skip
         files.extend({"path": str(path), "size": path.stat().st_size, "kind": kind} for path in fetched)
 
     def people(_wide: bool) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from weft._cli.call import Call, Stop, command
+
+DEFAULT_LIMIT: Final = 20
 
 
 @command("list")
@@ -15,8 +17,9 @@ from weft._cli.call import Call, Stop, command
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--user", metavar="USER", help="Only jobs of this user.")
 @click.option("--tenant", metavar="TENANT", help="Administrators: another tenant, or * for all.")
-@click.option("--limit", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many.")
+@click.option("--limit", "-n", type=click.IntRange(min=1), help="At most so many; default 20, with -o name all.")
 @click.option("--all", "everything", is_flag=True, help="Without a limit.")
+@click.option("--after", metavar="ID", help="Continue after this job: `next` of the JSON before.")
 def list_command(
     call: Call,
     status: tuple[str, ...],
@@ -24,28 +27,36 @@ def list_command(
     tag: str | None,
     user: str | None,
     tenant: str | None,
-    limit: int,
+    limit: int | None,
     everything: bool,
+    after: str | None,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first.
+
+    A list that ends before the last job says so on stderr; in JSON `next` is then the id to continue --after.
+    """
     from weft._cli.notices import note
     from weft._cli.output import emit
 
     wanted = [part.strip().upper() for value in status for part in value.split(",") if part.strip()]
+    most = None if everything else limit or (None if call.output == "name" else DEFAULT_LIMIT)
     jobs = call.client.jobs.list(
-        status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, limit=None if everything else limit + 1
-    )
+        status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, after=after,
+        limit=None if most is None else most + 1,
+    )  # fmt: skip
     documents = [job.document for job in jobs]
-    more = not everything and len(documents) > limit
-    documents = documents[: None if everything else limit]
-    emit(call, {"jobs": documents}, people=lambda wide: _job_table(documents, wide), names=(d["id"] for d in documents))
-    if call.for_people:
-        if not documents and (wanted or name or tag or user):
-            note("no job is like that; `weft list` without options shows all")
-        elif not documents:
-            note("no jobs yet; `weft init` writes one to start from, `weft train` submits it")
-        elif more:
-            note(f"the newest {limit}; -n or --all shows more")
+    more = most is not None and len(documents) > most
+    documents = documents[:most]
+    emit(
+        call, {"jobs": documents, "next": documents[-1]["id"] if more else None},
+        people=lambda wide: _job_table(documents, wide), names=(document["id"] for document in documents),
+    )  # fmt: skip
+    if more:
+        note(f"these are the newest {most}; --all shows all, -n N more of them")
+    elif call.for_people and not documents and (wanted or name or tag or user):
+        note("no job matches; `weft list` without options shows all")
+    elif call.for_people and not documents:
+        note("no jobs yet; `weft init` writes one to start from, `weft train` submits it")
 
 
 def _job_table(documents: list[dict[str, Any]], wide: bool) -> str:
@@ -93,6 +104,17 @@ def show_command(call: Call, job: str) -> None:
 
     document = call.client.jobs.document(job_id(call.client, job))
     emit(call, document, people=lambda wide: _details(document, wide), names=[document["id"]])
+    if call.for_people and not document.get("at_rest"):
+        warn_of_limits(call)
+
+
+def warn_of_limits(call: Call) -> None:
+    """Warns where memory of learners is not limited."""
+    from weft._cli.notices import warn
+
+    enforced = call.client.cluster().get("enforced")
+    if enforced is not None and "memory" not in enforced:
+        warn("the platform does not enforce memory limits: a learner may use more than resources.memory")
 
 
 def _details(job: dict[str, Any], wide: bool) -> str:
@@ -117,6 +139,7 @@ def _details(job: dict[str, Any], wide: bool) -> str:
     pairs: list[tuple[str, object]] = [
         ("id", job["id"]),
         ("name", job.get("name")),
+        ("about", (job.get("spec") or {}).get("description")),
         ("status", job.get("status", "") + _pending_change(job)),
         ("why", why),
         ("waits", job.get("pending_message")),
@@ -219,14 +242,8 @@ def events_command(call: Call, job: str, follow: bool) -> None:
         ]
         return table(columns, rows, wide=wide)
 
-    documents = [_event_document(event) for event in events]
+    documents = [event.as_json() for event in events]
     emit(call, {"events": documents}, people=people, names=(event.to for event in events))
-
-
-def _event_document(event: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {**asdict(event), "time": event.time.isoformat()}
 
 
 def _follow_events(call: Call, id_: str) -> None:

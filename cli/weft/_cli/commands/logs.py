@@ -99,6 +99,4 @@ def _print(call: Call, line: Any, writer: Any) -> None:
     if call.for_people:
         click.echo(writer.text(line), nl=False)
         return
-    document = {name: getattr(line, name) for name in line.__dataclass_fields__}
-    document["time"] = line.time.isoformat()
-    emit_line(call, document, people=plain(line.text))
+    emit_line(call, line.as_json(), people=plain(line.text))

@@ -33,7 +33,7 @@ def metrics_command(
     if follow:
         raise Stop(_follow(call, id_, names, rank))
     series = call.client.jobs.series(id_, name=names or None, rank=rank, attempt=attempt, max_points=max_points)
-    documents = [_document(curve) for curve in series]
+    documents = [curve.as_json() for curve in series]
     emit(
         call, {"series": documents}, names=dict.fromkeys(curve.name for curve in series),
         people=lambda wide: _people(series, wide=wide, large=bool(names)),
@@ -42,21 +42,6 @@ def metrics_command(
         note(f"nothing reported under {' or '.join(names)}; `weft metrics {id_}` lists what there is")
     elif call.for_people and not series:
         note("nothing reported yet; a learner reports with weft.report(step=1, loss=0.5)")
-
-
-def _document(series: Any) -> dict[str, Any]:
-    return {
-        "name": series.name, "context": dict(series.context), "role": series.role, "rank": series.rank,
-        "steps": series.steps, "values": [_json_number(value) for value in series.values],
-        "times": [time.isoformat() for time in series.times], "attempts": series.attempts,
-    }  # fmt: skip
-
-
-def _json_number(value: float) -> float | str:
-    """As the API spells what JSON has no number for."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
 def _people(series: list[Any], *, wide: bool, large: bool) -> str:

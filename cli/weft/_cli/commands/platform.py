@@ -12,68 +12,88 @@ import click
 
 from weft._cli.call import Call, Stop, command
 from weft._cli.confirm import YES, confirm
-
-_HOME_HELP = "The installation's folder; WEFT_HOME."
+from weft._cli.homes import HOME_HELP
 
 
 @command("up")
-@click.option("--home", metavar="DIR", help=_HOME_HELP)
+@click.option("--home", metavar="DIR", help=HOME_HELP)
 @click.option("--gpus", type=click.IntRange(min=0), help="How many GPUs to offer; by default those that are found.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port of the API; by default a free one.")
 def up_command(call: Call, home: str | None, gpus: int | None, port: int | None) -> None:
     """Start the platform on this machine.
 
-    Prints its address and key, and writes the profile 'local'. Already running: says so, and changes nothing.
+    Prints its address and key, and writes a profile: 'local', or one named after the folder that --home or WEFT_HOME
+    names. Already running: says so, and changes nothing.
     """
+    from weft._cli.homes import chosen_home, command_for, command_in, is_named, profile_name
     from weft._cli.local import platform, translated
-    from weft._cli.notices import note
+    from weft._cli.notices import note, warn
     from weft._cli.output import details, emit
     from weft._profile import Profile, config_file, read_config, write_config
 
+    place = chosen_home(call, home, new=True)
     with translated():
-        answer: dict[str, Any] = platform().up(home, gpus=gpus, port=port, report=note)
+        answer: dict[str, Any] = platform().up(place, gpus=gpus, port=port, report=note)
+    if answer["ignored"]:
+        restart = f"`{command_in('down --keep-jobs', place)}`, then `{command_in('up', place)}` with them"
+        warn(f"the platform runs already, without {', '.join(answer['ignored'])}; to apply: {restart}")
     config = read_config()
-    current = config.current in {"", "local"} or config.current not in config.profiles
-    write_config(config.with_profile(Profile("local", answer["url"], answer["key"]), current=current))
+    name = profile_name(config, answer["home"], wanted=call.profile, named=is_named(place))
+    current = config.current in {"", name} or config.current not in config.profiles
+    write_config(config.with_profile(Profile(name, answer["url"], answer["key"], answer["home"]), current=current))
 
     def people(_wide: bool) -> str:
-        profile = f"'local' in {config_file()}" + (
-            "" if current else f"; '{config.current}' stays current: `weft profile local`"
+        profile = f"'{name}' in {config_file()}" + (
+            "" if current else f"; '{config.current}' stays current: `weft profile {name}` changes that"
         )
+        following = [
+            "weft init",
+            command_for("train", name, current=current),
+            command_in("status", place),
+            command_in("down", place),
+        ]
         return details([
             ("address", answer["url"]), ("key", answer["key"]), ("folder", answer["home"]), ("profile", profile),
-            ("next", "weft init, weft train, weft status, weft down"),
+            ("next", ", ".join(following)),
         ])  # fmt: skip
 
-    emit(call, answer, people=people, names=[answer["url"]])
+    emit(call, {**answer, "profile": name}, people=people, names=[answer["url"]])
 
 
 @command("down")
-@click.option("--home", metavar="DIR", help=_HOME_HELP)
+@click.option("--home", metavar="DIR", help=HOME_HELP)
 @click.option("--purge", is_flag=True, help="Remove the folder, too: every job, result and key.")
+@click.option("--now", is_flag=True, help="Do not halt running jobs: end them at once. They lose what is not stored.")
+@click.option("--keep-jobs", is_flag=True, help="Leave running jobs alone; the next `weft up` takes them up.")
 @YES
-def down_command(call: Call, home: str | None, purge: bool, yes: bool) -> None:
+def down_command(call: Call, home: str | None, purge: bool, now: bool, keep_jobs: bool, yes: bool) -> None:
     """Stop the platform on this machine.
 
-    Jobs that ran go on, from their checkpoints, after the next `weft up`. Asks first if jobs run, and with --purge.
+    Jobs that run are halted: they have their `grace` to write a checkpoint, and the next `weft up` queues them again.
+    Asks first if jobs run, and with --purge.
     """
+    from weft._cli.homes import chosen_home, command_in
     from weft._cli.local import platform, translated
     from weft._cli.notices import note
     from weft._cli.output import emit
     from weft._profile import read_config, write_config
 
+    if keep_jobs and (now or purge):
+        raise click.UsageError("--keep-jobs leaves jobs running; it excludes --now and --purge")
+    place = chosen_home(call, home)
     with translated():
-        if not yes:
-            losses: list[str] = platform().down_losses(home, purge=purge)
+        if not (yes or keep_jobs):
+            losses: list[str] = platform().down_losses(place, purge=purge, now=now)
             if losses:
                 confirm("stop the platform" + (" and remove its folder" if purge else ""), losses, yes=False)
-        answer: dict[str, Any] = platform().down(home, purge=purge, report=note)
-    if purge and "local" in (config := read_config()).profiles:
-        write_config(config.without("local"))
+        answer: dict[str, Any] = platform().down(place, purge=purge, now=now, keep_jobs=keep_jobs, report=note)
+    if purge:
+        write_config(read_config().without_home(answer["home"]))
     outcome = "stopped" if answer.get("was_running", True) else "nothing was running"
     going_on = answer.get("unfinished") or 0
     if going_on and not purge:
-        note(f"{going_on} unfinished job{'s go' if going_on > 1 else ' goes'} on after the next `weft up`")
+        unfinished = f"{going_on} unfinished job{'s go' if going_on > 1 else ' goes'}"
+        note(f"{unfinished} on after the next `{command_in('up', place)}`")
     if purge:
         outcome += "; its folder is removed"
     emit(
@@ -116,14 +136,16 @@ def _quarantine(answer: dict[str, Any], *, wide: bool) -> str:
 
 
 @command("status")
-@click.option("--home", metavar="DIR", help=_HOME_HELP)
+@click.option("--home", metavar="DIR", help=HOME_HELP)
 def status_command(call: Call, home: str | None) -> None:
     """Show what runs on this machine."""
+    from weft._cli.homes import chosen_home, command_in
     from weft._cli.local import platform, translated
     from weft._cli.output import Column, details, emit, table
 
+    place = chosen_home(call, home)
     with translated():
-        answer: dict[str, Any] = platform().status(home)
+        answer: dict[str, Any] = platform().status(place)
 
     def people(wide: bool) -> str:
         where = details(
@@ -136,7 +158,7 @@ def status_command(call: Call, home: str | None) -> None:
             ]
         )
         if not answer["running"]:
-            return f"not running; `weft up` starts it\n{where}"
+            return f"not running; `{command_in('up', place)}` starts it\n{where}"
         columns = [
             Column("SERVICE"), Column("STATE"), Column("PID", right=True), Column("RESTARTS", right=True),
             Column("ADDRESS"), Column("WHY", flexible=True),
@@ -153,21 +175,24 @@ def status_command(call: Call, home: str | None) -> None:
 
 
 @command("doctor")
-@click.option("--home", metavar="DIR", help=_HOME_HELP)
+@click.option("--home", metavar="DIR", help=HOME_HELP)
 def doctor_command(call: Call, home: str | None) -> None:
     """Find what is missing or unsafe here, and how to repair it."""
+    from weft._cli.homes import chosen_home
     from weft._cli.local import platform, translated
     from weft._cli.output import emit
     from weft._cli.text import plain
 
     with translated():
-        checks: list[dict[str, Any]] = platform().doctor(home)
+        checks: list[dict[str, Any]] = platform().doctor(chosen_home(call, home))
 
     def people(_wide: bool) -> str:
         lines: list[str] = []
         for check in checks:
-            mark = click.style("ok  ", fg="green") if check["ok"] else click.style("BAD ", fg="red")
-            lines.append(f"{mark} {plain(check['check'])}: {plain(check['detail'])}")
+            warned = check["ok"] and check["detail"].startswith("warning: ")
+            mark = click.style("warn", fg="yellow") if warned else click.style("ok  ", fg="green")
+            mark = mark if check["ok"] else click.style("BAD ", fg="red")
+            lines.append(f"{mark} {plain(check['check'])}: {plain(check['detail'].removeprefix('warning: '))}")
             if not check["ok"] and check.get("fix"):
                 lines.append(f"     -> {plain(check['fix'])}")
         return "\n".join(lines)

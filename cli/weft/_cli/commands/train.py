@@ -86,6 +86,7 @@ def train_command(
         spec.document["name"] = name
     for assignment in settings:
         set_field(spec.document, assignment)
+    implied = "" if code else spec.code_file
     if not code:
         code_path = spec.code
         if code_path is not None and not code_path.exists():
@@ -102,10 +103,15 @@ def train_command(
             _offline(call, spec, archive, away.message)
             return
         if dry_run:
-            emit(call, plan, people=lambda _wide: _plan_text(plan, archive), names=[str(plan["spec"].get("name"))])
+            emit(
+                call,
+                plan,
+                people=lambda _wide: _plan_text(plan, archive, implied),
+                names=[str(plan["spec"].get("name"))],
+            )
             return
         if call.for_people:
-            print(_plan_text(plan, archive), flush=True)
+            print(_plan_text(plan, archive, implied), flush=True)
         for warning in plan.get("warnings") or ():
             if not call.for_people or warning != plan.get("fits_message"):  # the plan has shown it
                 warn(warning)
@@ -157,10 +163,10 @@ def _located(refused: Any, spec: SpecFile) -> Any:
     return located(refused, spec)
 
 
-def _plan_text(plan: dict[str, Any], archive: Archive | None) -> str:
+def _plan_text(plan: dict[str, Any], archive: Archive | None, code_file: str) -> str:
     from weft._cli.plan import plan_text
 
-    return plan_text(plan, archive)
+    return plan_text(plan, archive, code_file)
 
 
 def _offline(call: Call, spec: SpecFile, archive: Archive | None, why: str) -> None:
@@ -168,7 +174,7 @@ def _offline(call: Call, spec: SpecFile, archive: Archive | None, why: str) -> N
     from weft._cli.local import find_platform
     from weft._cli.notices import note
     from weft._cli.output import emit
-    from weft._cli.plan import listing_lines
+    from weft._cli.plan import left_out_lines, listing_lines
     from weft._cli.text import count, size
     from weft._errors import FieldError, InvalidSpec, Unavailable
 
@@ -186,7 +192,7 @@ def _offline(call: Call, spec: SpecFile, archive: Archive | None, why: str) -> N
         if archive is not None:
             listing = archive.listing
             what = f"{count(len(listing.files), 'file')}, {size(listing.size)}, {size(archive.size)} compressed"
-            lines += [f"  {'upload':<10}{what}", *listing_lines(listing)]
+            lines += [f"  {'upload':<10}{what}", *listing_lines(listing), *left_out_lines(listing)]
         return "\n".join(lines)
 
     document = {"dry_run": True, "spec": checked["spec"], "fits": "unknown", "warnings": []}

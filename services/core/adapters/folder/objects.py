@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import itertools
 import os
 import re
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Generator, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from services.core.adapters.folder import files
-from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NotFound, Unavailable
+from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NoSpace, NotFound, Unavailable
 from services.core.ports.object_store import CONTROL, ObjectMeta, check_key
 
 P = ParamSpec("P")
@@ -34,16 +35,22 @@ _CHUNK: Final = 2**20
 _NAME_MAX: Final = 255
 """Bytes of one part of a key that every file system of Linux allows."""
 _TRIES: Final = 100
+_BATCH: Final = 1000
+"""Entries of a folder that are removed before it is read again."""
 _UNNAMED: Final = re.compile(rf"{CONTROL.pattern}|[\ud800-\udfff]")
 """File names that no key has: with control characters, or not UTF-8. They are not listed."""
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FolderObjectStore:
-    """See ``services.core.ports.object_store.ObjectStore``. Creates the folder if it is missing."""
+    """See ``services.core.ports.object_store.ObjectStore``. Creates the folder if it is missing.
 
-    def __init__(self, root: Path) -> None:
+    ``keep_free``: bytes of the file system that it does not use; beyond them a put raises NoSpace.
+    """
+
+    def __init__(self, root: Path, *, keep_free: int = 0) -> None:
         self._root = root
+        self._keep_free = keep_free
         with _errors(str(root)):
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self.folder((STAGING,), create=True) as staging:
@@ -101,7 +108,7 @@ class FolderObjectStore:
         def walk() -> list[ObjectMeta]:
             absent = contextlib.suppress(FileNotFoundError, NotADirectoryError)
             with _errors(prefix), absent, self.folder(parts) as place:
-                return list(itertools.islice(_walk(place, prefix, after or ""), limit))
+                return list(itertools.islice(_walk(place, prefix, after or "", limit), limit))
             return []
 
         return await _in_thread(walk)
@@ -137,6 +144,15 @@ class FolderObjectStore:
                     raise Unavailable(f"{self._root} cannot be written")
 
         await _in_thread(check)
+
+    def check_space(self, descriptor: int, more: int) -> None:
+        """Raises NoSpace if ``more`` bytes in the open file would leave less than ``keep_free``."""
+        if self._keep_free:
+            disk = os.fstatvfs(descriptor)
+            if disk.f_bavail * disk.f_frsize < self._keep_free + more:
+                raise NoSpace(
+                    f"the disk of the objects is almost full: {self._keep_free // 2**20} MiB are kept for the platform"
+                )
 
     def prune(self, parts: Sequence[str]) -> None:
         """Removes folders that have become empty, from the innermost outwards."""
@@ -191,6 +207,7 @@ class _Writer:
             self._descriptor = self._resources.enter_context(files.scratch(self._staging, self._name))
 
     def write(self, data: bytes | bytearray) -> None:
+        self._store.check_space(self._descriptor, len(data))
         with _errors(self._key):
             files.write_all(self._descriptor, data)
 
@@ -274,41 +291,62 @@ def _read(key: str, opened: FileIO, size: int, place: int) -> bytes:
         return os.pread(opened.fileno(), size, place)
 
 
-def _walk(place: int, prefix: str, after: str) -> Iterator[ObjectMeta]:
-    """Objects below an open folder in the order of their keys. A folder is sorted as its name with '/'."""
-    entries: list[tuple[str, bool]] = []
+def _walk(place: int, prefix: str, after: str, batch: int) -> Iterator[ObjectMeta]:
+    """Objects below an open folder in the order of their keys. A folder is sorted as its name with '/'.
+
+    A folder is read again for each ``batch`` of its names, so that one with millions is never in memory.
+    """
+    last = ""
+    while True:
+        beyond = (key for key in _keys(place, prefix) if key > last and (key > after or after.startswith(key)))
+        keys = heapq.nsmallest(batch, beyond)
+        for key in keys:
+            name = key[len(prefix) :]
+            if name.endswith("/"):
+                absent = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+                with absent, files.folder(place, (name[:-1],)) as below:
+                    yield from _walk(below, key, after, batch)
+            elif key > after:
+                with contextlib.suppress(FileNotFoundError):
+                    yield _meta(key, os.stat(name, dir_fd=place, follow_symlinks=False))
+        if len(keys) < batch:
+            return
+        last = keys[-1]
+
+
+def _keys(place: int, prefix: str) -> Iterator[str]:
+    """The keys of the objects in an open folder, and those of its folders with '/', in no order."""
     with os.scandir(place) as scanned:
         for entry in scanned:
             if entry.name == STAGING or _UNNAMED.search(entry.name):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                entries.append((prefix + entry.name + "/", True))
+                yield f"{prefix}{entry.name}/"
             elif entry.is_file(follow_symlinks=False):
-                entries.append((prefix + entry.name, False))
-    for name, is_folder in sorted(entries):
-        if is_folder and (after < name or after.startswith(name)):
-            absent = contextlib.suppress(FileNotFoundError, NotADirectoryError)
-            with absent, files.folder(place, (name[len(prefix) : -1],)) as below:
-                yield from _walk(below, name, after)
-        elif not is_folder and after < name:
-            with contextlib.suppress(FileNotFoundError):
-                status = os.stat(name[len(prefix) :], dir_fd=place, follow_symlinks=False)
-                yield _meta(name, status)
+                yield prefix + entry.name
 
 
 def _empty(place: int) -> int:
     """Removes everything below an open folder; returns the number of objects removed."""
-    count = 0
-    with os.scandir(place) as scanned:
-        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scanned]
-    for name, is_folder in entries:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if not is_folder:
-                count += files.is_file(os.stat(name, dir_fd=place, follow_symlinks=False))
-                os.unlink(name, dir_fd=place)
-                continue
-            with files.folder(place, (name,)) as below:
-                count += _empty(below)
-            with contextlib.suppress(OSError):
-                os.rmdir(name, dir_fd=place)  # not empty: an object was put there meanwhile
+    count, kept = 0, set[str]()
+    while entries := _some(place, kept):
+        for name, is_folder in entries:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if not is_folder:
+                    count += files.is_file(os.stat(name, dir_fd=place, follow_symlinks=False))
+                    os.unlink(name, dir_fd=place)
+                    continue
+                with files.folder(place, (name,)) as below:
+                    count += _empty(below)
+                try:
+                    os.rmdir(name, dir_fd=place)
+                except OSError:
+                    kept.add(name)  # not empty: an object was put there meanwhile
     return count
+
+
+def _some(place: int, kept: Container[str]) -> list[tuple[str, bool]]:
+    """(name, is a folder) of some entries of an open folder that are not ``kept``; none once all are."""
+    with os.scandir(place) as scanned:
+        present = (entry for entry in scanned if entry.name not in kept)
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in itertools.islice(present, _BATCH)]

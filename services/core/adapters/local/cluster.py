@@ -41,6 +41,9 @@ class LocalCluster:
             for node in reply.nodes
         ]  # fmt: skip
 
+    async def prepare(self, tenant: str) -> None:
+        """Nothing: a machine needs no preparation."""
+
     def steps(self) -> Sequence[str]:
         return STEPS
 

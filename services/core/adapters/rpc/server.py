@@ -60,8 +60,8 @@ class VerifiesLearners(Protocol):
 class Guard(grpc.aio.ServerInterceptor):
     """Authenticates each call before its handler runs, checks its right to call, and translates its errors."""
 
-    def __init__(self, name: str, services: VerifiesServices, learners: VerifiesLearners | None = None) -> None:
-        """``name``: the service that is called. ``learners``: None where no helper may call."""
+    def __init__(self, name: str, services: VerifiesServices | None, learners: VerifiesLearners | None = None) -> None:
+        """``name``: the service that is called. ``services``, ``learners``: None where they may not call."""
         self._name, self._services, self._learners = name, services, learners
         self._logged_at: dict[str, float] = {}
 
@@ -76,8 +76,8 @@ class Guard(grpc.aio.ServerInterceptor):
             if service not in LEARNER_SERVICES:
                 raise PermissionDenied(f"learners' helpers may not call {service}")
             return learner
-        if kind != "Bearer":
-            raise Unauthenticated("this call needs the token of a service, or of a learner where learners may call")
+        if kind != "Bearer" or self._services is None:
+            raise Unauthenticated("this call needs the token of a service or of a learner, whichever may call here")
         caller_name = self._services.verify(token)
         if service in LEARNER_SERVICES:
             raise PermissionDenied(f"only learners' helpers may call {service}")
@@ -101,13 +101,14 @@ class Guard(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        if handler.request_streaming:  # no RPC of Weft does; a new one must not go unauthenticated
-            raise NotImplementedError(
-                f"{handler_call_details.method} streams requests, which this server does not authenticate"
-            )
         method = handler_call_details.method
         service = method.strip("/").partition("/")[0]
         codecs = (handler.request_deserializer, handler.response_serializer)
+        if handler.request_streaming:
+            if handler.response_streaming:  # no RPC of Weft does; a new one must not go unauthenticated
+                raise NotImplementedError(f"{method} streams both ways, which this server does not authenticate")
+            guarded = self._unary(service, method, handler.stream_unary)
+            return grpc.stream_unary_rpc_method_handler(guarded, *codecs)
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(self._stream(service, method, handler.unary_stream), *codecs)
         return grpc.unary_unary_rpc_method_handler(self._unary(service, method, handler.unary_unary), *codecs)
@@ -162,13 +163,23 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, m
     await context.abort(grpc.StatusCode[shown.grpc], error.message, trailing)
 
 
-async def serve(address: Address | str, guard: Guard, register: Callable[[grpc.aio.Server], None]) -> Listening:
-    """A started server. Raises WeftError if the address is taken (``so_reuseport`` would hide that) or unprotected."""
+async def serve(
+    address: Address | str,
+    guard: Guard,
+    register: Callable[[grpc.aio.Server], None],
+    *,
+    client_certificates: bool = True,
+) -> Listening:
+    """A started server. Raises WeftError if the address is taken (``so_reuseport`` would hide that) or unprotected.
+
+    ``client_certificates``: TLS clients must show one. Without, only the server proves its identity by a certificate.
+    """
     server = grpc.aio.server(
         interceptors=(guard,),
         options=OPTIONS,
     )
     register(server)
-    listening = Listening(server, address if isinstance(address, Address) else Address(address))
+    at = address if isinstance(address, Address) else Address(address)
+    listening = Listening(server, at, client_certificates=client_certificates)
     await listening.start()
     return listening

@@ -9,13 +9,14 @@ import os
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from services.core.domain.errors import WeftError
-from services.core.runtime.address import Address, TlsFiles
+from services.core.runtime.address import Address, TlsAuthority, TlsFiles
 from services.core.runtime.sockets import SocketPlace, open_private_folder, short_path
 
 
@@ -26,10 +27,10 @@ def dial(
 
     Raises InvalidRequest for an address without protection, WeftError for a folder of sockets that others may write.
     """
-    path, files = address.inner.socket, address.files()
-    if files is not None:
+    path, trust = address.inner.socket, address.trust()
+    if trust is not None:
         return grpc.aio.secure_channel(
-            address.target, _client_credentials(files), options=options, interceptors=interceptors
+            address.target, _client_credentials(trust), options=options, interceptors=interceptors
         )
     assert path is not None  # noqa: S101 - ``inner`` leaves no third form
     folder = open_private_folder(path.parent)
@@ -45,7 +46,7 @@ def dial(
 class Listening:
     """A server at one address, which no other process can serve until ``stop`` or the end of this process."""
 
-    def __init__(self, server: grpc.aio.Server, address: Address) -> None:
+    def __init__(self, server: grpc.aio.Server, address: Address, *, client_certificates: bool = True) -> None:
         """Raises InvalidRequest as ``dial``, WeftError if another process serves there."""
         self._server, self._place = server, None
         path, files = address.inner.socket, address.files()
@@ -54,7 +55,7 @@ class Listening:
             self._add(f"unix:{self._place.temporary}", None, address)
         else:
             assert files is not None  # noqa: S101 - ``inner`` leaves no third form
-            self._add(address.target, _server_credentials(files), address)
+            self._add(address.target, _server_credentials(files, client_certificates=client_certificates), address)
 
     def _add(self, target: str, credentials: grpc.ServerCredentials | None, address: Address) -> None:
         try:
@@ -81,13 +82,15 @@ class Listening:
             self._place.release()
 
 
-def _client_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    authority, key, certificate = _read(files)
+def _client_credentials(trust: TlsFiles | TlsAuthority) -> grpc.ChannelCredentials:
+    if isinstance(trust, TlsAuthority):
+        return grpc.ssl_channel_credentials(_read_file(trust.authority))
+    authority, key, certificate = _read(trust)
     return grpc.ssl_channel_credentials(authority, key, certificate)
 
 
-def _server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Demands a client's certificate. Renewed files are used from the next handshake on."""
+def _server_credentials(files: TlsFiles, *, client_certificates: bool) -> grpc.ServerCredentials:
+    """Renewed files are used from the next handshake on."""
     initial = _configuration(files)
     current = initial
 
@@ -97,7 +100,7 @@ def _server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
             current = _configuration(files)
         return current
 
-    return grpc.dynamic_ssl_server_credentials(initial, fetch, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(initial, fetch, require_client_authentication=client_certificates)
 
 
 def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
@@ -107,7 +110,11 @@ def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
 
 def _read(files: TlsFiles) -> tuple[bytes, bytes, bytes]:
     """Authority, key, certificate. Raises WeftError."""
+    return _read_file(files.authority), _read_file(files.key), _read_file(files.certificate)
+
+
+def _read_file(path: Path) -> bytes:
     try:
-        return files.authority.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise WeftError(f"cannot read the TLS file {error.filename}: {error.strerror}") from None

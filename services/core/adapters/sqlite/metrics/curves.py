@@ -3,7 +3,7 @@
 A curve is one (name, context, rank) of the newest attempt that reported anything: the last value of each step, by step.
 Points without a step follow, in the order of their arrival. SQLite thins long curves, without the interpreter's lock:
 it divides a curve into equal parts and keeps the smallest and the largest value of each part, and a NaN if it has one,
-so that neither a spike nor a divergence disappears.
+so that neither a spike nor a divergence disappears. The first and the last step are kept, too.
 """
 
 from __future__ import annotations
@@ -20,23 +20,31 @@ from services.core.ports.metric_store import Point, PointQuery, SourceId, Stored
 
 SOURCES: Final = "SELECT id, attempt, role, rank, run, source, generation FROM sources"
 _COLUMNS: Final = "p.seq, p.series, p.source, p.offset, p.time_ms, p.step, p.value"
-_LATEST: Final = """
-    WITH latest(seq, step) AS MATERIALIZED (
-        SELECT max(seq), step FROM points WHERE series = :series AND step IS NOT NULL GROUP BY step
-        UNION ALL SELECT seq, NULL FROM points WHERE series = :series AND step IS NULL)"""
+_WINDOW: Final = {
+    "from_step": "step >= :from_step",
+    "to_step": "step <= :to_step",
+    "since_ms": "time_ms >= :since_ms",
+    "until_ms": "time_ms <= :until_ms",
+}
 _IN_ORDER: Final = "ORDER BY p.step IS NULL, p.step, p.seq"
 # ruff: noqa: S608 - the parts of these statements are constants; values from outside are bound
-_COUNT: Final = f"{_LATEST} SELECT count(*) FROM latest"
-_CURVE: Final = f"{_LATEST} SELECT {_COLUMNS} FROM latest JOIN points p ON p.seq = latest.seq {_IN_ORDER}"
+_LATEST: Final = """
+    WITH latest(seq, step) AS MATERIALIZED (
+        SELECT max(seq), step FROM points WHERE series = :series AND step IS NOT NULL {window} GROUP BY step
+        UNION ALL SELECT seq, NULL FROM points WHERE series = :series AND step IS NULL {window})"""
+_COUNT: Final = "SELECT count(*) FROM latest"
+_CURVE: Final = f"SELECT {_COLUMNS} FROM latest JOIN points p ON p.seq = latest.seq {_IN_ORDER}"
 # min() and max() also select the other columns of their row (SQLite, "bare columns in an aggregate").
-_THINNED: Final = f"""{_LATEST},
+_THINNED: Final = f""",
     placed AS MATERIALIZED (
         SELECT p.seq, p.value, ntile(:stretches) OVER ({_IN_ORDER}) AS stretch
         FROM latest JOIN points p ON p.seq = latest.seq),
     kept(seq) AS (
         SELECT seq FROM (SELECT seq, min(value) FROM placed GROUP BY stretch)
         UNION SELECT seq FROM (SELECT seq, max(value) FROM placed GROUP BY stretch)
-        UNION SELECT min(seq) FROM placed WHERE value IS NULL GROUP BY stretch)
+        UNION SELECT min(seq) FROM placed WHERE value IS NULL GROUP BY stretch
+        UNION SELECT seq FROM (SELECT seq, min(step) FROM latest WHERE step IS NOT NULL)
+        UNION SELECT seq FROM (SELECT seq, max(step) FROM latest WHERE step IS NOT NULL))
     SELECT {_COLUMNS} FROM kept JOIN points p ON p.seq = kept.seq {_IN_ORDER}"""
 
 
@@ -50,9 +58,14 @@ class PointReader:
         chosen = self._chosen(query, query.attempt)
         # '+' makes SQLite search by seq, not by series: a follower reads the newest few of all.
         rows = self._reader.execute(
-            f"SELECT {_COLUMNS} FROM points p WHERE seq > ? AND +series IN (SELECT value FROM json_each(?)) "
-            "ORDER BY seq LIMIT ?",
-            (min(query.after_seq, 2**63 - 1), json.dumps(list(chosen)), limit),
+            f"SELECT {_COLUMNS} FROM points p WHERE seq > :after AND +series IN (SELECT value FROM json_each(:chosen)) "
+            f"{_window(query)} ORDER BY seq LIMIT :limit",
+            {
+                "after": min(query.after_seq, 2**63 - 1),
+                "chosen": json.dumps(list(chosen)),
+                "limit": limit,
+                **_bounds(query),
+            },
         ).fetchall()
         return list(self._stored(rows, chosen))
 
@@ -63,7 +76,7 @@ class PointReader:
         if attempt is None:
             return []
         chosen = self._chosen(query, attempt)
-        rows = [row for series in chosen for row in self._curve(series, query.max_points)]
+        rows = [row for series in chosen for row in self._curve(series, query)]
         return list(self._stored(rows, chosen))
 
     def latest(self) -> dict[str, StoredPoint]:
@@ -74,14 +87,12 @@ class PointReader:
         ).fetchall()
         return {stored.point.name: stored for stored in self._stored(rows, chosen)}
 
-    def _curve(self, series: int, max_points: int | None) -> Sequence[Sequence[Any]]:
-        if max_points is None:
-            return self._reader.execute(_CURVE, {"series": series}).fetchall()
-        count = self._reader.execute(_COUNT, {"series": series}).get
-        if count <= max_points:
-            return self._reader.execute(_CURVE, {"series": series}).fetchall()
-        stretches = max(1, max_points // 2)
-        return self._reader.execute(_THINNED, {"series": series, "stretches": stretches}).fetchall()
+    def _curve(self, series: int, query: PointQuery) -> Sequence[Sequence[Any]]:
+        latest, values = _LATEST.format(window=_window(query)), {"series": series, **_bounds(query)}
+        most = query.max_points
+        if most is None or self._reader.execute(latest + _COUNT, values).get <= most:
+            return self._reader.execute(latest + _CURVE, values).fetchall()
+        return self._reader.execute(latest + _THINNED, {**values, "stretches": max(1, most // 2)}).fetchall()
 
     def _chosen(self, query: PointQuery, attempt: int | None) -> dict[int, tuple[str, Mapping[str, str]]]:
         """Row id -> (name, context) of the series that match, in the order of curves."""
@@ -103,3 +114,13 @@ class PointReader:
             name, context = series[series_id]
             number = math.nan if value is None else value
             yield StoredPoint(seq, sources[source], Point(offset, time_ms, name, step, number, context))
+
+
+def _window(query: PointQuery) -> str:
+    """SQL of the bounds that the query has."""
+    return "".join(f" AND {term}" for name, term in _WINDOW.items() if getattr(query, name) is not None)
+
+
+def _bounds(query: PointQuery) -> dict[str, int]:
+    """The values of ``_window``."""
+    return {name: value for name in _WINDOW if (value := getattr(query, name)) is not None}

@@ -26,6 +26,9 @@ from services.core.adapters.sqlite.metrics.segments import (
     decode,
     segment_path,
 )
+from services.core.adapters.sqlite.metrics.tallies import PUT as PUT_TALLY
+from services.core.adapters.sqlite.metrics.tallies import TABLE as TALLIES
+from services.core.adapters.sqlite.metrics.tallies import read_tallies
 from services.core.domain.errors import Conflict
 from services.core.ports.metric_store import DEFAULT_BOUNDS, JobBounds, SourceId, SourceState, Stored
 from services.core.runtime.durable_files import sync_folder
@@ -98,6 +101,7 @@ class JobFile:
                 self._writer.transaction_mode = "IMMEDIATE"
                 self._create_tables()
                 self._writer.execute(_LEFT_OUT)
+                self._writer.execute(TALLIES)
                 self._ledger = self._load()
 
     def _refuse_newer(self) -> int:
@@ -124,6 +128,7 @@ class JobFile:
         lines, points, self._segment, self._length = state
         sources: list[Any] = self._writer.execute("SELECT * FROM sources").fetchall()
         series: list[Any] = self._writer.execute("SELECT * FROM series").fetchall()
+        tallies = read_tallies(self._writer)
         known = [Source(row_id, SourceId(*key), committed, bool(final)) for row_id, *key, committed, final in sources]
         return Ledger(
             lines,
@@ -131,7 +136,10 @@ class JobFile:
             {source.source: source for source in known},
             {
                 (curve.attempt, curve.rank, curve.name, curve.context): curve
-                for curve in (Series(*row) for row in series)
+                for curve in (
+                    Series(row_id, attempt, rank, name, context, last_seq, tallies[row_id])
+                    for row_id, attempt, rank, name, context, last_seq in series
+                )
             },
             self._bounds,
             # Closed segments may be a little larger.
@@ -202,6 +210,9 @@ class JobFile:
             db.executemany(_PUT_SOURCE, [source.row() for source in change.sources.values()])
             db.executemany(_PUT_BLOCK, blocks)
             db.executemany(_PUT_SERIES, [series.row() for series in change.series.values()])
+            db.executemany(
+                PUT_TALLY, [series.tally.row(series.id, series.last_seq) for series in change.series.values()]
+            )
             db.executemany(_PUT_POINT, change.points)
             db.executemany(_PUT_LEFT_OUT, [(bound, self._ledger.left_out[bound]) for bound in change.left_out])
             db.execute(_PUT_STATE, (self._ledger.lines, self._ledger.points, self._segment, self._length))

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from services.core.adapters.sqlite.metrics.segments import encode
+from services.core.adapters.sqlite.metrics.tallies import Tally
 from services.core.domain.errors import InvalidRequest
 from services.core.ports.metric_store import (
     DEFAULT_BOUNDS,
@@ -96,6 +97,7 @@ class Series:
     context: str
     """JSON, keys in order."""
     last_seq: int = 0
+    tally: Tally = field(default_factory=Tally)
 
     def row(self) -> tuple[Any, ...]:
         return (self.id, self.attempt, self.rank, self.name, self.context, self.last_seq)
@@ -215,7 +217,7 @@ class Ledger:
         seq, known, touched, rows, isnan = self.points, self.series, change.series, change.points, math.isnan
         attempt, rank, source_id = batch.source.attempt, batch.source.rank, source.id
         for point in batch.points:
-            key = (attempt, rank, point.name, _context(point.context))
+            key = (attempt, rank, point.name, context_text(point.context))
             series = known.get(key)
             if series is None:
                 if most_series is not None and len(known) >= most_series:
@@ -224,6 +226,7 @@ class Ledger:
                 series = known[key] = Series(len(known) + 1, *key)
             seq += 1
             series.last_seq = seq
+            series.tally.add(point.value, point.step)
             touched[series.id] = series
             value = None if isnan(point.value) else point.value
             rows.append((seq, series.id, source_id, point.offset, point.time_ms, point.step, value))
@@ -240,5 +243,6 @@ def _notice(batch: Batch, bounds: JobBounds) -> Prepared:
     return prepare(replace(batch, lines=[line]))
 
 
-def _context(context: Mapping[str, str]) -> str:
+def context_text(context: Mapping[str, str]) -> str:
+    """JSON, keys in order."""
     return msgspec.json.encode(context, order="sorted").decode() if context else "{}"

@@ -29,15 +29,18 @@ import structlog
 from services.core.adapters.sqlite.database import translated
 from services.core.adapters.sqlite.metrics.curves import PointReader
 from services.core.adapters.sqlite.metrics.job_file import JobFile
-from services.core.adapters.sqlite.metrics.ledger import Prepared, prepare
+from services.core.adapters.sqlite.metrics.ledger import Prepared, context_text, prepare
 from services.core.adapters.sqlite.metrics.lines import LineReader, compiled
 from services.core.adapters.sqlite.metrics.open_jobs import OpenJobs
 from services.core.adapters.sqlite.metrics.segments import SEGMENT_BYTES, Damaged
+from services.core.adapters.sqlite.metrics.tallies import read_aggregates, read_column, read_steps
 from services.core.adapters.sqlite.place import refuse_network
 from services.core.domain.errors import InvalidRequest, NoSpace, NotFound, Quarantined, Unavailable, WeftError
 from services.core.ports.metric_store import (
     DEFAULT_BOUNDS,
+    Aggregate,
     Batch,
+    Column,
     Extent,
     JobBounds,
     LineQuery,
@@ -211,6 +214,27 @@ class SqliteMetricStore:
     async def latest(self, job_id: str) -> Mapping[str, StoredPoint]:
         return await self._read_points(job_id, PointReader.latest, otherwise={})
 
+    async def aggregates(self, job_id: str, names: Sequence[str] = ()) -> Sequence[Aggregate]:
+        return await self._read_rows(job_id, lambda db: read_aggregates(db, names), otherwise=[])
+
+    async def steps(self, job_id: str, name: str, context: Mapping[str, str] | None) -> Sequence[int]:
+        return await self._read_rows(job_id, lambda db: read_steps(db, name, _context_text(context)), otherwise=[])
+
+    async def column(
+        self, job_id: str, name: str, context: Mapping[str, str] | None, steps: Sequence[int]
+    ) -> Column | None:
+        def read(db: apsw.Connection) -> Column | None:
+            return read_column(db, name, _context_text(context), steps)
+
+        return await self._read_rows(job_id, read, otherwise=None)
+
+    async def _read_rows(self, job_id: str, read: Callable[[apsw.Connection], T], *, otherwise: T) -> T:
+        def within(file: JobFile) -> T:
+            with file.snapshot() as db:
+                return read(db)
+
+        return await self._read(job_id, within, otherwise=otherwise)
+
     async def counts(self, job_id: str) -> tuple[int, int]:
         def read(file: JobFile) -> tuple[int, int]:
             with file.snapshot() as db:
@@ -369,3 +393,8 @@ def _prepared(batches: Sequence[Batch]) -> list[Prepared] | Exception:
         return [prepare(batch) for batch in batches]
     except InvalidRequest as error:
         return error
+
+
+def _context_text(context: Mapping[str, str] | None) -> str | None:
+    """As the table of series has it; None stays None."""
+    return None if context is None else context_text(context)

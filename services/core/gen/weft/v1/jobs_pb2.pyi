@@ -595,7 +595,7 @@ class Job(_message.Message):
     """The reason in words; may be empty."""
     pending_reason: _builtins.str
     """Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing,
-    WaitingForDisk or Misconfigured; else empty.
+    WaitingForDisk, PlatformStopping or Misconfigured; else empty.
     """
     pending_message: _builtins.str
     """Why it waits, in words. Only while it waits and the dispatcher answers."""
@@ -657,7 +657,7 @@ class Job(_message.Message):
 
     @_builtins.property
     def deleted(self) -> _timestamp_pb2.Timestamp:
-        """When it was deleted. Only in replayed answers."""
+        """When it was deleted. Only in replayed answers, and in lists with `deleted`."""
 
     @_builtins.property
     def summary(self) -> _struct_pb2.Struct:
@@ -758,6 +758,7 @@ class ListJobsRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."""
     name: _builtins.str
@@ -772,6 +773,8 @@ class ListJobsRequest(_message.Message):
     """Most jobs in the answer: 1 to 500, default 50."""
     fields: _builtins.str
     """Names of Job's fields, separated by commas; the others stay empty. Default: all."""
+    deleted: _builtins.bool
+    """Also jobs that were deleted; these have the field `deleted`."""
     @_builtins.property
     def status(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Statuses to list, in any case. Default: all."""
@@ -787,10 +790,11 @@ class ListJobsRequest(_message.Message):
         after: _builtins.str | None = ...,
         limit: _builtins.int | None = ...,
         fields: _builtins.str | None = ...,
+        deleted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_name", b"_name", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "fields", b"fields", "limit", b"limit", "name", b"name", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_name", b"_name", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "fields", b"fields", "limit", b"limit", "name", b"name", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_name", b"_name", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "deleted", b"deleted", "fields", b"fields", "limit", b"limit", "name", b"name", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
@@ -1423,6 +1427,10 @@ class GetMetricsRequest(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MAX_POINTS_FIELD_NUMBER: _builtins.int
+    FROM_STEP_FIELD_NUMBER: _builtins.int
+    TO_STEP_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Id of the job."""
     after: _builtins.int
@@ -1435,9 +1443,21 @@ class GetMetricsRequest(_message.Message):
     """Only points of this attempt."""
     max_points: _builtins.int
     """Roughly the most points of each curve, 2 to 100000; minima and maxima are kept. Only for curves; default 1000."""
+    from_step: _builtins.int
+    """Only points of this step or a later one."""
+    to_step: _builtins.int
+    """Only points of this step or an earlier one."""
     @_builtins.property
     def name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only metrics of these names."""
+
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Only points from this time on."""
+
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """Only points up to this time."""
 
     def __init__(
         self,
@@ -1449,31 +1469,43 @@ class GetMetricsRequest(_message.Message):
         rank: _builtins.int | None = ...,
         attempt: _builtins.int | None = ...,
         max_points: _builtins.int | None = ...,
+        from_step: _builtins.int | None = ...,
+        to_step: _builtins.int | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_attempt", b"_attempt", "_limit", b"_limit", "_max_points", b"_max_points", "_rank", b"_rank", "after", b"after", "attempt", b"attempt", "limit", b"limit", "max_points", b"max_points", "rank", b"rank"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_attempt", b"_attempt", "_from_step", b"_from_step", "_limit", b"_limit", "_max_points", b"_max_points", "_rank", b"_rank", "_to_step", b"_to_step", "after", b"after", "attempt", b"attempt", "from_step", b"from_step", "limit", b"limit", "max_points", b"max_points", "rank", b"rank", "since", b"since", "to_step", b"to_step", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_attempt", b"_attempt", "_limit", b"_limit", "_max_points", b"_max_points", "_rank", b"_rank", "after", b"after", "attempt", b"attempt", "job_id", b"job_id", "limit", b"limit", "max_points", b"max_points", "name", b"name", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_attempt", b"_attempt", "_from_step", b"_from_step", "_limit", b"_limit", "_max_points", b"_max_points", "_rank", b"_rank", "_to_step", b"_to_step", "after", b"after", "attempt", b"attempt", "from_step", b"from_step", "job_id", b"job_id", "limit", b"limit", "max_points", b"max_points", "name", b"name", "rank", b"rank", "since", b"since", "to_step", b"to_step", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
     _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
     _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
+    _WhichOneofReturnType__from_step: _TypeAlias = _typing.Literal["from_step"]  # noqa: Y015
+    _WhichOneofArgType__from_step: _TypeAlias = _typing.Literal["_from_step", b"_from_step"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
     _WhichOneofReturnType__max_points: _TypeAlias = _typing.Literal["max_points"]  # noqa: Y015
     _WhichOneofArgType__max_points: _TypeAlias = _typing.Literal["_max_points", b"_max_points"]  # noqa: Y015
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    _WhichOneofReturnType__to_step: _TypeAlias = _typing.Literal["to_step"]  # noqa: Y015
+    _WhichOneofArgType__to_step: _TypeAlias = _typing.Literal["_to_step", b"_to_step"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__after) -> _WhichOneofReturnType__after | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_step) -> _WhichOneofReturnType__from_step | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_points) -> _WhichOneofReturnType__max_points | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to_step) -> _WhichOneofReturnType__to_step | None: ...
 
 Global___GetMetricsRequest: _TypeAlias = GetMetricsRequest  # noqa: Y015
 
@@ -1694,6 +1726,9 @@ class GetSeriesReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SERIES_FIELD_NUMBER: _builtins.int
+    THROUGH_FIELD_NUMBER: _builtins.int
+    through: _builtins.int
+    """Follow the points after this seq: the curves lack none before it."""
     @_builtins.property
     def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobSeries]:
         """Curves in the order of their first points."""
@@ -1702,10 +1737,11 @@ class GetSeriesReply(_message.Message):
         self,
         *,
         series: _abc.Iterable[Global___JobSeries] | None = ...,
+        through: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["series", b"series"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["series", b"series", "through", b"through"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

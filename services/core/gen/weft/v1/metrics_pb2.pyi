@@ -45,10 +45,13 @@ class HelloReply(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     CURRENT_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    OBJECT_CALLS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Version of the protocol that the service speaks."""
     current: _builtins.bool
     """False only if a newer attempt is known; Beat decides."""
+    object_calls: _builtins.bool
+    """Objects are moved by GetObject and PutObject; false: by signed URLs."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceOffset]:
         """Offsets that are committed, of each source that is known."""
@@ -59,10 +62,11 @@ class HelloReply(_message.Message):
         protocol: _builtins.int = ...,
         current: _builtins.bool = ...,
         sources: _abc.Iterable[Global___SourceOffset] | None = ...,
+        object_calls: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "protocol", b"protocol", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "object_calls", b"object_calls", "protocol", b"protocol", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,23 +404,102 @@ class BeatReply(_message.Message):
 
     CURRENT_FIELD_NUMBER: _builtins.int
     GO_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     current: _builtins.bool
     """False: a newer attempt has replaced this one."""
     go: _builtins.bool
     """Every learner of the attempt is READY or further: the process may start."""
+    @_builtins.property
+    def stop(self) -> Global___Stop:
+        """The learner shall end; absent: it shall not."""
+
     def __init__(
         self,
         *,
         current: _builtins.bool = ...,
         go: _builtins.bool = ...,
+        stop: Global___Stop | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "go", b"go"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "go", b"go", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeatReply: _TypeAlias = BeatReply  # noqa: Y015
+
+@_typing.final
+class Stop(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """Rises with each change of what the user wants of the job."""
+    cause: _builtins.str
+    """halt, kill, peer or deadline."""
+    grace_ms: _builtins.int
+    """Milliseconds between SIGTERM and SIGKILL; 0: SIGKILL at once."""
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        cause: _builtins.str = ...,
+        grace_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "generation", b"generation", "grace_ms", b"grace_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stop: _TypeAlias = Stop  # noqa: Y015
+
+@_typing.final
+class ControlRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ControlRequest: _TypeAlias = ControlRequest  # noqa: Y015
+
+@_typing.final
+class ControlReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CURRENT_FIELD_NUMBER: _builtins.int
+    GO_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    current: _builtins.bool
+    """As in BeatReply."""
+    go: _builtins.bool
+    """As in BeatReply."""
+    @_builtins.property
+    def stop(self) -> Global___Stop:
+        """As in BeatReply."""
+
+    def __init__(
+        self,
+        *,
+        current: _builtins.bool = ...,
+        go: _builtins.bool = ...,
+        stop: Global___Stop | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stop", b"stop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "go", b"go", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ControlReply: _TypeAlias = ControlReply  # noqa: Y015
 
 @_typing.final
 class ObjectRequest(_message.Message):
@@ -427,7 +510,7 @@ class ObjectRequest(_message.Message):
     UPLOAD_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
     verb: _builtins.str
-    """get, head, put, begin, part, complete or abort."""
+    """get, head, put, begin, part, complete, abort or delete."""
     key: _builtins.str
     """Key of the object."""
     upload: _builtins.str
@@ -493,6 +576,172 @@ class SignReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SignReply: _TypeAlias = SignReply  # noqa: Y015
+
+@_typing.final
+class HeadObjectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Key of the object."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeadObjectRequest: _TypeAlias = HeadObjectRequest  # noqa: Y015
+
+@_typing.final
+class HeadObjectReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    size: _builtins.int
+    """Its bytes; absent: there is no such object."""
+    def __init__(
+        self,
+        *,
+        size: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "size", b"size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__size: _TypeAlias = _typing.Literal["size"]  # noqa: Y015
+    _WhichOneofArgType__size: _TypeAlias = _typing.Literal["_size", b"_size"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size) -> _WhichOneofReturnType__size | None: ...
+
+Global___HeadObjectReply: _TypeAlias = HeadObjectReply  # noqa: Y015
+
+@_typing.final
+class GetObjectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Key of the object."""
+    start: _builtins.int
+    """Offset of the first byte."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        start: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetObjectRequest: _TypeAlias = GetObjectRequest  # noqa: Y015
+
+@_typing.final
+class ObjectBytes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The next bytes, at most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectBytes: _TypeAlias = ObjectBytes  # noqa: Y015
+
+@_typing.final
+class PutObjectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """In the first message only: key of the object."""
+    size: _builtins.int
+    """In the first message: its bytes; absent: not known before. Other lengths are refused."""
+    data: _builtins.bytes
+    """The next bytes, at most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        size: _builtins.int | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "size", b"size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "data", b"data", "key", b"key", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__size: _TypeAlias = _typing.Literal["size"]  # noqa: Y015
+    _WhichOneofArgType__size: _TypeAlias = _typing.Literal["_size", b"_size"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size) -> _WhichOneofReturnType__size | None: ...
+
+Global___PutObjectRequest: _TypeAlias = PutObjectRequest  # noqa: Y015
+
+@_typing.final
+class PutObjectReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutObjectReply: _TypeAlias = PutObjectReply  # noqa: Y015
+
+@_typing.final
+class DeleteObjectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Key of the object."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteObjectRequest: _TypeAlias = DeleteObjectRequest  # noqa: Y015
+
+@_typing.final
+class DeleteObjectReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteObjectReply: _TypeAlias = DeleteObjectReply  # noqa: Y015
 
 @_typing.final
 class StoredLine(_message.Message):
@@ -696,6 +945,10 @@ class PointsRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MAX_POINTS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    FROM_STEP_FIELD_NUMBER: _builtins.int
+    TO_STEP_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Id of the job."""
     after_seq: _builtins.int
@@ -708,6 +961,14 @@ class PointsRequest(_message.Message):
     """For Series: roughly the most points of each curve."""
     limit: _builtins.int
     """Most points in a reply."""
+    from_step: _builtins.int
+    """Only points of this step or a later one."""
+    to_step: _builtins.int
+    """Only points of this step or an earlier one."""
+    since_ms: _builtins.int
+    """Only points from this time on, Unix milliseconds."""
+    until_ms: _builtins.int
+    """Only points up to this time, Unix milliseconds."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only metrics of these names; empty: all."""
@@ -722,23 +983,43 @@ class PointsRequest(_message.Message):
         attempt: _builtins.int | None = ...,
         max_points: _builtins.int | None = ...,
         limit: _builtins.int = ...,
+        from_step: _builtins.int | None = ...,
+        to_step: _builtins.int | None = ...,
+        since_ms: _builtins.int | None = ...,
+        until_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_max_points", b"_max_points", "_rank", b"_rank", "attempt", b"attempt", "max_points", b"max_points", "rank", b"rank"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_from_step", b"_from_step", "_max_points", b"_max_points", "_rank", b"_rank", "_since_ms", b"_since_ms", "_to_step", b"_to_step", "_until_ms", b"_until_ms", "attempt", b"attempt", "from_step", b"from_step", "max_points", b"max_points", "rank", b"rank", "since_ms", b"since_ms", "to_step", b"to_step", "until_ms", b"until_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_max_points", b"_max_points", "_rank", b"_rank", "after_seq", b"after_seq", "attempt", b"attempt", "job_id", b"job_id", "limit", b"limit", "max_points", b"max_points", "names", b"names", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_from_step", b"_from_step", "_max_points", b"_max_points", "_rank", b"_rank", "_since_ms", b"_since_ms", "_to_step", b"_to_step", "_until_ms", b"_until_ms", "after_seq", b"after_seq", "attempt", b"attempt", "from_step", b"from_step", "job_id", b"job_id", "limit", b"limit", "max_points", b"max_points", "names", b"names", "rank", b"rank", "since_ms", b"since_ms", "to_step", b"to_step", "until_ms", b"until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
     _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
+    _WhichOneofReturnType__from_step: _TypeAlias = _typing.Literal["from_step"]  # noqa: Y015
+    _WhichOneofArgType__from_step: _TypeAlias = _typing.Literal["_from_step", b"_from_step"]  # noqa: Y015
     _WhichOneofReturnType__max_points: _TypeAlias = _typing.Literal["max_points"]  # noqa: Y015
     _WhichOneofArgType__max_points: _TypeAlias = _typing.Literal["_max_points", b"_max_points"]  # noqa: Y015
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    _WhichOneofReturnType__since_ms: _TypeAlias = _typing.Literal["since_ms"]  # noqa: Y015
+    _WhichOneofArgType__since_ms: _TypeAlias = _typing.Literal["_since_ms", b"_since_ms"]  # noqa: Y015
+    _WhichOneofReturnType__to_step: _TypeAlias = _typing.Literal["to_step"]  # noqa: Y015
+    _WhichOneofArgType__to_step: _TypeAlias = _typing.Literal["_to_step", b"_to_step"]  # noqa: Y015
+    _WhichOneofReturnType__until_ms: _TypeAlias = _typing.Literal["until_ms"]  # noqa: Y015
+    _WhichOneofArgType__until_ms: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_step) -> _WhichOneofReturnType__from_step | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_points) -> _WhichOneofReturnType__max_points | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__since_ms) -> _WhichOneofReturnType__since_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to_step) -> _WhichOneofReturnType__to_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__until_ms) -> _WhichOneofReturnType__until_ms | None: ...
 
 Global___PointsRequest: _TypeAlias = PointsRequest  # noqa: Y015
 
@@ -851,6 +1132,289 @@ class SummaryReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SummaryReply: _TypeAlias = SummaryReply  # noqa: Y015
+
+@_typing.final
+class AggregatesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_IDS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the jobs; at most 500."""
+
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the metrics; empty: all."""
+
+    def __init__(
+        self,
+        *,
+        job_ids: _abc.Iterable[_builtins.str] | None = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_ids", b"job_ids", "names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AggregatesRequest: _TypeAlias = AggregatesRequest  # noqa: Y015
+
+@_typing.final
+class Aggregate(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ContextEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    LAST_STEP_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    LOW_STEP_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    HIGH_STEP_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the metric."""
+    rank: _builtins.int
+    """Rank of the learner that reported it: the lowest."""
+    count: _builtins.int
+    """Number of points."""
+    last: _builtins.float
+    """The last value; it may be NaN."""
+    last_step: _builtins.int
+    """Its step; absent if none was given."""
+    low: _builtins.float
+    """The smallest value; NaN if there is no number."""
+    low_step: _builtins.int
+    """Its step."""
+    high: _builtins.float
+    """The largest value; NaN if there is no number."""
+    high_step: _builtins.int
+    """Its step."""
+    @_builtins.property
+    def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels that the training gave it."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        rank: _builtins.int = ...,
+        count: _builtins.int = ...,
+        last: _builtins.float = ...,
+        last_step: _builtins.int | None = ...,
+        low: _builtins.float = ...,
+        low_step: _builtins.int | None = ...,
+        high: _builtins.float = ...,
+        high_step: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high_step", b"_high_step", "_last_step", b"_last_step", "_low_step", b"_low_step", "high_step", b"high_step", "last_step", b"last_step", "low_step", b"low_step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_step", b"_high_step", "_last_step", b"_last_step", "_low_step", b"_low_step", "context", b"context", "count", b"count", "high", b"high", "high_step", b"high_step", "last", b"last", "last_step", b"last_step", "low", b"low", "low_step", b"low_step", "name", b"name", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__high_step: _TypeAlias = _typing.Literal["high_step"]  # noqa: Y015
+    _WhichOneofArgType__high_step: _TypeAlias = _typing.Literal["_high_step", b"_high_step"]  # noqa: Y015
+    _WhichOneofReturnType__last_step: _TypeAlias = _typing.Literal["last_step"]  # noqa: Y015
+    _WhichOneofArgType__last_step: _TypeAlias = _typing.Literal["_last_step", b"_last_step"]  # noqa: Y015
+    _WhichOneofReturnType__low_step: _TypeAlias = _typing.Literal["low_step"]  # noqa: Y015
+    _WhichOneofArgType__low_step: _TypeAlias = _typing.Literal["_low_step", b"_low_step"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__high_step) -> _WhichOneofReturnType__high_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_step) -> _WhichOneofReturnType__last_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__low_step) -> _WhichOneofReturnType__low_step | None: ...
+
+Global___Aggregate: _TypeAlias = Aggregate  # noqa: Y015
+
+@_typing.final
+class JobAggregates(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    AGGREGATES_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """Id of the job."""
+    @_builtins.property
+    def aggregates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Aggregate]:
+        """One for each name and context; at most 1000."""
+
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        aggregates: _abc.Iterable[Global___Aggregate] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregates", b"aggregates", "job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobAggregates: _TypeAlias = JobAggregates  # noqa: Y015
+
+@_typing.final
+class AggregatesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobAggregates]:
+        """The jobs that reported any of them."""
+
+    def __init__(
+        self,
+        *,
+        jobs: _abc.Iterable[Global___JobAggregates] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AggregatesReply: _TypeAlias = AggregatesReply  # noqa: Y015
+
+@_typing.final
+class StatisticsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ContextEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    JOB_IDS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    ANY_CONTEXT_FIELD_NUMBER: _builtins.int
+    MAX_POINTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the metric."""
+    any_context: _builtins.bool
+    """The labels do not matter: each job's first series counts."""
+    max_points: _builtins.int
+    """Most steps in the reply."""
+    @_builtins.property
+    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the jobs."""
+
+    @_builtins.property
+    def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its labels."""
+
+    def __init__(
+        self,
+        *,
+        job_ids: _abc.Iterable[_builtins.str] | None = ...,
+        name: _builtins.str = ...,
+        context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        any_context: _builtins.bool = ...,
+        max_points: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_context", b"any_context", "context", b"context", "job_ids", b"job_ids", "max_points", b"max_points", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatisticsRequest: _TypeAlias = StatisticsRequest  # noqa: Y015
+
+@_typing.final
+class StatisticsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    STD_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    WITHOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Steps at which at least one job has a number. The other columns belong to them."""
+
+    @_builtins.property
+    def n(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of jobs with a number at the step."""
+
+    @_builtins.property
+    def mean(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Mean of the values."""
+
+    @_builtins.property
+    def std(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Standard deviation of the population."""
+
+    @_builtins.property
+    def low(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Smallest value."""
+
+    @_builtins.property
+    def high(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Largest value."""
+
+    @_builtins.property
+    def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Jobs that did not report the metric."""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[_builtins.int] | None = ...,
+        n: _abc.Iterable[_builtins.int] | None = ...,
+        mean: _abc.Iterable[_builtins.float] | None = ...,
+        std: _abc.Iterable[_builtins.float] | None = ...,
+        low: _abc.Iterable[_builtins.float] | None = ...,
+        high: _abc.Iterable[_builtins.float] | None = ...,
+        without: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high", b"high", "low", b"low", "mean", b"mean", "n", b"n", "std", b"std", "steps", b"steps", "without", b"without"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatisticsReply: _TypeAlias = StatisticsReply  # noqa: Y015
 
 @_typing.final
 class ForgetRequest(_message.Message):

@@ -56,10 +56,35 @@ class IntakeStub:
                 request_serializer=weft_dot_v1_dot_metrics__pb2.BeatRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_metrics__pb2.BeatReply.FromString,
                 _registered_method=True)
+        self.Control = channel.unary_stream(
+                '/weft.v1.Intake/Control',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.ControlRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.ControlReply.FromString,
+                _registered_method=True)
         self.Sign = channel.unary_unary(
                 '/weft.v1.Intake/Sign',
                 request_serializer=weft_dot_v1_dot_metrics__pb2.SignRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_metrics__pb2.SignReply.FromString,
+                _registered_method=True)
+        self.HeadObject = channel.unary_unary(
+                '/weft.v1.Intake/HeadObject',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.HeadObjectRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.HeadObjectReply.FromString,
+                _registered_method=True)
+        self.GetObject = channel.unary_stream(
+                '/weft.v1.Intake/GetObject',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.GetObjectRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.ObjectBytes.FromString,
+                _registered_method=True)
+        self.PutObject = channel.stream_unary(
+                '/weft.v1.Intake/PutObject',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.PutObjectRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.PutObjectReply.FromString,
+                _registered_method=True)
+        self.DeleteObject = channel.unary_unary(
+                '/weft.v1.Intake/DeleteObject',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.DeleteObjectRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.DeleteObjectReply.FromString,
                 _registered_method=True)
 
 
@@ -96,9 +121,46 @@ class IntakeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Control(self, request, context):
+        """What the platform wants of the learner now, and again whenever it changes; a keep-alive every 10 s. For learners
+        to which no service of the platform can write (pods). UNAVAILABLE when the service stops: call again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Sign(self, request, context):
         """Signed URLs for the attempt's objects, if the object store is not a folder. Each allows one
         operation on one object for some minutes. Refused for an attempt that is not current.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HeadObject(self, request, context):
+        """The attempt's objects themselves, if the object store is a folder that the learner's machine does not have.
+        The same rights as for Sign.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetObject(self, request, context):
+        """The bytes of an object, in order. NOT_FOUND without it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutObject(self, request_iterator, context):
+        """Stores an object: the first message names it, the others have its bytes. Durable once it is answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteObject(self, request, context):
+        """Removes an object of the learner's own checkpoints, if there is one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,10 +189,35 @@ def add_IntakeServicer_to_server(servicer, server):
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.BeatRequest.FromString,
                     response_serializer=weft_dot_v1_dot_metrics__pb2.BeatReply.SerializeToString,
             ),
+            'Control': grpc.unary_stream_rpc_method_handler(
+                    servicer.Control,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.ControlRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.ControlReply.SerializeToString,
+            ),
             'Sign': grpc.unary_unary_rpc_method_handler(
                     servicer.Sign,
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.SignRequest.FromString,
                     response_serializer=weft_dot_v1_dot_metrics__pb2.SignReply.SerializeToString,
+            ),
+            'HeadObject': grpc.unary_unary_rpc_method_handler(
+                    servicer.HeadObject,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.HeadObjectRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.HeadObjectReply.SerializeToString,
+            ),
+            'GetObject': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetObject,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.GetObjectRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.ObjectBytes.SerializeToString,
+            ),
+            'PutObject': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutObject,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.PutObjectRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.PutObjectReply.SerializeToString,
+            ),
+            'DeleteObject': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteObject,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.DeleteObjectRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.DeleteObjectReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -254,6 +341,33 @@ class Intake:
             _registered_method=True)
 
     @staticmethod
+    def Control(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.v1.Intake/Control',
+            weft_dot_v1_dot_metrics__pb2.ControlRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.ControlReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Sign(request,
             target,
             options=(),
@@ -270,6 +384,114 @@ class Intake:
             '/weft.v1.Intake/Sign',
             weft_dot_v1_dot_metrics__pb2.SignRequest.SerializeToString,
             weft_dot_v1_dot_metrics__pb2.SignReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HeadObject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Intake/HeadObject',
+            weft_dot_v1_dot_metrics__pb2.HeadObjectRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.HeadObjectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetObject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.v1.Intake/GetObject',
+            weft_dot_v1_dot_metrics__pb2.GetObjectRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.ObjectBytes.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutObject(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/weft.v1.Intake/PutObject',
+            weft_dot_v1_dot_metrics__pb2.PutObjectRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.PutObjectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteObject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Intake/DeleteObject',
+            weft_dot_v1_dot_metrics__pb2.DeleteObjectRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.DeleteObjectReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -320,6 +542,16 @@ class TelemetryStub:
                 '/weft.v1.Telemetry/Summary',
                 request_serializer=weft_dot_v1_dot_metrics__pb2.SummaryRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_metrics__pb2.SummaryReply.FromString,
+                _registered_method=True)
+        self.Aggregates = channel.unary_unary(
+                '/weft.v1.Telemetry/Aggregates',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.AggregatesRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.AggregatesReply.FromString,
+                _registered_method=True)
+        self.Statistics = channel.unary_unary(
+                '/weft.v1.Telemetry/Statistics',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.StatisticsRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.StatisticsReply.FromString,
                 _registered_method=True)
         self.Forget = channel.unary_unary(
                 '/weft.v1.Telemetry/Forget',
@@ -376,6 +608,20 @@ class TelemetryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Aggregates(self, request, context):
+        """The last, smallest and largest value of metrics of several jobs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Statistics(self, request, context):
+        """Statistics of one metric over several jobs, by step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Forget(self, request, context):
         """Deletes all that is stored of a job.
         """
@@ -415,6 +661,16 @@ def add_TelemetryServicer_to_server(servicer, server):
                     servicer.Summary,
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.SummaryRequest.FromString,
                     response_serializer=weft_dot_v1_dot_metrics__pb2.SummaryReply.SerializeToString,
+            ),
+            'Aggregates': grpc.unary_unary_rpc_method_handler(
+                    servicer.Aggregates,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.AggregatesRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.AggregatesReply.SerializeToString,
+            ),
+            'Statistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.Statistics,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.StatisticsRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.StatisticsReply.SerializeToString,
             ),
             'Forget': grpc.unary_unary_rpc_method_handler(
                     servicer.Forget,
@@ -585,6 +841,60 @@ class Telemetry:
             '/weft.v1.Telemetry/Summary',
             weft_dot_v1_dot_metrics__pb2.SummaryRequest.SerializeToString,
             weft_dot_v1_dot_metrics__pb2.SummaryReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Aggregates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Telemetry/Aggregates',
+            weft_dot_v1_dot_metrics__pb2.AggregatesRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.AggregatesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Statistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Telemetry/Statistics',
+            weft_dot_v1_dot_metrics__pb2.StatisticsRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.StatisticsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,10 +43,24 @@ class IntakeStub:
     """The learner's full status; the newest (attempt, seq) wins."""
     Beat: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.BeatRequest, _metrics_pb2.BeatReply]
     """Heartbeat; answers by a linearizable read whether the attempt is still current."""
+    Control: _grpc.UnaryStreamMultiCallable[_metrics_pb2.ControlRequest, _metrics_pb2.ControlReply]
+    """What the platform wants of the learner now, and again whenever it changes; a keep-alive every 10 s. For learners
+    to which no service of the platform can write (pods). UNAVAILABLE when the service stops: call again.
+    """
     Sign: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.SignRequest, _metrics_pb2.SignReply]
     """Signed URLs for the attempt's objects, if the object store is not a folder. Each allows one
     operation on one object for some minutes. Refused for an attempt that is not current.
     """
+    HeadObject: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.HeadObjectRequest, _metrics_pb2.HeadObjectReply]
+    """The attempt's objects themselves, if the object store is a folder that the learner's machine does not have.
+    The same rights as for Sign.
+    """
+    GetObject: _grpc.UnaryStreamMultiCallable[_metrics_pb2.GetObjectRequest, _metrics_pb2.ObjectBytes]
+    """The bytes of an object, in order. NOT_FOUND without it."""
+    PutObject: _grpc.StreamUnaryMultiCallable[_metrics_pb2.PutObjectRequest, _metrics_pb2.PutObjectReply]
+    """Stores an object: the first message names it, the others have its bytes. Durable once it is answered."""
+    DeleteObject: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.DeleteObjectRequest, _metrics_pb2.DeleteObjectReply]
+    """Removes an object of the learner's own checkpoints, if there is one."""
 
 @_typing.type_check_only
 class IntakeAsyncStub(IntakeStub):
@@ -63,10 +77,24 @@ class IntakeAsyncStub(IntakeStub):
     """The learner's full status; the newest (attempt, seq) wins."""
     Beat: _aio.UnaryUnaryMultiCallable[_metrics_pb2.BeatRequest, _metrics_pb2.BeatReply]  # type: ignore[assignment]
     """Heartbeat; answers by a linearizable read whether the attempt is still current."""
+    Control: _aio.UnaryStreamMultiCallable[_metrics_pb2.ControlRequest, _metrics_pb2.ControlReply]  # type: ignore[assignment]
+    """What the platform wants of the learner now, and again whenever it changes; a keep-alive every 10 s. For learners
+    to which no service of the platform can write (pods). UNAVAILABLE when the service stops: call again.
+    """
     Sign: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SignRequest, _metrics_pb2.SignReply]  # type: ignore[assignment]
     """Signed URLs for the attempt's objects, if the object store is not a folder. Each allows one
     operation on one object for some minutes. Refused for an attempt that is not current.
     """
+    HeadObject: _aio.UnaryUnaryMultiCallable[_metrics_pb2.HeadObjectRequest, _metrics_pb2.HeadObjectReply]  # type: ignore[assignment]
+    """The attempt's objects themselves, if the object store is a folder that the learner's machine does not have.
+    The same rights as for Sign.
+    """
+    GetObject: _aio.UnaryStreamMultiCallable[_metrics_pb2.GetObjectRequest, _metrics_pb2.ObjectBytes]  # type: ignore[assignment]
+    """The bytes of an object, in order. NOT_FOUND without it."""
+    PutObject: _aio.StreamUnaryMultiCallable[_metrics_pb2.PutObjectRequest, _metrics_pb2.PutObjectReply]  # type: ignore[assignment]
+    """Stores an object: the first message names it, the others have its bytes. Durable once it is answered."""
+    DeleteObject: _aio.UnaryUnaryMultiCallable[_metrics_pb2.DeleteObjectRequest, _metrics_pb2.DeleteObjectReply]  # type: ignore[assignment]
+    """Removes an object of the learner's own checkpoints, if there is one."""
 
 class IntakeServicer(metaclass=_abc_1.ABCMeta):
     """For the helper of a learner. Authenticated by the learner's token
@@ -106,6 +134,16 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
         """Heartbeat; answers by a linearizable read whether the attempt is still current."""
 
     @_abc_1.abstractmethod
+    def Control(
+        self,
+        request: _metrics_pb2.ControlRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_metrics_pb2.ControlReply], _abc.AsyncIterator[_metrics_pb2.ControlReply]]:
+        """What the platform wants of the learner now, and again whenever it changes; a keep-alive every 10 s. For learners
+        to which no service of the platform can write (pods). UNAVAILABLE when the service stops: call again.
+        """
+
+    @_abc_1.abstractmethod
     def Sign(
         self,
         request: _metrics_pb2.SignRequest,
@@ -114,6 +152,40 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
         """Signed URLs for the attempt's objects, if the object store is not a folder. Each allows one
         operation on one object for some minutes. Refused for an attempt that is not current.
         """
+
+    @_abc_1.abstractmethod
+    def HeadObject(
+        self,
+        request: _metrics_pb2.HeadObjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.HeadObjectReply, _abc.Awaitable[_metrics_pb2.HeadObjectReply]]:
+        """The attempt's objects themselves, if the object store is a folder that the learner's machine does not have.
+        The same rights as for Sign.
+        """
+
+    @_abc_1.abstractmethod
+    def GetObject(
+        self,
+        request: _metrics_pb2.GetObjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_metrics_pb2.ObjectBytes], _abc.AsyncIterator[_metrics_pb2.ObjectBytes]]:
+        """The bytes of an object, in order. NOT_FOUND without it."""
+
+    @_abc_1.abstractmethod
+    def PutObject(
+        self,
+        request_iterator: _MaybeAsyncIterator[_metrics_pb2.PutObjectRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.PutObjectReply, _abc.Awaitable[_metrics_pb2.PutObjectReply]]:
+        """Stores an object: the first message names it, the others have its bytes. Durable once it is answered."""
+
+    @_abc_1.abstractmethod
+    def DeleteObject(
+        self,
+        request: _metrics_pb2.DeleteObjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.DeleteObjectReply, _abc.Awaitable[_metrics_pb2.DeleteObjectReply]]:
+        """Removes an object of the learner's own checkpoints, if there is one."""
 
 def add_IntakeServicer_to_server(servicer: IntakeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -139,6 +211,10 @@ class TelemetryStub:
     """Points thinned out to curves."""
     Summary: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.SummaryRequest, _metrics_pb2.SummaryReply]
     """Numbers of lines and points, latest values, progress."""
+    Aggregates: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.AggregatesRequest, _metrics_pb2.AggregatesReply]
+    """The last, smallest and largest value of metrics of several jobs."""
+    Statistics: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.StatisticsRequest, _metrics_pb2.StatisticsReply]
+    """Statistics of one metric over several jobs, by step."""
     Forget: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]
     """Deletes all that is stored of a job."""
 
@@ -162,6 +238,10 @@ class TelemetryAsyncStub(TelemetryStub):
     """Points thinned out to curves."""
     Summary: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SummaryRequest, _metrics_pb2.SummaryReply]  # type: ignore[assignment]
     """Numbers of lines and points, latest values, progress."""
+    Aggregates: _aio.UnaryUnaryMultiCallable[_metrics_pb2.AggregatesRequest, _metrics_pb2.AggregatesReply]  # type: ignore[assignment]
+    """The last, smallest and largest value of metrics of several jobs."""
+    Statistics: _aio.UnaryUnaryMultiCallable[_metrics_pb2.StatisticsRequest, _metrics_pb2.StatisticsReply]  # type: ignore[assignment]
+    """Statistics of one metric over several jobs, by step."""
     Forget: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]  # type: ignore[assignment]
     """Deletes all that is stored of a job."""
 
@@ -218,6 +298,22 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.SummaryReply, _abc.Awaitable[_metrics_pb2.SummaryReply]]:
         """Numbers of lines and points, latest values, progress."""
+
+    @_abc_1.abstractmethod
+    def Aggregates(
+        self,
+        request: _metrics_pb2.AggregatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.AggregatesReply, _abc.Awaitable[_metrics_pb2.AggregatesReply]]:
+        """The last, smallest and largest value of metrics of several jobs."""
+
+    @_abc_1.abstractmethod
+    def Statistics(
+        self,
+        request: _metrics_pb2.StatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.StatisticsReply, _abc.Awaitable[_metrics_pb2.StatisticsReply]]:
+        """Statistics of one metric over several jobs, by step."""
 
     @_abc_1.abstractmethod
     def Forget(

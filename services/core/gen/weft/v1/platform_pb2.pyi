@@ -215,6 +215,7 @@ class ClusterState(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     USED_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
+    ENFORCED_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
     """How learners are isolated: sandbox, process or trusted. Only while the cluster answers."""
     @_builtins.property
@@ -233,6 +234,10 @@ class ClusterState(_message.Message):
     def jobs(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Number of jobs by status."""
 
+    @_builtins.property
+    def enforced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Limits of learners that the kernel enforces, of memory, pids and cpu. Only where this is known."""
+
     def __init__(
         self,
         *,
@@ -241,10 +246,11 @@ class ClusterState(_message.Message):
         total: _jobs_pb2.ResourceSize | None = ...,
         used: _jobs_pb2.ResourceSize | None = ...,
         jobs: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        enforced: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_isolation", b"_isolation", "isolation", b"isolation", "total", b"total", "used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_isolation", b"_isolation", "isolation", b"isolation", "jobs", b"jobs", "nodes", b"nodes", "total", b"total", "used", b"used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_isolation", b"_isolation", "enforced", b"enforced", "isolation", b"isolation", "jobs", b"jobs", "nodes", b"nodes", "total", b"total", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__isolation: _TypeAlias = _typing.Literal["isolation"]  # noqa: Y015
     _WhichOneofArgType__isolation: _TypeAlias = _typing.Literal["_isolation", b"_isolation"]  # noqa: Y015
@@ -581,22 +587,78 @@ class ApiKey(_message.Message):
 Global___ApiKey: _TypeAlias = ApiKey  # noqa: Y015
 
 @_typing.final
+class KeySession(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    EXPIRES_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the session: s and 22 characters. RevokeKey ends it."""
+    key_id: _builtins.str
+    """Id of the key that it was made from; it ends with the key."""
+    user: _builtins.str
+    """User of the key."""
+    tenant: _builtins.str
+    """Tenant of the key."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When it began."""
+
+    @_builtins.property
+    def used(self) -> _timestamp_pb2.Timestamp:
+        """When it was used last, to the hour or so."""
+
+    @_builtins.property
+    def expires(self) -> _timestamp_pb2.Timestamp:
+        """When it ends if it is not used again."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        user: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+        used: _timestamp_pb2.Timestamp | None = ...,
+        expires: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "expires", b"expires", "used", b"used"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "expires", b"expires", "id", b"id", "key_id", b"key_id", "tenant", b"tenant", "used", b"used", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeySession: _TypeAlias = KeySession  # noqa: Y015
+
+@_typing.final
 class ListKeysReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___ApiKey]:
         """The caller's keys, revoked ones included; for admins the keys of all users."""
+
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeySession]:
+        """Sessions of browsers that have not ended, of the same users."""
 
     def __init__(
         self,
         *,
         keys: _abc.Iterable[Global___ApiKey] | None = ...,
+        sessions: _abc.Iterable[Global___KeySession] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -655,7 +717,7 @@ class RevokeKeyRequest(_message.Message):
 
     KEY_ID_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
-    """Id of the key."""
+    """Id of the key, or of a session."""
     def __init__(
         self,
         *,

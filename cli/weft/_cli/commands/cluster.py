@@ -1,0 +1,159 @@
+"""cluster, queue: what the platform has, which jobs use it, and which wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from weft._cli.call import Call, command
+
+_HOLDING: Final = ("PENDING", "DOWNLOADING", "PROCESSING", "STORING", "HALTING")
+_MOST_SLOTS: Final = 48
+_LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_MOST_WAITING: Final = 1000
+"""Most jobs in one answer of the queue."""
+
+
+def _everyone(call: Call) -> str | None:
+    """The tenant to show: all of them for administrators."""
+    return "*" if call.client.whoami().get("scope") == "admin" else None
+
+
+@command("cluster")
+def cluster_command(call: Call) -> None:
+    """Show the nodes, what is free, and which jobs use them.
+
+    A slot is a GPU, or a CPU core of a node without GPUs. Administrators see the jobs of all tenants.
+    """
+    from weft._cli.output import emit
+
+    tenant = _everyone(call)
+    state = call.client.cluster(tenant=tenant)
+    jobs = [job.document for job in call.client.jobs.list(status=_HOLDING, tenant=tenant)]
+    sizes = {size["name"]: size for size in call.client.sizes()}
+    learners = [learner for job in jobs for learner in _learners(job, sizes)]
+    nodes = [
+        {
+            **node,
+            "used": {name: sum(on[name] for on in learners if on["node"] == node["name"]) for name in _AMOUNTS},
+            "learners": [on for on in learners if on["node"] == node["name"]],
+        }
+        for node in state.get("nodes") or ()
+    ]
+    document = {
+        "nodes": nodes, "total": state.get("total"), "used": state.get("used"), "isolation": state.get("isolation"),
+        "enforced": state.get("enforced"), "jobs": state["jobs"],
+    }  # fmt: skip
+    emit(call, document, people=lambda wide: _people(document, jobs, wide=wide), names=(n["name"] for n in nodes))
+    if call.for_people and state.get("nodes") is None:
+        from weft._cli.notices import note
+
+        note("the cluster does not answer; its nodes are not known now")
+
+
+_AMOUNTS: Final = ("cpus", "memory", "gpus")
+
+
+def _learners(job: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The learners of a job that were placed, with their node and what each holds."""
+    spec: Mapping[str, Any] = job.get("spec") or {}
+    of_job: Mapping[str, Any] = spec.get("resources") or {}
+    size = sizes.get(of_job.get("size") or "cpu", {})
+    for learner, node in ((job.get("attempt") or {}).get("placement") or {}).items():
+        role = (spec.get("roles") or {}).get(learner.rpartition("-")[0], {})
+        held = {
+            name: next((given[name] for given in (role, of_job, size) if given.get(name) is not None), 0)
+            for name in _AMOUNTS
+        }
+        yield {
+            "job": job["id"], "name": job.get("name", ""), "user": job.get("user", ""), "tenant": job.get("tenant", ""),
+            "learner": learner, "node": node, **held,
+        }  # fmt: skip
+
+
+def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide: bool) -> str:
+    from weft._cli.output import Column, details, table
+    from weft._cli.text import amount, size
+
+    letters = {job["id"]: _LETTERS[place % len(_LETTERS)] for place, job in enumerate(jobs)}
+    columns = [
+        Column("NODE", flexible=True), Column("CPUS", right=True), Column("MEMORY", right=True),
+        Column("GPUS", right=True), Column("SLOTS", flexible=True), Column("TYPE", wide_only=True),
+    ]  # fmt: skip
+    rows = [
+        [
+            node["name"] if node["ready"] else f"{node['name']} (not ready)",
+            f"{amount(node['used']['cpus'])}/{amount(node['cpus'])}",
+            f"{size(node['used']['memory'])}/{size(node['memory'])}",
+            f"{amount(node['used']['gpus'])}/{amount(node['gpus'])}", _slots(node, letters),
+            node.get("gpu_type") or "-",
+        ]
+        for node in state["nodes"]
+    ]  # fmt: skip
+    holding = [
+        [
+            letters[job["id"]], job["id"], job.get("name", ""), job.get("user", ""), job.get("learners", ""),
+            amount(job["resources"]["cpus"]), size(job["resources"]["memory"]), amount(job["resources"]["gpus"]),
+            job.get("status", ""),
+        ]
+        for job in jobs
+    ]  # fmt: skip
+    of_jobs = [
+        Column(""), Column("JOB"), Column("NAME", flexible=True), Column("USER"), Column("LEARNERS", right=True),
+        Column("CPUS", right=True), Column("MEMORY", right=True), Column("GPUS", right=True), Column("STATUS"),
+    ]  # fmt: skip
+    counts = ", ".join(f"{count} {status}" for status, count in state["jobs"].items() if count)
+    enforced = state.get("enforced")
+    isolation = state.get("isolation") or ""
+    if enforced is not None and "memory" not in enforced:
+        isolation += "; memory limits are not enforced"
+    parts = [details([("isolation", isolation), ("jobs", counts)])]
+    parts += [table(columns, rows, wide=wide)] if rows else []
+    parts += [table(of_jobs, holding, wide=wide)] if holding else []
+    return "\n\n".join(filter(None, parts))
+
+
+def _slots(node: Mapping[str, Any], letters: Mapping[str, str]) -> str:
+    """One character for each slot: the letter of its job, or a dot."""
+    unit = "gpus" if node["gpus"] else "cpus"
+    count = max(1, math.ceil(node[unit]))
+    scale = min(1.0, _MOST_SLOTS / count)
+    drawn = "".join(
+        letters.get(learner["job"], "?") * max(1, round(learner[unit] * scale))
+        for learner in node["learners"]
+        if learner[unit]
+    )
+    return drawn[:_MOST_SLOTS].ljust(round(count * scale), ".")
+
+
+@command("queue")
+@click.option("--tenant", metavar="TENANT", help="Administrators: one tenant; by default all.")
+def queue_command(call: Call, tenant: str | None) -> None:
+    """Show the jobs that wait, in order, and why."""
+    from weft._cli.notices import note
+    from weft._cli.output import Column, emit, table
+    from weft._cli.text import ago
+    from weft._records import parse_time
+
+    waiting = call.client.queue(tenant=tenant or _everyone(call))
+
+    def people(wide: bool) -> str:
+        columns = [
+            Column("PLACE", right=True), Column("JOB"), Column("NAME", flexible=True), Column("USER"),
+            Column("AGE", right=True), Column("WHY", wraps=True), Column("TENANT", wide_only=True),
+        ]  # fmt: skip
+        rows = [
+            [job.get("position", "-"), job["id"], job.get("name", ""), job.get("user", ""),
+             ago(parse_time(job["created"])), job.get("message") or job.get("pending_reason") or "", job["tenant"]]
+            for job in waiting
+        ]  # fmt: skip
+        return table(columns, rows, wide=wide)
+
+    emit(call, {"waiting": waiting}, people=people, names=(job["id"] for job in waiting))
+    if len(waiting) >= _MOST_WAITING:
+        note(f"these are the first {_MOST_WAITING} jobs; there may be more: `weft list -s queued --all`")
+    elif call.for_people and not waiting:
+        note("no job waits")

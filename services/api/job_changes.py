@@ -1,0 +1,121 @@
+"""The latest changes of all jobs, for the pages that show lists: read and written as JSON once for all of them.
+
+The feed (``job_watcher``) appends each changed document; readers keep their own place. A reader that is slower than the
+feed by more than the log holds is told so, and reads its list again. What a change makes visible decides: claims and
+trims change the document only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from services.core.domain.job import Job
+
+_KEPT: Final = 5_000
+"""Changes in the log; each is about two kilobytes."""
+_KNOWN: Final = 20_000
+"""Jobs whose last revision and content are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A job as lists show it."""
+
+    data: str
+    """JSON."""
+    digest: int
+    """The same for two documents that look alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that users see."""
+
+    number: int
+    """Counts the changes of this log from 1."""
+    position: int
+    """Of the feed (``JobStore.changes``)."""
+    job: Job
+    data: str
+    """As ``Rendered.data``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a reader gets at a time."""
+
+    changes: list[Change]
+    """The newest of each job, in the order in which they were made."""
+    place: int
+    """Number after which the reader continues."""
+    position: int
+    """Everything up to here is in this batch or in an earlier one."""
+    missed: bool
+    """The log no longer had some changes."""
+
+
+class JobChanges:
+    """``position``: where the log begins."""
+
+    def __init__(self, position: int, render: Callable[[Job], Rendered]) -> None:
+        self._render = render
+        self._log: deque[Change] = deque()
+        self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """Job id -> (revision, digest)."""
+        self._dropped = position
+        """Position of the last change that the log no longer has."""
+        self.position = position
+        """Everything up to here is in the log."""
+        self.number = 0
+        """Of the last change."""
+        self._added = False
+        self.changed = asyncio.Event()
+        """Set, and replaced by a new one, when changes were added. Read it before ``after``."""
+
+    def is_new(self, job_id: str, rev: int) -> bool:
+        """False if this revision of the job, or a later one, was added."""
+        return self._known.get(job_id, (0, 0))[0] < rev
+
+    def add(self, job: Job, position: int) -> None:
+        """Adds the job's document, unless it looks as it did before."""
+        rendered = self._render(job)
+        _, digest = self._known.pop(job.id, (0, 0))
+        self._known[job.id] = (job.rev, rendered.digest)
+        while len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+        if rendered.digest == digest:
+            return
+        self.number += 1
+        self._added = True
+        self._log.append(Change(self.number, position, job, rendered.data))
+        while len(self._log) > _KEPT:
+            self._dropped = self._log.popleft().position
+
+    def complete(self, position: int) -> None:
+        """Everything up to ``position`` was added: wakes the readers if that was anything."""
+        self.position = position
+        if self._added:
+            self._added = False
+            self.changed.set()
+            self.changed = asyncio.Event()
+
+    def place_of(self, position: int) -> int | None:
+        """Number of the last change up to a position; None if the log does not have all changes since."""
+        if not self._dropped <= position <= self.position:
+            return None
+        return next((change.number - 1 for change in self._log if change.position > position), self.number)
+
+    def after(self, place: int) -> Batch:
+        """The changes after a number that are complete."""
+        first = self._log[0].number if self._log else self.number + 1
+        newest = {change.job.id: change for change in self._since(place, first) if change.position <= self.position}
+        changes = sorted(newest.values(), key=lambda change: change.number)
+        return Batch(changes, changes[-1].number if changes else place, self.position, missed=place < first - 1)
+
+    def _since(self, place: int, first: int) -> Iterator[Change]:
+        return islice(self._log, max(0, place + 1 - first), None)

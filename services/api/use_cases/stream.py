@@ -1,0 +1,335 @@
+"""One live stream for each page of the dashboard: changes of the list, histories, points and lines, in one connection.
+
+Each part continues after its own place. The places of all parts together are the id of every event, so a page that
+connects again misses nothing and gets nothing twice, but for the list: its log is in the memory of one process
+(``job_changes``), and where that does not reach back, ``ready`` says that the list must be read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from services.api.access import Principal
+from services.api.answers import Answer, doc
+from services.api.clients import Summary
+from services.api.job_answer import Job, JobEvent
+from services.api.job_changes import JobChanges
+from services.api.params import Params, wrong_parameter
+from services.api.services import ApiServices
+from services.api.use_cases import telemetry
+from services.api.use_cases.telemetry import EventsParams, JobEnd, JobLine, JobPoint, LinesParams, PointsParams
+from services.core.domain.errors import FieldError, InvalidRequest, NotFound, Unavailable
+from services.core.domain.ids import is_id
+
+_GATHER_S: Final = 0.2
+"""Changes of the list are sent at most so often to one page."""
+_RETRY_S: Final = 0.5
+_CHECK_S: Final = 15.0
+"""How often the caller's key or session is checked again."""
+_PLACE: Final = re.compile(r"([chpl]\d{0,2})-(\d{1,19})")
+_PART: Final = re.compile(r"(j[0-9a-z]{22})(?::(\d{1,16}))?")
+
+
+class StreamParams(Params):
+    """What a page shows live."""
+
+    listing: bool = Field(default=False, alias="list", description="Changes of jobs.")
+    tenant: str | None = Field(
+        default=None, description="Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."
+    )
+    job: list[str] | None = Field(default=None, max_length=20, description="Id of a job: its history and its changes.")
+    points: list[str] | None = Field(
+        default=None, max_length=20, description="Id of a job, or ID:SEQ: its points after SEQ; default: from now on."
+    )
+    name: list[str] | None = Field(default=None, description="Only points of metrics of these names.")
+    lines: list[str] | None = Field(
+        default=None, max_length=4, description="Id of a job, or ID:SEQ: its log lines after SEQ; default: from now on."
+    )
+
+
+class StreamReady(Answer):
+    """The first event."""
+
+    resumed: Annotated[bool, doc("False: read the list (again) now.")]
+
+
+class StreamStart(Answer):
+    """Where the points or lines of a job begin."""
+
+    part: Annotated[str, doc("points or lines.")]
+    id: Annotated[str, doc("Id of the job.")]
+    seq: Annotated[int, doc("What follows has a higher `seq`.")]
+
+
+class StreamReset(Answer):
+    """Changes of the list were missed: read it again."""
+
+
+class StreamLeft(Answer):
+    """A job that is not listed any more."""
+
+    id: Annotated[str, doc("Id of the job.")]
+
+
+class StreamHistory(Answer):
+    """An entry of a job's history."""
+
+    id: Annotated[str, doc("Id of the job.")]
+    event: Annotated[JobEvent, doc("The entry.")]
+
+
+class StreamPoints(Answer):
+    """New points of a job."""
+
+    id: Annotated[str, doc("Id of the job.")]
+    points: Annotated[Sequence[JobPoint], doc("The points in the order in which they were stored.")]
+
+
+class StreamLines(Answer):
+    """New log lines of a job."""
+
+    id: Annotated[str, doc("Id of the job.")]
+    lines: Annotated[Sequence[JobLine], doc("The lines, oldest first.")]
+
+
+class StreamEnd(Answer):
+    """A part has ended: the job is at rest and all was sent. The stream goes on."""
+
+    part: Annotated[str, doc("job, points or lines.")]
+    end: Annotated[JobEnd, doc("How the job ended.")]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """An event, and where its reader continues."""
+
+    name: str
+    data: Answer | str
+    """Text is JSON already."""
+    places: str
+    """The event's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An event of one part. ``place``: of the part, after the event; None: unchanged."""
+
+    name: str
+    data: Answer | str
+    place: int | None = None
+
+
+_Items = AsyncGenerator[_Item]
+
+
+async def follow_page(
+    services: ApiServices, principal: Principal, params: StreamParams, *, resumed: str | None
+) -> AsyncGenerator[StreamEvent]:
+    """Events of all parts, ``ready`` first. ``resumed``: the id of the last event that the page has.
+
+    Raises before the stream begins: InvalidRequest, NotFound, PermissionDenied. Raises Unauthenticated in it if the
+    caller's session or key has ended.
+    """
+    places = _places(resumed)
+    parts: dict[str, _Items] = {}
+    for number, job_id in enumerate(params.job or ()):
+        await services.jobs.get(principal, job_id)
+        parts[f"h{number}"] = _job(services, principal, job_id, places.get(f"h{number}"))
+    for kind, texts, part in (("p", params.points, _points), ("l", params.lines, _lines)):
+        for number, text in enumerate(texts or ()):
+            job_id, after = _job_and_seq(text)
+            await services.jobs.get(principal, job_id)
+            after = places.get(f"{kind}{number}", after)
+            parts[f"{kind}{number}"] = part(services, principal, params, job_id, after)
+    tenant = principal.listed_tenant(params.tenant)
+    listing = _list(services, tenant, places.get("c")) if params.listing else None
+    return _events(services, principal, parts, listing, dict(places), resumed=resumed is not None)
+
+
+async def _events(
+    services: ApiServices,
+    principal: Principal,
+    parts: Mapping[str, _Items],
+    listing: _Items | None,
+    places: dict[str, int],
+    *,
+    resumed: bool,
+) -> AsyncGenerator[StreamEvent]:
+    ready = _Item("ready", StreamReady(resumed=resumed))
+    every = {**parts, **({"c": listing} if listing is not None else {})}
+    try:
+        if listing is not None:
+            ready = await anext(listing)
+        if ready.place is not None:
+            places["c"] = ready.place
+        yield StreamEvent(ready.name, ready.data, _id_of(places))
+        async with aclosing(_merged(every, _until_ended(services, principal))) as items:
+            async for part, item in items:
+                if item.place is not None:
+                    places[part] = item.place
+                yield StreamEvent(item.name, item.data, _id_of(places))
+    finally:
+        for items_of_part in every.values():
+            await items_of_part.aclose()
+
+
+async def _merged(
+    parts: Mapping[str, _Items], checking: Coroutine[Any, Any, None]
+) -> AsyncGenerator[tuple[str, _Item]]:
+    """The items of all parts as they come, until a part or ``checking`` raises. A slow reader slows every part."""
+    queue: asyncio.Queue[tuple[str, _Item]] = asyncio.Queue(maxsize=1)
+
+    async def read(name: str, part: _Items) -> None:
+        async with aclosing(part):
+            async for item in part:
+                await queue.put((name, item))
+
+    running = {asyncio.create_task(read(name, part)) for name, part in parts.items()} | {asyncio.create_task(checking)}
+    getting = asyncio.create_task(queue.get())
+    try:
+        while True:
+            await asyncio.wait({getting, *running}, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                item, getting = getting.result(), asyncio.create_task(queue.get())
+                yield item
+                continue
+            ended = {task for task in running if task.done()}
+            for task in ended:
+                task.result()
+            running -= ended
+    finally:
+        getting.cancel()
+        for task in running:
+            task.cancel()
+        await asyncio.wait({getting, *running})
+
+
+async def _until_ended(services: ApiServices, principal: Principal) -> None:
+    """Raises Unauthenticated when the caller's session or key has ended."""
+    while True:
+        await asyncio.sleep(_CHECK_S)
+        with contextlib.suppress(Unavailable):  # the stream goes on while the store is away
+            await services.sessions.check(principal)
+
+
+async def _list(services: ApiServices, tenant: str | None, position: int | None) -> _Items:
+    """``ready``, then the changes of jobs of the tenant (None: of all tenants)."""
+    async with services.watcher.follow_all() as changes:
+        place = changes.place_of(position) if position is not None else None
+        yield _Item("ready", StreamReady(resumed=place is not None), changes.position if place is None else None)
+        place = changes.number if place is None else place
+        while True:
+            changed = changes.changed
+            place, items = _batch(changes, place, tenant)
+            for item in items:
+                yield item
+            if items:
+                await asyncio.sleep(_GATHER_S)
+            else:
+                await changed.wait()
+
+
+def _batch(changes: JobChanges, place: int, tenant: str | None) -> tuple[int, list[_Item]]:
+    """The next place and the events of a page. The last one has the position, so that a page that is cut off in between
+    gets all of them again.
+    """
+    batch = changes.after(place)
+    items = [_Item("reset", StreamReset())] if batch.missed else []
+    for change in batch.changes:
+        if tenant is None or change.job.tenant == tenant:
+            gone = change.job.deleted is not None
+            items.append(_Item("left", StreamLeft(id=change.job.id)) if gone else _Item("job", change.data))
+    if items:
+        last = items[-1]
+        items[-1] = _Item(last.name, last.data, batch.position)
+    return batch.place, items
+
+
+async def _job(services: ApiServices, principal: Principal, job_id: str, after: int | None) -> _Items:
+    """History and changes of a job, also after it was at rest and was resumed."""
+    while True:
+        events = await telemetry.follow_events(services, principal, job_id, EventsParams(after=after))
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, JobEvent):
+                    after = event.seq
+                    yield _Item("history", StreamHistory(id=job_id, event=event), after)
+                elif isinstance(event, Job):
+                    yield _Item("job", event)
+                else:
+                    yield _Item("end", StreamEnd(part="job", end=event))
+        try:
+            await services.following.until_resumed(await services.jobs.get(principal, job_id))
+        except NotFound:
+            yield _Item("left", StreamLeft(id=job_id))
+            return
+
+
+async def _points(
+    services: ApiServices, principal: Principal, params: StreamParams, job_id: str, after: int | None
+) -> _Items:
+    if after is None:
+        after = await _count(services, job_id, lambda summary: summary.points)
+    yield _Item("start", StreamStart(part="points", id=job_id, seq=after), after)
+    batches = await telemetry.follow_metrics(services, principal, job_id, PointsParams(name=params.name), resumed=after)
+    async with aclosing(batches):
+        async for batch in batches:
+            if isinstance(batch, JobEnd):
+                yield _Item("end", StreamEnd(part="points", end=batch))
+            elif batch:
+                yield _Item("points", StreamPoints(id=job_id, points=batch), batch[-1].seq)
+
+
+async def _lines(
+    services: ApiServices, principal: Principal, _params: StreamParams, job_id: str, after: int | None
+) -> _Items:
+    if after is None:
+        after = await _count(services, job_id, lambda summary: summary.lines)
+    yield _Item("start", StreamStart(part="lines", id=job_id, seq=after), after)
+    batches = await telemetry.follow_logs(services, principal, job_id, LinesParams(), resumed=after)
+    async with aclosing(batches):
+        async for batch in batches:
+            if isinstance(batch, JobEnd):
+                yield _Item("end", StreamEnd(part="lines", end=batch))
+            elif batch:
+                yield _Item("lines", StreamLines(id=job_id, lines=batch), batch[-1].seq)
+
+
+async def _count(services: ApiServices, job_id: str, count: Callable[[Summary], int]) -> int:
+    """How many there are now. Waits while the metrics service is away."""
+    while True:
+        try:
+            return count(await services.telemetry.summary(job_id))
+        except Unavailable:
+            await asyncio.sleep(_RETRY_S)
+
+
+def _job_and_seq(text: str) -> tuple[str, int | None]:
+    match = _PART.fullmatch(text)
+    if match is None or not is_id(match[1], "j"):
+        raise wrong_parameter("points", "a part is the id of a job, or ID:SEQ")
+    return match[1], int(match[2]) if match[2] else None
+
+
+def _id_of(places: Mapping[str, int]) -> str:
+    return ".".join(f"{part}-{place}" for part, place in places.items()) or "c-0"
+
+
+def _places(text: str | None) -> dict[str, int]:
+    """The places of an event's id. Raises InvalidRequest for any other text."""
+    places: dict[str, int] = {}
+    for part in (text or "").split(".") if text else ():
+        match = _PLACE.fullmatch(part)
+        if match is None or int(match[2]) >= 2**63 or len(places) > 50:
+            message = "Last-Event-ID is the id of an event of this stream"
+            raise InvalidRequest(message, errors=(FieldError("/header/last-event-id", message),))
+        places[match[1]] = int(match[2])
+    return places

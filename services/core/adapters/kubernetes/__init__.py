@@ -1,0 +1,17 @@
+"""The Cluster port on Kubernetes: learners are pods in their tenant's namespace (docs/adr/0019-learners-as-pods.md).
+
+api         requests to the API server, and its errors in terms of the domain
+names       names, labels and annotations of all objects
+objects     the objects of an attempt beside its pods, rendered by pure functions
+pods        the pods of learners and the patches that activate them, rendered by pure functions
+tenants     the namespace of a tenant
+reasons     why pods do not start or have ended, with advice
+observed    a pod and its helper's report -> LearnerProcess
+nodes       nodes and foreign pods -> capacity
+fences      the highest (attempt, term) of each job, and stops, in the status store
+reflector   one list+watch loop for many objects
+gangs       what the cluster offers to start all pods or none
+provision   the steps of an attempt
+removal     stop and teardown
+cluster     the port
+"""

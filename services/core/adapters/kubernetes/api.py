@@ -1,0 +1,289 @@
+"""Requests to the API server: raw JSON documents, a timeout for each request, and errors in terms of the domain.
+
+The library's typed interface is not used: importing it takes a second and a hundred megabytes. The connection is opened
+by the first request, and again after the server has refused the credentials: those of a kubeconfig may expire.
+
+| answer | error |
+|---|---|
+| no answer, 408, 429, 5xx, refused credentials | Unavailable, with ``retry_after_s`` where the server names it |
+| 404 | NotFound |
+| 409 AlreadyExists · 409 Conflict | Duplicate · StaleRevision |
+| 410 | Expired |
+| 403 for a quota · 403, 400, 422 by admission | QuotaExceeded · AdmissionDenied |
+| 403 otherwise | Unavailable: an operator grants the right, and the call succeeds later |
+| 400, 422 otherwise | InvalidRequest |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+import structlog
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTResponse
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+
+from services.core.domain.errors import (
+    AdmissionDenied,
+    Duplicate,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    StaleRevision,
+    Unavailable,
+    WeftError,
+)
+
+Document = dict[str, Any]
+MERGE_PATCH: Final = "application/merge-patch+json"
+METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""Lists with this ``accept`` contain the metadata of objects only."""
+_TIMEOUT_S: Final = 15.0
+_CONNECT_S: Final = 5.0
+_CONNECTIONS: Final = 64
+"""Requests at the same time. The API server's priority levels queue what is more."""
+_PAGE: Final = 500
+_MOST_MESSAGE: Final = 2_000
+_LOOPBACK: Final = re.compile(r"https?://(localhost|127\.|\[::1\])")
+_ADMISSION: Final = re.compile(
+    r"violates PodSecurity|admission webhook|ValidatingAdmissionPolicy|denied (?:the )?request"
+    r"|(?:maximum|minimum) \S+ usage per|must be less than or equal to \S+ limit of"
+)
+log = structlog.get_logger()
+
+
+class Expired(Unavailable):
+    """The server has forgotten the resource version of a watch or of a list's next page. List again."""
+
+
+class Api:
+    """One API server. ``kubeconfig``: None uses the service account of the pod in which this process runs."""
+
+    def __init__(self, kubeconfig: Path | None, context: str = "") -> None:
+        """``context``: of the kubeconfig; empty: its current one."""
+        self._kubeconfig, self._context = kubeconfig, context
+        self._client: ApiClient | None = None
+        self._connecting = asyncio.Lock()
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Document:
+        return await self._request("GET", path, query=query)
+
+    async def create(self, path: str, document: Document) -> Document:
+        """``path``: of the collection. Raises Duplicate if an object of this name exists."""
+        return await self._request("POST", path, body=document)
+
+    async def patch(self, path: str, change: Document) -> Document:
+        """A merge patch. With ``metadata.uid`` and ``metadata.resourceVersion`` it applies to that state only."""
+        return await self._request("PATCH", path, body=change, content_type=MERGE_PATCH)
+
+    async def delete(self, path: str, *, grace_s: int | None = None, uid: str = "") -> None:
+        """Requests the deletion. No error if the object, or the one with this ``uid``, does not exist."""
+        options: Document = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        with suppress(NotFound, StaleRevision):
+            await self._request("DELETE", path, body=options)
+
+    async def list(
+        self, path: str, *, selector: str = "", query: Mapping[str, str] | None = None, accept: str = "application/json"
+    ) -> tuple[list[Document], str]:
+        """Returns all objects of a collection, of one moment, and its resource version. A quorum read."""
+        items: list[Document] = []
+        parameters = {"limit": str(_PAGE), **(query or {})} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page = await self._request("GET", path, query=parameters, accept=accept)
+            items += page["items"] or []
+            rest = page["metadata"].get("continue")
+            if not rest:
+                return items, page["metadata"]["resourceVersion"]
+            parameters["continue"] = rest
+
+    async def watch(self, path: str, query: Mapping[str, str], *, silence_s: float) -> AsyncGenerator[Document, None]:
+        """Yields events ``{type, object}``. Ends when the server ends it. Raises Unavailable after ``silence_s``
+        seconds without a byte, which a half-open connection causes, and Expired.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silence_s)
+        response = await self._send("GET", path, query={**query, "watch": "true"}, timeout=timeout)
+        try:
+            if response.status != 200:
+                raise _error(response, await response.read())
+            while True:
+                line = await _translated(response.response.content.readline())
+                if not line:
+                    return
+                try:
+                    event: Document = json.loads(line)
+                except ValueError as error:  # the connection was cut within a line
+                    raise Unavailable(f"the API server's watch was cut off: {error}") from error
+                if event["type"] == "ERROR":
+                    raise _status_error(int(event["object"].get("code", 500)), event["object"], None)
+                yield event
+        finally:
+            response.response.close()
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Document | None = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+    ) -> Document:
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S, sock_connect=_CONNECT_S)
+        for last in (False, True):
+            response = await self._send(
+                method, path, query=query or {}, timeout=timeout, body=body, accept=accept, content_type=content_type
+            )
+            text = await _translated(response.read())
+            if response.status == 401 and not last:
+                await self.close()  # the next one reads the credentials anew
+                continue
+            if response.status >= 400:
+                raise _error(response, text)
+            try:
+                document: Document = json.loads(text)
+            except ValueError as error:
+                raise Unavailable(f"the API server's answer to {method} {path} is no JSON") from error
+            return document
+        raise AssertionError  # not reached: the second round returns or raises
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,
+        body: Document | None = None,
+        accept: str = "application/json",
+        content_type: str = "application/json",
+    ) -> RESTResponse:
+        client = await self._connected()
+        headers = {"Accept": accept, "Content-Type": content_type}
+        _, url, headers, _, _ = await client.param_serialize(
+            method, path, query_params=list(query.items()), header_params=headers, auth_settings=["BearerToken"]
+        )
+        return await _translated(
+            client.rest_client.request(method, url, headers=headers, body=body, _request_timeout=timeout)
+        )
+
+    async def _connected(self) -> ApiClient:
+        async with self._connecting:
+            if self._client is None:
+                self._client = await self._connect()
+            return self._client
+
+    async def _connect(self) -> ApiClient:
+        configuration = Configuration()
+        try:
+            if self._kubeconfig is None:
+                load_incluster_config(client_configuration=configuration)
+            else:
+                await load_kube_config(
+                    str(self._kubeconfig), self._context or None, client_configuration=configuration,
+                    persist_config=False,
+                )  # fmt: skip
+        except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+            where = self._kubeconfig or "this pod's service account"
+            raise Unavailable(f"the access to Kubernetes cannot be read from {where}: {error}") from error
+        configuration.connection_pool_maxsize = _CONNECTIONS
+        if _LOOPBACK.match(configuration.host):  # as kubectl: no proxy reaches this machine's loopback
+            configuration.client_session_kwargs = {"trust_env": False}
+        return ApiClient(configuration)
+
+
+async def _translated(call: Any) -> Any:
+    """The result of a request of the library. Raises Unavailable if the server does not answer."""
+    try:
+        return await call
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise Unavailable(f"the Kubernetes API server does not answer: {str(error) or type(error).__name__}") from error
+
+
+def _error(response: RESTResponse, text: bytes) -> WeftError:
+    try:
+        status = json.loads(text)
+    except ValueError:
+        status = {"message": text.decode(errors="replace")}
+    retry_after = response.headers.get("Retry-After", "")
+    return _status_error(
+        response.status,
+        status if isinstance(status, dict) else {},
+        float(retry_after) if retry_after.isdigit() else None,
+    )
+
+
+def _status_error(code: int, status: Mapping[str, Any], retry_after_s: float | None) -> WeftError:
+    """The error of an answer. ``status``: its document of kind Status, from which the message comes."""
+    message, reason = str(status.get("message") or f"HTTP status {code}")[:_MOST_MESSAGE], status.get("reason")
+    if code == 404:
+        return NotFound(message)
+    if code == 409:
+        return Duplicate(message) if reason == "AlreadyExists" else StaleRevision(message)
+    if code == 410:
+        return Expired(message)
+    if code == 403 and "exceeded quota" in message:
+        return QuotaExceeded(f"the tenant's quota in the cluster is used up: {message}")
+    if code in {400, 403, 422} and _ADMISSION.search(message):
+        return AdmissionDenied(f"the cluster's admission control refuses it: {message}")
+    if code == 403 and "being terminated" in message:
+        return Unavailable(f"the tenant's namespace is being removed: {message}")
+    if code in {401, 403}:
+        return Unavailable(f"Kubernetes refuses the platform's access: {message}")
+    if code in {400, 405, 413, 415, 422}:
+        return InvalidRequest(f"Kubernetes refuses the object: {message}")
+    return Unavailable(f"the Kubernetes API server answers {code}: {message}", retry_after_s=retry_after_s)
+
+
+def collection(kind: str, namespace: str, name: str = "") -> str:
+    """Returns the path of a namespaced collection, or of one of its objects. ``kind``: a key of ``COLLECTIONS``."""
+    group, plural = COLLECTIONS[kind]
+    base = f"/api/{group}" if group == "v1" else f"/apis/{group}"
+    return f"{base}/namespaces/{quote(namespace)}/{plural}{f'/{quote(name)}' if name else ''}"
+
+
+COLLECTIONS: Final[Mapping[str, tuple[str, str]]] = {
+    "ConfigMap": ("v1", "configmaps"),
+    "Secret": ("v1", "secrets"),
+    "Service": ("v1", "services"),
+    "Pod": ("v1", "pods"),
+    "ServiceAccount": ("v1", "serviceaccounts"),
+    "ResourceQuota": ("v1", "resourcequotas"),
+    "LimitRange": ("v1", "limitranges"),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
+    "PodGroup": ("scheduling.k8s.io/v1alpha2", "podgroups"),
+}
+"""Kind -> (group and version, name of the collection)."""
+
+
+def path_of(document: Document, *, of_collection: bool = False) -> str:
+    """Returns the path of a rendered object, or of its collection."""
+    metadata = document["metadata"]
+    return collection(document["kind"], metadata["namespace"], "" if of_collection else metadata["name"])
+
+
+async def gather(calls: Sequence[Any]) -> list[Any]:
+    """Runs all to their end, whatever fails. Returns the results, or raises the first error."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return list(results)

@@ -1,0 +1,223 @@
+"""The Cluster port on Kubernetes. What each part does is in its module (see the package)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from services.core.adapters.kubernetes import gangs, names, nodes, observed, tenants
+from services.core.adapters.kubernetes.api import METADATA_LIST, Api, Document, collection, gather
+from services.core.adapters.kubernetes.fences import Fences
+from services.core.adapters.kubernetes.observed import Context, StopMark
+from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
+from services.core.adapters.kubernetes.places import PODS, Places
+from services.core.adapters.kubernetes.provision import STEPS, Provision
+from services.core.adapters.kubernetes.reflector import Reflector
+from services.core.adapters.kubernetes.removal import Removal, lost_nodes
+from services.core.domain.codec import load
+from services.core.domain.errors import NotFound
+from services.core.domain.learner import LearnerStatus
+from services.core.domain.plan import AttemptPlan
+from services.core.domain.status_keys import learners_prefix
+from services.core.ports.cluster import LearnerProcess, Node, Observation
+from services.core.ports.status_store import StatusStore
+from services.core.runtime.pod_layout import LEARNER_CONTAINER, PLAN_FILE
+
+_NODES: Final = "/api/v1/nodes"
+_EVENTS: Final = "/api/v1/events"
+_WARNINGS: Final = "type=Warning,involvedObject.kind=Pod"
+_SYNC_S: Final = 20.0
+_PREPARED_S: Final = 600.0
+"""A tenant's namespace is checked again after so long."""
+_CREATING: Final = ("ContainerCreating", "PodInitializing")
+_MALFORMED: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+
+
+class KubernetesCluster:
+    """Create it inside the event loop that uses it. Connects with the first call."""
+
+    def __init__(
+        self, api: Api, options: KubernetesOptions, status: StatusStore, *,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:  # fmt: skip
+        """``status``: for fences, stops, and the helpers' reports. The caller closes it."""
+        self._api, self._options, self._status, self._now_ms = api, options, status, now_ms
+        self._places = Places(api, options)
+        self._method: GangMethod | None = None
+        fences = Fences(status)
+        self._provision = Provision(api, options, fences, self.gang_method)
+        self._removal = Removal(api, options, status, fences=fences, places=self._places, now_ms=now_ms)
+        self._capacity: tuple[Reflector, Reflector] | None = None
+        """Of nodes, and of what pods take of them."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._prepared: dict[str, float] = {}
+
+    async def gang_method(self) -> GangMethod:
+        """How this cluster places all pods of a gang or none."""
+        if self._method is None:
+            self._method = await gangs.gang_method(self._api, self._options)
+        return self._method
+
+    async def prepare(self, tenant: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._prepared.get(tenant, -_PREPARED_S) < _PREPARED_S:
+            return
+        await tenants.prepare(self._api, tenant, self._options)
+        self._prepared[tenant] = now
+
+    async def capacity(self) -> Sequence[Node]:
+        if self._capacity is None:
+            of_nodes = Reflector(self._api, _NODES)
+            of_pods = Reflector(self._api, PODS, keep=lambda pod: nodes.usage(pod, self._options))
+            self._capacity = of_nodes, of_pods
+            self._tasks |= {asyncio.create_task(reflector.run()) for reflector in self._capacity}
+        await gather([reflector.synced(_SYNC_S) for reflector in self._capacity])
+        of_nodes, of_pods = self._capacity
+        return nodes.capacity(of_nodes.objects.values(), of_pods.objects.values(), self._options)
+
+    def steps(self) -> Sequence[str]:
+        return STEPS
+
+    async def do(self, step: str, plan: AttemptPlan) -> None:
+        self._places.learn(plan.job, names.namespace_of(plan.tenant, self._options.namespace_prefix))
+        await self._provision.do(step, plan)
+
+    async def observe(self, job_id: str) -> Observation:
+        namespace = await self._places.find(job_id)
+        if namespace is None:
+            return Observation(learners=(), attempts=())
+        selector = names.of_job(job_id, self._options.installation)
+        (pods, _), (owners, _), reports = await gather([
+            self._api.list(collection("Pod", namespace), selector=selector),
+            self._api.list(collection("ConfigMap", namespace), selector=selector, accept=METADATA_LIST),
+            self._reports(job_id),
+        ])  # fmt: skip
+        marks = {names.attempt_of(owner): StopMark.of(owner) for owner in owners}
+        lost = await lost_nodes(self._api, {str(pod["spec"]["nodeName"]) for pod in pods if _may_be_lost(pod)})
+        warnings = await self._warnings(namespace) if any(_is_being_created(pod) for pod in pods) else {}
+        now = self._now_ms()
+        learners = [
+            observed.observe(
+                pod,
+                Context(
+                    now=now,
+                    report=reports.get((names.attempt_of(pod), names.label(pod, names.LEARNER))),
+                    mark=marks.get(names.attempt_of(pod)),
+                    node_lost=pod["spec"].get("nodeName") in lost,
+                    events=warnings.get(pod["metadata"]["uid"], ()),
+                ),
+            )
+            for pod in pods
+        ]
+        for owner in owners:
+            learners += await self._never_created(owner, {(entry.attempt, entry.name) for entry in learners})
+        attempts = {names.attempt_of(document) for document in (*pods, *owners)}
+        return Observation(learners=learners, attempts=sorted(attempts))
+
+    async def stop(self, job_id: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
+        await self._removal.stop(
+            job_id, attempt=attempt, term=term, generation=generation, cause=cause, grace_ms=grace_ms
+        )
+
+    async def teardown(self, job_id: str, *, attempt: int, term: int) -> None:
+        await self._removal.teardown(job_id, attempt=attempt, term=term)
+
+    async def jobs(self) -> Sequence[str]:
+        return sorted(await self._places.jobs())
+
+    async def watch(self) -> AsyncGenerator[str]:
+        changed: asyncio.Queue[str] = asyncio.Queue()
+        ours = {"labelSelector": names.of_jobs(self._options.installation)}
+
+        def on_pod(pod: Document) -> None:
+            changed.put_nowait(self._places.learn_from(pod))
+
+        def on_list() -> None:
+            for place, job in pods.objects.items():
+                self._places.learn(job, place[0])
+            self._places.complete = True
+            changed.put_nowait("")
+
+        def on_event(event: Document) -> None:
+            if job := _job_of(str(event["involvedObject"].get("name"))):
+                changed.put_nowait(job)
+
+        pods = Reflector(
+            self._api, PODS, query=ours, keep=lambda pod: names.label(pod, names.JOB), on_change=on_pod, on_list=on_list
+        )
+        warnings = Reflector(
+            self._api, _EVENTS, query={"fieldSelector": _WARNINGS}, keep=lambda _: None, on_change=on_event
+        )
+        tasks = [asyncio.create_task(reflector.run()) for reflector in (pods, warnings)]
+        try:
+            while True:
+                yield await changed.get()
+        finally:
+            self._places.complete = False
+            for task in tasks:
+                task.cancel()
+
+    async def ping(self) -> None:
+        await self._api.get("/version")
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._removal.close()
+        await self._api.close()
+
+    async def _reports(self, job_id: str) -> Mapping[tuple[int, str], LearnerStatus]:
+        """The helpers' reports by attempt and learner. Malformed ones are left out; the Guardian quarantines them."""
+        reports: dict[tuple[int, str], LearnerStatus] = {}
+        for entry in await self._status.list(learners_prefix(job_id)):
+            with suppress(*_MALFORMED):
+                report = load(LearnerStatus, json.loads(entry.value))
+                reports[report.attempt, report.name] = report
+        return reports
+
+    async def _warnings(self, namespace: str) -> Mapping[str, list[Document]]:
+        """Warnings about pods by the pod's uid."""
+        events, _ = await self._api.list(f"/api/v1/namespaces/{namespace}/events", query={"fieldSelector": _WARNINGS})
+        by_pod: dict[str, list[Document]] = {}
+        for event in events:
+            by_pod.setdefault(str(event["involvedObject"].get("uid")), []).append(event)
+        return by_pod
+
+    async def _never_created(self, owner: Document, present: set[tuple[int, str]]) -> list[LearnerProcess]:
+        """The learners of a reserved attempt that have no pod yet. After the activation a missing pod is lost."""
+        attempt = names.attempt_of(owner)
+        if names.annotation(owner, names.ACTIVATED):
+            return []
+        path = collection("ConfigMap", owner["metadata"]["namespace"], owner["metadata"]["name"])
+        try:
+            plan = json.loads((await self._api.get(path))["data"][PLAN_FILE])
+            gang = [f"{role['role']}-{index}" for role in plan["roles"] for index in range(int(role["count"]))]
+        except (NotFound, *_MALFORMED):
+            return []
+        mark = StopMark.of(owner)
+        return [observed.never_created(name, attempt, mark) for name in gang if (attempt, name) not in present]
+
+
+def _may_be_lost(pod: Document) -> bool:
+    """True if the cluster says that a pod is not ready although its containers are running."""
+    status = pod.get("status") or {}
+    conditions: Sequence[Mapping[str, Any]] = status.get("conditions") or ()
+    unready = any(condition["type"] == "Ready" and condition["status"] == "False" for condition in conditions)
+    runs = observed.container_state(pod, LEARNER_CONTAINER, "terminated") is None
+    return bool(pod["spec"].get("nodeName")) and unready and runs and status.get("phase") != "Failed"
+
+
+def _is_being_created(pod: Document) -> bool:
+    """True if its containers wait for something that only events name."""
+    waiting = observed.container_state(pod, LEARNER_CONTAINER, "waiting")
+    return waiting is not None and waiting.get("reason") in _CREATING
+
+
+def _job_of(pod: str) -> str:
+    """The job's id in the name of a pod; empty for the pods of others."""
+    parts = pod.split("-")
+    return parts[1] if len(parts) > 3 and parts[0] == names.WEFT else ""

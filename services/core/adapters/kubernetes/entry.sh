@@ -1,0 +1,263 @@
+#!/bin/sh
+# The first process of a learner's container: starts the command, waits for its end, records both
+# (docs/adr/0019-learners-as-pods.md; services.core.runtime.pod_layout names the files and variables).
+#
+#     entry.sh [ROOT [MESSAGE]]        ROOT: /weft. MESSAGE: the file of the container's termination message.
+#
+# It guarantees, like the shim of one machine:
+# * The command runs at most once, after `go`, in a session and process group of its own.
+# * exit.json has a stop cause only if the command lived when the stop was read.
+# * At the end no process of the command's group is left; in a container none at all.
+# * It ends with the command's shell code, once `stored` exists or the store timeout is over: until then the helper can be
+#   started again and go on storing.
+#
+# POSIX only, tried with dash and busybox. Other programs that it needs: date, head, mkdir, mv, setsid, sleep, tail, wc.
+# The command's output goes to files of the run; the container's log is a copy of it, with gaps if there is very much.
+
+set -u
+root=${1:-/weft}
+message=${2:-/dev/termination-log}
+control=$root/control
+run=$root/runs/1
+job=$root/job
+command=$WEFT_POD_COMMAND
+store_timeout_s=${WEFT_POD_STORE_TIMEOUT_S:-0}
+grace_s=${WEFT_POD_GRACE_S:-30}
+unset WEFT_POD_COMMAND WEFT_POD_STORE_TIMEOUT_S WEFT_POD_GRACE_S WEFT_POD_LEARNER
+
+COPIED_MOST=1048576 # Bytes of one stream that are copied to the container's log in a second.
+STUCK=1000          # A process that survives SIGKILL for so long hangs in the kernel. Centiseconds.
+NEVER=-1
+
+umask 022
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+# Sets $now: centiseconds of the machine's uptime.
+clock() {
+    read -r uptime _ < /proc/uptime
+    now=$((${uptime%.*} * 100 + 1${uptime#*.} - 100))
+}
+
+# Sets $time: Unix milliseconds; in whole seconds where `date` knows no smaller part.
+stamp() {
+    time=$(date +%s%3N)
+    case $time in
+    *[!0-9]*) time=$(date +%s)000 ;;
+    esac
+}
+
+# Sets $kills: the out-of-memory kills in this container.
+count_oom_kills() {
+    kills=0
+    for counters in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
+        [ -r "$counters" ] || continue
+        while read -r name value _; do
+            if [ "$name" = oom_kill ]; then kills=$value; fi
+        done < "$counters"
+    done
+}
+
+# Sets $cause and $grace_ms from stop.json. Fails if there is none, or none that can be read.
+read_stop() {
+    [ -e "$control/stop.json" ] || return 1
+    IFS= read -r mark < "$control/stop.json" || [ -n "$mark" ] || return 1
+    cause=${mark#*\"cause\":}
+    cause=${cause#*\"}
+    cause=${cause%%\"*}
+    grace_ms=${mark#*\"grace_ms\":}
+    grace_ms=${grace_ms# }
+    grace_ms=${grace_ms%%[!0-9]*}
+    case $cause in
+    halt | kill | peer | deadline) ;;
+    *) return 1 ;;
+    esac
+    case $grace_ms in
+    '' | ?????????*) return 1 ;;
+    esac
+}
+
+# --- recording ------------------------------------------------------------------------------------------------------
+
+# record CODE SIGNAL CAUSE OOM: writes exit.json into the space reserved for it, and the termination message.
+record() {
+    document="{\"schema\": 1, \"time\": $ended, \"code\": $1, \"signal\": $2, \"stop_cause\": \"$3\", \"lost\": false, \
+\"oom\": $4, \"run\": 1}"
+    (printf '%s\n' "$document" > "$message") 2> /dev/null
+    until (printf '%s' "$document" 1<> "$run/exit.reserved" && mv -f "$run/exit.reserved" "$run/exit.json"); do
+        clock
+        [ "$now" -lt $((began_storing + store_timeout_s * 100)) ] || return
+        sleep 1
+    done
+}
+
+# Waits until the helper has stored all, and ends with the command's shell code.
+finish() {
+    while [ ! -e "$control/stored" ]; do
+        clock
+        [ "$now" -lt $((began_storing + store_timeout_s * 100)) ] || break
+        sleep 0.1
+    done
+    exit "$1"
+}
+
+# --- the watcher, beside the command: copies its output and stops it ------------------------------------------------
+
+# copy NAME SIZE COPIED: prints what the file has after COPIED bytes. Sets $copied.
+copy() {
+    copied=$3
+    [ "$2" -gt "$copied" ] || return
+    if [ $(($2 - copied)) -gt "$COPIED_MOST" ]; then
+        printf '\n[weft: %s bytes are left out here; the log of the job has them]\n' $(($2 - copied - COPIED_MOST))
+        copied=$(($2 - COPIED_MOST))
+    fi
+    tail -c +$((copied + 1)) "$run/$1" | head -c $(($2 - copied))
+    copied=$2
+}
+
+copy_output() {
+    # shellcheck disable=SC2046 # Two lines of a number and a name.
+    set -- $(wc -c "$run/stdout" "$run/stderr")
+    [ $# -ge 4 ] || return
+    copy stdout "$1" "$copied_out"
+    copied_out=$copied
+    copy stderr "$3" "$copied_err" >&2
+    copied_err=$copied
+}
+
+# stop_within GRACE_MS CAUSE: SIGTERM now, if it is the first stop; SIGKILL after the grace.
+stop_within() {
+    clock
+    end=$((now + $1 / 10))
+    is_first=''
+    [ "$deadline" != "$NEVER" ] || is_first=1
+    if [ -n "$is_first" ] || [ "$end" -lt "$deadline" ]; then deadline=$end; fi
+    # Before the signal: the command may be gone at once.
+    if kill -0 "$pid" 2> /dev/null; then printf '%s %s\n' "$deadline" "$2" > "$run/stopped"; fi
+    if [ -n "$is_first" ] && [ "$1" -gt 0 ]; then
+        (set -C && : > "$job/stop-requested") 2> /dev/null
+        kill -TERM "$group" 2> /dev/null
+    fi
+}
+
+watch() {
+    trap 'is_ending=1' TERM  # the kubelet ends the pod
+    trap 'is_over=1' USR1    # the command has ended
+    is_ending='' is_over='' last_mark='' deadline=$NEVER copied_out=0 copied_err=0 turn=0
+    while [ -z "$is_over" ]; do
+        if read_stop && [ "$mark" != "$last_mark" ]; then
+            last_mark=$mark
+            stop_within "$grace_ms" "$cause"
+        fi
+        if [ -n "$is_ending" ]; then
+            is_ending=''
+            stop_within $((grace_s * 1000)) ''
+        fi
+        if [ "$deadline" != "$NEVER" ]; then
+            clock
+            if [ "$now" -ge "$deadline" ]; then kill -KILL "$group" 2> /dev/null; fi
+        fi
+        turn=$((1 - turn))
+        [ "$turn" = 0 ] || copy_output
+        pause=0.5
+        [ "$deadline" = "$NEVER" ] || pause=0.1
+        sleep "$pause" &
+        wait $!
+    done
+    copy_output
+}
+
+# --- the life of a learner ------------------------------------------------------------------------------------------
+
+if ! mkdir -p "$run"; then exit 70; fi
+if [ -e "$run/start.json" ] || [ -e "$run/exit.json" ]; then
+    echo "weft: this learner was started before" >&2
+    exit 75
+fi
+is_ending=''
+printf '%1024s' '' > "$run/exit.reserved"
+trap 'is_ending=1' TERM
+while ! read_stop && [ ! -e "$control/go" ] && [ -z "$is_ending" ]; do
+    sleep 0.1
+done
+if read_stop || [ -n "$is_ending" ]; then
+    [ -z "$is_ending" ] || cause='' grace_ms=1
+    signal=15
+    [ "$grace_ms" -gt 0 ] || signal=9
+    clock
+    began_storing=$now
+    stamp
+    ended=$time
+    record null $signal "$cause" false
+    finish $((128 + signal))
+fi
+
+count_oom_kills
+kills_before=$kills
+: >> "$run/stdout"
+: >> "$run/stderr"
+stamp
+read -r boot_id < /proc/sys/kernel/random/boot_id
+read -r status < "/proc/$$/stat"
+# shellcheck disable=SC2086 # Fields of numbers: the 20th after the name in brackets is the start time.
+set -- ${status##*) }
+printf '{"schema": 1, "pid": %s, "start_time": %s, "boot_id": "%s", "time": %s, "run": 1}\n' \
+    $$ "${20}" "$boot_id" "$time" > "$run/start.tmp"
+mv "$run/start.tmp" "$run/start.json"
+
+own_session=''
+if command -v setsid > /dev/null; then own_session=setsid; fi
+(
+    cd "${MODEL_DIR:-$job}" || exit 126
+    exec $own_session /bin/sh -c "$command"
+) < /dev/null >> "$run/stdout" 2>> "$run/stderr" &
+pid=$!
+group=$pid
+[ -z "$own_session" ] || group=-$pid
+watch &
+watcher=$!
+trap 'kill -s TERM "$watcher" 2> /dev/null' TERM
+wait "$pid"
+code=$?
+while [ "$code" -eq 143 ] && kill -0 "$pid" 2> /dev/null; do # the trap has interrupted it
+    wait "$pid"
+    code=$?
+done
+stamp
+ended=$time
+
+cause=''
+if [ -e "$run/stopped" ]; then
+    read -r deadline cause < "$run/stopped"
+    # The command could have written it.
+    case $deadline in
+    '' | *[!0-9]* | ????????????*) deadline=0 ;;
+    esac
+    case $cause in
+    halt | kill | peer | deadline) ;;
+    *) cause='' ;;
+    esac
+    # A shell may die of SIGTERM at once while a program below it saves its checkpoint, which has its grace.
+    clock
+    while kill -0 "$group" 2> /dev/null && [ "$now" -lt $((deadline + STUCK)) ]; do
+        sleep 0.1
+        clock
+    done
+fi
+kill -KILL "$group" 2> /dev/null
+kill -s USR1 "$watcher"
+wait "$watcher"
+# In a container this is all that is left, also of other sessions. Never anywhere else: it would be every process.
+if [ $$ -eq 1 ]; then kill -KILL -1 2> /dev/null; fi
+count_oom_kills
+clock
+began_storing=$now
+oom=false
+if [ "$code" -ne 0 ] && [ -z "$cause" ] && [ "$kills" -gt "$kills_before" ]; then oom=true; fi
+# A shell reports an end by signal n as 128 + n.
+if [ "$code" -gt 128 ] && [ "$code" -le 192 ]; then
+    record null $((code - 128)) "$cause" $oom
+else
+    record "$code" null "$cause" $oom
+fi
+finish "$code"

@@ -1,0 +1,113 @@
+"""The objects of an attempt beside its pods: pure functions of the plan and the operator's options.
+
+All are named after the attempt and belong to the owner, a ConfigMap, so that the cluster's garbage collector removes
+whatever a late call creates after the owner is gone. Only the Secret contains tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, Final
+
+from services.core.adapters.kubernetes import names
+from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.domain.plan import AttemptPlan
+from services.core.formats import stored_plan
+from services.core.runtime.pod_layout import ADDRESSES_FILE, AUTHORITY_FILE, ENTRY_FILE, PLAN_FILE
+
+Document = dict[str, Any]
+_DNS_PORT: Final = 53
+
+
+def owner(plan: AttemptPlan, options: KubernetesOptions) -> Document:
+    """The ConfigMap that owns all other objects of the attempt. Raises InvalidRequest for a plan that is too large."""
+    files = {
+        PLAN_FILE: stored_plan.write(plan),
+        ADDRESSES_FILE: json.dumps(dict(options.addresses)),
+        ENTRY_FILE: options.entry_script,
+    } | ({AUTHORITY_FILE: options.authority} if options.authority else {})
+    document = _document("ConfigMap", plan, options)
+    document["metadata"]["annotations"] = {names.TERM: str(plan.term)}
+    return {**document, "data": files}
+
+
+def owned(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str, *, native_gang: bool) -> list[Document]:
+    """All other objects but the pods, in the order of their creation."""
+    documents = [secret(plan, options), network_policy(plan, options)]
+    if len(plan.learners) > 1:
+        documents.append(service(plan, options))
+    if native_gang:
+        documents.append(pod_group(plan, options))
+    return [with_owner(document, plan, owner_uid) for document in documents]
+
+
+def with_owner(document: Document, plan: AttemptPlan, owner_uid: str) -> Document:
+    """The object as one that belongs to the attempt's owner."""
+    name = names.attempt_name(plan.job, plan.attempt)
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": owner_uid}
+    return {**document, "metadata": {**document["metadata"], "ownerReferences": [reference]}}
+
+
+def secret(plan: AttemptPlan, options: KubernetesOptions) -> Document:
+    """The learners' tokens, a key for each. A pod mounts the key of its own learner only."""
+    tokens = {learner.name: base64.b64encode(learner.token.encode()).decode() for learner in plan.learners}
+    return {**_document("Secret", plan, options), "type": "Opaque", "immutable": True, "data": tokens}
+
+
+def network_policy(plan: AttemptPlan, options: KubernetesOptions) -> Document:
+    """The gang's pods reach each other, DNS, and the networks that the operator allows; only they are reached."""
+    gang = {"podSelector": {"matchLabels": names.gang_selector(plan)}}
+    dns = [{"protocol": protocol, "port": _DNS_PORT} for protocol in ("UDP", "TCP")]
+    return {
+        **_document("NetworkPolicy", plan, options),
+        "spec": {
+            "podSelector": gang["podSelector"],
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [gang]}],
+            "egress": [
+                {"to": [gang]},
+                {"to": [{"namespaceSelector": {}}], "ports": dns},
+                {"to": [_block(network, options.egress_except) for network in options.egress]},
+            ],
+        },
+    }
+
+
+def _block(network: str, excluded: tuple[str, ...]) -> Document:
+    """A network of the policy, without the excluded networks of the same family."""
+    inside = [other for other in excluded if (":" in other) == (":" in network)]
+    everything = network in {"0.0.0.0/0", "::/0"}
+    return {"ipBlock": {"cidr": network} | ({"except": inside} if inside and everything else {})}
+
+
+def service(plan: AttemptPlan, options: KubernetesOptions) -> Document:
+    """The headless Service by which each learner has a name, also before it is ready."""
+    return {
+        **_document("Service", plan, options),
+        "spec": {"clusterIP": "None", "selector": names.gang_selector(plan), "publishNotReadyAddresses": True},
+    }
+
+
+def pod_group(plan: AttemptPlan, options: KubernetesOptions) -> Document:
+    """The native gang object: the scheduler binds all pods that refer to it, or none."""
+    return {
+        **_document("PodGroup", plan, options),
+        "spec": {"schedulingPolicy": {"gang": {"minCount": len(plan.learners)}}, "disruptionMode": "PodGroup"},
+    }
+
+
+def _document(kind: str, plan: AttemptPlan, options: KubernetesOptions) -> Document:
+    group = {
+        "NetworkPolicy": "networking.k8s.io/v1",
+        "PodGroup": "scheduling.k8s.io/v1alpha2",
+    }.get(kind, "v1")
+    return {
+        "apiVersion": group,
+        "kind": kind,
+        "metadata": {
+            "name": names.attempt_name(plan.job, plan.attempt),
+            "namespace": names.namespace_of(plan.tenant, options.namespace_prefix),
+            "labels": names.attempt_labels(plan, options.installation),
+        },
+    }

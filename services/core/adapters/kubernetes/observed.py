@@ -1,0 +1,243 @@
+"""What the cluster knows of a learner: its pod, and until the container has ended its helper's report: pure.
+
+Once the learner's container has ended, the kubelet's record counts: exit code and OOMKilled, then the record of the
+entry process in the termination message. The user's code may have written that message, so it counts only where it
+agrees with the exit code, and a stop cause in it only where the platform has stopped the attempt. While the entry
+process waits for the helper to store, the helper's report is the only record there is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final, Self
+
+from services.core.adapters.kubernetes import names, reasons
+from services.core.domain.codec import load
+from services.core.domain.document import MAX_TIME_MS
+from services.core.domain.learner import Exit, LearnerStatus
+from services.core.domain.status import Phase
+from services.core.ports.cluster import LearnerProcess
+from services.core.runtime.pod_layout import HELPER_CONTAINER, LEARNER_CONTAINER
+
+Document = Mapping[str, Any]
+_MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+_CAUSES: Final = ("halt", "kill", "peer", "deadline")
+_MOST_SIGNAL: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopMark:
+    """The stop of an attempt, or of one pod, as its annotation keeps it. Times are Unix ms, durations ms."""
+
+    attempt: int
+    generation: int
+    cause: str
+    grace_ms: int
+    time: int
+
+    @classmethod
+    def of(cls, document: Document) -> Self | None:
+        """The mark of an object; None if it has none, or a damaged one."""
+        text = names.annotation(document, names.STOP)
+        try:
+            return load(cls, json.loads(text)) if text else None
+        except _MALFORMED:
+            return None
+
+    def overrides(self, earlier: StopMark | None) -> bool:
+        """True if this stop is stronger: a kill, or less grace."""
+        if earlier is None:
+            return True
+        kills = self.cause == "kill" and earlier.cause != "kill"
+        return kills or (self.grace_ms < earlier.grace_ms and earlier.cause != "kill")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What is known beside a pod."""
+
+    now: int
+    """Unix ms."""
+    report: LearnerStatus | None = None
+    """Its helper's, of the same attempt."""
+    mark: StopMark | None = None
+    """The stop of its attempt."""
+    node_lost: bool = False
+    """The cluster does not reach its node any more."""
+    events: Sequence[Document] = ()
+    """Warnings about it."""
+
+
+def observe(pod: Document, context: Context) -> LearnerProcess:
+    """The learner of a pod that this adapter has rendered."""
+    report = context.report
+    terminated = container_state(pod, LEARNER_CONTAINER, "terminated")
+    message = _message(terminated)
+    problem = _end_by_cluster(pod, context)
+    end = _end(pod, context, terminated, message)
+    started = _started(report, terminated, message)
+    if started is None and end is not None and end.lost and problem is None:
+        problem = reasons.could_not_run(terminated or {})
+    state = _state(pod, end, started)
+    blocked = reasons.not_started(pod, context.events) if state in {"starting", "waiting"} and end is None else None
+    last = _last_report(pod)
+    size = _size(pod)
+    return LearnerProcess(
+        name=names.label(pod, names.LEARNER),
+        attempt=names.attempt_of(pod),
+        state=state,
+        run=0 if started is None else 1,
+        started=started,
+        exit=end,
+        stored=(report is not None and report.phase is Phase.STORED) or last.get("phase") == Phase.STORED.value,
+        reason=problem.reason.value if problem else str(last.get("reason", "")),
+        message=problem.message if problem else str(last.get("message", "")),
+        node=str(pod["spec"].get("nodeName") or ""),
+        cpus=size[0],
+        memory=int(size[1]),
+        gpus=size[2],
+        blocked=blocked.reason.value if blocked else "",
+        blocked_message=blocked.message if blocked else "",
+        blocked_for_good=blocked.final if blocked else False,
+    )
+
+
+def never_created(name: str, attempt: int, mark: StopMark | None) -> LearnerProcess:
+    """A learner of an attempt whose pods have not been created yet, or not all."""
+    process = LearnerProcess(name=name, attempt=attempt, state="inert")
+    return replace(process, state="exited", exit=_stopped_before(mark)) if mark is not None else process
+
+
+def container_state(pod: Document, container: str, state: str) -> Document | None:
+    """The state (``running``, ``waiting``, ``terminated``) of a container; None: it is in another one."""
+    status = pod.get("status") or {}
+    for entry in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        if entry["name"] == container:
+            present: Document | None = (entry.get("state") or {}).get(state)
+            return present
+    return None
+
+
+def is_gated(pod: Document) -> bool:
+    """True for an inert pod."""
+    return bool(pod["spec"].get("schedulingGates"))
+
+
+def has_begun(pod: Document) -> bool:
+    """True if its helper or its learner's container has started."""
+    begun = ("running", "terminated")
+    return any(
+        container_state(pod, name, state) is not None
+        for name in (HELPER_CONTAINER, LEARNER_CONTAINER)
+        for state in begun
+    )
+
+
+def _state(pod: Document, end: Exit | None, started: int | None) -> str:
+    if end is not None:
+        return "exited"
+    if started is not None:
+        return "running"
+    if is_gated(pod):
+        return "inert"
+    both = all(container_state(pod, name, "running") is not None for name in (HELPER_CONTAINER, LEARNER_CONTAINER))
+    return "waiting" if both else "starting"
+
+
+def _end_by_cluster(pod: Document, context: Context) -> reasons.Problem | None:
+    """Why the cluster, and not the learner's command or the platform, has ended the pod."""
+    if context.node_lost:
+        node = pod["spec"].get("nodeName")
+        return reasons.Problem(reasons.PodReason.NODE_LOST, f"the cluster does not reach the node {node} any more")
+    return reasons.ended(pod)
+
+
+def _end(pod: Document, context: Context, terminated: Document | None, message: Exit | None) -> Exit | None:
+    own_mark = StopMark.of(pod)
+    if own_mark is not None and not has_begun(pod):
+        return _stopped_before(own_mark)
+    by_cluster = _end_by_cluster(pod, context)
+    if terminated is not None:
+        time = _time_ms(terminated.get("finishedAt")) or context.now
+        if reasons.could_not_run(terminated) is not None:
+            return Exit(time=time, lost=True)
+        if by_cluster is not None and (terminated.get("exitCode") != 0 or message is None):
+            return Exit(time=time, lost=True)
+        return _recorded(terminated, message, time, context.mark)
+    if by_cluster is not None:
+        return Exit(time=context.now, lost=True)
+    phase = (pod.get("status") or {}).get("phase")
+    if phase == "Failed":  # without a container that ended: the kubelet did not start it
+        return Exit(time=context.now, lost=True)
+    return context.report.exit if context.report is not None else None
+
+
+def _recorded(terminated: Document, message: Exit | None, time: int, mark: StopMark | None) -> Exit:
+    """The end by the kubelet's record, and by the entry process's as far as the two agree."""
+    code = int(terminated.get("exitCode", 0))
+    oom = terminated.get("reason") == "OOMKilled"
+    if message is not None:
+        cause = message.stop_cause if mark is not None and message.stop_cause in _CAUSES else ""
+        ended = message.time if 0 < message.time <= time + 1000 else time
+        return Exit(time=ended, code=message.code, signal=message.signal, stop_cause=cause, oom=oom or message.oom)
+    signal = code - 128 if 128 < code <= 128 + _MOST_SIGNAL else None  # the entry process itself was ended by it
+    cause = mark.cause if mark is not None and mark.time <= time and not oom else ""
+    return Exit(time=time, code=None if signal else code, signal=signal, stop_cause=cause, oom=oom)
+
+
+def _message(terminated: Document | None) -> Exit | None:
+    """The entry process's record in the termination message; None if there is none that agrees with the exit code."""
+    try:
+        document = json.loads(str((terminated or {}).get("message") or ""))
+        end = load(Exit, {name: value for name, value in document.items() if name not in {"schema", "run", "extra"}})
+    except _MALFORMED:
+        return None
+    agrees = terminated is not None and end.shell_code == terminated.get("exitCode") and not end.lost
+    return end if agrees and 0 <= end.time <= MAX_TIME_MS else None
+
+
+def _started(report: LearnerStatus | None, terminated: Document | None, message: Exit | None) -> int | None:
+    """When the command started, Unix ms; None: it did not. A stop before the start leaves no report of one."""
+    if report is not None and Phase.PROCESSING.value in report.times:
+        return report.times[Phase.PROCESSING.value]
+    if terminated is None or message is None or (message.stop_cause and message.signal):
+        return None
+    return _time_ms(terminated.get("startedAt"))
+
+
+def _last_report(pod: Document) -> Document:
+    """``{phase, reason, message}`` of the helper's termination message; empty before its end."""
+    terminated = container_state(pod, HELPER_CONTAINER, "terminated") or {}
+    try:
+        document = json.loads(str(terminated.get("message") or ""))
+    except _MALFORMED:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _stopped_before(mark: StopMark | None) -> Exit | None:
+    """The end of a learner that was stopped before it started: the signal that it would have got."""
+    if mark is None:
+        return None
+    return Exit(time=mark.time, signal=9 if mark.grace_ms == 0 else 15, stop_cause=mark.cause)
+
+
+def _size(pod: Document) -> tuple[float, float, float]:
+    """(cpus, memory, gpus) by the pod's annotation; zeros if it is damaged."""
+    try:
+        size = json.loads(names.annotation(pod, names.SIZE))
+        return float(size["cpus"]), float(size["memory"]), float(size["gpus"])
+    except _MALFORMED:
+        return 0.0, 0.0, 0.0
+
+
+def _time_ms(text: object) -> int | None:
+    """Unix ms of a time as the API writes it; None for none, and for the zero time."""
+    try:
+        time = round(datetime.fromisoformat(str(text)).timestamp() * 1000)
+    except ValueError:
+        return None
+    return time if time > 0 else None

@@ -1,0 +1,64 @@
+"""What the operator decides about learners in the cluster. ``bootstrap.wiring`` makes it of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class GangMethod(StrEnum):
+    """How all pods of a gang are placed, or none."""
+
+    NATIVE = "native"
+    """The cluster's own PodGroup: its scheduler places the gang."""
+    GATES = "gates"
+    """The dispatcher's placement, as node affinity of pods whose scheduling gates are lifted together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesOptions:
+    """Sizes are in bytes and CPU cores."""
+
+    helper_image: str
+    learner_image: str
+    """Of learners without framework and image."""
+    entry_script: str
+    """The first process of a learner's container."""
+    addresses: Mapping[str, str]
+    """Service -> address, as pods reach it."""
+    authority: str = ""
+    """PEM text of the installation's authority; empty: services are reached without TLS."""
+    framework_images: Mapping[str, str] = field(default_factory=dict)
+    """``<name>-<version>`` of the framework library -> image."""
+    installation: str = "weft"
+    """Label of everything that this installation makes. Two installations on one cluster have different ones."""
+    namespace_prefix: str = "weft-"
+    """Of tenants' namespaces. Two installations on one cluster have different ones."""
+    gang: GangMethod | None = None
+    """None: the best that the cluster offers."""
+    gpu_resource: str = "nvidia.com/gpu"
+    gpu_label: str = "nvidia.com/gpu.product"
+    """Label of nodes with the model of their GPUs."""
+    priority_classes: Mapping[str, str] = field(default_factory=dict)
+    """low, normal, high -> PriorityClass; none for what is left out."""
+    runtime_class: str = ""
+    scheduler: str = ""
+    """``schedulerName`` of pods; empty: the cluster's default."""
+    helper_cpus: float = 0.25
+    helper_memory: int = 2**29
+    scratch: int = 100 * 2**30
+    """Bound of each of a learner's volumes for results and temporary files."""
+    port: int = 29_500
+    """At which learners of a gang reach each other. Each pod has an address of its own."""
+    interface: str = "eth0"
+    """The network interface between pods."""
+    uid_first: int = 200_000
+    uid_count: int = 100_000
+    """Each tenant's pods run under one user id of this range."""
+    egress: tuple[str, ...] = ("0.0.0.0/0", "::/0")
+    """Networks that pods may reach, in CIDR notation, beside their own gang and DNS."""
+    egress_except: tuple[str, ...] = ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128")
+    """Networks within ``egress`` that pods may not reach: clouds' metadata services by default."""
+    quota: Mapping[str, str] = field(default_factory=dict)
+    """``hard`` limits of each tenant's ResourceQuota, e.g. {"requests.nvidia.com/gpu": "8"}."""

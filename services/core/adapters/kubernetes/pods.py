@@ -1,0 +1,271 @@
+"""The pods of learners: pure functions of the plan and the operator's options.
+
+A pod is created inert, behind a scheduling gate. Activation lifts the gates by patches that carry uid and
+resourceVersion, so a patch that was decided on an older state fails. Every pod satisfies Pod Security ``restricted``:
+no root, no capabilities, the runtime's seccomp filter, no service-account token. Requests equal limits.
+
+The helper is a native sidecar: it starts before the learner's container and ends after it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any, Final
+
+from services.core.adapters.kubernetes import names
+from services.core.adapters.kubernetes.objects import with_owner
+from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.domain.errors import InvalidRequest
+from services.core.domain.plan import AttemptPlan, ClusterValues, Folder, LearnerPlan, fill, learners_with_ports
+from services.core.runtime import pod_layout as layout
+from services.core.runtime.learner_folder import JOB_FOLDERS
+
+Document = dict[str, Any]
+_SECONDS_TO_END: Final = 10
+"""Beyond grace and store_timeout: for the entry process and the helper to end."""
+_LOST_AFTER_S: Final = 5
+"""A pod is evicted so long after its node's loss is known: the Guardian starts another attempt meanwhile."""
+_CONTROL_BYTES: Final = 2**28
+"""Of the volume for control files and the SDK."""
+_MOST_TERMINATION_S: Final = 7 * 86_400
+
+
+def pod(
+    plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions, owner_uid: str, *, native_gang: bool
+) -> Document:
+    """The inert pod of a learner. Raises InvalidRequest for a learner that this cluster cannot run."""
+    end_s = math.ceil((plan.grace + plan.store_timeout) / 1000) + _SECONDS_TO_END
+    size = {
+        "cpus": learner.cpus + options.helper_cpus,
+        "memory": learner.memory + options.helper_memory,
+        "gpus": learner.gpus,
+    }
+    spec: Document = {
+        "schedulingGates": [{"name": layout.SCHEDULING_GATE}],
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": min(end_s, _MOST_TERMINATION_S),
+        "hostname": learner.name,
+        "subdomain": names.attempt_name(plan.job, plan.attempt),
+        "securityContext": _pod_security(plan, options),
+        "initContainers": [_helper(learner, options)],
+        "containers": [_learner(plan, learner, options)],
+        "volumes": _volumes(plan, learner, options),
+        "tolerations": _tolerations(options, learner),
+    }
+    if options.runtime_class:
+        spec["runtimeClassName"] = options.runtime_class
+    if options.scheduler:
+        spec["schedulerName"] = options.scheduler
+    if plan.priority in options.priority_classes:
+        spec["priorityClassName"] = options.priority_classes[plan.priority]
+    if native_gang:
+        spec["schedulingGroup"] = {"podGroupName": names.attempt_name(plan.job, plan.attempt)}
+        if affinity := node_affinity(learner, options, node=""):
+            spec["affinity"] = affinity
+    document: Document = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": names.pod_name(plan, learner),
+            "namespace": names.namespace_of(plan.tenant, options.namespace_prefix),
+            "labels": names.learner_labels(plan, learner, options.installation),
+            "annotations": {names.TERM: str(plan.term), names.SIZE: json.dumps(size)},
+        },
+        "spec": spec,
+    }
+    return with_owner(document, plan, owner_uid)
+
+
+def activation(present: Document, learner: LearnerPlan, options: KubernetesOptions, *, native_gang: bool) -> Document:
+    """The merge patch that lifts the gate of this pod as it is now, and binds it to the learner's node.
+
+    With a native gang the scheduler chooses the nodes.
+    """
+    metadata = {name: present["metadata"][name] for name in ("uid", "resourceVersion")}
+    spec: Document = {"schedulingGates": None}
+    if not native_gang and (affinity := node_affinity(learner, options, node=learner.node)):
+        spec["affinity"] = affinity
+    return {"metadata": metadata, "spec": spec}
+
+
+def annotated(present: Document, **annotations: str) -> Document:
+    """The merge patch that sets annotations of this object as it is now. An older patch fails afterwards."""
+    metadata = {name: present["metadata"][name] for name in ("uid", "resourceVersion")}
+    return {"metadata": {**metadata, "annotations": annotations}}
+
+
+def node_affinity(learner: LearnerPlan, options: KubernetesOptions, *, node: str) -> Document:
+    """Binds a pod to nodes with its GPU type and, unless ``node`` is empty, to this node; empty: to none."""
+    term: Document = {}
+    if learner.gpu_type and learner.gpus:
+        label = {"key": options.gpu_label, "operator": "In", "values": [learner.gpu_type]}
+        term["matchExpressions"] = [label]
+    if node:
+        term["matchFields"] = [{"key": "metadata.name", "operator": "In", "values": [node]}]
+    if not term:
+        return {}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+
+
+def user_id(tenant: str, options: KubernetesOptions) -> int:
+    """The user id of a tenant's pods: the same on each node, within the operator's range."""
+    return options.uid_first + int(hashlib.sha256(tenant.encode()).hexdigest()[:12], 16) % options.uid_count
+
+
+def image_of(plan: AttemptPlan, options: KubernetesOptions) -> str:
+    """The image of the learners. Raises InvalidRequest if the operator has named none for the framework."""
+    if plan.image:
+        return plan.image
+    if not plan.framework:
+        return options.learner_image
+    image = options.framework_images.get(plan.framework)
+    if image is None:
+        raise InvalidRequest(
+            f"this cluster has no image of {plan.framework}; name one with `image:`, or the operator adds it to"
+            " WEFT_KUBERNETES_FRAMEWORK_IMAGES"
+        )
+    return image
+
+
+def _pod_security(plan: AttemptPlan, options: KubernetesOptions) -> Document:
+    user = user_id(plan.tenant, options)
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": user,
+        "runAsGroup": user,
+        "fsGroup": user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _container_security(*, read_only: bool) -> Document:
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": read_only,
+    }
+
+
+def _helper(learner: LearnerPlan, options: KubernetesOptions) -> Document:
+    size = {"cpu": _cpus(options.helper_cpus), "memory": str(options.helper_memory)}
+    return {
+        "name": layout.HELPER_CONTAINER,
+        "image": options.helper_image,
+        "imagePullPolicy": "IfNotPresent",
+        "restartPolicy": "Always",
+        "env": [{"name": layout.LEARNER_VARIABLE, "value": learner.name}],
+        "resources": {"requests": size, "limits": size},
+        "securityContext": _container_security(read_only=True),
+        "volumeMounts": [
+            _mount("plan", layout.PLAN, read_only=True),
+            _mount("token", layout.TOKEN, read_only=True),
+            _mount("private", layout.PRIVATE),
+            _mount("control", layout.CONTROL),
+            _mount("runs", layout.RUNS, read_only=True),
+            _mount("job", layout.JOB),
+            _mount("helper-tmp", "/tmp"),  # noqa: S108 - the container's own
+        ],
+    }
+
+
+def _learner(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions) -> Document:
+    size = {"cpu": _cpus(learner.cpus), "memory": str(learner.memory)}
+    if learner.gpus:
+        size[options.gpu_resource] = str(_whole_gpus(learner))
+    mounts = [
+        _mount("control", layout.CONTROL, read_only=True),
+        _mount("runs", layout.RUNS),
+        _mount("entry", layout.ENTRY, read_only=True),
+        _mount("job", layout.JOB),
+        _mount("tmp", "/tmp"),  # noqa: S108 - the container's own
+    ]
+    return {
+        "name": layout.LEARNER_CONTAINER,
+        "image": image_of(plan, options),
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["/bin/sh", f"{layout.ENTRY}/{layout.ENTRY_FILE}"],
+        "env": [
+            {"name": name, "value": value.replace("$", "$$")}  # the kubelet expands $(NAME)
+            for name, value in environment(plan, learner, options).items()
+        ],
+        "resources": {"requests": size, "limits": size},
+        "securityContext": _container_security(read_only=False),
+        "volumeMounts": mounts + ([_mount("shm", "/dev/shm")] if learner.shm else []),  # noqa: S108 - as above
+    }
+
+
+def environment(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions) -> dict[str, str]:
+    """The variables of the learner's container: the user's, Weft's, and those of the entry script."""
+    folders = {folder: f"{layout.JOB}/{name}" for folder, name in JOB_FOLDERS.items()}
+    values = ClusterValues(
+        address_of=lambda name: names.host_of(plan, name),
+        ports=dict.fromkeys(learners_with_ports(plan), options.port),
+        interface=options.interface,
+        folders={**folders, Folder.JOB_STATE: layout.JOB, Folder.SDK: layout.SDK},
+        gpu_count=math.ceil(learner.gpus),
+    )
+    return {
+        **learner.env,
+        **fill({**plan.variables, **learner.variables}, values),
+        layout.LEARNER_VARIABLE: learner.name,
+        layout.COMMAND_VARIABLE: learner.command,
+        layout.GRACE_VARIABLE: str(math.ceil(plan.grace / 1000)),
+        layout.STORE_TIMEOUT_VARIABLE: str(math.ceil(plan.store_timeout / 1000)),
+    }
+
+
+def _volumes(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions) -> list[Document]:
+    name = names.attempt_name(plan.job, plan.attempt)
+    files = [layout.PLAN_FILE, layout.ADDRESSES_FILE] + ([layout.AUTHORITY_FILE] if options.authority else [])
+    token = {"secretName": name, "items": [{"key": learner.name, "path": layout.TOKEN_FILE}], "defaultMode": 0o440}
+    volumes: list[Document] = [
+        {"name": "plan", "configMap": {"name": name, "items": [{"key": file, "path": file} for file in files]}},
+        {
+            "name": "entry",
+            "configMap": {"name": name, "items": [{"key": layout.ENTRY_FILE, "path": layout.ENTRY_FILE}]},
+        },
+        {"name": "token", "secret": token},
+        {"name": "private", "emptyDir": {"sizeLimit": str(options.scratch)}},
+        {"name": "control", "emptyDir": {"sizeLimit": str(_CONTROL_BYTES)}},
+        {"name": "runs", "emptyDir": {"sizeLimit": str(options.scratch)}},
+        {"name": "job", "emptyDir": {"sizeLimit": str(options.scratch)}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": str(options.scratch)}},
+        {"name": "helper-tmp", "emptyDir": {"sizeLimit": str(options.scratch)}},
+    ]
+    if learner.shm:
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(learner.shm)}})
+    return volumes
+
+
+def _tolerations(options: KubernetesOptions, learner: LearnerPlan) -> list[Document]:
+    """A lost node's pods end soon. Nodes with GPUs are mostly tainted with the name of the resource."""
+    lost = [
+        {
+            "key": f"node.kubernetes.io/{state}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": seconds,
+        }
+        for state, seconds in (("not-ready", _LOST_AFTER_S), ("unreachable", _LOST_AFTER_S))
+    ]
+    return lost + ([{"key": options.gpu_resource, "operator": "Exists"}] if learner.gpus else [])
+
+
+def _mount(volume: str, path: str, *, read_only: bool = False) -> Document:
+    return {"name": volume, "mountPath": path} | ({"readOnly": True} if read_only else {})
+
+
+def _cpus(cpus: float) -> str:
+    return f"{math.ceil(cpus * 1000)}m"
+
+
+def _whole_gpus(learner: LearnerPlan) -> int:
+    if learner.gpus != int(learner.gpus):
+        raise InvalidRequest(
+            f"{learner.name} wants {learner.gpus:g} of a GPU, and this cluster gives whole GPUs only; write gpus: 1"
+        )
+    return int(learner.gpus)

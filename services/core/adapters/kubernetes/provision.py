@@ -1,0 +1,172 @@
+"""The steps that provision an attempt. Each may be repeated; what an earlier call has made is found by its name.
+
+Before each effect the step records its term in the fence and checks the term that the owner object and the pods carry.
+Whatever another Guardian changes in between makes the step's own patches fail, because they carry the resource version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
+
+from services.core.adapters.kubernetes import names, objects, pods
+from services.core.adapters.kubernetes.api import Api, Document, collection, gather, path_of
+from services.core.adapters.kubernetes.fences import Fences
+from services.core.adapters.kubernetes.observed import StopMark, is_gated
+from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
+from services.core.domain.errors import (
+    Duplicate,
+    InvalidRequest,
+    NotFound,
+    ResourceExhausted,
+    StaleFence,
+    StaleRevision,
+    Unavailable,
+)
+from services.core.domain.plan import SCHEMA, AttemptPlan
+
+STEPS: Final = ("reserve", "learners", "activate")
+_TRIES: Final = 5
+
+
+class Provision:
+    def __init__(
+        self, api: Api, options: KubernetesOptions, fences: Fences, gang: Callable[[], Awaitable[GangMethod]]
+    ) -> None:
+        """``gang``: how this cluster places gangs."""
+        self._api, self._options, self._fences, self._gang = api, options, fences, gang
+
+    async def do(self, step: str, plan: AttemptPlan) -> None:
+        steps = {"reserve": self._reserve, "learners": self._create_pods, "activate": self._activate}
+        if step not in steps:
+            raise InvalidRequest(f"there is no step {step!r}; there are: {', '.join(STEPS)}")
+        if plan.schema > SCHEMA:
+            raise Unavailable(f"the plan has schema {plan.schema}, and this service reads {SCHEMA}: finish the upgrade")
+        names.checked(plan.job)
+        await self._fences.admit(plan.job, plan.attempt, plan.term)
+        await steps[step](plan)
+
+    async def _reserve(self, plan: AttemptPlan) -> None:
+        """The owner and everything but the pods. Raises before the first effect if the pods cannot be rendered."""
+        native = await self._gang() is GangMethod.NATIVE
+        for learner in plan.learners:
+            pods.pod(plan, learner, self._options, "", native_gang=native)
+        owner = await self._claim_owner(plan)
+        documents = objects.owned(plan, self._options, owner["metadata"]["uid"], native_gang=native)
+        await gather([self._create(document) for document in documents])
+
+    async def _create_pods(self, plan: AttemptPlan) -> None:
+        """Inert pods of all learners. None of an attempt that was stopped before."""
+        owner = await self._owner(plan)
+        if StopMark.of(owner) is not None:
+            return
+        native = await self._gang() is GangMethod.NATIVE
+        uid = owner["metadata"]["uid"]
+        present = await self._pods(plan)
+        await gather([self._raise_term(pod, plan) for pod in present.values()])
+        missing = [learner for learner in plan.learners if learner.name not in present]
+        if missing and names.annotation(owner, names.ACTIVATED):
+            return  # they were there, and may have run: the Guardian sees that they are gone
+        await gather([
+            self._create(pods.pod(plan, learner, self._options, uid, native_gang=native)) for learner in missing
+        ])  # fmt: skip
+
+    async def _activate(self, plan: AttemptPlan) -> None:
+        """Lifts the gates of all pods. A pod that was stopped keeps its gate."""
+        owner = await self._owner(plan)
+        if StopMark.of(owner) is not None:
+            return
+        native = await self._gang() is GangMethod.NATIVE
+        present = await self._pods(plan)
+        gone = [learner.name for learner in plan.learners if learner.name not in present]
+        activated = names.annotation(owner, names.ACTIVATED)
+        if gone and not activated:
+            raise ResourceExhausted(f"the pods of {', '.join(gone[:5])} vanished before all of the gang were there")
+        gated = {name: pod for name, pod in present.items() if is_gated(pod) and StopMark.of(pod) is None}
+        try:
+            if not activated:
+                await self._api.patch(path_of(owner), pods.annotated(owner, **{names.ACTIVATED: "true"}))
+            await gather([
+                self._api.patch(
+                    path_of(gated[learner.name]),
+                    pods.activation(gated[learner.name], learner, self._options, native_gang=native),
+                )
+                for learner in plan.learners
+                if learner.name in gated
+            ])  # fmt: skip
+        except StaleRevision as error:
+            raise Unavailable(f"the attempt was changed meanwhile: {error}") from error
+
+    async def _claim_owner(self, plan: AttemptPlan) -> Document:
+        """Creates the owner, or takes it over from an earlier term. Raises StaleFence if a later one has it."""
+        document = objects.owner(plan, self._options)
+        for _ in range(_TRIES):
+            try:
+                return {**await self._api.create(path_of(document, of_collection=True), document), "kind": "ConfigMap"}
+            except Duplicate:
+                pass
+            except NotFound as error:
+                raise Unavailable(f"the tenant's namespace is not there yet: {error}") from error
+            try:
+                return await self._raise_term(await self._owner(plan), plan)
+            except (StaleRevision, InvalidRequest):
+                continue  # it was changed or removed meanwhile
+        raise Unavailable("the attempt's owner object changes all the time")
+
+    async def _owner(self, plan: AttemptPlan) -> Document:
+        """Raises InvalidRequest without one, StaleFence if a later term has it, Unavailable while it is removed."""
+        namespace = names.namespace_of(plan.tenant, self._options.namespace_prefix)
+        name = names.attempt_name(plan.job, plan.attempt)
+        try:
+            owner = await self._api.get(collection("ConfigMap", namespace, name))
+        except NotFound:
+            raise InvalidRequest(f"attempt {plan.attempt} of {plan.job} has not been reserved") from None
+        _check_ours(owner, plan, self._options)
+        if names.term_of(owner) > plan.term:
+            raise StaleFence(f"attempt {plan.attempt} has a Guardian of term {names.term_of(owner)}")
+        return {**owner, "kind": "ConfigMap"}
+
+    async def _raise_term(self, present: Document, plan: AttemptPlan) -> Document:
+        """Writes the term to an object that has a lower one. Raises StaleFence if it has a higher one."""
+        if names.term_of(present) > plan.term:
+            raise StaleFence(f"{present['metadata']['name']} has a Guardian of term {names.term_of(present)}")
+        if names.term_of(present) == plan.term:
+            return present
+        change = pods.annotated(present, **{names.TERM: str(plan.term)})
+        return {**await self._api.patch(path_of(present), change), "kind": present["kind"]}
+
+    async def _pods(self, plan: AttemptPlan) -> Mapping[str, Document]:
+        """The attempt's pods by the name of their learner. A quorum read."""
+        namespace = names.namespace_of(plan.tenant, self._options.namespace_prefix)
+        selector = names.of_job(plan.job, self._options.installation)
+        items, _ = await self._api.list(collection("Pod", namespace), selector=selector)
+        return {
+            names.label(item, names.LEARNER): {**item, "kind": "Pod"}
+            for item in items
+            if names.attempt_of(item) == plan.attempt
+        }
+
+    async def _create(self, document: Document) -> None:
+        """Creates the object, or checks that the one of its name belongs to the same owner."""
+        try:
+            await self._api.create(path_of(document, of_collection=True), document)
+        except Duplicate:
+            try:
+                present = await self._api.get(path_of(document))
+            except NotFound:
+                raise Unavailable(f"{document['metadata']['name']} is being removed") from None
+            if _owner_uids(present) != _owner_uids(document) or present["metadata"].get("deletionTimestamp"):
+                raise Unavailable(f"{document['metadata']['name']} of an earlier owner is being removed") from None
+
+
+def _check_ours(present: Document, plan: AttemptPlan, options: KubernetesOptions) -> None:
+    expected = names.attempt_labels(plan, options.installation)
+    name = present["metadata"]["name"]
+    if any(names.label(present, label) != value for label, value in expected.items()):
+        raise ResourceExhausted(f"the ConfigMap {name} is not of this installation; remove it")
+    if present["metadata"].get("deletionTimestamp"):
+        raise Unavailable(f"{name} is being removed")
+
+
+def _owner_uids(document: Document) -> Sequence[str]:
+    return [reference["uid"] for reference in document["metadata"].get("ownerReferences") or ()]

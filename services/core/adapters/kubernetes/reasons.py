@@ -1,0 +1,187 @@
+"""Why a pod does not start or has ended without its command's doing: a stable reason, what happened, what to do.
+
+The texts come from the kubelet, the scheduler and the container runtime, and change between versions; the fields that
+classify them (reasons of conditions, states and events) are stable. Tests keep real texts of each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+_MOST_TEXT: Final = 600
+
+
+class PodReason(StrEnum):
+    """Users see it; a value never changes its meaning."""
+
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    IMAGE_UNUSABLE = "ImageUnusable"
+    CONFIG_MISSING = "ConfigMissing"
+    MOUNT_FAILED = "MountFailed"
+    SANDBOX_FAILED = "SandboxFailed"
+    NODE_REFUSED = "NodeRefused"
+    EVICTED = "Evicted"
+    PREEMPTED = "Preempted"
+    NODE_LOST = "NodeLost"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+
+
+ADVICE: Final[Mapping[PodReason, str]] = {
+    PodReason.UNSCHEDULABLE: "wait until other pods end, ask for less, or have nodes added",
+    PodReason.IMAGE_PULL_FAILED: "check the image's name and tag, and that the nodes may pull it",
+    PodReason.IMAGE_UNUSABLE: "the image needs /bin/sh, coreutils or busybox, and must run as any user",
+    PodReason.CONFIG_MISSING: "submit the job again; tell the operator if it happens twice",
+    PodReason.MOUNT_FAILED: "tell the operator: a volume cannot be mounted on that node",
+    PodReason.SANDBOX_FAILED: "tell the operator: the node cannot start containers or give them a network",
+    PodReason.NODE_REFUSED: "it is tried again on the nodes that are left",
+    PodReason.EVICTED: "write less, or ask for more memory; else tell the operator: the node was short of it",
+    PodReason.PREEMPTED: "it is tried again; a job of higher priority needed the place",
+    PodReason.NODE_LOST: "it is tried again on another node, from its last checkpoint",
+    PodReason.DEADLINE_EXCEEDED: "the cluster limits how long pods run: tell the operator",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What keeps a pod from starting, or has ended it."""
+
+    reason: PodReason
+    text: str
+    """The cluster's own words."""
+    final: bool = False
+    """Waiting cannot help."""
+
+    @property
+    def message(self) -> str:
+        """For people: what happened and what to do."""
+        text = " ".join(self.text.split())[:_MOST_TEXT].rstrip(".")
+        return f"{text}; {ADVICE[self.reason]}" if text else ADVICE[self.reason]
+
+
+_WAITING: Final[Mapping[str, PodReason]] = {
+    "ErrImagePull": PodReason.IMAGE_PULL_FAILED,
+    "ImagePullBackOff": PodReason.IMAGE_PULL_FAILED,
+    "InvalidImageName": PodReason.IMAGE_PULL_FAILED,
+    "ErrImageNeverPull": PodReason.IMAGE_PULL_FAILED,
+    "ImageInspectError": PodReason.IMAGE_PULL_FAILED,
+    "RegistryUnavailable": PodReason.IMAGE_PULL_FAILED,
+    "SignatureValidationFailed": PodReason.IMAGE_PULL_FAILED,
+    "CreateContainerConfigError": PodReason.CONFIG_MISSING,
+    "CreateContainerError": PodReason.IMAGE_UNUSABLE,
+    "RunContainerError": PodReason.IMAGE_UNUSABLE,
+    "StartError": PodReason.IMAGE_UNUSABLE,
+    "ContainerCannotRun": PodReason.IMAGE_UNUSABLE,
+}
+"""Reason of a container that waits, or that could not be started -> ours."""
+_EVENTS: Final[Mapping[str, PodReason]] = {
+    "FailedMount": PodReason.MOUNT_FAILED,
+    "FailedAttachVolume": PodReason.MOUNT_FAILED,
+    "FailedMapVolume": PodReason.MOUNT_FAILED,
+    "FailedCreatePodSandBox": PodReason.SANDBOX_FAILED,
+    "NetworkNotReady": PodReason.SANDBOX_FAILED,
+}
+"""Reason of an event -> ours: the pod's own status does not show these."""
+_ENDED: Final[Mapping[str, PodReason]] = {
+    "Evicted": PodReason.EVICTED,
+    "NodeLost": PodReason.NODE_LOST,
+    "DeadlineExceeded": PodReason.DEADLINE_EXCEEDED,
+    "Terminated": PodReason.NODE_LOST,
+    "NodeShutdown": PodReason.NODE_LOST,
+    "Shutdown": PodReason.NODE_LOST,
+    "Preempting": PodReason.PREEMPTED,
+    "UnexpectedAdmissionError": PodReason.NODE_REFUSED,
+    "NodeAffinity": PodReason.NODE_REFUSED,
+}
+"""Reason of a failed pod -> ours. Those that begin with OutOf (OutOfcpu ...) are refusals of the node, too."""
+_DISRUPTED: Final[Mapping[str, PodReason]] = {
+    "PreemptionByScheduler": PodReason.PREEMPTED,
+    "DeletionByTaintManager": PodReason.NODE_LOST,
+    "DeletionByPodGC": PodReason.NODE_LOST,
+    "EvictionByEvictionAPI": PodReason.EVICTED,
+    "TerminationByKubelet": PodReason.EVICTED,
+}
+"""Reason of the condition DisruptionTarget -> ours."""
+_NEVER_PULLED: Final = re.compile(
+    r"not found|manifest unknown|name unknown|denied|unauthorized|authorization failed|insufficient_scope|forbidden"
+    r"|couldn't parse image|invalid reference|no such host|does not exist",
+    re.IGNORECASE,
+)
+_FINAL_WAITS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"})
+
+
+def not_started(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]] = ()) -> Problem | None:
+    """What keeps a pod from starting now; None: nothing that is known. ``events``: its warnings, of any age."""
+    status = pod.get("status") or {}
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            if condition.get("reason") == "Unschedulable":
+                return Problem(PodReason.UNSCHEDULABLE, str(condition.get("message", "")))
+            return None
+    for container in _containers(status):
+        waiting = container.get("state", {}).get("waiting") or {}
+        reason = _WAITING.get(str(waiting.get("reason")))
+        if reason is not None:
+            text = str(waiting.get("message") or waiting["reason"])
+            if waiting["reason"] == "ImagePullBackOff":
+                text = _pull_error(text, container)
+            return Problem(reason, text, final=_is_final(reason, str(waiting["reason"]), text))
+    return _event_problem(events)
+
+
+def ended(pod: Mapping[str, Any]) -> Problem | None:
+    """Why the cluster itself has ended a pod or is ending it; None: it did not, or the pod's own command ended it."""
+    status = pod.get("status") or {}
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            reason = _DISRUPTED.get(str(condition.get("reason")), PodReason.EVICTED)
+            if status.get("reason") == "Evicted":
+                reason = PodReason.EVICTED
+            return Problem(reason, str(status.get("message") or condition.get("message", "")))
+    if status.get("phase") != "Failed" or not status.get("reason"):
+        return None
+    name = str(status["reason"])
+    refused = PodReason.NODE_REFUSED if name.startswith("OutOf") else None
+    reason_of_pod = _ENDED.get(name, refused)
+    return Problem(reason_of_pod, str(status.get("message", ""))) if reason_of_pod is not None else None
+
+
+def could_not_run(terminated: Mapping[str, Any]) -> Problem | None:
+    """Why a container ended without ever having run; None: it ran."""
+    reason = _WAITING.get(str(terminated.get("reason")))
+    return Problem(reason, str(terminated.get("message", "")), final=True) if reason is not None else None
+
+
+def _containers(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def _pull_error(text: str, container: Mapping[str, Any]) -> str:
+    """The cause. In a back-off older kubelets say only ``Back-off pulling image "x"``."""
+    return text if "Err" in text or "failed" in text else f"{text} ({container.get('image', '')})"
+
+
+def _is_final(reason: PodReason, waiting: str, text: str) -> bool:
+    if waiting in _FINAL_WAITS:
+        return True
+    if reason is PodReason.IMAGE_PULL_FAILED:
+        return _NEVER_PULLED.search(text) is not None
+    return reason is PodReason.IMAGE_UNUSABLE
+
+
+def _event_problem(events: Sequence[Mapping[str, Any]]) -> Problem | None:
+    known = [event for event in events if event.get("reason") in _EVENTS]
+    if not known:
+        return None
+    last = max(known, key=_event_time)
+    return Problem(_EVENTS[last["reason"]], str(last.get("message", "")))
+
+
+def _event_time(event: Mapping[str, Any]) -> str:
+    series = event.get("series") or {}
+    return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")

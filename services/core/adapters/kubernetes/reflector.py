@@ -1,0 +1,121 @@
+"""One list+watch loop for many objects: a copy of a collection, kept current, whoever reads it.
+
+The library's own informer has no back-off and hangs on a half-open connection. This loop lists, watches from the list's
+resource version with bookmarks, and lists again where the server has forgotten that version (410). After other failures
+it lists again with a jittered back-off. The server ends each watch after ``_WATCH_S`` at the latest, and a watch that
+is silent for ``_SILENCE_S`` is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+import structlog
+
+from services.core.adapters.kubernetes.api import Api, Document, Expired
+from services.core.domain.errors import Unavailable, WeftError
+from services.core.runtime.retry import Backoff
+
+_WATCH_S: Final = 240
+_SILENCE_S: Final = 60.0
+"""Bookmarks come about each minute; some servers send none, so the watch then begins again from its last version."""
+_FIRST_S: Final = 0.1
+_MOST_S: Final = 10.0
+log = structlog.get_logger()
+Key = tuple[str, str]
+"""(namespace, name)."""
+
+
+class Reflector:
+    """``run`` keeps the copy current until cancelled."""
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        keep: Callable[[Document], Any] = lambda document: document,
+        on_change: Callable[[Document], None] = lambda _: None,
+        on_list: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``query``: selectors. ``keep``: the part of an object that is kept. ``on_change``: called with each object
+        that was added, changed or removed. ``on_list``: called after each list: any object may have changed before.
+        """
+        self._api, self._path, self._query, self._keep = api, path, dict(query or {}), keep
+        self._on_change, self._on_list = on_change, on_list
+        self._objects: dict[Key, Any] = {}
+        self._synced = asyncio.Event()
+
+    @property
+    def objects(self) -> Mapping[Key, Any]:
+        return self._objects
+
+    async def synced(self, timeout_s: float) -> None:
+        """Returns when the copy is complete. Raises Unavailable if it is not after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._synced.wait()
+        except TimeoutError:
+            raise Unavailable("the Kubernetes API server does not list its objects") from None
+
+    async def run(self) -> None:
+        backoff = Backoff(first_s=_FIRST_S, most_s=_MOST_S)
+        while True:
+            try:
+                version = await self._list()
+                backoff.reset()
+                while True:
+                    version = await self._watch(version)
+            except Expired:
+                continue  # lists again at once
+            except WeftError as error:
+                self._synced.clear()
+                pause_s = backoff.next()
+                log.warning("kubernetes.watch_failed", path=self._path, why=str(error), delay_s=pause_s)
+                await asyncio.sleep(pause_s)
+
+    async def _list(self) -> str:
+        items, version = await self._api.list(self._path, query=self._query)
+        self._objects = {_key(item): self._keep(item) for item in items}
+        self._synced.set()
+        self._on_list()
+        return version
+
+    async def _watch(self, version: str) -> str:
+        """Follows changes from this version until the server ends the watch. Returns the last version seen."""
+        query = {
+            **self._query,
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(random.randint(_WATCH_S // 2, _WATCH_S)),
+        }
+        try:
+            async with aclosing(self._api.watch(self._path, query, silence_s=_SILENCE_S)) as events:
+                async for event in events:
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    if event["type"] != "BOOKMARK":
+                        self._apply(event)
+        except Expired:
+            raise
+        except Unavailable as error:
+            log.debug("kubernetes.watch_cut", path=self._path, why=str(error))
+            await asyncio.sleep(random.uniform(0, _FIRST_S))
+            await self._api.get(self._path, {**self._query, "limit": "1"})  # raises if the server is away
+        return version
+
+    def _apply(self, event: Document) -> None:
+        document, key = event["object"], _key(event["object"])
+        if event["type"] == "DELETED":
+            self._objects.pop(key, None)
+        else:
+            self._objects[key] = self._keep(document)
+        self._on_change(document)
+
+
+def _key(document: Document) -> Key:
+    return document["metadata"].get("namespace", ""), document["metadata"]["name"]

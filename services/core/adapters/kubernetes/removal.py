@@ -1,0 +1,228 @@
+"""Stops learners and removes attempts.
+
+The stop mark is durable in the cluster before anything ends: an annotation of the owner, and of each pod that has not
+started. Then the stop is written to the status store, from which the metrics service gives it to the helpers. A pod
+whose command still runs ``_ENFORCE_S`` seconds after the grace is deleted, which is the same stop by another way.
+
+A teardown removes pods first and the owner last, because the network policy is needed as long as pods run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import structlog
+
+from services.core.adapters.kubernetes import names, nodes, pods
+from services.core.adapters.kubernetes.api import METADATA_LIST, Api, Document, collection, gather
+from services.core.adapters.kubernetes.fences import Fences
+from services.core.adapters.kubernetes.observed import StopMark, container_state, has_begun, is_gated
+from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.places import Places
+from services.core.domain.codec import dump
+from services.core.domain.errors import NotFound, StaleRevision, Unavailable, WeftError
+from services.core.domain.status_keys import stop_key
+from services.core.ports.status_store import StatusStore
+from services.core.runtime.pod_layout import LEARNER_CONTAINER
+from services.core.runtime.retry import Backoff
+
+_ENFORCE_S: Final = 5.0
+_TRIES: Final = 10
+_GRACE_S: Final = 1
+"""Of the pods of a teardown: what they have to store is stored, or nobody waits for it."""
+_REMOVE_S: Final = 120.0
+_LOST_AFTER_S: Final = 3.0
+"""A teardown that waits for pods for so long looks whether their nodes are lost."""
+_LEFT: Final = ("Secret", "NetworkPolicy", "Service", "PodGroup")
+_NODES: Final = "/api/v1/nodes"
+log = structlog.get_logger()
+
+
+class Removal:
+    def __init__(
+        self, api: Api, options: KubernetesOptions, status: StatusStore, *,
+        fences: Fences, places: Places, now_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._api, self._options, self._fences, self._places = api, options, fences, places
+        self._status, self._now_ms = status, now_ms
+        self._enforcing: dict[str, asyncio.Task[None]] = {}
+        """By job: waits until its pods should have ended."""
+
+    async def stop(self, job: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
+        await self._fences.check(job, attempt, term)
+        namespace = await self._places.find(job, thorough=True)
+        if namespace is None:
+            return
+        await self._fences.supersede(job, attempt, term)
+        wanted = StopMark(
+            attempt=attempt, generation=generation, cause=cause, grace_ms=grace_ms, time=self._now_ms()
+        )  # fmt: skip
+        mark = await self._mark_owner(namespace, job, wanted)
+        present = [pod for pod in await self._pods(namespace, job) if names.attempt_of(pod) == attempt]
+        await gather([self._mark_pod(pod, mark) for pod in present if not has_begun(pod)])
+        self._enforce_later(namespace, job, mark)
+        await self._status.put(stop_key(job), json.dumps({**dump(mark), "schema": 1}))
+
+    async def teardown(self, job: str, *, attempt: int, term: int) -> None:
+        await self._fences.check(job, attempt, term)
+        namespace = await self._places.find(job, thorough=True)
+        if namespace is None:
+            return
+        await self._fences.seal(job, attempt, term)
+        self._cancel_enforcing(job)
+        owners = [owner for owner in await self._owners(namespace, job) if names.attempt_of(owner) <= attempt]
+        attempts = {names.attempt_of(owner) for owner in owners}
+        attempts |= await self._remove_pods(namespace, job, attempt)
+        await gather([
+            self._delete_quietly(collection(kind, namespace, names.attempt_name(job, number)))
+            for number in attempts
+            for kind in _LEFT
+        ])  # fmt: skip
+        for number in attempts:
+            await self._api.delete(collection("ConfigMap", namespace, names.attempt_name(job, number)))
+        self._places.forget(job)
+
+    async def close(self) -> None:
+        for job in list(self._enforcing):
+            self._cancel_enforcing(job)
+
+    async def _mark_owner(self, namespace: str, job: str, wanted: StopMark) -> StopMark:
+        """Returns the mark that counts: this one, or an earlier stronger one."""
+        path = collection("ConfigMap", namespace, names.attempt_name(job, wanted.attempt))
+        for _ in range(_TRIES):
+            try:
+                owner = await self._api.get(path)
+                earlier = StopMark.of(owner)
+                if earlier is not None and not wanted.overrides(earlier):
+                    return earlier
+                await self._api.patch(path, pods.annotated(owner, **{names.STOP: json.dumps(dump(wanted))}))
+            except NotFound:
+                return wanted
+            except StaleRevision:
+                continue
+            return wanted
+        raise Unavailable(f"the owner object of job {job} changes all the time")
+
+    async def _mark_pod(self, pod: Document, mark: StopMark) -> None:
+        """Marks a pod that has not started, so that it is never activated, and removes it if it was activated."""
+        path = collection("Pod", pod["metadata"]["namespace"], pod["metadata"]["name"])
+        for _ in range(_TRIES):
+            try:
+                if mark.overrides(StopMark.of(pod)):
+                    pod = await self._api.patch(path, pods.annotated(pod, **{names.STOP: json.dumps(dump(mark))}))
+                if not is_gated(pod):
+                    await self._api.delete(path, grace_s=_GRACE_S, uid=pod["metadata"]["uid"])
+            except NotFound:
+                return
+            except StaleRevision:
+                try:
+                    pod = await self._api.get(path)
+                except NotFound:
+                    return
+                if has_begun(pod):
+                    return  # its helper gets the stop
+                continue
+            return
+        raise Unavailable(f"the pod {pod['metadata']['name']} changes all the time")
+
+    # --- a helper that does not obey ------------------------------------------------
+
+    def _enforce_later(self, namespace: str, job: str, mark: StopMark) -> None:
+        self._cancel_enforcing(job)
+        self._enforcing[job] = asyncio.create_task(self._enforce(namespace, job, mark))
+
+    def _cancel_enforcing(self, job: str) -> None:
+        task = self._enforcing.pop(job, None)
+        if task is not None:
+            task.cancel()
+
+    async def _enforce(self, namespace: str, job: str, mark: StopMark) -> None:
+        """Deletes the pods whose command still runs after the grace."""
+        backoff = Backoff(first_s=1, most_s=10)
+        await asyncio.sleep(max(0.0, mark.time + mark.grace_ms - self._now_ms()) / 1000 + _ENFORCE_S)
+        while True:
+            try:
+                for pod in await self._pods(namespace, job):
+                    if names.attempt_of(pod) == mark.attempt and _may_run(pod):
+                        log.warning("learner.stop_enforced", job=job, pod=pod["metadata"]["name"], cause=mark.cause)
+                        grace_s = _GRACE_S if mark.cause == "kill" else None
+                        await self._api.delete(
+                            collection("Pod", namespace, pod["metadata"]["name"]),
+                            grace_s=grace_s,
+                            uid=pod["metadata"]["uid"],
+                        )
+            except WeftError as error:
+                log.warning("learner.stop_not_enforced", job=job, why=str(error))
+                await backoff.wait()
+                continue
+            self._enforcing.pop(job, None)
+            return
+
+    # --- removing -------------------------------------------------------------------
+
+    async def _remove_pods(self, namespace: str, job: str, attempt: int) -> set[int]:
+        """Deletes the pods of this attempt and earlier ones. Returns their attempts when all are gone."""
+        attempts: set[int] = set()
+        backoff = Backoff(first_s=0.05, most_s=1)
+        started = asyncio.get_running_loop().time()
+        deleted: dict[str, int] = {}
+        while True:
+            present = [pod for pod in await self._pods(namespace, job) if names.attempt_of(pod) <= attempt]
+            attempts |= {names.attempt_of(pod) for pod in present}
+            if not present:
+                return attempts
+            waited_s = asyncio.get_running_loop().time() - started
+            if waited_s > _REMOVE_S:
+                left = ", ".join(sorted(pod["metadata"]["name"] for pod in present)[:3])
+                raise Unavailable(f"pods do not end: {left}; see `kubectl describe pod` in {namespace}")
+            lost = await self._lost_nodes(present) if waited_s > _LOST_AFTER_S else frozenset()
+            await gather([self._delete_pod(pod, deleted, lost) for pod in present])
+            await backoff.wait()
+
+    async def _delete_pod(self, pod: Document, deleted: dict[str, int], lost: Iterable[str]) -> None:
+        """Deletes a pod once; again at once, without its kubelet, if its node is lost."""
+        uid, node = pod["metadata"]["uid"], pod["spec"].get("nodeName")
+        grace_s = 0 if node in lost else _GRACE_S
+        if deleted.get(uid, _GRACE_S + 1) <= grace_s:
+            return
+        path = collection("Pod", pod["metadata"]["namespace"], pod["metadata"]["name"])
+        await self._api.delete(path, grace_s=grace_s, uid=uid)
+        deleted[uid] = grace_s
+
+    async def _lost_nodes(self, present: Sequence[Document]) -> frozenset[str]:
+        used = {str(pod["spec"]["nodeName"]) for pod in present if pod["spec"].get("nodeName")}
+        return await lost_nodes(self._api, used)
+
+    async def _delete_quietly(self, path: str) -> None:
+        await self._api.delete(path)
+
+    async def _pods(self, namespace: str, job: str) -> list[Document]:
+        selector = names.of_job(job, self._options.installation)
+        return (await self._api.list(collection("Pod", namespace), selector=selector))[0]
+
+    async def _owners(self, namespace: str, job: str) -> list[Document]:
+        selector = names.of_job(job, self._options.installation)
+        path = collection("ConfigMap", namespace)
+        return (await self._api.list(path, selector=selector, accept=METADATA_LIST))[0]
+
+
+async def lost_nodes(api: Api, used: Iterable[str]) -> frozenset[str]:
+    """Those of these nodes that the cluster does not reach, or does not have any more."""
+
+    async def is_lost(name: str) -> bool:
+        try:
+            return nodes.is_lost(await api.get(f"{_NODES}/{name}"))
+        except NotFound:
+            return True
+
+    ordered = sorted(used)
+    states = await gather([is_lost(name) for name in ordered])
+    return frozenset(name for name, lost in zip(ordered, states, strict=True) if lost)
+
+
+def _may_run(pod: Document) -> bool:
+    """True if its learner's command may still run: the container has not ended."""
+    return container_state(pod, LEARNER_CONTAINER, "terminated") is None and not is_gated(pod)

@@ -1,0 +1,112 @@
+"""The namespace of a tenant, and the only changes that Weft makes outside of one.
+
+The namespace admits pods of Pod Security ``restricted`` only, denies all traffic that no policy of an attempt allows,
+has a quota of objects and of what the operator sets, and gives no pod a service-account token.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from services.core.adapters.kubernetes import names
+from services.core.adapters.kubernetes.api import Api, Document, path_of
+from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.places import NAMESPACES
+from services.core.domain.errors import Conflict, Duplicate, NotFound, StaleRevision
+
+TENANT_ANNOTATION: Final = "weft.dev/tenant-name"
+_SECURITY: Final = "pod-security.kubernetes.io"
+_OBJECTS: Final = {
+    "count/pods": "20000",
+    "count/configmaps": "10000",
+    "count/secrets": "10000",
+    "count/services": "10000",
+    "services.loadbalancers": "0",
+    "services.nodeports": "0",
+    "count/persistentvolumeclaims": "1000",
+}
+"""Bounds of the number of objects: one tenant cannot fill the cluster's store."""
+_TRIES: Final = 5
+
+
+def namespace(tenant: str, options: KubernetesOptions) -> Document:
+    """The namespace itself."""
+    security = {f"{_SECURITY}/{mode}": "restricted" for mode in ("enforce", "warn", "audit")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {
+            "name": names.namespace_of(tenant, options.namespace_prefix),
+            "labels": names.tenant_labels(tenant, options.installation) | security,
+            "annotations": {TENANT_ANNOTATION: tenant},
+        },
+    }
+
+
+def contents(tenant: str, options: KubernetesOptions) -> list[Document]:
+    """What every tenant's namespace contains."""
+    default: Document = {"cpu": "100m", "memory": "128Mi"}
+    return [
+        _document("ServiceAccount", "default", tenant, options) | {"automountServiceAccountToken": False},
+        _document("ResourceQuota", "weft", tenant, options, spec={"hard": {**_OBJECTS, **options.quota}}),
+        _document(
+            "LimitRange", "weft", tenant, options,
+            spec={"limits": [{"type": "Container", "default": default, "defaultRequest": default}]},
+        ),
+        _document(
+            "NetworkPolicy", "weft-default-deny", tenant, options,
+            spec={"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
+        ),
+    ]  # fmt: skip
+
+
+async def prepare(api: Api, tenant: str, options: KubernetesOptions) -> None:
+    """Creates the namespace and its contents, or brings them to the operator's present settings.
+
+    Raises Conflict if a namespace of this name belongs to something else.
+    """
+    wanted = namespace(tenant, options)
+    path = f"{NAMESPACES}/{wanted['metadata']['name']}"
+    try:
+        present = await api.get(path)
+    except NotFound:
+        try:
+            present = await api.create(NAMESPACES, wanted)
+        except Duplicate:
+            present = await api.get(path)
+    if names.annotation(present, TENANT_ANNOTATION) != tenant or not _is_ours(present, options):
+        raise Conflict(f"the namespace {wanted['metadata']['name']} is not this installation's; choose another prefix")
+    await api.patch(path, {"metadata": {"labels": wanted["metadata"]["labels"]}})
+    for document in contents(tenant, options):
+        await _apply(api, document)
+
+
+def _is_ours(present: Document, options: KubernetesOptions) -> bool:
+    marks = (names.label(present, names.MANAGED_BY), names.label(present, names.INSTANCE))
+    return marks == (names.WEFT, options.installation)
+
+
+async def _apply(api: Api, document: Document) -> None:
+    """Creates the object, or replaces the fields that are written here."""
+    for _ in range(_TRIES):
+        try:
+            await api.create(path_of(document, of_collection=True), document)
+        except Duplicate:
+            try:
+                await api.patch(path_of(document), document)
+            except (NotFound, StaleRevision):
+                continue
+        return
+
+
+def _document(kind: str, name: str, tenant: str, options: KubernetesOptions, **fields: Any) -> Document:
+    return {
+        "apiVersion": "networking.k8s.io/v1" if kind == "NetworkPolicy" else "v1",
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": names.namespace_of(tenant, options.namespace_prefix),
+            "labels": names.tenant_labels(tenant, options.installation),
+        },
+        **fields,
+    }

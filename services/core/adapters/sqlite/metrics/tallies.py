@@ -1,0 +1,134 @@
+"""The tally of each series: count, last, smallest and largest value of its points, kept while points are stored.
+
+So a list of jobs shows these numbers for the price of one row, however long the series is. A tally is written with the
+points that it counts, and names the last of them. One that is missing, or that an older version did not carry on, is
+counted anew from the points.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from services.core.ports.metric_store import Aggregate, Column
+
+TABLE: Final = """CREATE TABLE IF NOT EXISTS tallies (series INTEGER PRIMARY KEY, seq INTEGER NOT NULL,
+    count INTEGER NOT NULL, last REAL, last_step INTEGER, low REAL, low_step INTEGER, high REAL, high_step INTEGER)"""
+"""``seq``: of the last point that is counted. ``last``: NULL means NaN. ``low`` and ``high``: NULL: no number yet."""
+PUT: Final = "INSERT OR REPLACE INTO tallies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_VALUES: Final = "t.count, t.last, t.last_step, t.low, t.low_step, t.high, t.high_step"
+_OF_SERIES: Final = f"""
+    SELECT s.id, s.rank, s.name, s.context, {_VALUES}
+    FROM series s LEFT JOIN tallies t ON t.series = s.id AND t.seq = s.last_seq
+    WHERE s.attempt = (SELECT max(attempt) FROM series)
+    AND (:names = '[]' OR s.name IN (SELECT value FROM json_each(:names)))
+    ORDER BY s.name, s.context, s.rank"""  # noqa: S608 - our text
+_ALL: Final = f"SELECT s.id, {_VALUES} FROM series s JOIN tallies t ON t.series = s.id AND t.seq = s.last_seq"  # noqa: S608
+_POINTS: Final = "SELECT value, step FROM points WHERE series = ? ORDER BY seq"
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of one series. ``low`` and ``high`` are infinite until there is a number."""
+
+    count: int = 0
+    last: float = math.nan
+    last_step: int | None = None
+    low: float = math.inf
+    low_step: int | None = None
+    high: float = -math.inf
+    high_step: int | None = None
+    numbers: bool = False
+    """There was a value that is not NaN."""
+
+    def add(self, value: float, step: int | None) -> None:
+        """Counts one more value. Of equal ones the first is the smallest or largest."""
+        self.count += 1
+        self.last, self.last_step = value, step
+        if value < self.low or (value == value and not self.numbers):  # noqa: PLR0124 - NaN is not equal to itself
+            self.low, self.low_step = value, step
+        if value > self.high or (value == value and not self.numbers):  # noqa: PLR0124
+            self.high, self.high_step = value, step
+            self.numbers = True
+
+    def row(self, series: int, seq: int) -> tuple[Any, ...]:
+        """For ``PUT``."""
+        low, high = (self.low, self.high) if self.numbers else (None, None)
+        last = None if math.isnan(self.last) else self.last
+        return (series, seq, self.count, last, self.last_step, low, self.low_step, high, self.high_step)
+
+
+def read_tallies(db: apsw.Connection) -> dict[int, Tally]:
+    """The tallies of all series by their row ids; those that are missing are counted anew."""
+    rows: list[Any] = db.execute(_ALL).fetchall()
+    tallies = {row_id: _tally(values) for row_id, *values in rows}
+    every: list[Any] = db.execute("SELECT id FROM series").fetchall()
+    return {row_id: tallies.get(row_id) or _counted(db, row_id) for (row_id,) in every}
+
+
+def read_aggregates(db: apsw.Connection, names: Sequence[str]) -> list[Aggregate]:
+    """One for each name and context of the newest attempt, of its lowest rank. No names: all."""
+    rows: list[Any] = db.execute(_OF_SERIES, {"names": json.dumps(list(names))}).fetchall()
+    aggregates: dict[tuple[str, str], Aggregate] = {}
+    for row_id, rank, name, context, *values in rows:
+        if (name, context) in aggregates:
+            continue
+        tally = _tally(values) if values[0] is not None else _counted(db, row_id)
+        aggregates[name, context] = Aggregate(
+            name=name, context=msgspec.json.decode(context), rank=rank, count=tally.count,
+            last=tally.last, last_step=tally.last_step,
+            low=tally.low if tally.numbers else math.nan, low_step=tally.low_step,
+            high=tally.high if tally.numbers else math.nan, high_step=tally.high_step,
+        )  # fmt: skip
+    return list(aggregates.values())
+
+
+_SERIES_OF: Final = """
+    SELECT id, context FROM series WHERE attempt = (SELECT max(attempt) FROM series) AND name = :name
+    AND (:context IS NULL OR context = :context) ORDER BY context, rank LIMIT 1"""
+_STEPS: Final = "SELECT DISTINCT step FROM points WHERE series = ? AND step IS NOT NULL ORDER BY step"
+_AT: Final = """
+    SELECT p.step, p.value FROM (
+        SELECT max(seq) AS seq FROM points
+        WHERE series = :series AND step IN (SELECT value FROM json_each(:steps)) GROUP BY step) latest
+    JOIN points p ON p.seq = latest.seq ORDER BY p.step"""
+
+
+def read_steps(db: apsw.Connection, name: str, context: str | None) -> list[int]:
+    """The steps of the series that ``read_column`` reads."""
+    series = db.execute(_SERIES_OF, {"name": name, "context": context}).fetchone()
+    return [] if series is None else [step for (step,) in _rows(db.execute(_STEPS, (series[0],)))]
+
+
+def read_column(db: apsw.Connection, name: str, context: str | None, steps: Sequence[int]) -> Column | None:
+    """The latest values at these steps, of the lowest rank of the newest attempt; None if there is no such series."""
+    series: Any = db.execute(_SERIES_OF, {"name": name, "context": context}).fetchone()
+    if series is None:
+        return None
+    rows = list(_rows(db.execute(_AT, {"series": series[0], "steps": json.dumps(list(steps))})))
+    return Column([step for step, _ in rows], [math.nan if value is None else value for _, value in rows])
+
+
+def _counted(db: apsw.Connection, series: int) -> Tally:
+    tally = Tally()
+    for value, step in _rows(db.execute(_POINTS, (series,))):
+        tally.add(math.nan if value is None else value, step)
+    return tally
+
+
+def _tally(values: Sequence[Any]) -> Tally:
+    count, last, last_step, low, low_step, high, high_step = values
+    if low is None:
+        return Tally(count, math.nan if last is None else last, last_step)
+    return Tally(count, math.nan if last is None else last, last_step, low, low_step, high, high_step, numbers=True)
+
+
+def _rows(cursor: Any) -> Iterable[Any]:
+    """SQLite's rows are of the types of our tables."""
+    return cursor  # type: ignore[no-any-return]

@@ -1,0 +1,98 @@
+"""Settings of ``WEFT_CLUSTER=kubernetes``, read by the services that use the cluster: lcm and guardian.
+
+They are loaded from the environment (``WEFT_KUBERNETES_<FIELD>``). Mappings and lists are written as JSON.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.core.domain.units import parse_bytes
+
+Priority = Literal["low", "normal", "high"]
+
+
+class KubernetesSettings(BaseSettings):
+    """Access to the cluster, and what the operator decides about learners there."""
+
+    model_config = SettingsConfigDict(env_prefix="WEFT_KUBERNETES_", frozen=True, extra="ignore")
+
+    kubeconfig: Path | None = Field(
+        default=None, description="File with the access to the cluster. Default: the service account of the own pod."
+    )
+    context: str = Field(default="", description="Context of the kubeconfig. Default: its current one.")
+    installation: str = Field(
+        default="weft",
+        pattern="^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$",
+        description="Label of everything that this installation makes. Two installations on one cluster need different "
+        "ones, and different namespace prefixes.",
+    )
+    namespace_prefix: str = Field(
+        default="weft-",
+        pattern="^[a-z]([a-z0-9-]{0,30}-)?$",
+        description="A tenant's learners run in the namespace of this name and the tenant's.",
+    )
+    metrics_address: str = Field(
+        default="",
+        description="Address of the metrics service as pods reach it, tls:host:port. Default: the service's own one.",
+    )
+    helper_image: str = Field(default="", description="Image of the helper beside each learner. Required.")
+    learner_image: str = Field(
+        default="", description="Image of learners without `framework` and `image`. Default: the helper's."
+    )
+    framework_images: dict[str, str] = Field(
+        default_factory=dict,
+        description='Images of the framework library, e.g. {"jax-0.10": "registry.example/weft-jax:0.10"}. Jobs with '
+        "another `framework` are refused.",
+    )
+    gang: Literal["auto", "native", "gates"] = Field(
+        default="auto",
+        description="How all pods of a job are placed, or none. native: the cluster's PodGroup "
+        "(scheduling.k8s.io/v1alpha2); gates: by the nodes that the lcm has chosen; auto: native where there is one.",
+    )
+    gpu_resource: str = Field(default="nvidia.com/gpu", description="Name of the resource that counts a node's GPUs.")
+    gpu_label: str = Field(
+        default="nvidia.com/gpu.product",
+        description="Label of nodes with the model of their GPUs, for `gpu_type` of a job.",
+    )
+    priority_classes: dict[Priority, str] = Field(
+        default_factory=dict,
+        description='PriorityClass of the pods by the job\'s priority, e.g. {"high": "weft-high"}. Default: none.',
+    )
+    runtime_class: str = Field(default="", description="RuntimeClass of all pods, e.g. gvisor. Default: the cluster's.")
+    scheduler: str = Field(default="", description="Scheduler of all pods. Default: the cluster's.")
+    helper_cpus: float = Field(
+        default=0.25, gt=0, description="CPU cores of each helper, which a learner takes of its node besides its own."
+    )
+    helper_memory: int = Field(
+        default=2**29, gt=0, description="Memory of each helper, in bytes or e.g. 512MiB, besides the learner's own."
+    )
+    scratch: int = Field(
+        default=100 * 2**30,
+        gt=0,
+        description="Bound of each volume of a learner (its files, its temporary files, its output), in bytes or e.g. "
+        "100GB. The kubelet evicts a pod that exceeds it.",
+    )
+    egress: tuple[str, ...] = Field(
+        default=("0.0.0.0/0", "::/0"),
+        description="Networks that learners may reach beside their own gang, DNS and the metrics service. Clouds' "
+        "metadata services are always left out. Other tenants' pods refuse connections whatever is set here.",
+    )
+    quota: dict[str, str] = Field(
+        default_factory=dict,
+        description='Hard limits of each tenant\'s ResourceQuota, e.g. {"requests.nvidia.com/gpu": "16"}, beside those '
+        "of the numbers of objects.",
+    )
+    uid_first: int = Field(
+        default=200_000, ge=1000, description="A tenant's pods run under one user id: the first of these."
+    )
+    uid_count: int = Field(default=100_000, ge=1, description="The number of user ids of tenants.")
+
+    @field_validator("helper_memory", "scratch", mode="before")
+    @classmethod
+    def _bytes(cls, value: object) -> int:
+        return parse_bytes(value)

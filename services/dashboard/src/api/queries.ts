@@ -1,0 +1,147 @@
+// What the screens read, as queries with their keys. Live events change the cached answers (jobs/list.ts, job/live.ts).
+import { infiniteQueryOptions, keepPreviousData, queryOptions } from "@tanstack/react-query";
+import { client, dataOf } from "./client.ts";
+
+export const PAGE_SIZE = 100;
+
+export interface JobsFilter {
+  q: string;
+  metrics: string[];
+  order: "newest" | "oldest";
+}
+
+export const jobsKey = (filter: JobsFilter) => ["jobs", filter.q, filter.metrics.join(), filter.order] as const;
+
+export const jobsQuery = (filter: JobsFilter) =>
+  infiniteQueryOptions({
+    queryKey: jobsKey(filter),
+    queryFn: async ({ pageParam, signal }) =>
+      dataOf(
+        await client.GET("/v1/jobs", {
+          params: {
+            query: {
+              limit: PAGE_SIZE,
+              order: filter.order,
+              ...(filter.q ? { q: filter.q } : {}),
+              ...(filter.metrics.length > 0 ? { metrics: filter.metrics.join() } : {}),
+              ...(pageParam ? { after: pageParam } : {}),
+            },
+          },
+          signal,
+        }),
+      ),
+    initialPageParam: "",
+    getNextPageParam: (page) => page.next ?? undefined,
+    placeholderData: keepPreviousData,
+    staleTime: 10_000,
+  });
+
+const job_id = (id: string) => ({ params: { path: { job_id: id } } });
+
+export const jobQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["job", id],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/jobs/{job_id}", { ...job_id(id), signal })),
+  });
+
+export const historyQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["history", id],
+    queryFn: async ({ signal }) =>
+      dataOf(await client.GET("/v1/jobs/{job_id}/history", { ...job_id(id), signal })).events,
+  });
+
+export const explainQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["explain", id],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/jobs/{job_id}/explain", { ...job_id(id), signal })),
+  });
+
+export const progressQuery = (id: string) =>
+  queryOptions({
+    queryKey: ["progress", id],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/jobs/{job_id}/progress", { ...job_id(id), signal })),
+  });
+
+export interface SeriesWindow {
+  names?: string[];
+  attempt?: number;
+  maxPoints?: number;
+  fromStep?: number;
+  toStep?: number;
+  since?: string;
+  until?: string;
+}
+
+export const seriesQuery = (id: string, window: SeriesWindow) =>
+  queryOptions({
+    queryKey: ["series", id, window],
+    queryFn: async ({ signal }) =>
+      dataOf(
+        await client.GET("/v1/jobs/{job_id}/metrics", {
+          params: {
+            path: { job_id: id },
+            query: {
+              series: true,
+              max_points: window.maxPoints ?? 1000,
+              ...(window.names ? { name: window.names } : {}),
+              ...(window.attempt === undefined ? {} : { attempt: window.attempt }),
+              ...(window.fromStep === undefined ? {} : { from_step: window.fromStep }),
+              ...(window.toStep === undefined ? {} : { to_step: window.toStep }),
+              ...(window.since ? { since: window.since } : {}),
+              ...(window.until ? { until: window.until } : {}),
+            },
+          },
+          signal,
+        }),
+      ) as SeriesReply,
+  });
+
+interface SeriesReply {
+  series: import("./types.ts").JobSeries[];
+  through?: number;
+}
+
+export const artifactsQuery = (id: string) =>
+  infiniteQueryOptions({
+    queryKey: ["artifacts", id],
+    queryFn: async ({ pageParam, signal }) =>
+      dataOf(
+        await client.GET("/v1/jobs/{job_id}/artifacts", {
+          params: { path: { job_id: id }, query: { limit: 500, ...(pageParam ? { after: pageParam } : {}) } },
+          signal,
+        }),
+      ),
+    initialPageParam: "",
+    getNextPageParam: (page) => page.next ?? undefined,
+  });
+
+const LIVE_MS = 3000;
+
+export const queueQuery = () =>
+  queryOptions({
+    queryKey: ["queue"],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/queue", { signal })).waiting,
+    refetchInterval: LIVE_MS,
+  });
+
+export const clusterQuery = () =>
+  queryOptions({
+    queryKey: ["cluster"],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/cluster", { signal })),
+    refetchInterval: LIVE_MS,
+  });
+
+export const storageQuery = () =>
+  queryOptions({
+    queryKey: ["storage"],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/storage", { signal })),
+    staleTime: 60_000,
+  });
+
+export const frameworksQuery = () =>
+  queryOptions({
+    queryKey: ["frameworks"],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/frameworks", { signal })).frameworks,
+    staleTime: Number.POSITIVE_INFINITY,
+  });

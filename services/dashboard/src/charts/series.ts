@@ -1,0 +1,125 @@
+// Curves as charts want them: from the API's columns, smoothed, and aligned on one x axis. Pure.
+import type { JobPoint, JobSeries } from "../api/types.ts";
+import { valueOf } from "../format.ts";
+
+export type XKind = "step" | "time" | "elapsed";
+
+/** One curve. `y` is NaN where the training reported no finite number. */
+export interface Curve {
+  key: string;
+  name: string;
+  context: Record<string, string>;
+  role: string;
+  rank: number;
+  steps: (number | null)[];
+  times: number[];
+  y: number[];
+  attempts: number[];
+}
+
+export function keyOf(part: { name: string; context: Record<string, string>; role: string; rank: number }): string {
+  const context = Object.entries(part.context).sort(([a], [b]) => (a < b ? -1 : 1));
+  return JSON.stringify([part.name, context, part.role, part.rank]);
+}
+
+export function curveOf(series: JobSeries): Curve {
+  return {
+    key: keyOf(series),
+    name: series.name,
+    context: series.context,
+    role: series.role,
+    rank: series.rank,
+    steps: [...series.steps],
+    times: series.times.map((time) => Date.parse(time)),
+    y: series.values.map(valueOf),
+    attempts: [...series.attempts],
+  };
+}
+
+/** The curves with points that came in since. A step that is reported again replaces the former value, as the API does. */
+export function withPoints(curves: ReadonlyMap<string, Curve>, points: readonly JobPoint[]): Map<string, Curve> {
+  const next = new Map(curves);
+  const fresh = new Set<string>();
+  for (const point of points) {
+    const key = keyOf(point);
+    let curve = next.get(key);
+    if (!curve || !fresh.has(key)) {
+      curve = curve ? copied(curve) : { key, name: point.name, context: point.context, role: point.role, rank: point.rank, steps: [], times: [], y: [], attempts: [] };
+      next.set(key, curve);
+      fresh.add(key);
+    }
+    put(curve, point);
+  }
+  return next;
+}
+
+const copied = (curve: Curve): Curve => ({
+  ...curve,
+  steps: [...curve.steps],
+  times: [...curve.times],
+  y: [...curve.y],
+  attempts: [...curve.attempts],
+});
+
+function put(curve: Curve, point: JobPoint): void {
+  const { step } = point;
+  let at = curve.steps.length;
+  if (step !== null) {
+    while (at > 0 && (curve.steps[at - 1] ?? -1) >= step) at -= 1;
+    if (curve.steps[at] === step && (curve.attempts[at] ?? 0) > point.attempt) return;
+  }
+  const replaced = step !== null && curve.steps[at] === step ? 1 : 0;
+  curve.steps.splice(at, replaced, step);
+  curve.times.splice(at, replaced, Date.parse(point.time));
+  curve.y.splice(at, replaced, valueOf(point.value));
+  curve.attempts.splice(at, replaced, point.attempt);
+}
+
+/** The x values of a curve: steps (or the place in the row, without steps), seconds of the clock, or seconds since `start`. */
+export function xOf(curve: Curve, kind: XKind, startMs: number): number[] {
+  if (kind === "step") return curve.steps.map((step, index) => step ?? index);
+  const offset = kind === "elapsed" ? startMs : 0;
+  return curve.times.map((time) => (time - offset) / 1000);
+}
+
+/** Exponential moving average, corrected for its start as TensorBoard does. `weight` 0 to <1. Gaps stay gaps. */
+export function smoothed(y: readonly number[], weight: number): number[] {
+  let sum = 0;
+  let n = 0;
+  return y.map((value) => {
+    if (!Number.isFinite(value)) return value;
+    sum = sum * weight + (1 - weight) * value;
+    n += 1;
+    return sum / (1 - weight ** n);
+  });
+}
+
+/** Columns for uPlot: all x values once, in order; undefined where a curve has no point, null where it has no number. */
+export function aligned(curves: readonly { x: readonly number[]; y: readonly (number | null)[] }[]): {
+  x: number[];
+  ys: (number | null | undefined)[][];
+} {
+  const x = [...new Set(curves.flatMap((curve) => curve.x))].sort((a, b) => a - b);
+  const place = new Map(x.map((value, index) => [value, index]));
+  const ys = curves.map((curve) => {
+    const column = Array.from<number | null | undefined>({ length: x.length });
+    for (const [index, value] of curve.x.entries()) {
+      const at = place.get(value);
+      if (at !== undefined) column[at] = curve.y[index] ?? null;
+    }
+    return column;
+  });
+  return { x, ys };
+}
+
+/** What sets the curves of one chart apart: only the parts of their labels that differ. */
+export function labels(curves: readonly Curve[]): string[] {
+  const names = curves.map((curve) => ({
+    ...curve.context,
+    learner: `${curve.role}-${curve.rank}`,
+  })) as Record<string, string>[];
+  const fields = [...new Set(names.flatMap((name) => Object.keys(name)))].filter(
+    (field) => new Set(names.map((name) => name[field])).size > 1,
+  );
+  return names.map((name, index) => fields.map((field) => name[field] ?? "").filter(Boolean).join(" ") || (curves[index]?.name ?? ""));
+}

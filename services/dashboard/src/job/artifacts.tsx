@@ -1,0 +1,132 @@
+// Files of a job: a list that can be downloaded; images and texts are shown here.
+import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
+import { useEffect, useState } from "react";
+import { read } from "../api/client.ts";
+import { artifactsQuery } from "../api/queries.ts";
+import type { JobArtifact } from "../api/types.ts";
+import { bytes } from "../format.ts";
+import { Symbol } from "../ui/icons.tsx";
+import { Empty, ErrorNote, Loading } from "../ui/notes.tsx";
+import { Ago } from "../ui/time.tsx";
+
+const IMAGE = /\.(png|jpe?g|gif|webp)$/i;
+const TEXT = /\.(txt|log|json|jsonl|csv|tsv|ya?ml|md|py|toml|ini|cfg|sh|xml|html?)$/i;
+const SHOWN_BYTES = 262_144;
+const IMAGE_BYTES = 20_000_000;
+
+export const artifactPath = (id: string, path: string): string => `/v1/jobs/${id}/artifacts/${path.split("/").map(encodeURIComponent).join("/")}`;
+
+export function Artifacts({ id, file, onFile }: { id: string; file: string | undefined; onFile: (path: string | undefined) => void }) {
+  const listing = useInfiniteQuery(artifactsQuery(id));
+  const files = listing.data?.pages.flatMap((page) => page.artifacts) ?? [];
+  if (listing.error) return <ErrorNote error={listing.error} retry={() => void listing.refetch()} />;
+  if (listing.isPending) return <Loading what="files" />;
+  if (files.length === 0)
+    return (
+      <Empty title="No files yet">
+        <p>
+          What the training writes to <code>RESULT_DIR</code> is stored when it ends.
+        </p>
+      </Empty>
+    );
+  const open = files.find((entry) => entry.path === file);
+  return (
+    <>
+      {open ? <Preview id={id} file={open} onClose={() => onFile(undefined)} /> : null}
+      <table className="plain">
+        <caption className="sr-only">Files</caption>
+        <thead>
+          <tr>
+            <th scope="col">Path</th>
+            <th scope="col" className="right">Size</th>
+            <th scope="col" className="right wide-only">Stored</th>
+            <th scope="col">
+              <span className="sr-only">Download</span>
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {files.map((entry) => (
+            <tr key={entry.path}>
+              <td className="path">
+                {IMAGE.test(entry.path) || TEXT.test(entry.path) ? (
+                  <button type="button" className="link" onClick={() => onFile(entry.path)}>
+                    {entry.path}
+                  </button>
+                ) : (
+                  entry.path
+                )}
+              </td>
+              <td className="right">{bytes(entry.size)}</td>
+              <td className="right wide-only">
+                <Ago time={entry.modified} />
+              </td>
+              <td className="right">
+                <a href={`.${artifactPath(id, entry.path)}`} download aria-label={`Download ${entry.path}`}>
+                  <Symbol name="download" />
+                </a>
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {listing.hasNextPage ? (
+        <button type="button" className="button" onClick={() => void listing.fetchNextPage()}>
+          More files
+        </button>
+      ) : null}
+    </>
+  );
+}
+
+function Preview({ id, file, onClose }: { id: string; file: JobArtifact; onClose: () => void }) {
+  const image = IMAGE.test(file.path);
+  const content = useQuery({
+    queryKey: ["artifact", id, file.path, file.etag],
+    queryFn: async ({ signal }) => {
+      const response = await read(artifactPath(id, file.path), {
+        signal,
+        headers: image || file.size <= SHOWN_BYTES ? {} : { Range: `bytes=0-${SHOWN_BYTES - 1}` },
+      });
+      return response.blob();
+    },
+    enabled: !image || file.size <= IMAGE_BYTES,
+    gcTime: 0,
+  });
+  return (
+    <section className="card preview" aria-label={`Content of ${file.path}`}>
+      <header>
+        <b>{file.path}</b>
+        <button type="button" className="quiet icon-only" aria-label="Close the file" onClick={onClose}>
+          <Symbol name="close" size={12} />
+        </button>
+      </header>
+      {content.error ? <ErrorNote error={content.error} /> : null}
+      {content.data ? image ? <Picture blob={content.data} name={file.path} /> : <Text blob={content.data} cut={file.size > SHOWN_BYTES} /> : null}
+    </section>
+  );
+}
+
+function Picture({ blob, name }: { blob: Blob; name: string }) {
+  const [url, setUrl] = useState("");
+  useEffect(() => {
+    const type = `image/${/\.jpe?g$/i.test(name) ? "jpeg" : name.slice(name.lastIndexOf(".") + 1).toLowerCase()}`;
+    const made = URL.createObjectURL(new Blob([blob], { type }));
+    setUrl(made);
+    return () => URL.revokeObjectURL(made);
+  }, [blob, name]);
+  return url ? <img src={url} alt={name} /> : null;
+}
+
+function Text({ blob, cut }: { blob: Blob; cut: boolean }) {
+  const [text, setText] = useState("");
+  useEffect(() => {
+    void blob.text().then(setText);
+  }, [blob]);
+  return (
+    <>
+      <pre tabIndex={0}>{text}</pre>
+      {cut ? <p className="faint">Only the first {bytes(SHOWN_BYTES)} are shown.</p> : null}
+    </>
+  );
+}

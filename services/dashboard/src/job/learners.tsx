@@ -1,0 +1,80 @@
+// The learners of the current attempt, with what is known of each.
+import { Link } from "@tanstack/react-router";
+import { isLive, type Job } from "../api/types.ts";
+import type { Curve } from "../charts/series.ts";
+import { number } from "../format.ts";
+import { Empty } from "../ui/notes.tsx";
+import { StatusBadge } from "../ui/status.tsx";
+
+export function Learners({ job, curves }: { job: Job; curves: ReadonlyMap<string, Curve> }) {
+  const learners = Object.entries(job.attempt.placement).sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }));
+  if (learners.length === 0)
+    return (
+      <Empty title="No learners yet">
+        <p>They are shown once the job is admitted.</p>
+      </Empty>
+    );
+  return (
+    <table className="plain">
+      <caption className="sr-only">Learners of attempt {job.attempt.number}</caption>
+      <thead>
+        <tr>
+          <th scope="col">Learner</th>
+          <th scope="col">Node</th>
+          <th scope="col">State</th>
+          <th scope="col">Latest values</th>
+          <th scope="col">
+            <span className="sr-only">Log</span>
+          </th>
+        </tr>
+      </thead>
+      <tbody>
+        {learners.map(([learner, node]) => {
+          const [role, rank] = splitLearner(learner);
+          const latest = [...curves.values()].filter((curve) => curve.role === role && String(curve.rank) === rank && curve.attempts.at(-1) === job.attempt.number);
+          const decided = job.verdict?.learner === learner;
+          return (
+            <tr key={learner}>
+              <th scope="row">{learner}</th>
+              <td>{node}</td>
+              <td>
+                {isLive(job.status) ? <StatusBadge status={job.status} /> : decided ? decision(job) : <StatusBadge status={job.status} />}
+              </td>
+              <td>
+                <ul className="values">
+                  {latest.slice(0, 4).map((curve) => (
+                    <li key={curve.key}>
+                      <span className="faint">{curve.name}</span> {number(curve.y.at(-1) ?? Number.NaN)}
+                      {curve.steps.at(-1) === null ? null : <span className="faint"> @ {curve.steps.at(-1)}</span>}
+                    </li>
+                  ))}
+                </ul>
+              </td>
+              <td>
+                <Link to="/jobs/$id" params={{ id: job.id }} search={{ tab: "logs", rank: learner }}>
+                  Log
+                </Link>
+              </td>
+            </tr>
+          );
+        })}
+      </tbody>
+    </table>
+  );
+}
+
+export function splitLearner(learner: string): [string, string] {
+  const at = learner.lastIndexOf("-");
+  return [learner.slice(0, at), learner.slice(at + 1)];
+}
+
+function decision(job: Job) {
+  const { exit_code: code, signal, reason } = job.verdict ?? {};
+  return (
+    <span>
+      <b>{reason}</b>
+      {code === null || code === undefined ? "" : ` · exit code ${code}`}
+      {signal ? ` · signal ${signal}` : ""} · decided the end
+    </span>
+  );
+}

@@ -1,0 +1,97 @@
+// What the live stream says of one job, written into the answers that the screen already has.
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { useEffect, useRef, useState } from "react";
+import { useLive } from "../api/live.ts";
+import { explainQuery, historyQuery, jobQuery, progressQuery, seriesQuery } from "../api/queries.ts";
+import { isLive, type Job, type JobEvent, type JobLine, type JobPoint } from "../api/types.ts";
+import { type Curve, curveOf, withPoints } from "../charts/series.ts";
+
+const PROGRESS_MS = 3000;
+const DRAWN_EVERY_MS = 250;
+
+export type LineListener = (lines: JobLine[]) => void;
+
+export interface LiveJob {
+  job: ReturnType<typeof useQuery<Job>>;
+  history: JobEvent[];
+  curves: ReadonlyMap<string, Curve>;
+  curvesError: unknown;
+  curvesPending: boolean;
+}
+
+/** The job, and everything of it that changes while one looks. `onLines`: also follow the log, after line `linesAfter`. */
+export function useLiveJob(id: string, log: { after: number; onLines: LineListener } | null): LiveJob {
+  const queries = useQueryClient();
+  const job = useQuery(jobQuery(id));
+  const history = useQuery(historyQuery(id));
+  const series = useQuery({ ...seriesQuery(id, {}), staleTime: Number.POSITIVE_INFINITY });
+  const live = job.data !== undefined && isLive(job.data.status);
+  useQuery({ ...progressQuery(id), refetchInterval: live ? PROGRESS_MS : false });
+
+  const [curves, setCurves] = useState<ReadonlyMap<string, Curve>>(new Map());
+  const waiting = useRef<JobPoint[]>([]);
+  useEffect(() => {
+    waiting.current = [];
+    if (series.data) setCurves(new Map(series.data.series.map((part) => curveOf(part)).map((curve) => [curve.key, curve])));
+  }, [series.data]);
+  useEffect(() => {
+    const timer = setInterval(() => {
+      const points = waiting.current;
+      if (points.length === 0 || document.hidden) return;
+      waiting.current = [];
+      setCurves((now) => withPoints(now, points));
+    }, DRAWN_EVERY_MS);
+    return () => clearInterval(timer);
+  }, []);
+
+  // The stream begins where the answers end. It is opened anew only if it has to have other parts.
+  const through = series.data?.through;
+  const begin = useRef({ through, after: 0 });
+  begin.current = { through, after: log?.after ?? 0 };
+  const parts = series.isPending ? null : `${id}|${series.data ? "p" : ""}|${log ? "l" : ""}`;
+  const [stream, setStream] = useState<string | null>(null);
+  useEffect(() => {
+    if (parts === null) return setStream(null);
+    const words = new URLSearchParams({ job: id });
+    if (parts.includes("|p|")) words.append("points", begin.current.through === undefined ? id : `${id}:${begin.current.through}`);
+    if (parts.endsWith("|l")) words.append("lines", `${id}:${begin.current.after}`);
+    return setStream(words.toString());
+  }, [parts, id, series.dataUpdatedAt]);
+
+  useLive(stream, {
+    onReady: (resumed) => {
+      if (resumed) return;
+      for (const part of ["job", "history", "explain", "progress"]) void queries.invalidateQueries({ queryKey: [part, id] });
+    },
+    onJob: (next) => {
+      if (next.id !== id) return;
+      const before = queries.getQueryData(jobQuery(id).queryKey);
+      if (before && before.updated > next.updated) return;
+      queries.setQueryData(jobQuery(id).queryKey, (now) => ({ ...(now ?? next), ...next, ...(now?.spec ? { spec: now.spec } : {}) }));
+      if (before?.status !== next.status || before?.pending_reason !== next.pending_reason) {
+        for (const part of ["explain", "progress"]) void queries.invalidateQueries({ queryKey: [part, id] });
+        if (before && !isLive(next.status)) void queries.invalidateQueries({ queryKey: ["artifacts", id] });
+      }
+    },
+    onHistory: (_, event) =>
+      queries.setQueryData(historyQuery(id).queryKey, (now) =>
+        !now || now.some((other) => other.seq === event.seq) ? now : [...now, event],
+      ),
+    onPoints: (of, points) => {
+      if (of === id) waiting.current.push(...points);
+    },
+    onLines: (of, lines) => {
+      if (of === id) log?.onLines(lines);
+    },
+  });
+  return {
+    job: job as LiveJob["job"],
+    history: history.data ?? [],
+    curves,
+    curvesError: series.error,
+    curvesPending: series.isPending,
+  };
+}
+
+export const useExplanation = (id: string) => useQuery(explainQuery(id));
+export const useProgress = (id: string) => useQuery(progressQuery(id));

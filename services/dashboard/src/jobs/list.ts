@@ -1,0 +1,43 @@
+// Changes of a list of jobs that is already on the screen. Pure: the pages come in, the new pages go out.
+import type { InfiniteData } from "@tanstack/react-query";
+import type { Job } from "../api/types.ts";
+
+export interface Page {
+  jobs: Job[];
+  next?: string | null;
+}
+export type Pages = InfiniteData<Page, string>;
+
+/** The pages with the job as it is now. A new job goes where its time of submission puts it, if that place is loaded. */
+export function withJob(data: Pages, job: Job, order: "newest" | "oldest"): Pages {
+  let known = false;
+  const pages = data.pages.map((page) => {
+    const at = page.jobs.findIndex((other) => other.id === job.id);
+    if (at < 0) return page;
+    known = true;
+    const before = page.jobs[at];
+    if (before && before.updated > job.updated) return page;
+    return { ...page, jobs: page.jobs.with(at, { ...job, ...(before?.metrics && !job.metrics ? { metrics: before.metrics } : {}) }) };
+  });
+  return known ? { ...data, pages } : inserted(data, job, order);
+}
+
+function inserted(data: Pages, job: Job, order: "newest" | "oldest"): Pages {
+  const precedes = (other: Job): boolean => (order === "newest" ? earlier(other, job) : earlier(job, other));
+  for (const [number, page] of data.pages.entries()) {
+    const at = page.jobs.findIndex(precedes);
+    const place = at < 0 && page.next === null ? page.jobs.length : at;
+    if (place < 0) continue;
+    const pages = data.pages.with(number, { ...page, jobs: page.jobs.toSpliced(place, 0, job) });
+    return { ...data, pages };
+  }
+  return data;
+}
+
+const earlier = (job: Job, other: Job): boolean =>
+  job.created < other.created || (job.created === other.created && job.id < other.id);
+
+export function withoutJob(data: Pages, id: string): Pages {
+  if (!data.pages.some((page) => page.jobs.some((job) => job.id === id))) return data;
+  return { ...data, pages: data.pages.map((page) => ({ ...page, jobs: page.jobs.filter((job) => job.id !== id) })) };
+}

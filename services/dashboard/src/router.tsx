@@ -1,0 +1,88 @@
+// Addresses of the screens. Everything that a reload must restore is in the address, as plain words.
+import { createRootRoute, createRoute, createRouter, lazyRouteComponent, redirect } from "@tanstack/react-router";
+import { BASE } from "./base.ts";
+import { JobScreen } from "./screens/job.tsx";
+import { JobsScreen } from "./screens/jobs.tsx";
+import { NotFound, Shell } from "./shell.tsx";
+
+type Words<Name extends string> = { [K in Name]?: string | undefined };
+
+/** Keeps these parameters of an address, as texts; drops all others. */
+const words =
+  <Name extends string>(...names: Name[]) =>
+  (search: Record<string, unknown>): Words<Name> => {
+    const kept: Words<Name> = {};
+    for (const name of names) if (typeof search[name] === "string" && search[name] !== "") kept[name] = search[name];
+    return kept;
+  };
+
+const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
+const at = { getParentRoute: () => root };
+
+const home = createRoute({
+  ...at,
+  path: "/",
+  beforeLoad: () => {
+    throw redirect({ to: "/jobs" });
+  },
+});
+const signedIn = createRoute({
+  ...at,
+  path: "/signin",
+  beforeLoad: () => {
+    throw redirect({ to: "/jobs" });
+  },
+});
+export const jobsRoute = createRoute({
+  ...at,
+  path: "/jobs",
+  validateSearch: words("q", "metrics", "order", "sort"),
+  component: JobsScreen,
+});
+export const jobRoute = createRoute({
+  ...at,
+  path: "/jobs/$id",
+  validateSearch: words("tab", "x", "log", "smooth", "from", "to", "old", "rank", "attempt", "stream", "search", "line", "file"),
+  component: JobScreen,
+});
+export const compareRoute = createRoute({
+  ...at,
+  path: "/compare",
+  validateSearch: words("jobs", "q", "metric", "x", "log", "smooth", "group"),
+  component: lazyRouteComponent(() => import("./screens/compare.tsx"), "CompareScreen"),
+});
+const queue = createRoute({
+  ...at,
+  path: "/queue",
+  component: lazyRouteComponent(() => import("./screens/cluster.tsx"), "QueueScreen"),
+});
+const cluster = createRoute({
+  ...at,
+  path: "/cluster",
+  component: lazyRouteComponent(() => import("./screens/cluster.tsx"), "ClusterScreen"),
+});
+export const submitRoute = createRoute({
+  ...at,
+  path: "/submit",
+  validateSearch: words("from"),
+  component: lazyRouteComponent(() => import("./screens/submit.tsx"), "SubmitScreen"),
+});
+
+export const router = createRouter({
+  routeTree: root.addChildren([home, signedIn, jobsRoute, jobRoute, compareRoute, queue, cluster, submitRoute]),
+  basepath: `${BASE}ui`,
+  parseSearch: (text) => Object.fromEntries(new URLSearchParams(text)),
+  stringifySearch: (search) => {
+    const text = new URLSearchParams(
+      Object.entries(search).filter((entry): entry is [string, string] => typeof entry[1] === "string" && entry[1] !== ""),
+    ).toString();
+    return text ? `?${text}` : "";
+  },
+  defaultPreload: false,
+});
+
+declare module "@tanstack/react-router" {
+  interface Register {
+    router: typeof router;
+  }
+}

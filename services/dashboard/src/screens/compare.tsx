@@ -1,0 +1,313 @@
+// Curves of several jobs over one another, statistics of groups of them (computed by the server), and what differs.
+import { useQueries, useQuery } from "@tanstack/react-query";
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import { type FormEvent, useEffect, useMemo } from "react";
+import { read } from "../api/client.ts";
+import { jobQuery, seriesQuery } from "../api/queries.ts";
+import type { Diff, Job, Statistics, StatisticsGroup } from "../api/types.ts";
+import { Chart, type Line } from "../charts/chart.tsx";
+import { curveOf, smoothed, xOf } from "../charts/series.ts";
+import { differences } from "../compare/differences.ts";
+import { count, msOf, number, plural, valueOf } from "../format.ts";
+import { CurveTools, xKindOf } from "../job/curves.tsx";
+import { Empty, ErrorNote, Loading } from "../ui/notes.tsx";
+import { StatusBadge } from "../ui/status.tsx";
+
+const MOST_JOBS = 50;
+const MOST_DRAWN = 24;
+
+export function CompareScreen() {
+  const search = useSearch({ from: "/compare" });
+  const navigate = useNavigate();
+  const ids = useMemo(() => [...new Set((search.jobs ?? "").split(",").filter(Boolean))].slice(0, MOST_JOBS), [search.jobs]);
+  useEffect(() => {
+    document.title = "Compare · Weft";
+  }, []);
+  const patch = (next: Partial<typeof search>, replace = true): void => void navigate({ to: "/compare", search: { ...search, ...next }, replace });
+
+  const jobs = useQueries({ queries: ids.map((id) => ({ ...jobQuery(id), staleTime: 10_000 })) });
+  const loaded = jobs.flatMap((job) => (job.data ? [job.data as Job] : []));
+  const failed = jobs.find((job) => job.error);
+  const drawn = ids.slice(0, MOST_DRAWN);
+  const series = useQueries({ queries: drawn.map((id) => ({ ...seriesQuery(id, { maxPoints: 500 }), staleTime: 10_000 })) });
+  const names = [...new Set(series.flatMap((answer) => answer.data?.series.map((part) => part.name) ?? []))].sort();
+  const metric = search.metric ?? (names.includes("loss") ? "loss" : names[0]);
+  const kind = xKindOf(search);
+  const weight = Number(search.smooth ?? 0) || 0;
+
+  const lines = drawn.flatMap((id, index): Line[] => {
+    const job = loaded.find((other) => other.id === id);
+    const parts = series[index]?.data?.series.filter((part) => part.name === metric) ?? [];
+    return parts.slice(0, 1).map((part) => {
+      const curve = curveOf(part);
+      const start = job ? msOf(job.attempt.started) || msOf(job.created) : 0;
+      return { label: labelOf(job, loaded, id), x: xOf(curve, kind, start), y: smoothed(curve.y, weight), colour: index };
+    });
+  });
+
+  if (ids.length === 0)
+    return (
+      <section className="screen padded">
+        <h1>Compare</h1>
+        <Empty title="Nothing to compare yet">
+          <p>
+            Select jobs in the <Link to="/jobs">list</Link> (with <kbd>x</kbd>), then press Compare (<kbd>c</kbd>).
+          </p>
+        </Empty>
+      </section>
+    );
+  return (
+    <section className="screen padded" aria-labelledby="compare-title">
+      <div className="screen-head">
+        <h1 id="compare-title">Compare {plural(ids.length, "job")}</h1>
+        {names.length > 0 ? (
+          <label className="check-label">
+            Metric
+            <select value={metric} onChange={(event) => patch({ metric: event.target.value })}>
+              {names.map((name) => (
+                <option key={name}>{name}</option>
+              ))}
+            </select>
+          </label>
+        ) : null}
+      </div>
+      {failed ? <ErrorNote error={failed.error} /> : null}
+      {series.some((answer) => answer.isPending) ? <Loading what="curves" /> : null}
+      {metric ? (
+        <>
+          <CurveTools view={search} onView={patch} />
+          <Chart title={`${metric} of each job`} lines={lines} xKind={kind} log={search.log === "1"} zoom={null} onZoom={() => undefined} height={260} />
+          <Groups ids={ids} jobs={loaded} metric={metric} group={search.group} log={search.log === "1"} onGroup={(group) => patch({ group })} />
+        </>
+      ) : null}
+      <h2>Jobs</h2>
+      <Jobs jobs={loaded} onRemove={(id) => patch({ jobs: ids.filter((other) => other !== id).join(",") })} />
+      {loaded.length > 1 ? <Differences jobs={loaded} /> : null}
+      {ids.length === 2 && ids[0] && ids[1] ? <CodeDifferences a={ids[0]} b={ids[1]} /> : null}
+    </section>
+  );
+}
+
+function labelOf(job: Job | undefined, all: Job[], id: string): string {
+  if (!job) return id;
+  return all.filter((other) => other.name === job.name).length > 1 ? `${job.name} ${job.id.slice(-5)}` : job.name;
+}
+
+/** "except:env.SEED" -> the parameters of the statistics. */
+function grouping(group: string | undefined): { except?: string[]; by?: string[] } {
+  const match = /^(except|by):(.+)$/.exec(group ?? "");
+  const fields = match?.[2]?.split(",").filter(Boolean) ?? [];
+  if (fields.length === 0) return {};
+  return match?.[1] === "by" ? { by: fields } : { except: fields };
+}
+
+function Groups({ ids, jobs, metric, group, log, onGroup }: { ids: string[]; jobs: Job[]; metric: string; group: string | undefined; log: boolean; onGroup: (group: string | undefined) => void }) {
+  const { except, by } = grouping(group);
+  const statistics = useQuery({
+    queryKey: ["statistics", ids.join(), metric, group ?? ""],
+    queryFn: async ({ signal }) =>
+      (await (
+        await read(`/v1/statistics?${parameters([["name", metric], ["max_points", "500"], ...ids.map((id) => ["job", id]), ...(except ?? []).map((field) => ["except", field]), ...(by ?? []).map((field) => ["by", field])])}`, { signal })
+      ).json()) as Statistics,
+    enabled: ids.length > 1,
+    staleTime: 10_000,
+  });
+  const lines = useMemo(() => statistics.data?.groups.flatMap((part, index) => bandOf(part, index)) ?? [], [statistics.data]);
+  if (ids.length < 2) return null;
+  const submit = (event: FormEvent<HTMLFormElement>): void => {
+    event.preventDefault();
+    const form = new FormData(event.currentTarget);
+    const fields = String(form.get("fields") ?? "").replaceAll(/\s+/g, "");
+    onGroup(fields ? `${String(form.get("kind"))}:${fields}` : undefined);
+  };
+  const suggested = differences(jobs).map((row) => row.path).filter((path) => path !== "name");
+  return (
+    <>
+      <div className="screen-head">
+        <h2>Mean and spread</h2>
+        <form className="tools" key={group} onSubmit={submit}>
+          <select name="kind" defaultValue={by ? "by" : "except"} aria-label="Kind of groups">
+            <option value="except">Groups: all equal but for</option>
+            <option value="by">Groups: by the value of</option>
+          </select>
+          <input name="fields" list="differing" defaultValue={(by ?? except ?? []).join(",")} placeholder="e.g. env.SEED; empty: one group" aria-label="Fields of the spec" spellCheck={false} />
+          <datalist id="differing">
+            {suggested.map((path) => (
+              <option key={path} value={path} />
+            ))}
+          </datalist>
+          <button type="submit" className="button compact">
+            Group
+          </button>
+        </form>
+      </div>
+      {statistics.error ? <ErrorNote error={statistics.error} /> : null}
+      {statistics.data ? (
+        <>
+          <Chart title={`${metric}: mean ± standard deviation`} lines={lines} xKind="step" log={log} zoom={null} onZoom={() => undefined} height={240} />
+          <table className="plain">
+            <caption className="sr-only">Statistics at the last step of each group</caption>
+            <thead>
+              <tr>
+                <th scope="col">Group</th>
+                <th scope="col" className="right">Jobs</th>
+                <th scope="col" className="right">Last step</th>
+                <th scope="col" className="right">n</th>
+                <th scope="col" className="right">Mean</th>
+                <th scope="col" className="right">Std</th>
+                <th scope="col" className="right">Min</th>
+                <th scope="col" className="right">Max</th>
+              </tr>
+            </thead>
+            <tbody>
+              {statistics.data.groups.map((part) => (
+                <tr key={part.jobs.join()}>
+                  <th scope="row">{groupName(part)}</th>
+                  <td className="right">{part.jobs.length}</td>
+                  <td className="right">{part.steps.length > 0 ? count(part.steps.at(-1) ?? 0) : "–"}</td>
+                  <td className="right">{part.n.at(-1) ?? "–"}</td>
+                  {([part.mean, part.std, part.min, part.max] as const).map((column, index) => (
+                    <td key={["mean", "std", "min", "max"][index]} className="right" data-exact={column.at(-1)} title={String(column.at(-1) ?? "")}>
+                      {column.length > 0 ? number(valueOf(column.at(-1) ?? Number.NaN)) : "–"}
+                    </td>
+                  ))}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+          {statistics.data.without.length > 0 ? <p className="faint">{plural(statistics.data.without.length, "job")} without this metric.</p> : null}
+        </>
+      ) : null}
+    </>
+  );
+}
+
+const parameters = (pairs: string[][]): string => new URLSearchParams(pairs).toString();
+
+const groupName = (group: StatisticsGroup): string =>
+  Object.entries(group.key)
+    .map(([field, value]) => `${field} = ${typeof value === "object" ? JSON.stringify(value) : String(value)}`)
+    .join(", ") || "all";
+
+function bandOf(group: StatisticsGroup, colour: number): Line[] {
+  const mean = group.mean.map(valueOf);
+  const std = group.std.map(valueOf);
+  const base = { x: group.steps, colour };
+  const label = groupName(group);
+  return [
+    { ...base, label: `${label} upper`, y: mean.map((value, index) => value + (std[index] ?? 0)), look: "hidden", band: true },
+    { ...base, label: `${label} lower`, y: mean.map((value, index) => value - (std[index] ?? 0)), look: "hidden" },
+    { ...base, label, y: mean },
+  ];
+}
+
+function Jobs({ jobs, onRemove }: { jobs: Job[]; onRemove: (id: string) => void }) {
+  return (
+    <table className="plain">
+      <caption className="sr-only">The jobs that are compared</caption>
+      <tbody>
+        {jobs.map((job, index) => (
+          <tr key={job.id}>
+            <td className="narrow">
+              <span className={`swatch c${index % 8}`} aria-hidden="true" />
+            </td>
+            <th scope="row">
+              <Link to="/jobs/$id" params={{ id: job.id }}>
+                {job.name}
+              </Link>
+            </th>
+            <td>
+              <StatusBadge status={job.status} />
+            </td>
+            <td className="mono faint wide-only">{job.id}</td>
+            <td className="right">
+              <button type="button" className="quiet" onClick={() => onRemove(job.id)}>
+                Remove
+              </button>
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+function Differences({ jobs }: { jobs: Job[] }) {
+  const rows = useMemo(() => differences(jobs), [jobs]);
+  return (
+    <>
+      <h2>What differs in the specs</h2>
+      {rows.length === 0 ? (
+        <p className="faint">Nothing: the specs are equal.</p>
+      ) : (
+        <div className="wide-table" tabIndex={0} role="region" aria-label="Differences of the specs">
+          <table className="plain">
+            <thead>
+              <tr>
+                <th scope="col">Field</th>
+                {jobs.map((job) => (
+                  <th key={job.id} scope="col">
+                    {labelOf(job, jobs, job.id)}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {rows.map((row) => (
+                <tr key={row.path}>
+                  <th scope="row" className="mono">
+                    {row.path}
+                  </th>
+                  {row.values.map((value, index) => (
+                    <td key={jobs[index]?.id} className="mono">
+                      {value ?? <span className="faint">–</span>}
+                    </td>
+                  ))}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </>
+  );
+}
+
+function CodeDifferences({ a, b }: { a: string; b: string }) {
+  const diff = useQuery({
+    queryKey: ["diff", a, b],
+    queryFn: async ({ signal }) => (await (await read(`/v1/diff?${parameters([["a", a], ["b", b]])}`, { signal })).json()) as Diff,
+    staleTime: 60_000,
+  });
+  if (diff.error) return <ErrorNote error={diff.error} />;
+  if (!diff.data) return null;
+  const { files } = diff.data.code;
+  return (
+    <>
+      <h2>What differs in the code</h2>
+      {files.length === 0 ? (
+        <p className="faint">Nothing: the code is equal.</p>
+      ) : (
+        <ul className="plain-list">
+          {files.map((file) => (
+            <li key={file.path}>
+              <b>{file.change}</b> <span className="mono">{file.path}</span>
+            </li>
+          ))}
+        </ul>
+      )}
+      {diff.data.environment.length > 0 ? (
+        <>
+          <h2>What differs in the environment</h2>
+          <ul className="plain-list">
+            {diff.data.environment.map((row) => (
+              <li key={row.path}>
+                <span className="mono">{row.path}</span>: {String(row.a ?? "–")} → {String(row.b ?? "–")}
+              </li>
+            ))}
+          </ul>
+        </>
+      ) : null}
+    </>
+  );
+}

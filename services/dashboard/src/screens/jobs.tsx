@@ -1,0 +1,297 @@
+// All jobs: filtered by the server, read page by page, changed by the live stream, drawn only where one looks.
+import { type InfiniteData, useInfiniteQuery, useQueryClient } from "@tanstack/react-query";
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import { getCoreRowModel, getSortedRowModel, type SortingState, useReactTable, flexRender } from "@tanstack/react-table";
+import { useVirtualizer } from "@tanstack/react-virtual";
+import { useEffect, useMemo, useRef, useState } from "react";
+import { useLive } from "../api/live.ts";
+import { jobsKey, jobsQuery } from "../api/queries.ts";
+import { session } from "../api/session.ts";
+import type { Job } from "../api/types.ts";
+import { plural } from "../format.ts";
+import { type Action, allows, useActions } from "../job/actions.ts";
+import { columnsOf, type Look, nameOf } from "../jobs/columns.tsx";
+import { Filter } from "../jobs/filter.tsx";
+import { type Page, type Pages, withJob, withoutJob } from "../jobs/list.ts";
+import { useStore } from "../store.ts";
+import { Symbol } from "../ui/icons.tsx";
+import { useShortcuts } from "../ui/keys.ts";
+import { Empty, ErrorNote, Loading } from "../ui/notes.tsx";
+
+const ROW_PX = 36;
+const PHONE_ROW_PX = 58;
+const PHONE = matchMedia("(max-width: 720px)");
+const DEFAULT_METRICS = "loss,accuracy";
+
+function usePhone(): boolean {
+  const [phone, setPhone] = useState(PHONE.matches);
+  useEffect(() => {
+    const onChange = (): void => setPhone(PHONE.matches);
+    PHONE.addEventListener("change", onChange);
+    return () => PHONE.removeEventListener("change", onChange);
+  }, []);
+  return phone;
+}
+
+/** "name.asc" -> the table's sorting. */
+const sortingOf = (text: string | undefined): SortingState => {
+  const match = /^(.+)\.(asc|desc)$/.exec(text ?? "");
+  return match?.[1] ? [{ id: match[1], desc: match[2] === "desc" }] : [];
+};
+
+export function JobsScreen() {
+  const search = useSearch({ from: "/jobs" });
+  const navigate = useNavigate();
+  const queries = useQueryClient();
+  const user = useStore(session)?.user ?? "";
+  const act = useActions();
+  const phone = usePhone();
+  const q = search.q ?? "";
+  const metrics = useMemo(() => (search.metrics ?? DEFAULT_METRICS).split(",").filter(Boolean), [search.metrics]);
+  const order = search.order === "oldest" ? "oldest" : "newest";
+  const filter = useMemo(() => ({ q, metrics, order }) as const, [q, metrics, order]);
+  const listing = useInfiniteQuery(jobsQuery(filter));
+  const jobs = useMemo(() => listing.data?.pages.flatMap((page) => page.jobs as Job[]) ?? [], [listing.data]);
+
+  const change = (apply: (data: Pages) => Pages): void => {
+    queries.setQueryData<InfiniteData<Page, string>>(jobsKey(filter), (data) => data && apply(data));
+  };
+  const wrongFilter = listing.error !== null && listing.data === undefined;
+  useLive(wrongFilter ? null : new URLSearchParams({ list: "true", ...(q ? { q } : {}) }).toString(), {
+    onReady: (resumed) => {
+      if (!resumed) void queries.invalidateQueries({ queryKey: ["jobs"] });
+    },
+    onJob: (job) => change((data) => withJob(data, job, order)),
+    onLeft: (id) => change((data) => withoutJob(data, id)),
+  });
+  useEffect(() => {
+    document.title = q ? `${q} · Weft` : "Jobs · Weft";
+  }, [q]);
+
+  const shown = useMemo(
+    () => ({
+      tenant: new Set(jobs.map((job) => job.tenant)).size > 1,
+      gpus: jobs.some((job) => job.resources.gpus > 0),
+    }),
+    [jobs],
+  );
+  const withValues = useMemo(() => new Set(jobs.flatMap((job) => job.metrics?.map((metric) => metric.name) ?? [])), [jobs]);
+  const drawn = useMemo(
+    () => (search.metrics === undefined ? metrics.filter((name) => withValues.has(nameOf(name))) : metrics),
+    [metrics, search.metrics, withValues],
+  );
+  const columns = useMemo(() => columnsOf(drawn, shown), [drawn, shown]);
+  const sorting = sortingOf(search.sort);
+  const table = useReactTable({
+    data: jobs,
+    columns,
+    state: { sorting },
+    getRowId: (job) => job.id,
+    getCoreRowModel: getCoreRowModel(),
+    getSortedRowModel: getSortedRowModel(),
+  });
+  const rows = table.getRowModel().rows;
+
+  const patch = (next: Partial<typeof search>, replace = false): void =>
+    void navigate({ to: "/jobs", search: { ...search, ...next }, replace });
+  const sortBy = (id: string): void => {
+    const now = sorting[0];
+    const next = now?.id !== id ? `${id}.asc` : now.desc ? undefined : `${id}.desc`;
+    patch({ sort: next }, true);
+  };
+
+  const box = useRef<HTMLDivElement>(null);
+  const field = useRef<HTMLInputElement>(null);
+  const rowPx = phone ? PHONE_ROW_PX : ROW_PX;
+  const virtual = useVirtualizer({
+    count: rows.length,
+    getScrollElement: () => box.current,
+    estimateSize: () => rowPx,
+    overscan: 12,
+    getItemKey: (index) => rows[index]?.id ?? index,
+  });
+  useEffect(() => virtual.measure(), [rowPx, virtual]);
+  const items = virtual.getVirtualItems();
+  const lastShown = items.at(-1)?.index ?? 0;
+  const { hasNextPage, isFetching, fetchNextPage, isError } = listing;
+  useEffect(() => {
+    if (hasNextPage && !isFetching && !isError && lastShown >= rows.length - 30) void fetchNextPage();
+  }, [hasNextPage, isFetching, isError, fetchNextPage, lastShown, rows.length]);
+
+  const [active, setActive] = useState<string | null>(null);
+  const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
+  const chosen = jobs.filter((job) => selected.has(job.id));
+  const toggle = (id: string): void => {
+    const next = new Set(selected);
+    if (!next.delete(id)) next.add(id);
+    setSelected(next);
+  };
+  const move = (by: number): void => {
+    const now = rows.findIndex((row) => row.id === active);
+    const to = Math.min(rows.length - 1, Math.max(0, now < 0 ? 0 : now + by));
+    const row = rows[to];
+    if (!row) return;
+    setActive(row.id);
+    virtual.scrollToIndex(to);
+  };
+  const compare = (): void =>
+    void navigate({ to: "/compare", search: { jobs: chosen.map((job) => job.id).join(",") } });
+  useShortcuts({
+    "/": () => field.current?.focus(),
+    j: () => move(1),
+    k: () => move(-1),
+    ArrowDown: () => move(1),
+    ArrowUp: () => move(-1),
+    Enter: () => active && void navigate({ to: "/jobs/$id", params: { id: active } }),
+    x: () => active && toggle(active),
+    c: () => chosen.length > 0 && compare(),
+    Escape: () => setSelected(new Set()),
+  });
+  const doIt = (action: Action) => async (): Promise<void> => {
+    if (await act(action, chosen)) setSelected(new Set());
+  };
+
+  const tracks = `30px ${columns.map((column) => (column.meta as Look).track).join(" ")}`;
+  const header = table.getHeaderGroups()[0]?.headers ?? [];
+
+  return (
+    <section className="screen jobs" aria-labelledby="jobs-title">
+      <h1 id="jobs-title" className="sr-only">
+        Jobs
+      </h1>
+      <Filter q={q} user={user} error={listing.error} field={field} onChange={(next) => patch({ q: next || undefined })} />
+      {chosen.length > 0 ? (
+        <div className="bulk" role="toolbar" aria-label="Selected jobs">
+          <strong>{plural(chosen.length, "job")} selected</strong>
+          <button type="button" className="button compact" onClick={compare}>
+            Compare
+          </button>
+          {(["halt", "resume", "kill", "delete"] as const).map((action) =>
+            chosen.some((job) => allows(job, action)) ? (
+              <button key={action} type="button" className={`button compact${action === "kill" || action === "delete" ? " danger" : ""}`} onClick={() => void doIt(action)()}>
+                {action[0]?.toUpperCase() + action.slice(1)}
+              </button>
+            ) : null,
+          )}
+          <button type="button" className="button quiet compact" onClick={() => setSelected(new Set())}>
+            Clear
+          </button>
+        </div>
+      ) : null}
+      {listing.error && !wrongFilter ? <ErrorNote error={listing.error} retry={() => void listing.refetch()} /> : null}
+      {wrongFilter && (listing.error as { status?: number }).status !== 400 ? (
+        <ErrorNote error={listing.error} retry={() => void listing.refetch()} />
+      ) : null}
+      <div className="table-box" ref={box} tabIndex={-1}>
+        <div className="table" role="table" aria-label="Jobs" aria-rowcount={hasNextPage ? -1 : rows.length + 1}>
+          <div role="rowgroup" className="table-head">
+            <div role="row" className="tr" style={{ gridTemplateColumns: tracks }}>
+              <span role="columnheader" className="td check">
+                <span className="sr-only">Selected</span>
+              </span>
+              {header.map(({ id, column }) => {
+                const sorted = sorting[0]?.id === id ? (sorting[0].desc ? "descending" : "ascending") : "none";
+                return (
+                  <span key={id} role="columnheader" aria-sort={sorted} className={`td ${(column.columnDef.meta as Look).align ?? ""}`}>
+                    <button type="button" onClick={() => sortBy(id)} title="Sorts the jobs that are loaded">
+                      {String(column.columnDef.header)}
+                      {sorted === "none" ? null : <Symbol name={sorted === "ascending" ? "up" : "down"} size={10} />}
+                    </button>
+                  </span>
+                );
+              })}
+            </div>
+          </div>
+          <div role="rowgroup" className="table-body" style={{ height: virtual.getTotalSize() }}>
+            {items.map((item) => {
+              const row = rows[item.index];
+              if (!row) return null;
+              return (
+                // The row's link does the same for keyboards and screen readers.
+                // oxlint-disable-next-line jsx-a11y/click-events-have-key-events
+                <div
+                  key={item.key}
+                  role="row"
+                  aria-rowindex={item.index + 2}
+                  className={`tr data${row.id === active ? " active" : ""}${selected.has(row.id) ? " selected" : ""}`}
+                  style={{ gridTemplateColumns: tracks, transform: `translateY(${item.start}px)`, height: rowPx }}
+                  onClick={(event) => {
+                    if (event.target instanceof Element && event.target.closest("a,button,input,label")) return;
+                    if (getSelection()?.isCollapsed !== false) void navigate({ to: "/jobs/$id", params: { id: row.id } });
+                  }}
+                >
+                  <span role="cell" className="td check">
+                    <input
+                      type="checkbox"
+                      aria-label={`Select ${row.original.name}`}
+                      checked={selected.has(row.id)}
+                      onChange={() => toggle(row.id)}
+                    />
+                  </span>
+                  {row.getVisibleCells().map((cell) => {
+                    const look = cell.column.columnDef.meta as Look;
+                    return (
+                      <span key={cell.id} role="cell" className={`td c-${cell.column.id.split(":")[0]} ${look.align ?? ""}${look.phone ? "" : " wide-only"}`}>
+                        {flexRender(cell.column.columnDef.cell, cell.getContext())}
+                      </span>
+                    );
+                  })}
+                </div>
+              );
+            })}
+          </div>
+        </div>
+        {listing.isPending ? <Loading what="jobs" /> : null}
+        {rows.length === 0 && !listing.isPending && !hasNextPage && !listing.error ? <Nothing q={q} onAll={() => patch({ q: undefined })} /> : null}
+      </div>
+      <footer className="table-foot">
+        <span>
+          {plural(rows.length, "job")}
+          {hasNextPage ? " loaded; more below" : ""}
+        </span>
+        <MetricNames names={search.metrics ?? DEFAULT_METRICS} onChange={(next) => patch({ metrics: next }, true)} />
+      </footer>
+    </section>
+  );
+}
+
+function MetricNames({ names, onChange }: { names: string; onChange: (names: string | undefined) => void }) {
+  return (
+    <form
+      key={names}
+      className="metric-names wide-only"
+      onSubmit={(event) => {
+        event.preventDefault();
+        const text = String(new FormData(event.currentTarget).get("names") ?? "").replaceAll(/\s+/g, "");
+        onChange(text && text !== DEFAULT_METRICS ? text : undefined);
+      }}
+    >
+      <label htmlFor="metric-names">Metric columns</label>
+      <input id="metric-names" name="names" defaultValue={names} spellCheck={false} title="Names with commas; loss:min or f1:max says which value is best" />
+    </form>
+  );
+}
+
+function Nothing({ q, onAll }: { q: string; onAll: () => void }) {
+  if (q)
+    return (
+      <Empty title="No job matches this filter">
+        <p>
+          <button type="button" className="button" onClick={onAll}>
+            Show all jobs
+          </button>
+        </p>
+      </Empty>
+    );
+  return (
+    <Empty title="No jobs yet">
+      <p>Start with a job that is ready to train:</p>
+      <pre>
+        {"weft init my-first-job\nweft train my-first-job --follow"}
+      </pre>
+      <p>
+        or <Link to="/submit">write one here</Link>.
+      </p>
+    </Empty>
+  );
+}

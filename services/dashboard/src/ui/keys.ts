@@ -1,0 +1,27 @@
+// Keyboard shortcuts. None of them acts while someone types in a field, or in an open dialog or menu.
+import { useEffect, useRef } from "react";
+
+export type Shortcuts = Record<string, (event: KeyboardEvent) => void>;
+
+export function useShortcuts(shortcuts: Shortcuts): void {
+  const latest = useRef(shortcuts);
+  useEffect(() => {
+    latest.current = shortcuts;
+  });
+  useEffect(() => {
+    const onKey = (event: KeyboardEvent): void => {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || busy(event.target)) return;
+      const action = latest.current[event.key];
+      if (!action) return;
+      event.preventDefault();
+      action(event);
+    };
+    window.addEventListener("keydown", onKey);
+    return () => window.removeEventListener("keydown", onKey);
+  }, []);
+}
+
+function busy(target: EventTarget | null): boolean {
+  if (document.querySelector("[role=dialog],[role=alertdialog],[role=menu]")) return true;
+  return target instanceof HTMLElement && (target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName));
+}

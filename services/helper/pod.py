@@ -1,0 +1,86 @@
+"""The learner of a pod, as its helper sees it: the entry process of another container, reached by files only.
+
+The helper hears of a stop from the metrics service, by a stream and with each heartbeat, and writes ``stop.json``. The
+kubelet ends a native sidecar after the learner's container, so a SIGTERM means that the learner has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from typing import TYPE_CHECKING, Final
+
+from services.core.domain.errors import NoSpace, WeftError
+from services.core.domain.learner import Exit
+from services.core.runtime.address import TlsAuthority
+from services.core.runtime.learner_folder import STOP_FILE, LearnerFolder, StopMark
+from services.core.runtime.retry import Backoff
+from services.helper.log import log_event
+from services.helper.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from services.helper.metrics_client import IntakeClient
+    from services.helper.reporter import Reporter
+
+QUICK_S: Final = 0.01
+POLL_S: Final = 0.1
+
+
+class PodLearner:
+    def __init__(self, folder: LearnerFolder, tls: TlsAuthority | None) -> None:
+        """In the event loop. SIGTERM means from now on that the learner has ended."""
+        self.tls = tls
+        self._folder = folder
+        self._ended = Wakeup()
+        self._written: StopMark | None = None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._ended.set)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def notify(self) -> None:
+        """The entry process reads its files ten times a second."""
+
+    async def pause(self, *, quick: bool) -> None:
+        """Returns when files are to be read again, or at once after the learner's end."""
+        await self._ended.wait(QUICK_S if quick else POLL_S)
+
+    def lost_exit(self, run: int) -> Exit | None:
+        """The exit of a learner whose container ended without a record; None before. The kubelet knows why it ended."""
+        if not self._ended.is_set or self._folder.exit(run) is not None:
+            return None
+        log_event("learner.lost", why="its container ended without a record")
+        return Exit(time=time.time_ns() // 1_000_000, lost=True)
+
+    async def wait_ended(self) -> None:
+        """Returns when the learner's container has ended. A helper that ends before would be started again."""
+        while not self._ended.is_set:
+            await self._ended.wait(3600)
+
+    async def follow_control(self, intake: IntakeClient, reporter: Reporter) -> None:
+        """Passes on what the platform wants, until cancelled. Heartbeats do the same, later."""
+        reporter.on_stop = self._stop
+        backoff = Backoff()
+        last_error = ""
+        while True:
+            try:
+                async for desired in intake.control():
+                    backoff.reset()
+                    last_error = ""
+                    reporter.take_desired(desired)
+            except WeftError as error:
+                if last_error != type(error).__name__:
+                    last_error = type(error).__name__
+                    log_event("control.failed", kind=last_error, why=error.message)
+            await backoff.wait()
+
+    def _stop(self, mark: StopMark) -> None:
+        """Writes the mark for the entry process, once. Without space it is written at the next heartbeat."""
+        if mark != self._written:
+            with contextlib.suppress(NoSpace, OSError):
+                self._folder.write(STOP_FILE, mark._asdict())
+                self._written = mark
+                log_event("learner.stopping", cause=mark.cause, grace_ms=mark.grace_ms)

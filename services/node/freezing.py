@@ -1,0 +1,89 @@
+"""Freezes the processes of a learner while its files are counted, so that none is moved or written meanwhile.
+
+Control groups have a freezer, which no program escapes. Without them the processes get SIGSTOP, until a look at the
+process table shows no new one: only a program that forks faster than the table can be read escapes that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from services.node.learner import Learner
+from services.node.processes import children_of, read_table, with_descendants
+
+_FREEZERS: Final = (("freezer.state", "FROZEN", "THAWED"), ("cgroup.freeze", "1", "0"))
+"""(file of a group, word that freezes, word that thaws), for v1 and v2."""
+_FREEZE_S: Final = 2.0
+"""Processes that hang in the kernel cannot be frozen, and write nothing."""
+_POLL_S: Final = 0.005
+
+
+def freeze(learner: Learner) -> bool:
+    """Returns once the learner's processes do not run. False if new ones appear all the time. Takes up to 2 s."""
+    deadline = time.monotonic() + _FREEZE_S
+    groups = [Path(group) for group in learner.document.groups]
+    if _write_to_all(groups, 1):
+        while not all(map(_is_frozen, groups)) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return True
+    signalled = set[int]()
+    while new := _processes(learner) - signalled:
+        _send(new, signal.SIGSTOP)
+        signalled |= new
+        if time.monotonic() > deadline:
+            return False
+    return True
+
+
+def thaw(learner: Learner) -> None:
+    """Lets the learner's processes run again; does nothing to those that run."""
+    groups = [Path(group) for group in learner.document.groups]
+    if not _write_to_all(groups, 2):
+        _send(_processes(learner), signal.SIGCONT)
+
+
+def _write_to_all(groups: list[Path], word: int) -> bool:
+    """``word``: its place in ``_FREEZERS``. False if none of the groups has a freezer."""
+    written = [_write(group / freezer[0], freezer[word]) for group in groups for freezer in _FREEZERS]
+    return any(written)
+
+
+def _write(path: Path, word: str) -> bool:
+    """False if the group has no such file, or is gone."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(fd, word.encode())
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _is_frozen(group: Path) -> bool:
+    """True also for a group without a freezer."""
+    with suppress(OSError):
+        return (group / "freezer.state").read_text().strip() == "FROZEN"
+    with suppress(OSError):
+        return "frozen 1" in (group / "cgroup.events").read_text().splitlines()
+    return True
+
+
+def _processes(learner: Learner) -> set[int]:
+    """All below the shim, which adopts those whose parents have ended."""
+    shim = learner.shim
+    return set() if shim is None else with_descendants(children_of(read_table()), {shim.pid}) - {shim.pid}
+
+
+def _send(pids: set[int], sign: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, sign)

@@ -1,0 +1,108 @@
+"""Contract of every MetricStore: aggregates of metrics, and their values at chosen steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from services.core.adapters.sqlite.metrics import SqliteMetricStore
+from services.core.ports.metric_store import Aggregate, Batch, Column, MetricStore, Point, PointQuery
+from tests.testbed.metric_batches import JOB, METRICS, OTHER, metrics
+
+
+@pytest.fixture(params=["sqlite"])
+async def store(tmp_path: Path) -> AsyncGenerator[MetricStore]:
+    opened = await SqliteMetricStore.open(tmp_path / "metrics")
+    yield opened
+    await opened.close()
+
+
+def shown(aggregate: Aggregate) -> tuple[Any, ...]:
+    """As text, so that NaN can be compared."""
+    places = ((aggregate.last, aggregate.last_step), (aggregate.low, aggregate.low_step),
+              (aggregate.high, aggregate.high_step))  # fmt: skip
+    numbers = " ".join(f"{value}@{step}" for value, step in places)
+    return (aggregate.name, dict(aggregate.context), aggregate.rank, aggregate.count, numbers)
+
+
+async def test_aggregates_have_the_last_smallest_and_largest_value_and_their_steps(store: MetricStore) -> None:
+    await store.append(JOB, [metrics(0, (1, 0.5), (2, 0.1), (3, 0.9), (4, 0.1), (5, math.nan), (None, 0.4))])
+    await store.append(JOB, [metrics(60, (1, math.nan), name="nan"), metrics(70, (1, math.inf), (2, 1.0), name="inf")])
+    other = replace(METRICS, rank=1)
+    await store.append(JOB, [metrics(90, (9, 7.0), name="acc"), metrics(0, (9, 8.0), name="acc", source=other)])
+    assert [shown(aggregate) for aggregate in await store.aggregates(JOB)] == [
+        ("acc", {}, 0, 1, "7.0@9 7.0@9 7.0@9"),
+        ("inf", {}, 0, 2, "1.0@2 1.0@2 inf@1"),
+        ("loss", {}, 0, 6, "0.4@None 0.1@2 0.9@3"),
+        ("nan", {}, 0, 1, "nan@1 nan@None nan@None"),
+    ]
+    assert [aggregate.name for aggregate in await store.aggregates(JOB, ["loss", "none"])] == ["loss"]
+    assert await store.aggregates("jnone") == []
+
+
+async def test_aggregates_and_columns_are_of_the_newest_attempt_and_the_lowest_rank(store: MetricStore) -> None:
+    await store.append(JOB, [metrics(0, (1, 0.1))])
+    second, beside = replace(METRICS, attempt=2, rank=1), replace(METRICS, attempt=2, rank=3)
+    await store.append(JOB, [metrics(0, (1, 3.0), source=beside), metrics(0, (1, 2.0), (2, 2.5), source=second)])
+    assert [shown(aggregate)[2:4] for aggregate in await store.aggregates(JOB)] == [(1, 2)]
+    assert await store.steps(JOB, "loss", None) == [1, 2]
+    assert await store.column(JOB, "loss", None, [1, 2, 3]) == Column([1, 2], [2.0, 2.5])
+
+
+async def test_a_column_has_the_latest_value_of_each_step(store: MetricStore) -> None:
+    points = [Point(0, 1, "loss", 1, 9.0, {"split": "val"}), Point(1, 1, "loss", 1, 0.1, {"split": "train"})]
+    await store.append(JOB, [Batch(METRICS, 0, 10, (), points), metrics(10, (3, 0.3), (1, 0.2), (None, 5.0))])
+    assert await store.column(JOB, "loss", {"split": "val"}, [1]) == Column([1], [9.0])
+    assert await store.column(JOB, "loss", {"split": "test"}, [1]) is None
+    assert await store.column(JOB, "loss", {}, [3, 1, 2]) == Column([1, 3], [0.2, 0.3])
+    assert (await store.steps(JOB, "loss", {}), await store.steps(JOB, "none", None)) == ([1, 3], [])
+    assert await store.column("jnone", "loss", None, [1]) is None
+
+
+@pytest.mark.parametrize("change", ["DROP TABLE tallies", "UPDATE tallies SET seq = 1, low = 99"])
+async def test_aggregates_that_an_older_version_did_not_carry_on_are_counted_from_the_points(
+    tmp_path: Path, change: str
+) -> None:
+    store = await SqliteMetricStore.open(tmp_path)
+    await store.append(JOB, [metrics(0, (1, 0.5), (2, 0.1))])
+    await store.close()
+    [index] = tmp_path.rglob("index.sqlite")
+    with apsw.Connection(str(index)) as db:
+        db.execute(change)
+    db.close()
+    store = await SqliteMetricStore.open(tmp_path)
+    try:
+        assert [shown(aggregate) for aggregate in await store.aggregates(JOB)] == [
+            ("loss", {}, 0, 2, "0.1@2 0.1@2 0.5@1")
+        ]
+        await store.append(JOB, [metrics(20, (3, 0.05))])
+        assert [shown(aggregate) for aggregate in await store.aggregates(JOB)] == [
+            ("loss", {}, 0, 3, "0.05@3 0.05@3 0.5@1")
+        ]
+    finally:
+        await store.close()
+
+
+async def test_aggregates_survive_a_restart_and_a_copy(tmp_path: Path) -> None:
+    store = await SqliteMetricStore.open(tmp_path)
+    await store.append(JOB, [metrics(0, (1, 0.5), (2, math.nan), (3, 0.1))])
+    before = [shown(aggregate) for aggregate in await store.aggregates(JOB)]
+    await store.close()
+    store = await SqliteMetricStore.open(tmp_path)
+    try:
+        extent = await store.extent(JOB)
+
+        async def parts() -> AsyncGenerator[Any]:
+            yield await store.points(JOB, PointQuery())
+
+        await store.load(OTHER, extent.sources, parts())
+        for job in (JOB, OTHER):
+            assert [shown(aggregate) for aggregate in await store.aggregates(job)] == before
+    finally:
+        await store.close()

@@ -1,0 +1,77 @@
+"""A part of the learners' disk stays free for the platform, whatever a learner does to hide what it writes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from services.core.adapters.local.cluster import LocalCluster
+from services.core.domain.plan import AttemptPlan
+from tests.testbed.gangs import await_exit, learner, start, teardown
+from tests.testbed.isolations import VARIANTS, Variant
+from tests.testbed.node import NodeProcess, plan
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can be mounted by root only")
+MB = 1_000_000
+RESERVE = 64 * MB
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
+def node(request: pytest.FixtureRequest) -> Generator[NodeProcess]:
+    variant: Variant = request.param
+    bounds = {
+        "WEFT_NODE_DISK": "1GB", "WEFT_NODE_TENANT_DISK": "1GB", "WEFT_NODE_DISK_RESERVE": str(RESERVE),
+        "WEFT_NODE_DISK_CHECK_S": "0.1",
+    }  # fmt: skip
+    place = Path(tempfile.mkdtemp(prefix="weft-disk-"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m,mode=755", "weft-test", place], check=True)
+    try:
+        with variant.node(bounds, where=place) as running:
+            yield running
+    finally:  # lazy: what was killed may still be ending
+        subprocess.run(["umount", "--lazy", place], check=True)
+        place.rmdir()
+
+
+def writes(megabytes: int, tenant: str) -> AttemptPlan:
+    command = f"head -c {megabytes * MB} /dev/zero > $RESULT_DIR/data; touch $RESULT_DIR/done; exec sleep 1000"
+    return plan([command], tenant=tenant)
+
+
+async def has_written(node: NodeProcess, gang: AttemptPlan) -> None:
+    async def is_done() -> bool:
+        return next(node.folder(gang).glob("job/results/**/done"), None) is not None
+
+    await until(is_done)
+
+
+MOVES = """
+cd "$HOME"; mkdir -p a/x b
+while mv a/x b/x && mv b/x a/x; do :; done &
+exec 3> a/x/large || exec 3> b/x/large
+while head -c 500000 /dev/zero >&3; do sleep 0.025; done
+"""
+"""Moves what it writes, so that a walk through its folders misses it."""
+
+
+async def test_learner_that_moves_its_files_while_it_fills_the_disk_is_ended_and_its_neighbour_is_not(
+    node: NodeProcess, cluster: LocalCluster
+) -> None:
+    honest = writes(4, "t")
+    await start(cluster, honest)
+    await has_written(node, honest)
+    hog = plan([MOVES], tenant="t" if node.isolation == "trusted" else "hog")
+    await start(cluster, hog)
+    end = await await_exit(cluster, hog)
+    assert end.disk_exceeded.endswith("(WEFT_NODE_DISK_RESERVE)")
+    assert shutil.disk_usage(node.home.root).free > 0
+    assert (await learner(cluster, honest)).state == "running"
+    for gang in (honest, hog):
+        await teardown(cluster, gang)

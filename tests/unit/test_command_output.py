@@ -1,0 +1,35 @@
+"""docs/command-output.md describes the JSON of every command."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.testbed.answers import api_types
+from weft._cli.answers import COMMANDS as ANSWERS
+from weft._cli.answers import TYPES
+from weft._cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_page_of_command_output_is_current() -> None:
+    script = ROOT / "scripts" / "command_output.py"
+    assert subprocess.run([sys.executable, script, "--check"], check=False, cwd=ROOT).returncode == 0
+
+
+def test_every_command_has_a_schema() -> None:
+    commands = {name for section in COMMANDS.values() for name in section}
+    assert {command.split()[0] for command in ANSWERS} == commands
+
+
+def test_every_type_of_a_schema_is_defined() -> None:
+    plain = {"text", "integer", "number", "flag", "time", "object", "null"}
+    known = plain | set(TYPES) | set(api_types())
+    kinds = [answer for answer in ANSWERS.values() if isinstance(answer, str)]
+    kinds += [kind for answer in ANSWERS.values() if isinstance(answer, dict) for kind, _ in answer.values()]
+    kinds += [kind for fields in TYPES.values() for kind, _ in fields.values()]
+    words = {word for kind in kinds for word in re.split(r" of | or | ", kind)} - {"list", "map", "stream"}
+    assert words - known == set()

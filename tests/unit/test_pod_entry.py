@@ -1,0 +1,278 @@
+"""The entry script of learners' pods, as a real process of each shell that it is written for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import services.core.adapters.kubernetes
+from services.core.runtime import pod_layout as layout
+from services.core.runtime.learner_folder import LearnerFolder, StopMark
+from tests.waiting import eventually
+
+ENTRY = Path(services.core.adapters.kubernetes.__file__).with_name("entry.sh")
+SHELLS = {"dash": ["dash"], "busybox": ["busybox", "sh"]}
+
+
+class Entry:
+    """One entry process, with folders as its container has them."""
+
+    def __init__(self, shell: list[str], root: Path) -> None:
+        self.root = root
+        self._shell = shell
+        self._process: subprocess.Popen[bytes] | None = None
+        for folder in ("control", "runs", "job/model-code"):
+            (root / folder).mkdir(parents=True)
+
+    def start(self, command: str, *, store_timeout_s: int = 600, **env: str) -> None:
+        variables = {
+            "PATH": os.environ["PATH"], "MODEL_DIR": str(self.root / "job" / "model-code"), **env,
+            layout.COMMAND_VARIABLE: command, layout.STORE_TIMEOUT_VARIABLE: str(store_timeout_s),
+        }  # fmt: skip
+        with (self.root / "log").open("wb") as log, (self.root / "errors").open("wb") as errors:
+            self._process = subprocess.Popen(
+                [*self._shell, str(ENTRY), str(self.root), str(self.root / "message")],
+                stdout=log, stderr=errors, env=variables, start_new_session=True,
+            )  # fmt: skip
+
+    def go(self) -> None:
+        (self.root / "control" / "go").touch()
+
+    def stop(self, cause: str, grace_ms: int) -> None:
+        mark = self.root / "control" / "stop.tmp"
+        mark.write_text(json.dumps({"schema": 1, "cause": cause, "grace_ms": grace_ms}))
+        mark.rename(mark.with_name("stop.json"))
+
+    def store(self) -> None:
+        (self.root / "control" / "stored").touch()
+
+    def terminate(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        assert self._process is not None
+        return self._process.wait(60)
+
+    def runs(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is None
+
+    def text(self, name: str) -> str:
+        path = self.root / name
+        return path.read_text() if path.exists() else ""
+
+    def exit(self) -> dict[str, Any]:
+        """``exit.json``, once it is there, without the time."""
+        eventually(lambda: self.text("runs/1/exit.json"))
+        document: dict[str, Any] = json.loads(self.text("runs/1/exit.json"))
+        assert document.pop("time") > 1_700_000_000_000
+        return document
+
+    def end(self) -> None:
+        """Of a test that failed, too: the script ends what it has started."""
+        if self._process is not None and self._process.poll() is None:
+            self.stop("kill", 0)
+            self.store()
+            try:
+                self._process.wait(60)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+
+
+@pytest.fixture(params=SHELLS)
+def entry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Entry]:
+    shell = SHELLS[request.param]
+    assert shutil.which(shell[0]), f"install Debian's {shell[0]}"
+    running = Entry(shell, tmp_path)
+    yield running
+    running.end()
+
+
+def record(**fields: object) -> dict[str, object]:
+    """``exit.json`` of a command that ended with 0."""
+    return {
+        "schema": 1, "code": 0, "signal": None, "stop_cause": "", "lost": False, "oom": False, "run": 1, **fields,
+    }  # fmt: skip
+
+
+def test_command_starts_only_after_go_and_its_output_is_in_the_run_and_in_the_containers_log(entry: Entry) -> None:
+    entry.start("pwd; printf 'no newline'; echo wrong >&2")
+    assert entry.runs()
+    assert not (entry.root / "runs/1/start.json").exists()
+    entry.store()
+    entry.go()
+    assert entry.wait() == 0
+    assert entry.text("runs/1/stdout") == f"{entry.root}/job/model-code\nno newline"
+    assert entry.text("log") == entry.text("runs/1/stdout")
+    assert entry.text("runs/1/stderr") == entry.text("errors") == "wrong\n"
+
+
+def test_records_have_the_form_that_the_helper_and_the_kubelet_read(entry: Entry) -> None:
+    entry.start("exit 3")
+    entry.store()
+    entry.go()
+    assert entry.wait() == 3
+    assert entry.exit() == record(code=3)
+    folder = LearnerFolder(entry.root)
+    assert not folder.unreadable()
+    end = folder.exit()
+    assert end is not None
+    assert end.code == 3
+    assert json.loads(entry.text("message")) == json.loads(entry.text("runs/1/exit.json"))
+
+
+def test_entry_stays_until_the_helper_has_stored_everything(entry: Entry) -> None:
+    entry.start("exit 7")
+    entry.go()
+    entry.exit()
+    assert entry.runs()
+    entry.store()
+    assert entry.wait() == 7
+
+
+def test_entry_ends_after_the_store_timeout_without_a_helper(entry: Entry) -> None:
+    entry.start("true", store_timeout_s=0)
+    entry.go()
+    assert entry.wait() == 0
+
+
+def test_command_that_dies_by_a_signal_is_recorded_with_it(entry: Entry) -> None:
+    entry.start("kill -s SEGV $$")
+    entry.store()
+    entry.go()
+    assert entry.wait() == 128 + signal.SIGSEGV
+    assert entry.exit() == record(code=None, signal=signal.SIGSEGV)
+
+
+def test_stopped_command_gets_its_grace_and_its_own_exit_code_is_recorded(entry: Entry) -> None:
+    entry.start("trap 'echo saving; exit 9' TERM; echo up; while :; do sleep 0.05; done")
+    entry.go()
+    eventually(lambda: entry.text("runs/1/stdout") == "up\n")
+    entry.stop("halt", 600_000)
+    assert entry.exit() == record(code=9, stop_cause="halt")
+    assert entry.text("runs/1/stdout") == "up\nsaving\n"
+    assert (entry.root / "job/stop-requested").exists()
+    entry.store()
+    assert entry.wait() == 9
+
+
+def test_command_that_ignores_sigterm_is_killed_after_its_grace(entry: Entry) -> None:
+    entry.start("trap '' TERM; echo up; while :; do sleep 0.05; done")
+    entry.go()
+    eventually(lambda: entry.text("runs/1/stdout") == "up\n")
+    entry.stop("peer", 200)
+    assert entry.exit() == record(code=None, signal=signal.SIGKILL, stop_cause="peer")
+
+
+def test_stronger_stop_shortens_the_grace_of_the_first(entry: Entry) -> None:
+    entry.start("trap 'echo again' TERM; echo up; while :; do sleep 0.05; done")
+    entry.go()
+    eventually(lambda: entry.text("runs/1/stdout") == "up\n")
+    entry.stop("halt", 600_000)
+    eventually(lambda: entry.text("runs/1/stdout") == "up\nagain\n")
+    entry.stop("kill", 0)
+    assert entry.exit() == record(code=None, signal=signal.SIGKILL, stop_cause="kill")
+
+
+def test_child_that_survives_its_shell_has_the_grace_to_save_and_is_gone_afterwards(entry: Entry) -> None:
+    saving = "trap 'sleep 0.5; echo saved; exit' TERM; echo up; while :; do sleep 0.05; done"
+    entry.start(f'sh -c "{saving}" & wait')
+    entry.go()
+    eventually(lambda: entry.text("runs/1/stdout") == "up\n")
+    entry.stop("halt", 600_000)
+    entry.exit()
+    assert entry.text("runs/1/stdout") == "up\nsaved\n"
+
+
+def test_process_left_behind_by_the_command_is_killed_at_its_end(entry: Entry) -> None:
+    entry.start("sleep 300 & echo $! > left")
+    entry.go()
+    entry.exit()
+    left = int(entry.text("job/model-code/left"))
+    eventually(lambda: not Path(f"/proc/{left}").exists() or "Z" in Path(f"/proc/{left}/stat").read_text().split()[2])
+
+
+def test_learner_stopped_before_go_never_starts(entry: Entry) -> None:
+    entry.start("touch ran")
+    entry.stop("kill", 0)
+    assert entry.exit() == record(code=None, signal=signal.SIGKILL, stop_cause="kill")
+    entry.go()
+    entry.store()
+    assert entry.wait() == 137
+    assert not (entry.root / "job/model-code/ran").exists()
+
+
+def test_sigterm_of_the_kubelet_reaches_the_command_and_results_are_still_stored(entry: Entry) -> None:
+    entry.start("trap 'exit 5' TERM; echo up; while :; do sleep 0.05; done", WEFT_POD_GRACE_S="600")
+    entry.go()
+    eventually(lambda: entry.text("runs/1/stdout") == "up\n")
+    entry.terminate()
+    assert entry.exit() == record(code=5)
+    assert entry.runs()
+    entry.store()
+    assert entry.wait() == 5
+
+
+def test_stop_that_cannot_be_read_stops_nothing(entry: Entry) -> None:
+    entry.start("echo up; until [ -e end ]; do sleep 0.05; done")
+    for content in ("", "{", '{"cause": "$(touch ran)", "grace_ms": 0}', '{"cause": "kill", "grace_ms": "x"}'):
+        (entry.root / "control/stop.json").write_text(content)
+    entry.go()
+    eventually(lambda: entry.text("runs/1/stdout") == "up\n")
+    (entry.root / "job/model-code/end").touch()
+    assert entry.exit() == record()
+
+
+def test_hostile_command_cannot_make_a_record_that_is_no_json(entry: Entry) -> None:
+    entry.start('printf "a\\"}; $(exit)" > ../../runs/1/stopped; rm ../../runs/1/exit.reserved; exit 4')
+    entry.go()
+    assert entry.exit() == record(code=4)
+
+
+def test_flood_of_output_is_whole_in_the_run_and_shortened_in_the_containers_log(entry: Entry) -> None:
+    entry.start("head -c 3000000 /dev/zero | tr '\\0' x")
+    entry.store()
+    entry.go()
+    assert entry.wait() == 0
+    assert len(entry.text("runs/1/stdout")) == 3_000_000
+    log = entry.text("log")
+    assert len(log) < 3_000_000
+    assert "bytes are left out here" in log
+
+
+def test_second_start_in_the_same_volumes_runs_nothing(entry: Entry) -> None:
+    entry.start("echo once")
+    entry.store()
+    entry.go()
+    assert entry.wait() == 0
+    entry.start("echo twice")
+    assert entry.wait() == 75
+    assert entry.text("runs/1/stdout") == "once\n"
+
+
+def test_variables_of_the_entry_are_not_the_commands(entry: Entry) -> None:
+    entry.start("env", MINE="1")
+    entry.store()
+    entry.go()
+    entry.wait()
+    assert "MINE=1" in entry.text("runs/1/stdout")
+    assert "WEFT_POD" not in entry.text("runs/1/stdout")
+
+
+def test_stop_marks_of_the_helper_have_the_form_that_the_script_reads(entry: Entry) -> None:
+    folder = LearnerFolder(entry.root / "control")
+    folder.write("stop.json", StopMark("deadline", 1500)._asdict())
+    entry.start("true")
+    assert entry.exit() == record(code=None, signal=signal.SIGTERM, stop_cause="deadline")
