@@ -4,7 +4,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-stress check fuzz promise chaos hostile test-cluster cluster-up cluster-down cluster-status
-.PHONY: images bench dashboard fmt lock proto sdk docs clean test-browser
+.PHONY: images dist test-compose bench dashboard fmt lock proto sdk docs clean test-browser
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -73,7 +73,13 @@ cluster-status: setup ## What runs of it, and how to use it
 	@$(BIN)/python -m tests.testbed.kubernetes status
 
 images: setup ## Build the images without pulls (NAME=helper: that one)
-	@$(BIN)/python scripts/images.py $(NAME) $(ARGS)
+	@$(BIN)/python -m scripts.images $(NAME) $(ARGS)
+
+dist: setup ## Packages, images, SBOMs and checksums, in dist/
+	@$(BIN)/python -m scripts.dist $(ARGS)
+
+test-compose: setup ## docker-compose.yml, really started and killed
+	@$(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/compose $(ARGS)
 
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)

@@ -1,7 +1,8 @@
-"""Builds the images: a folder images/NAME each. Needs root, and Debian or Ubuntu.
+"""Builds the images: a folder images/NAME each. Needs root and Debian, or a Docker engine.
 
-    python scripts/images.py                     all of them
-    python scripts/images.py helper --archive D  one, and its archive (docker save) as D/helper.tar
+    python -m scripts.images                     all of them
+    python -m scripts.images helper --archive D  one, and its archive (docker save) as D/helper.tar
+    python -m scripts.images --docker            with the Docker engine of this machine, which needs no root
 
 A folder has a Dockerfile and image.toml:
 
@@ -11,9 +12,9 @@ A folder has a Dockerfile and image.toml:
     projects       folders of projects of this tree, whose wheels are laid into projects/
     files          other files and folders of this tree, laid into files/ under their own paths
 
-So no step of a build needs a network, and everything that enters an image is tracked or locked. Builds run in the test
-bed's own Docker engine. A base image is made under the name that the Dockerfile gives it, not pulled
-(tests/testbed/docker). The image is named weft/NAME:VERSION.
+So everything that enters an image is tracked or locked. The image is named weft/NAME:VERSION. Builds run in the test
+bed's own Docker engine, without a network: a base image is made under the name that the Dockerfile gives it, not pulled
+(tests/testbed/docker). With --docker, Docker pulls it.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from tests.testbed.built import built, run
-from tests.testbed.docker.engine import Engine, engine
+from tests.testbed.docker.engine import Engine, MachinesEngine, engine
 
 ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "images"
+DASHBOARD: Final = ROOT / "services" / "dashboard" / "dist"
 _FROM: Final = re.compile(r"^ARG BASE=(\S+)", re.MULTILINE)
 _PYTHON: Final = "3.11"
 """That of the base image."""
@@ -121,7 +124,7 @@ def _platforms() -> list[str]:
 def project_wheels(projects: Sequence[str], target: Path) -> None:
     """Builds the wheels of projects from their tracked files into ``target``."""
     with tempfile.TemporaryDirectory() as folder:
-        _copy_tracked(["."], Path(folder))
+        copy_sources(Path(folder))
         for project in projects:
             run(
                 sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
@@ -129,7 +132,15 @@ def project_wheels(projects: Sequence[str], target: Path) -> None:
             )  # fmt: skip
 
 
-def _copy_tracked(paths: Sequence[str], target: Path) -> None:
+def copy_sources(target: Path) -> None:
+    """Copies the tracked files, and the built dashboard, which is a part of the platform's package."""
+    copy_tracked(["."], target)
+    run(ROOT / "scripts" / "dashboard.sh")
+    shutil.copytree(DASHBOARD, target / DASHBOARD.relative_to(ROOT))
+
+
+def copy_tracked(paths: Sequence[str], target: Path) -> None:
+    """Copies the tracked files below some paths into ``target``, under their own paths."""
     for name in filter(None, _git("ls-files", "-z", "--", *paths).split("\0")):
         if (ROOT / name).is_file():  # not one that is deleted and not yet committed so
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -145,10 +156,10 @@ def lay_out(image: Image, context: Path) -> None:
         (context / "projects").mkdir()
         project_wheels(image.projects, context / "projects")
     if image.files:
-        _copy_tracked(image.files, context / "files")
+        copy_tracked(image.files, context / "files")
 
 
-def build(image: Image, on: Engine) -> int:
+def build(image: Image, on: Engine | MachinesEngine) -> int:
     """Builds an image; returns its size in bytes. RuntimeError if the build fails or the image is too large."""
     on.import_base(image.base, say)
     with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +167,7 @@ def build(image: Image, on: Engine) -> int:
         lay_out(image, context)
         say(f"building {image.name}")
         on.docker(
-            "build", "--quiet", "--network=none", f"--build-arg=REVISION={revision()}",
+            "build", "--quiet", *on.build_options, f"--build-arg=REVISION={revision()}",
             f"--build-arg=VERSION={version()}", f"--tag={image.name}", context,
         )  # fmt: skip
     size = int(on.docker("image", "inspect", "--format={{.Size}}", image.name))
@@ -181,11 +192,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")
     parser.add_argument("--archive", type=Path, metavar="DIR", help="also write DIR/NAME.tar")
+    parser.add_argument("--docker", action="store_true", help="with the Docker engine of this machine; pulls the base")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(known):
         parser.error(f"there is no image {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
     try:
-        with engine(say) as running:
+        with nullcontext(MachinesEngine()) if arguments.docker else engine(say) as running:
             for name in arguments.names or known:
                 image = Image.read(IMAGES / name)
                 size = build(image, running)

@@ -25,6 +25,7 @@ compile() {
 
 compile sdk cli/pyproject.toml
 compile platform -c requirements/sdk.txt pyproject.toml
+compile helper -c requirements/platform.txt requirements/helper.in
 compile dev -c requirements/platform.txt pyproject.toml requirements/dev.in
 
 # What setup.sh asks of pip: uv alone, in the version the platform is locked to.

@@ -27,7 +27,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 HEAD = """# Settings
 
 Every service reads its settings from the environment, when it starts; `weft up` hands its own environment on to all of
-them. This page is made by `python scripts/settings.py` from the classes in `services/*/settings.py`.
+them. `WEFT_SETTINGS_FILE` names a file with further settings, one line `WEFT_NAME=value` each, e.g. those with a
+password; the environment precedes the file. This page is made by `python scripts/settings.py` from the classes in
+`services/*/settings.py`.
 """
 SERVICES: tuple[tuple[str, type[Settings]], ...] = (
     ("Every service", Settings),

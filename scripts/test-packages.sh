@@ -3,10 +3,11 @@
 # namespaces, and the brokers RabbitMQ and Redis. The platform itself runs without them
 # (isolation process, a folder as broker). Tests fail without them; they do not skip.
 #
-#   scripts/test-packages.sh [--all]
+#   scripts/test-packages.sh [--all | --browser]
 #
 # --all: also packages of few tests, whose fixtures otherwise install them (as root): Maven
-# and a JDK, which build the MongoDB stand-in, and faketime.
+# and a JDK, which build the MongoDB stand-in, faketime, and the browser.
+# --browser: only what the tests of the dashboard need.
 #
 # Run by `make test`. Prints nothing if nothing is missing; installs with apt, with messages,
 # with sudo only where that is needed. Never fails itself: the tests name what they lack.
@@ -24,6 +25,8 @@ can_be_root() { [ "$(id -u)" = 0 ] || command -v sudo > /dev/null; }
 # package=a program of it. RabbitMQ's own is not on everybody's PATH.
 needed=(bubblewrap=bwrap redis-server=redis-server rabbitmq-server=/usr/lib/rabbitmq/bin/rabbitmq-server)
 [ "${1:-}" != --all ] || needed+=(maven=mvn default-jdk-headless=javac faketime=faketime)
+[ "${1:-}" != --all ] || needed+=(chromium=chromium)
+[ "${1:-}" != --browser ] || needed=(bubblewrap=bwrap chromium=chromium)
 missing=()
 for wanted in "${needed[@]}"; do
     command -v "${wanted#*=}" > /dev/null || missing+=("${wanted%%=*}")

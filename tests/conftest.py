@@ -4,12 +4,14 @@ import asyncio
 import os
 
 import hypothesis
+import pytest
 
 # The same examples each time, so that a red run is about the change in hand; `make fuzz` looks further.
 hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
 hypothesis.settings.register_profile("fuzz", max_examples=2_000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fuzz" if os.environ.get("WEFT_FUZZ") else "same")
 
+pytest.register_assert_rewrite("tests.testbed.cluster_rules")  # tests that several files import
 pytest_plugins = [
     "tests.testbed.built",
     "tests.testbed.go",

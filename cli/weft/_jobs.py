@@ -6,8 +6,8 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import json
+import os
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime
@@ -76,7 +76,7 @@ class Jobs:
         from weft._archive import Archive, make_archive  # noqa: PLC0415 - most commands only look
 
         document, named = to_thread(_read, spec)
-        key = idempotency_key or uuid.uuid4().hex
+        key = idempotency_key or os.urandom(16).hex()
         if isinstance(code, Archive):
             return self.submit_document(document, archive=code, idempotency_key=key, on_upload=on_upload)
         place = Path(code) if code is not None else named
@@ -157,8 +157,15 @@ class Jobs:
         deleted: bool = False,
         after: str | None = None,
         limit: int | None = None,
+        q: str | None = None,
+        metrics: Iterable[str] = (),
+        order: str | None = None,
     ) -> Iterator[Job]:
         """Jobs, newest first, fetched page by page.
+
+        q: only jobs that match this filter, e.g. `status=FAILED and created<2d and metric.loss<0.3`.
+        metrics: names of metrics that each job's `document` has as `metrics`; `NAME:min` or `NAME:max`: what is best.
+        order: `newest` or `oldest` first.
 
         deleted: also jobs that were deleted; their `document` has the time as `deleted`.
         after: only jobs after this id in the order of the list, i.e. older ones.
@@ -166,6 +173,7 @@ class Jobs:
         """
         wanted = status if status is None or isinstance(status, str) else ",".join(status)
         params = {"status": wanted, "name": name, "tag": tag, "user": user, "tenant": tenant}
+        params |= {"q": q, "metrics": ",".join(metrics) or None, "order": order}
         params["deleted"] = "true" if deleted else None
         left = limit
         while left is None or left > 0:

@@ -134,6 +134,13 @@ class Series:
     def __iter__(self) -> Iterator[list[int | None] | list[float]]:
         return iter((self.steps, self.values))
 
+    def arrays(self) -> tuple[Any, Any]:
+        """Steps and values as numpy arrays; a point without a step has its place. Needs numpy."""
+        import numpy as np  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415 - an extra
+
+        steps = [place if step is None else step for place, step in enumerate(self.steps)]
+        return np.asarray(steps), np.asarray(self.values, dtype=float)
+
     def frame(self) -> Any:
         """A pandas DataFrame with the columns step, value, time and attempt. Needs pandas."""
         import pandas as pd  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415 - an extra

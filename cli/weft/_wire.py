@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
 import ssl
-import uuid
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -80,7 +80,7 @@ def once_only(method: str, headers: Mapping[str, str] | None) -> dict[str, str]:
     """Headers under which the platform acts once, however often this request is sent: a POST gets a key of its own."""
     given = dict(headers or {})
     if method == "POST":
-        given.setdefault("Idempotency-Key", uuid.uuid4().hex)
+        given.setdefault("Idempotency-Key", os.urandom(16).hex())
     return given
 
 

@@ -26,6 +26,7 @@ from services.core.gen.weft.v1 import (
 )
 from services.core.ports.cluster import Node
 from services.core.ports.metric_store import (
+    Aggregate,
     LineQuery,
     LogLine,
     Point,
@@ -107,6 +108,21 @@ class Summary:
     """Milliseconds until the end; None if it is not known."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Lines and points beyond a bound of the job: bound -> count."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStatistics:
+    """Statistics of a metric over jobs; item n of each column belongs to step n."""
+
+    steps: Sequence[int]
+    n: Sequence[int]
+    mean: Sequence[float]
+    std: Sequence[float]
+    """Of the population."""
+    low: Sequence[float]
+    high: Sequence[float]
+    without: Sequence[str]
+    """Jobs that did not report the metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +230,31 @@ class TelemetryClient:
             reply = await stub.Series(_points_request(job_id, query, 0), timeout=_QUERY_S)
         return [_point(point) for point in reply.points], reply.through_seq
 
+    async def aggregates(self, job_ids: Sequence[str], names: Sequence[str]) -> Mapping[str, Sequence[Aggregate]]:
+        """Aggregates of these metrics, by job; jobs that reported none are missing. At most 500 jobs."""
+        if not job_ids:
+            return {}
+        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        with self._client.answering():
+            request = metrics_pb2.AggregatesRequest(job_ids=job_ids, names=names)
+            reply = await stub.Aggregates(request, timeout=_QUERY_S)
+        return {job.job_id: [_aggregate(aggregate) for aggregate in job.aggregates] for job in reply.jobs}
+
+    async def statistics(
+        self, job_ids: Sequence[str], name: str, context: Mapping[str, str] | None, *, max_points: int
+    ) -> StepStatistics:
+        """Statistics of a metric over these jobs. ``context``: its labels; None: each job's first series."""
+        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        request = metrics_pb2.StepStatisticsRequest(
+            job_ids=job_ids, name=name, context=context or {}, any_context=context is None, max_points=max_points
+        )
+        with self._client.answering():
+            reply = await stub.StepStatistics(request, timeout=_QUERY_S)
+        return StepStatistics(
+            list(reply.steps), list(reply.n), list(reply.mean), list(reply.std), list(reply.low), list(reply.high),
+            list(reply.without),
+        )  # fmt: skip
+
     async def summary(self, job_id: str) -> Summary:
         stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
         with self._client.answering():
@@ -239,6 +280,17 @@ def _points_request(job_id: str, query: PointQuery, limit: int) -> metrics_pb2.P
         job_id=job_id, after_seq=query.after_seq, names=query.names, rank=query.rank, attempt=query.attempt,
         max_points=query.max_points, limit=limit, from_step=query.from_step, to_step=query.to_step,
         since_ms=query.since_ms, until_ms=query.until_ms,
+    )  # fmt: skip
+
+
+def _aggregate(aggregate: metrics_pb2.Aggregate) -> Aggregate:
+    def step(name: str) -> int | None:
+        return getattr(aggregate, name) if aggregate.HasField(name) else None  # type: ignore[arg-type]
+
+    return Aggregate(
+        name=aggregate.name, context=dict(aggregate.context), rank=aggregate.rank, count=aggregate.count,
+        last=aggregate.last, last_step=step("last_step"), low=aggregate.low, low_step=step("low_step"),
+        high=aggregate.high, high_step=step("high_step"),
     )  # fmt: skip
 
 

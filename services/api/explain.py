@@ -11,6 +11,7 @@ from typing import Annotated, Final
 from msgspec import UNSET, UnsetType
 
 from services.api.answers import Answer, doc
+from services.api.causes import Cause
 from services.api.clients import Waiting
 from services.api.platform import spec_of
 from services.core.domain.job import Job
@@ -58,6 +59,10 @@ class JobExplanation(Answer):
     reason: Annotated[str, doc("Stable code of why it has this status; may be empty.")]
     message: Annotated[str, doc("The reason in words; may be empty.")]
     pending_reason: Annotated[str, doc("Stable code of why it waits; else empty.")]
+    cause: Annotated[
+        str,
+        doc("What went wrong, read from the output of the learner that failed first; empty if nothing is recognised."),
+    ]
     hints: Annotated[list[str], doc("What its owner can do, with commands that can be typed as they stand.")]
     queue_position: Annotated[
         int | UnsetType, doc("Place in the queue, from 1. Only while it waits and the dispatcher answers.")
@@ -73,11 +78,16 @@ _BOUNDS: Final[Mapping[str, str]] = {
 
 
 def explain(
-    job: Job, waiting: Waiting | None, *, now: int, left_out: Mapping[str, int] | None = None
+    job: Job,
+    waiting: Waiting | None,
+    *,
+    now: int,
+    left_out: Mapping[str, int] | None = None,
+    cause: Cause | None = None,
 ) -> JobExplanation:
     """The job's state, its reason, and hints. ``waiting``: the dispatcher's decision, if known. ``now``: Unix ms.
 
-    ``left_out``: lines and points beyond a bound of the job, bound -> count.
+    ``left_out``: lines and points beyond a bound of the job, bound -> count. ``cause``: of its failure, if known.
     """
     state = job.state
     pending = waiting.pending_reason if waiting else state.pending_reason
@@ -88,7 +98,12 @@ def explain(
         reason=state.reason,
         message=state.message,
         pending_reason=pending,
-        hints=[*_hints(job, pending), *_bounds_reached(left_out or {})],
+        cause=cause.sentence if cause is not None else "",
+        hints=[
+            *([cause.advice] if cause is not None and cause.advice else []),
+            *_hints(job, pending),
+            *_bounds_reached(left_out or {}),
+        ],
         queue_position=waiting.position if waiting else UNSET,
     )
 

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType, structs
 from services.api.answers import Answer, Time, as_time, as_time_or_none, doc, to_json
 from services.api.clients import Waiting
 from services.api.job_changes import Rendered
+from services.api.job_metrics import JobMetric
 from services.api.platform import spec_of
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.codec import dump
@@ -117,6 +118,10 @@ class Job(Answer):
         Time | UnsetType, doc("When it was deleted. Only in replayed answers, and in lists with `deleted`.")
     ] = UNSET
     spec: Annotated[dict[str, Any] | UnsetType, doc("The spec in normal form. Not in events of live streams.")] = UNSET
+    metrics: Annotated[
+        list[JobMetric] | UnsetType,
+        doc("The metrics that the request names, one for each name and context. Only in lists with `metrics`."),
+    ] = UNSET
     warnings: Annotated[list[str] | UnsetType, doc("Warnings to its owner. Only in the answer to a submit.")] = UNSET
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -38,6 +38,9 @@ from services.core.use_cases import jobs
 log = structlog.get_logger()
 _TRIES: Final = 100
 """As in ``services.core.use_cases.jobs.update``."""
+_SEARCH_S: Final = 1.0
+_SEARCHED: Final = 500
+"""Jobs that a search reads at a time."""
 _CACHED_JOBS: Final = 1_000
 _CACHED_PAGES: Final = 100
 _CACHED_PAGE: Final = 100
@@ -99,16 +102,44 @@ class Jobs:
             raise Quarantined(f"{error.message}; it is in quarantine: {advice}", tenant=error.tenant) from error
         return principal.visible(job, job_id)
 
-    async def page(self, query: JobQuery, *, limit: int) -> tuple[Sequence[Job], str | None]:
-        """A page, newest first, and the cursor of the next one; None after the last.
+    async def page(self, query: JobQuery, *, limit: int, newest_first: bool = True) -> tuple[Sequence[Job], str | None]:
+        """A page, and the cursor of the next one; None after the last.
 
         While the store is away, a page of at most ``_CACHED_PAGE`` jobs as it was read last.
         """
-        if limit > _CACHED_PAGE:
-            documents = await self._store.find(query, limit=limit + 1)
-        else:
-            documents = await self._cached_pages.read((query, limit), lambda: self._store.find(query, limit=limit + 1))
+
+        async def read() -> Sequence[Job]:
+            return await self._store.find(query, newest_first=newest_first, limit=limit + 1)
+
+        cached = limit <= _CACHED_PAGE
+        documents = await (self._cached_pages.read((query, limit, newest_first), read) if cached else read())
         return documents[:limit], documents[limit - 1].id if len(documents) > limit else None
+
+    async def search(
+        self,
+        query: JobQuery,
+        matching: Callable[[Sequence[Job]], Awaitable[Sequence[Job]]],
+        *,
+        limit: int,
+        newest_first: bool = True,
+    ) -> tuple[Sequence[Job], str | None]:
+        """As ``page``, of the jobs of the query that ``matching`` keeps.
+
+        It reads for ``_SEARCH_S`` seconds at most, so a page may have fewer jobs, or none, and still a cursor.
+        """
+        matched: list[Job] = []
+        until = self._clock.boottime() + _SEARCH_S
+        while True:
+            documents = await self._store.find(query, newest_first=newest_first, limit=_SEARCHED)
+            kept = await matching(documents)
+            matched += kept
+            if len(matched) > limit or (len(matched) == limit and len(documents) == _SEARCHED):
+                return matched[:limit], matched[limit - 1].id
+            if len(documents) < _SEARCHED:
+                return matched, None
+            if self._clock.boottime() >= until:
+                return matched, documents[-1].id
+            query = replace(query, after=documents[-1].id)
 
     async def waiting(self, query: JobQuery, *, limit: int) -> Sequence[Job]:
         """The oldest ``limit`` jobs of the query, oldest first."""

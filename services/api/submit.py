@@ -32,7 +32,8 @@ from services.core.domain.errors import (
 from services.core.domain.ids import RANDOM_BITS, make_id
 from services.core.domain.job import Job, new_job
 from services.core.domain.sizes import Size
-from services.core.domain.spec import JobSpec, dump_spec, nearest, parse_spec, unsupported
+from services.core.domain.spec import JobSpec, dump_spec, nearest, parse_spec
+from services.core.domain.unsupported import unsupported
 from services.core.formats.spec_text import parse_spec_text
 from services.core.frameworks import Framework
 from services.core.ports.clock import Clock
@@ -75,10 +76,13 @@ class Submitted:
     warnings: tuple[str, ...]
 
 
-def read_spec(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
-    """The spec in normal form. Raises InvalidSpec with every error that can be found, and their places."""
+def read_spec(text: bytes, kind: Literal["json", "yaml"], cluster: str = "local") -> JobSpec:
+    """The spec in normal form, for this kind of cluster.
+
+    Raises InvalidSpec with every error that can be found, and their places.
+    """
     spec = parse_spec(parse_spec_text(text, kind=kind))
-    errors = (*unsupported(spec), *_unknown_framework(spec))
+    errors = (*unsupported(spec, cluster), *_unknown_framework(spec))
     if errors:
         first = errors[0]
         hint = f"; {first.hint}" if first.hint else ""
@@ -103,9 +107,11 @@ def check_gang(spec: JobSpec, *, max_learners: int, max_bytes: int) -> None:
     raise InvalidSpec(f"/roles: {why}", errors=(FieldError("/roles", why),))
 
 
-async def read_spec_in_thread(text: bytes, kind: Literal["json", "yaml"]) -> JobSpec:
+async def read_spec_in_thread(text: bytes, kind: Literal["json", "yaml"], cluster: str) -> JobSpec:
     """As ``read_spec``; a long spec takes tens of milliseconds and is read in a thread."""
-    return read_spec(text, kind) if len(text) < _LONG_SPEC else await asyncio.to_thread(read_spec, text, kind)
+    if len(text) < _LONG_SPEC:
+        return read_spec(text, kind, cluster)
+    return await asyncio.to_thread(read_spec, text, kind, cluster)
 
 
 def framework_of(spec: JobSpec) -> Framework | None:

@@ -104,13 +104,17 @@ class IntakeClient:
         return urls
 
     async def object_calls(self) -> bool:
-        """Whether objects are moved by the next three calls; False: by signed URLs."""
+        """Whether objects are moved by the next four calls; False: by signed URLs."""
         return (await self.hello()).object_calls
 
     async def object_size(self, key: str) -> int | None:
         """Bytes; None without such an object."""
         reply: HeadObjectReply = await self._call("HeadObject", HeadObjectRequest(key=key))
         return reply.size if reply.HasField("size") else None
+
+    async def delete_object(self, key: str) -> None:
+        """Removes the object, if there is one."""
+        await self._call("DeleteObject", DeleteObjectRequest(key=key))
 
     async def get_object(self, key: str, start: int) -> AsyncGenerator[bytes]:
         """The bytes from ``start`` on. Raises NotFound."""
@@ -132,10 +136,6 @@ class IntakeClient:
         metadata = (("authorization", self._credential.authorization()),)
         with translating():
             await stub.PutObject(messages(), metadata=metadata)
-
-    async def delete_object(self, key: str) -> None:
-        """Removes an object of the learner's own checkpoints, if there is one."""
-        await self._call("DeleteObject", DeleteObjectRequest(key=key))
 
     async def close(self) -> None:
         if self._channel is not None:

@@ -103,10 +103,10 @@ class UrlSigner:
 def open_objects(assignment: Assignment, signer: UrlSigner, wait: Wait, spool: Spool | None = None) -> Objects:
     """The objects of the attempt. ``spool`` keeps the state of the upload under way."""
     folder = assignment.objects
+    own = f"{own_checkpoints(assignment)}/"
     objects: Objects
     if folder:
-        deletable = f"{own_checkpoints(assignment)}/"
-        objects = FolderObjects(Path(folder), deletable, keep_free=assignment.objects_keep_free)
+        objects = FolderObjects(Path(folder), assignment.objects_keep_free, deletable=own)
     else:
         objects = PodObjects(signer, wait, spool) if signer.in_pod else SignedObjects(signer, wait, spool)
     if "WEFT_FAILPOINTS" not in os.environ:
@@ -123,7 +123,7 @@ def own_checkpoints(assignment: Assignment) -> str:
 
 
 class FolderObjects:
-    def __init__(self, root: Path, deletable: str, *, keep_free: int = 0) -> None:
+    def __init__(self, root: Path, keep_free: int, *, deletable: str) -> None:
         """``deletable``: the beginning of the keys that may be removed."""
         from services.core.adapters.folder.objects import FolderObjectStore
 

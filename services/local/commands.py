@@ -32,6 +32,7 @@ from services.local.backup.commands import Backups, read_settings, settings_of_r
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
 from services.local.learners import end_all
+from services.local.pods import settings_of_cluster
 from services.local.quarantine_report import admin_key, reported_quarantine
 
 UP_TIMEOUT_S: Final = 60.0
@@ -79,13 +80,20 @@ class Platform(Backups):
     """The root of the errors that the methods raise."""
 
     def up(
-        self, home: str | None = None, *, gpus: int | None = None, port: int | None = None, report: Report = print
+        self,
+        home: str | None = None,
+        *,
+        gpus: int | None = None,
+        port: int | None = None,
+        cluster: Mapping[str, str] | None = None,
+        report: Report = print,
     ) -> dict[str, Any]:
         """Starts the platform, and waits until it is ready.
 
         Returns ``{url, key, home, started, queued_again, ignored}``.
 
-        ``started`` is False if it ran already. ``queued_again``: the ids of jobs that ``down`` had halted.
+        ``cluster``: where learners run, if not on this machine: ``{kind: kubernetes, kubeconfig, context, advertise,
+        registry}``. ``started`` is False if it ran already. ``queued_again``: the ids of jobs that ``down`` had halted.
         ``ignored``: the settings that would need a restart of a platform that ran already. Raises WeftError if it does
         not become ready; what was started is stopped then.
         """
@@ -95,7 +103,8 @@ class Platform(Backups):
         if _supervisor(place) is not None:
             report(f"Weft already runs in {place.root}")
             self._wait_ready(place, report)
-            ignored = changed_settings(place, {"WEFT_NODE_GPUS": gpus, "WEFT_PORT": port or None})
+            options = {"WEFT_NODE_GPUS": gpus, "WEFT_PORT": port or None, **settings_of_cluster(cluster or {})}
+            ignored = changed_settings(place, options)
             return {**self._came_up(place, report, started=False), "ignored": ignored}
         if port and not is_free("127.0.0.1", port):
             raise WeftError(f"port {port} is taken; give another with `weft up --port N`, or leave --port out")
@@ -106,6 +115,7 @@ class Platform(Backups):
             environment["WEFT_NODE_GPUS"] = str(gpus)
         if port:
             environment["WEFT_PORT"] = str(port)
+        environment |= settings_of_cluster(cluster or {})
         report(f"starting Weft in {place.root}")
         log = place / "logs" / "supervisor.log"
         begin = log.stat().st_size if log.exists() else 0

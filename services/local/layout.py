@@ -111,7 +111,7 @@ def inner_addresses(home: Home, transport: Transport, operations: Transport) -> 
             if (operations if name.endswith("-ops") else transport) == "sockets":
                 chosen[name] = f"{UNIX}{home / SOCKETS / names.get(name, name)}"
                 continue
-            holder = held.enter_context(listen_lasting("127.0.0.1", first=_last_port(home, name)))
+            holder = held.enter_context(listen_lasting("127.0.0.1", first=last_port(home, name)))
             chosen[name] = f"{TLS}127.0.0.1:{holder.getsockname()[1]}"
     return chosen
 
@@ -132,7 +132,7 @@ def listen_for_users(
         for name, at, wanted, advice in requests:
             if wanted and not is_free(at, wanted):
                 raise WeftError(f"port {wanted} is taken; {advice}")
-            listeners[name] = on_failure.enter_context(listen_lasting(at, first=wanted or _last_port(home, name)))
+            listeners[name] = on_failure.enter_context(listen_lasting(at, first=wanted or last_port(home, name)))
         on_failure.pop_all()
     return listeners
 
@@ -152,7 +152,7 @@ def tls_variables(home: Home, service: str) -> dict[str, str]:
     }
 
 
-def _last_port(home: Home, name: str) -> int:
+def last_port(home: Home, name: str) -> int:
     """The port of the name's last address; 0 if it had none, or was a socket (etcd's are named ``localhost:1``)."""
     try:
         address = str(json.loads(home.addresses_file.read_text()).get(name, ""))

@@ -29,6 +29,21 @@ class LocalSettings(Settings):
         description="How the operations addresses (health, readiness, metrics) are reached, e.g. tls for a Prometheus, "
         "which cannot read sockets. Default: as `transport`. Takes effect when nothing of the platform runs.",
     )
+    advertise: str = Field(
+        default="",
+        description="With cluster kubernetes: the host name or address by which pods reach this machine. Their helpers "
+        "connect to the metrics service there, which shows a certificate for this name.",
+    )
+    learners_host: str = Field(
+        default="0.0.0.0",  # noqa: S104 - pods are on other machines; TLS and learners' tokens protect the port
+        description="With cluster kubernetes: the address that the metrics service listens on for pods.",
+    )
+    learners_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="With cluster kubernetes: the port for pods; 0: the previous one if it is free, else a free one.",
+    )
     restart_delay_s: float = Field(
         default=0.05,
         gt=0,

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from services.core.domain.errors import FieldError, InvalidSpec
-from services.core.domain.spec import JobSpec, dump_spec, nearest, parse_spec, unsupported
+from services.core.domain.spec import JobSpec, dump_spec, nearest, parse_spec
+from services.core.domain.unsupported import unsupported
 from services.core.frameworks import find, names
 
 

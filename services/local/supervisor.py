@@ -28,7 +28,7 @@ import structlog
 from services.core.adapters.etcd import launcher
 from services.core.bootstrap.service import configure_logging
 from services.core.domain.errors import NoSpace, Unavailable, WeftError
-from services.core.runtime.address import TLS
+from services.core.runtime.address import TLS, Address
 from services.core.runtime.durable_files import write_json, write_text
 from services.core.runtime.held_sockets import for_child, receive
 from services.core.runtime.home import SOCKETS, Home
@@ -57,6 +57,7 @@ from services.local.layout import (
     with_certificate,
 )
 from services.local.log_rotation import rotate_logs
+from services.local.pods import LEARNERS, pods_address, serves_pods, variables_for
 from services.local.settings import LocalSettings
 
 _STEADY_S: Final = 5.0
@@ -237,6 +238,7 @@ class Supervisor:
         variables: dict[str, str] = {}
         if self._own_authority:
             variables = tls_variables(self._home, program.name)
+        variables |= variables_for(program.name, self._home, self._settings)
         descriptors: tuple[int, ...] = ()
         if program.name == "api":
             self._held = self._held or _listen(self._settings)
@@ -352,7 +354,10 @@ def _prepare_addresses(settings: LocalSettings) -> dict[str, socket.socket]:
         operations = settings.operations_transport or settings.transport
         inner = inner_addresses(home, settings.transport, operations)
         users = {name: address for name, address in _recorded(home).items() if name in FOR_USERS}
-        write_text(home.addresses_file, json.dumps(users | inner))
+        pods = {LEARNERS: pods_address(settings)} if serves_pods(settings) else {}
+        write_text(home.addresses_file, json.dumps(users | inner | pods))
+    if serves_pods(settings) and LEARNERS not in home.addresses():
+        raise WeftError("services of this platform still run for another cluster; stop them with `weft down` first")
     if uses_tls(home) and settings.tls_files is None:
         make_certificates(home)
     # An api that runs but hangs hands over nothing, and keeps its ports: the supervisor listens after its end.
@@ -368,7 +373,11 @@ def make_certificates(home: Home) -> list[str]:
     """Makes what is missing or old. Returns the services with a new certificate. Raises WeftError, NoSpace."""
     from services.core.adapters.certificates import issue  # noqa: PLC0415 - only where TLS is used
 
-    return issue(home / "tls", (*_NAMES, SUPERVISOR, SCRAPER), datetime.now(UTC))
+    names, hosts = [*_NAMES, SUPERVISOR, SCRAPER], {}
+    if (for_pods := _recorded(home).get(LEARNERS)) is not None:
+        names.append(LEARNERS)
+        hosts[LEARNERS] = Address(for_pods).host_port[0]
+    return issue(home / "tls", names, datetime.now(UTC), hosts=hosts)
 
 
 def _recorded(home: Home) -> dict[str, str]:

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -20,7 +19,6 @@ import structlog
 from services.core.domain.errors import NoSpace
 from services.core.runtime.durable_files import write_json
 from services.core.runtime.edges import log_unexpected
-from services.core.runtime.learner_folder import DISK_FILE
 from services.node import capacity
 from services.node.caches import Caches
 from services.node.disk_bounds import Share, to_end
@@ -54,8 +52,6 @@ class DiskWatch:
         self._free_space = capacity.free_space(settings)
         self._instrumentation = instrumentation
         self._learners = learners
-        self._ended: dict[Path, int] = {}
-        """Bytes of learners that have ended and whose files are still there: each is measured once."""
 
     async def run(self) -> None:
         """Watches until cancelled."""
@@ -74,15 +70,9 @@ class DiskWatch:
                 return
 
     async def _look(self) -> None:
-        learners = [learner for learner in self._learners() if learner.started and not learner.files.has(DISK_FILE)]
-        self._ended = {learner.folder: self._ended.get(learner.folder, -1) for learner in learners if learner.ended}
         totals, children = Counter[str](), dict[int, list[int]]()
-        for learner in learners:
-            if learner.folder in self._ended:
-                if self._ended[learner.folder] < 0:
-                    self._ended[learner.folder] = (await asyncio.to_thread(disk_use, learner, {})).size
-                totals[learner.tenant] += self._ended[learner.folder]
-                continue
+        running = [learner for learner in self._learners() if is_running(learner)]
+        for learner in running:
             children = children or await asyncio.to_thread(lambda: children_of(read_table()))
             use = await asyncio.to_thread(
                 disk_use, learner, children, max_bytes=self._max_bytes, max_files=self._max_files
@@ -95,16 +85,14 @@ class DiskWatch:
         self._instrumentation.disk.set(totals.total())
         for tenant, total in totals.items():
             if total > self._max_tenant_bytes:
-                of_tenant = [learner for learner in learners if learner.tenant == tenant]
+                of_tenant = [learner for learner in running if learner.tenant == tenant]
                 await asyncio.to_thread(self._bound_tenant, tenant, of_tenant)
 
     def _bound_tenant(self, tenant: str, learners: list[Learner]) -> None:
-        """Files that wait to be stored count; those of learners that were ended for the disk are removed soon."""
-        left = sum(self._ended.get(learner.folder, 0) for learner in learners)
         with self._frozen_count.of(filter(is_running, learners)) as counted:
             by_folder = {learner.folder: learner for learner, _, _ in counted}
             shares = [Share(learner.folder, tenant, use.size, is_frozen) for learner, use, is_frozen in counted]
-            excess = left + sum(share.amount for share in shares) - self._max_tenant_bytes
+            excess = sum(share.amount for share in shares) - self._max_tenant_bytes
             for share in to_end(shares, excess):
                 why = (
                     f"the learners of its tenant on this machine wrote more than {self._max_tenant_bytes / 2**30:.3g} "

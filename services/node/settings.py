@@ -85,9 +85,9 @@ class NodeSettings(Settings):
     node_tenant_disk: int | None = Field(
         default=None,
         gt=0,
-        description="Bytes that all learners of one tenant on this machine may have on the disk together, or e.g. "
-        "200GB, with those that wait to be stored. Beyond it the tenant's largest learner is ended with reason "
-        "DiskExceeded. Default: half of the file system that holds WEFT_HOME, or WEFT_NODE_DISK if that is more.",
+        description="Bytes that the running learners of one tenant on this machine may have on the disk together, or "
+        "e.g. 200GB. Beyond it the tenant's largest learner is ended with reason DiskExceeded. Default: half of the "
+        "file system that holds WEFT_HOME, or WEFT_NODE_DISK if that is more.",
     )
     node_disk_reserve: int | None = Field(
         default=None,

@@ -23,12 +23,14 @@ from tests.testbed.kubernetes.images import TINY_IMAGE
 from tests.testbed.kubernetes.kubectl import Kubectl
 
 _GIVEN = os.environ.get("WEFT_TEST_KUBECONFIG", "")
+_TEST_BED_ONLY = ("test_testbed.py", "test_cluster_port.py", "test_life_in_pods.py")
+"""They use images that only the test bed has, its network, or break its nodes."""
 Untimed = Callable[[], AbstractContextManager[None]]
 Say = Callable[[str], None]
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    return True if _GIVEN and collection_path.name == "test_testbed.py" else None
+    return True if _GIVEN and collection_path.name in _TEST_BED_ONLY else None
 
 
 @pytest.fixture(scope="session")

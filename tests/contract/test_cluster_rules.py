@@ -1,26 +1,22 @@
 """The contract of a Cluster without real processes: the same for the node agent and the cluster in memory.
 
-Tests with real processes are in test_cluster.
+Tests with real processes are in test_cluster, those with pods in tests/cluster.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing
-from dataclasses import replace
 
 import pytest
 
-from services.core.domain.errors import InvalidRequest, StaleFence
+from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import Cluster, Node
-from tests.testbed.gangs import start, states, stop, teardown
+from tests.testbed.cluster_rules import *  # noqa: F403 - the tests
+from tests.testbed.cluster_rules import Scene
 from tests.testbed.memory.cluster import MemoryCluster
-from tests.testbed.node import NodeProcess, node_process, plan
-from tests.waiting import HANG_S, until
-
-FOREVER = "exec sleep 1000"
+from tests.testbed.node import NodeProcess, node_process
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -30,140 +26,27 @@ def node() -> Generator[NodeProcess]:
 
 
 @pytest.fixture(params=["local", "memory"])
-async def cluster(request: pytest.FixtureRequest) -> AsyncGenerator[Cluster]:
+async def scene(request: pytest.FixtureRequest) -> AsyncGenerator[Scene]:
     if request.param == "memory":
         machine = Node(name="local", cpus=4, memory=2**32, gpus=4)
-        client: Cluster = MemoryCluster([machine], now_ms=lambda: time.time_ns() // 1_000_000)
-    else:
-        client = await request.getfixturevalue("node").cluster()
-    yield client
+        memory = MemoryCluster([machine], now_ms=lambda: time.time_ns() // 1_000_000)
+
+        async def started_in_memory(gang: AttemptPlan) -> None:
+            memory.learner(gang.job).on_term = None
+            memory.learner(gang.job).start()
+
+        yield Scene(memory, ["local"], started_in_memory)
+        return
+    agent: NodeProcess = request.getfixturevalue("node")
+
+    async def prints_up(gang: AttemptPlan) -> None:
+        await until(lambda: agent.output(gang) == "up\n")
+
+    client = await agent.cluster()
+    yield Scene(client, ["local"], prints_up)
     await client.close()
 
 
-async def test_ping_succeeds_and_nodes_are_ready(cluster: Cluster) -> None:
-    await cluster.ping()
-    assert [node.name for node in await cluster.capacity() if node.ready] == ["local"]
-
-
-async def test_an_unknown_job_has_no_learners_and_may_be_stopped_and_torn_down(cluster: Cluster) -> None:
-    observation = await cluster.observe("jnobody")
-    assert (list(observation.learners), list(observation.attempts)) == ([], [])
-    await cluster.stop("jnobody", attempt=1, term=1, generation=1, cause="kill", grace_ms=0)
-    await cluster.teardown("jnobody", attempt=1, term=1)
-
-
-async def test_learners_are_inert_before_the_last_step(cluster: Cluster) -> None:
-    gang = plan([FOREVER] * 2)
-    for step in cluster.steps()[:-1]:
-        await cluster.do(step, gang)
-    assert await states(cluster, gang) == ["inert"] * 2
-    await cluster.do(cluster.steps()[-1], gang)
-    assert "inert" not in await states(cluster, gang)
-    await teardown(cluster, gang)
-
-
-async def test_unknown_steps_and_steps_out_of_order_are_refused(cluster: Cluster) -> None:
-    with pytest.raises(InvalidRequest, match="no step 'dance'"):
-        await cluster.do("dance", plan([FOREVER]))
-    with pytest.raises(InvalidRequest, match="not been reserved"):
-        await cluster.do("activate", plan([FOREVER]))
-
-
-async def test_a_job_is_listed_while_anything_of_it_exists(cluster: Cluster) -> None:
-    gang = plan([FOREVER])
-    assert gang.job not in await cluster.jobs()
-    await cluster.do("reserve", gang)
-    assert gang.job in await cluster.jobs()
-    await teardown(cluster, gang)
-    assert gang.job not in await cluster.jobs()
-
-
-@pytest.mark.parametrize("last", ["reserve", "learners"])
-async def test_a_learner_that_is_stopped_before_activation_ends_without_running(cluster: Cluster, last: str) -> None:
-    gang = plan([FOREVER] * 2)
-    for step in cluster.steps()[: cluster.steps().index(last) + 1]:
-        await cluster.do(step, gang)
-    await stop(cluster, gang, "halt", 1000)
-
-    async def all_over() -> bool:
-        return await states(cluster, gang) == ["exited"] * 2
-
-    await until(all_over)
-    await start(cluster, gang)  # a late repetition
-    present = (await cluster.observe(gang.job)).learners
-    assert [(learner.run, learner.started) for learner in present] == [(0, None)] * 2
-    assert [(learner.exit.stop_cause, learner.exit.natural) for learner in present if learner.exit] == [
-        ("halt", False)
-    ] * 2
-    await teardown(cluster, gang)
-
-
-async def test_a_stronger_stop_overrides_and_a_weaker_one_is_ignored(
-    cluster: Cluster, request: pytest.FixtureRequest
-) -> None:
-    gang = plan(["trap '' TERM; echo up; while :; do sleep 0.01; done"])
-    await start(cluster, gang)
-    if isinstance(cluster, MemoryCluster):
-        cluster.learner(gang.job).on_term = None
-        cluster.learner(gang.job).start()
-    else:
-        node: NodeProcess = request.getfixturevalue("node")
-        await until(lambda: node.output(gang) == "up\n")  # before its trap, the first SIGTERM would end it
-    assert await states(cluster, gang) == ["running"]
-    await stop(cluster, gang, "halt", 60_000)
-    await stop(cluster, gang, "peer", 90_000)
-    await stop(cluster, gang, "kill", 0)
-    await stop(cluster, gang, "halt", 60_000)
-
-    async def killed() -> bool:
-        (learner,) = (await cluster.observe(gang.job)).learners
-        return learner.exit is not None and (learner.exit.signal, learner.exit.stop_cause) == (9, "kill")
-
-    await until(killed)
-    await teardown(cluster, gang)
-
-
-async def test_calls_with_a_lower_attempt_or_term_are_refused(cluster: Cluster) -> None:
-    gang = plan([FOREVER], attempt=2, term=5)
-    await start(cluster, gang)
-    for attempt, term in ((2, 4), (1, 5), (1, 9)):
-        old = replace(gang, attempt=attempt, term=term)
-        for call in (cluster.do("reserve", old), stop(cluster, old), teardown(cluster, old)):
-            with pytest.raises(StaleFence):
-                await call
-    assert "exited" not in await states(cluster, gang)
-    await teardown(cluster, replace(gang, term=6))
-
-
-async def test_a_late_step_makes_nothing_after_teardown(cluster: Cluster) -> None:
-    gang = plan([FOREVER])
-    await start(cluster, gang)
-    await teardown(cluster, gang)
-    for step in cluster.steps():
-        with pytest.raises(StaleFence):
-            await cluster.do(step, gang)
-    await teardown(cluster, gang)  # may be repeated
-    successor = replace(gang, term=2)
-    await cluster.do("reserve", successor)
-    await teardown(cluster, successor)
-    assert gang.job not in await cluster.jobs()
-
-
-async def test_teardown_removes_earlier_attempts(cluster: Cluster) -> None:
-    old = plan([FOREVER])
-    await start(cluster, old)
-    await start(cluster, replace(old, attempt=2, term=2))
-    assert (await cluster.observe(old.job)).attempts == [1, 2]
-    await teardown(cluster, replace(old, attempt=2, term=2))
-    assert (await cluster.observe(old.job)).attempts == []
-
-
-async def test_watchers_get_an_empty_id_first_and_then_changed_jobs(cluster: Cluster) -> None:
-    gang = plan([FOREVER])
-    async with aclosing(cluster.watch()) as changes:  # type: ignore[type-var]
-        assert await anext(changes) == ""
-        await start(cluster, gang)
-        await teardown(cluster, gang)
-        async with asyncio.timeout(HANG_S):
-            while await anext(changes) != gang.job:
-                pass
+@pytest.fixture
+def cluster(scene: Scene) -> Cluster:
+    return scene.cluster

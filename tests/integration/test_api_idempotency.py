@@ -45,6 +45,7 @@ POSTS = {
     "/v1/jobs/{job_id}/halt": Post(other_path="/v1/jobs/{job}/kill"),
     "/v1/jobs/{job_id}/resume": Post(other_path="/v1/jobs/{job}/halt", first=("halt",)),
     "/v1/jobs/{job_id}/kill": Post(other_path="/v1/jobs/{job}/halt"),
+    "/v1/jobs/{job_id}/clone": Post({"set": {"env.SEED": "1"}}, {"set": {"env.SEED": "2"}}),
     "/v1/keys": Post({"name": "a"}, {"name": "b"}),
 }
 WITHOUT = {"/v1/session", "/v1/session/codes"}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.empty_pb2 import Empty
+from google.protobuf.struct_pb2 import Struct
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.api import use_cases
@@ -133,7 +134,7 @@ def filled(message: Any, **ids: str) -> Any:
     if isinstance(message, list):
         return [filled(part, **ids) for part in message]
     out = type(message).FromString(message.SerializeToString())
-    for name in ("job_id", "key_id"):
+    for name in ("job_id", "key_id", "a", "b"):
         if name in out.DESCRIPTOR.fields_by_name:
             setattr(out, name, getattr(out, name).format(**ids))
     return out
@@ -141,6 +142,12 @@ def filled(message: Any, **ids: str) -> Any:
 
 def submission(**head: Any) -> list[pb.SubmitJobRequest]:
     return [pb.SubmitJobRequest(head=pb.Submission(**{"yaml": YAML, **head}))]
+
+
+def a_struct(values: dict[str, Any]) -> Struct:
+    struct = Struct()
+    struct.update(values)
+    return struct
 
 
 NEW = frozenset({"id", "since", "created", "updated", "trace_id"})
@@ -152,6 +159,11 @@ ANSWERS = [
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=2, status=["queued", "PROCESSING"]), {"limit": 2, "status": "queued,PROCESSING"}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(fields="name,status", tenant="*"), {"fields": "name,status", "tenant": "*"}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(deleted=True), {"deleted": "true"}),
+    Request(("POST", "/v1/jobs/{fresh}/clone"), "CloneJob", pb.CloneJobRequest(job_id="{fresh}", name="copy", set=a_struct({"env.SEED": "3", "learners": 2})), body={"name": "copy", "set": {"env.SEED": "3", "learners": 2}}, varies=NEW),
+    Request(("POST", "/v1/jobs/{fresh}/clone"), "PlanClone", pb.CloneJobRequest(job_id="{fresh}"), {"dry_run": "true"}, body={}),
+    Request(("GET", "/v1/diff"), "DiffJobs", pb.DiffJobsRequest(a="{job}", b="{fresh}"), {"a": "{job}", "b": "{fresh}"}),
+    Request(("GET", "/v1/statistics"), "GetStatistics", pb.GetStatisticsRequest(name="loss", q="created<1d", max_points=7), {"name": "loss", "q": "created<1d", "max_points": 7}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(q="metric.loss.max>0", metrics="loss", order="oldest"), {"q": "metric.loss.max>0", "metrics": "loss", "order": "oldest"}),
     Request(("GET", "/v1/jobs/{job}"), "GetJob", pb.GetJobRequest(job_id="{job}")),
     Request(("GET", "/v1/jobs/{fresh}"), "GetJob", pb.GetJobRequest(job_id="{fresh}"), varies=NEW),
     Request(("POST", "/v1/jobs/{fresh}/halt"), "HaltJob", pb.ChangeJobRequest(job_id="{fresh}"), varies=NEW),
@@ -191,6 +203,12 @@ ERRORS = [
     Request(("POST", "/v1/jobs"), "SubmitJob", submission(), body=SPEC, headers={"Idempotency-Key": "a b"}, metadata=(("idempotency-key", "a b"),)),
     Request(("POST", "/v1/jobs"), "SubmitJob", submission(yaml=YAML + "tags: [y]\n"), body={**SPEC, "tags": ["y"]}, headers={"Idempotency-Key": "taken"}, metadata=(("idempotency-key", "taken"),)),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=0), {"limit": 0}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(q="nam=x"), {"q": "nam=x"}),
+    Request(("POST", "/v1/jobs/{job}/clone"), "CloneJob", pb.CloneJobRequest(job_id="{job}", set=a_struct({"comand": "x"})), body={"set": {"comand": "x"}}),
+    Request(("GET", "/v1/diff"), "DiffJobs", pb.DiffJobsRequest(a="{job}", b="x"), {"a": "{job}", "b": "x"}),
+    Request(("GET", "/v1/statistics"), "GetStatistics", pb.GetStatisticsRequest(name="loss"), {"name": "loss"}),
+    Request(("GET", "/v1/statistics"), "GetStatistics", pb.GetStatisticsRequest(name="loss", q="(", max_points=1), {"name": "loss", "q": "(", "max_points": 1}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(order="best"), {"order": "best"}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=501), {"limit": 501}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(after="x"), {"after": "x"}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(status=["DONE"]), {"status": "DONE"}),
@@ -233,7 +251,9 @@ class EntryPoints:
         return await self.api.admin.request(
             method,
             path.format(**ids),
-            params=request.params,
+            params={
+                name: value.format(**ids) if isinstance(value, str) else value for name, value in request.params.items()
+            },
             headers=request.headers,
             **({} if request.body is None else body),
         )
@@ -275,6 +295,11 @@ async def test_rest_and_grpc_give_the_same_answers(api: Api, rpc: Rpc, learner: 
         if request.rpc in {"GetMetrics", "GetProgress"}:  # JSON has words for numbers that are not finite
             for point in [*by_rest["latest"].values()] if "latest" in by_rest else by_rest["points"]:
                 point["value"] = float(point["value"])
+        for job in by_rest.get("jobs", ()) if "metrics" in request.params else ():
+            for metric in job["metrics"]:
+                metric.update({name: float(metric[name]) for name in ("last", "min", "max", "best")})
+        for group in by_rest.get("groups", ()):
+            group.update({name: [float(value) for value in group[name]] for name in ("mean", "std", "min", "max")})
         by_grpc = as_json(message)
         if "fields" in request.params:  # a message has all fields; those that were not requested are empty
             requested = by_rest["jobs"][0]

@@ -113,6 +113,18 @@ async def test_a_list_shows_jobs_of_the_own_tenant_only(api: Api) -> None:
         assert refused.status_code == 403
 
 
+async def test_a_filtered_list_shows_when_a_job_begins_and_ceases_to_match(api: Api) -> None:
+    async with (
+        page(api.admin, list="true", q="status=KILLED") as killed,
+        page(api.admin, list="true", q="not status=KILLED") as other,
+    ):
+        job = (await api.submit())["id"]
+        await until(lambda: killed.named("left") and other.named("job"))
+        await api.admin.post(f"/v1/jobs/{job}/kill")
+        await until(lambda: killed.named("job") and other.named("left"))
+        assert [entry["status"] for entry in killed.named("job")] == ["KILLED"]
+
+
 async def test_a_list_that_connects_again_gets_what_it_missed(api: Api) -> None:
     async with page(api.admin, list="true") as other:  # keeps the log of this process
         async with page(api.admin, list="true") as shown:

@@ -176,3 +176,34 @@ async def test_downloaded_code_is_unpacked_and_replaces_no_local_file(weft: Term
     assert (await weft("download", job, out, "--code", "--force")).code == 0
     assert "hello" in (out / "train.py").read_text()
     assert (await weft("download", job, out, "--code", "--zip", "-o", "name")).out.strip() == str(out / "code.zip")
+
+
+async def test_an_array_is_a_group_that_is_listed_waited_for_killed_and_deleted_as_one(
+    api: Api, weft: Terminal, project: Path
+) -> None:
+    other = await api.submit()
+    words = ("train", project, "--array", "lr=0.1,0.01", "--array", "resources.cpus=1,2", "--repeat", 2)
+    made = await weft(*words, "--idempotency-key", "night", "-o", "json")
+    check_answer("train --array", made.json)
+    group, jobs = made.json["group"], made.json["jobs"]
+    shown = [(job["spec"]["env"], job["resources"]["cpus"]) for job in jobs]
+    assert shown == [({"lr": lr, "SEED": seed}, cpus) for lr in ("0.1", "0.01") for cpus in (1, 2) for seed in "01"]
+    assert [job["name"] for job in jobs] == [f"mine-{number}" for number in range(1, 9)]
+    again = await weft(*words, "--idempotency-key", "night", "-o", "name")
+    assert again.out.split() == [job["id"] for job in jobs], "the same key makes the same jobs"
+    listed = (await weft("list", "--group", group, "-o", "name")).out.split()
+    assert sorted(listed) == sorted(job["id"] for job in jobs)
+    assert (await weft("wait", "--group", group, "--timeout", "0")).code == 101
+    assert (await weft("kill", "--group", group, "--yes")).code == 0
+    assert (await weft("wait", "--group", group)).code == 103
+    assert (await weft("delete", "-l", f"group={group}", "--yes")).code == 0
+    assert (await weft("list", "-o", "name")).out.split() == [other["id"]]
+    gone = await weft("kill", "--group", group, "--yes")
+    assert (gone.code, f"no job has the tag 'group={group}'" in gone.err) == (4, True)
+    assert "name jobs, or give --group NAME or -l TAG" in (await weft("kill")).err
+
+
+@pytest.mark.parametrize("array", ["lr", "lr=", "1r=2", "=3"])
+async def test_an_array_that_is_no_list_of_values_is_a_usage_error(weft: Terminal, project: Path, array: str) -> None:
+    refused = await weft("train", project, "--array", array)
+    assert (refused.code, "write it as NAME=VALUE,VALUE" in refused.err) == (2, True)

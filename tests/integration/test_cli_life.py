@@ -88,8 +88,8 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
     home, saved, ids = str(weft_up.home.root), str(tmp_path / "saved.weft"), {"JOB": "", "LONG": ""}
     typed = [
         ["init", str(tmp_path / "new")], ["train", str(code), "--dry-run"], ["train", str(code)], ["wait", "JOB"],
-        ["list"], ["show", "JOB"],
-        ["events", "JOB"], ["explain", "JOB"], ["metrics", "JOB"], ["download", "JOB", str(tmp_path / "out")],
+        ["list"], ["show", "JOB"], ["events", "JOB"], ["explain", "JOB"], ["metrics", "JOB"], ["watch", "JOB"],
+        ["download", "JOB", str(tmp_path / "out")],
         ["train", str(code), "--set", "env.SLEEP=60"], ["halt", "LONG"], ["wait", "LONG"], ["resume", "LONG"],
         ["kill", "LONG"], ["wait", "LONG"], ["delete", "JOB", "LONG", "--yes"],
         ["up", "--home", home], ["status", "--home", home], ["doctor", "--home", home],
@@ -320,6 +320,28 @@ def test_unknown_metric_and_job_without_metrics_have_different_errors(weft: Weft
     job = weft("train", code, "-o", "name").out.strip()
     assert weft("wait", job).code == 0
     assert f"nothing reported under acuracy; `weft metrics {job}` lists" in weft("metrics", job, "-m", "acuracy").err
+
+
+def test_watch_takes_up_the_live_view_and_metrics_of_several_jobs_are_compared(weft: Weft, code: Path) -> None:
+    first, second = (weft("train", code, "--name", name, "-o", "name").out.strip() for name in ("first", "second"))
+    watched = weft("watch", first)
+    assert (watched.code, "first COMPLETED" in watched.out, "loss 0.05" in watched.out) == (0, True, True)
+    assert weft("wait", second).code == 0
+    assert weft("watch", second, "-o", "json").json["id"] == second
+    compared = weft("metrics", first, second)
+    assert [line.split()[:2] for line in compared.out.splitlines()[1:]] == [
+        [name, "loss"] for name in ("first", "first", "second", "second")
+    ]
+    document = weft("metrics", first, second, "-o", "json").json
+    check_answer("metrics JOB JOB", document)
+    assert [job["name"] for job in document["jobs"]] == ["first", "second"]
+    lines = weft("metrics", first, second, "--rank", "0", "-o", "csv").out.splitlines()
+    assert lines[0] == "job,metric,context,role,rank,attempt,step,time,value"
+    assert len(lines) == 41
+    job, metric, _, role, rank, attempt, step, time, value = lines[20].split(",")
+    assert (job, metric, role, rank, attempt, step, time[-1], value) == (
+        first, "loss", "worker", "0", "1", "20", "Z", "0.05",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("what", ["logs", "metrics", "events"])

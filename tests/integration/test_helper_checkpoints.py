@@ -185,7 +185,7 @@ class DyingObjects(FolderObjects):
     """Dies before or after its n-th call."""
 
     def __init__(self, root: Path, own: str, death: tuple[int, str] | None) -> None:
-        super().__init__(root, own)
+        super().__init__(root, 0, deletable=own)
         self._death = death
         self.calls = 0
 

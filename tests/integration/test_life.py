@@ -76,6 +76,15 @@ def test_a_learner_that_runs_out_of_memory_fails_as_oom_killed(client: Client, w
     assert "resources.memory" in job.message
 
 
+def test_explain_names_the_cause_from_the_output_of_the_learner_that_failed(client: Client) -> None:
+    failing = """python3 -c 'import pandos_that_is_nowhere'"""
+    command = f'if [ "$WEFT_RANK" = 1 ]; then {failing}; else exec sleep 600; fi'
+    job = client.jobs.submit(spec(command, learners=2)).wait(HANG_S)
+    answer = job.explain()
+    assert "ModuleNotFoundError: No module named 'pandos_that_is_nowhere'" in answer["cause"]
+    assert "add the line `pandos_that_is_nowhere` to requirements.txt" in answer["hints"][0]
+
+
 def test_a_failure_is_retried_within_its_budget_and_not_beyond(client: Client) -> None:
     job = client.jobs.submit(spec("exit 7", retries={"max": 2, "backoff": "10ms"})).wait(DONE_S)
     assert (job.status, job.attempt) == ("FAILED", 3)

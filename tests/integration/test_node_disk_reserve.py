@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Generator
@@ -13,6 +14,8 @@ import pytest
 
 from services.core.adapters.local.cluster import LocalCluster
 from services.core.domain.plan import AttemptPlan
+from services.node.freezing import freeze
+from services.node.learner import read_learner
 from tests.testbed.gangs import await_exit, learner, start, teardown
 from tests.testbed.isolations import VARIANTS, Variant
 from tests.testbed.node import NodeProcess, plan
@@ -75,3 +78,24 @@ async def test_learner_that_moves_its_files_while_it_fills_the_disk_is_ended_and
     assert (await learner(cluster, honest)).state == "running"
     for gang in (honest, hog):
         await teardown(cluster, gang)
+
+
+async def test_learner_that_a_killed_agent_has_left_frozen_runs_again_under_the_next(
+    node: NodeProcess, cluster: LocalCluster
+) -> None:
+    gang = plan(["while :; do echo x; sleep 0.02; done"])
+    await start(cluster, gang)
+    await until(lambda: node.output(gang))
+    node.end(signal.SIGKILL)
+    frozen = read_learner(node.folder(gang))
+    assert frozen is not None
+    assert freeze(frozen)
+    pid = node.read(gang, "runs/1/start.json")["pid"]
+    has_v2 = any(Path(group, "cgroup.freeze").exists() for group in frozen.document.groups)  # shown as sleeping there
+    assert has_v2 or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"D", "T"}
+    (node.home / "node" / ".agent" / "frozen").touch()
+    written = node.output(gang)
+    node.start()
+    await until(lambda: len(node.output(gang)) > len(written))
+    assert not (node.home / "node" / ".agent" / "frozen").exists()
+    await teardown(cluster, gang)

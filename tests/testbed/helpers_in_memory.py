@@ -162,6 +162,8 @@ class _Helper:
             learner.reason, learner.message, learner.stored = *fate.fails, True
             learner.notify()
             return
+        while learner.exit is None and learner.blocked is not None:
+            await self._wait_unless_ended(_BEAT_S)  # its container does not run: no learner of the gang may start
         if learner.exit is None:
             await self._report(Phase.READY)
             await self._wait_for_go()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from services.core.domain.job import Job, admitted, moved, released
 from services.core.domain.status import Status
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from tests.testbed import identities
-from tests.testbed.api import Api, running_api
+from tests.testbed.api import SPEC, Api, running_api
 from tests.testbed.etcd import Etcd
 from tests.testbed.metrics import Helper, MetricsProcess
 
@@ -49,8 +49,10 @@ class Learner:
 
 
 @asynccontextmanager
-async def running_learner(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncGenerator[Learner]:
-    job = (await api.submit())["id"]
+async def running_learner(
+    api: Api, metrics: MetricsProcess, etcd: Etcd, spec: Mapping[str, Any] = SPEC
+) -> AsyncGenerator[Learner]:
+    job = (await api.submit(spec))["id"]
 
     def run(document: Job) -> Job:
         document = admitted(document, placement={"worker-0": "here"}, dispatcher_term=1, now=document.updated)

@@ -16,10 +16,11 @@ from typing import Any, Final
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-FOLDERS: Final = ("tests/cluster",)
-"""Folders that are a unit: their tests share a Kubernetes cluster."""
+FOLDERS: Final = ("tests/cluster", "tests/browser")
+"""Folders that are a unit: their tests share a Kubernetes cluster, or a platform and a browser."""
 LONGEST: Final[Sequence[str]] = (
     "tests/cluster",
+    "tests/browser",
     "tests/integration/test_digits.py",
     "tests/integration/test_up.py",
     "platform every-hint-dropped",

@@ -43,6 +43,17 @@ def test_help_imports_few_modules_of_our_own() -> None:
     assert ours <= {"weft", "weft._cli", "weft._cli.main", "weft._cli.call"}
 
 
+def test_a_list_of_jobs_is_printed_without_libraries_that_take_long_to_import() -> None:
+    code = (
+        "import sys; import weft._client; from weft._cli.commands.jobs import _job_table; "
+        "job = {'id': 'j1', 'name': 'n', 'status': 'QUEUED', 'created': '2026-11-22T00:00:00.000Z'}; "
+        "assert 'QUEUED' in _job_table([job], False); "
+        "print(sorted(set(sys.modules) & {'rich', 'yaml', 'asyncio', 'anyio', 'pathspec', 'pydantic', 'uuid'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_importing_the_sdk_loads_nothing_heavy() -> None:
     code = "import sys, weft; print(sorted(set(sys.modules) & {'httpx2', 'rich', 'yaml', 'click', 'pathspec'}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -236,3 +236,11 @@ def test_a_wide_table_is_not_cut_on_a_narrow_terminal(monkeypatch: pytest.Monkey
     text = table(COLUMNS, [["j01k8zzzzzzzzzzzzzzzzzz", "n" * 40, "DOWNLOADING", "w" * 40, "x" * 20]], wide=True)
     assert "…" not in text
     assert "x" * 20 in text
+
+
+def test_wide_characters_take_two_columns_of_a_table() -> None:
+    accented = "e\u0301" * 4
+    rows = [["訓練" * 8, "ok"], [accented, "ok"]]
+    first, wide, combined = table([Column("NAME", flexible=True), Column("STATE")], rows, columns_wide=20).splitlines()
+    assert (first.index("STATE"), wide) == (15, f"{'訓練' * 3}…  ok")
+    assert combined == f"{accented}{' ' * 11}ok"

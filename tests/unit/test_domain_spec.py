@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from services.core.domain.errors import FieldError, InvalidSpec
 from services.core.domain.sizes import Size
-from services.core.domain.spec import JobSpec, dump_spec, nearest, parse_spec, unsupported
+from services.core.domain.spec import JobSpec, dump_spec, nearest, parse_spec
+from services.core.domain.unsupported import unsupported
 
 WRONG: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "wrong_specs.yaml").read_text())
 
@@ -201,6 +202,28 @@ def test_a_field_that_is_not_implemented_is_refused_by_name(fields: dict[str, An
     (error,) = unsupported(a_spec(**fields))
     assert error.pointer == pointer
     assert "not available on this platform yet" in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer"),
+    [
+        ({"image_pull_secret": "s"}, "/image_pull_secret"),
+        ({"data_stores": [{"id": "l", "type": "local", "path": "/data"}]}, "/data_stores/0/type"),
+        ({"resources": {"gpus": 0.5}}, "/resources/gpus"),
+        ({"roles": {"worker": {"count": 1, "gpus": 0.5}}}, "/roles/worker/gpus"),
+    ],
+    ids=str,
+)
+def test_a_field_that_pods_cannot_have_is_refused_with_what_to_write(fields: dict[str, Any], pointer: str) -> None:
+    (error,) = unsupported(a_spec(**fields), "kubernetes")
+    assert error.pointer == pointer
+    assert error.hint
+
+
+def test_pods_have_images_and_shared_memory() -> None:
+    spec = a_spec(image="registry.example/mine:1", resources={"shm": "1GB", "gpus": 2})
+    assert unsupported(spec, "kubernetes") == ()
+    assert [error.pointer for error in unsupported(spec)] == ["/image", "/resources/shm"]
 
 
 def test_an_unknown_field_of_a_metrics_file_is_refused_with_the_nearest_name() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.core.domain.spec import parse_spec, unsupported
+from services.core.domain.spec import parse_spec
+from services.core.domain.unsupported import unsupported
 from services.core.frameworks import find
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -11,6 +11,7 @@ from services.core.domain.outages import Outage
 from services.core.domain.status import Desired, Status
 from services.core.use_cases.jobs import history
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane
+from tests.testbed.memory.cluster import Blocked
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
 PENDING = ["QUEUED", "PENDING"]
@@ -247,6 +248,40 @@ async def test_an_attempt_is_rolled_back_when_the_cluster_is_away_for_too_long(p
     events = await history(plane.jobs, job)
     assert [event.reason for event in events if event.to is Status.QUEUED] == ["", "ProvisionTimeout"]
     assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+async def test_gang_of_which_one_image_is_missing_is_undone_at_once_and_queued_again(plane: ControlPlane) -> None:
+    plane.cluster.blocked["worker-3", 1] = Blocked("ImagePullFailed", "x:1: not found; check it", for_good=True)
+    job_id = await plane.submit(learners=4, retries={"backoff": "0s"})
+    job = await plane.until(lambda job: job.attempt.number == 2, job_id, within_s=20)
+    queued = [event for event in await history(plane.jobs, job) if event.to is Status.QUEUED]
+    assert [event.reason for event in queued] == ["", "ImagePullFailed"]
+    assert queued[-1].message == "learner worker-3 could not start: x:1: not found; check it"
+    assert all(learner.attempt == 2 for learner in plane.cluster.learners(job_id))
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+async def test_gang_that_stays_unscheduled_is_undone_after_the_timeout_with_the_reason(plane: ControlPlane) -> None:
+    plane.cluster.blocked["worker-1", 1] = Blocked("Unschedulable", "2 Insufficient nvidia.com/gpu")
+    job_id = await plane.submit(learners=2, retries={"backoff": "0s"})
+    await plane.reached(job_id, Status.DOWNLOADING)
+    await asyncio.sleep(590)
+    job = await plane.job(job_id)
+    assert (job.status, job.attempt.number, job.attempt.committed) == (Status.DOWNLOADING, 1, False)
+    job = await plane.until(lambda job: job.attempt.number == 2, job_id, within_s=30)
+    events = await history(plane.jobs, job)
+    assert [event.reason for event in events if event.to is Status.QUEUED] == ["", "Unschedulable"]
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+async def test_attempt_that_was_blocked_for_a_while_commits_when_all_have_started(plane: ControlPlane) -> None:
+    plane.cluster.blocked["worker-1", 1] = Blocked("MountFailed", "timed out waiting for the condition")
+    job_id = await plane.submit(learners=2)
+    await plane.reached(job_id, Status.DOWNLOADING)
+    await asyncio.sleep(60)
+    plane.cluster.blocked.clear()
+    job = await plane.rested(job_id)
+    assert (job.status, job.attempt.number, job.attempt.committed) == (Status.COMPLETED, 1, True)
 
 
 async def test_an_attempt_continues_after_a_short_absence_of_the_cluster(plane: ControlPlane) -> None:

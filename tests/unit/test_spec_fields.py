@@ -19,8 +19,9 @@ from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.plan import Input as PlannedInput
 from services.core.domain.sizes import SIZES
-from services.core.domain.spec import JobSpec, _models_in, dump_spec, parse_spec, unsupported
+from services.core.domain.spec import JobSpec, _models_in, dump_spec, parse_spec
 from services.core.domain.status import Phase
+from services.core.domain.unsupported import unsupported
 from services.core.domain.verdict import decide_verdict
 from services.guardian.ending import Limits
 from services.guardian.render import render

@@ -20,6 +20,11 @@ TYPES: Final[dict[str, Fields]] = {
         "id": ("text", "Id of the job."),
         "deleted": ("flag", "Always true."),
     },
+    "JobMetrics": {
+        "job": ("text", "Id of the job."),
+        "name": ("text", "Name of the job."),
+        "series": ("list of JobSeries", "Its curves."),
+    },
     "File": {
         "path": ("text", "Where the file is now."),
         "size": ("integer", "Its size in bytes."),
@@ -112,6 +117,11 @@ COMMANDS: Final[dict[str, Fields | str]] = {
     },
     "train": "Job",
     "train --dry-run": "JobPlan",
+    "train --array": {
+        "group": ("text", "Name of the group."),
+        "jobs": ("list of Job", "Its jobs."),
+    },
+    "watch": "Job",
     "list": {
         "jobs": ("list of Job", "Jobs, newest first."),
         "next": ("text or null", "Give it as --after to get the next jobs; null if there are no more."),
@@ -119,6 +129,7 @@ COMMANDS: Final[dict[str, Fields | str]] = {
     "show": "Job",
     "logs": "stream of JobLine",
     "metrics": {"series": ("list of JobSeries", "Curves, thinned to about --points points each.")},
+    "metrics JOB JOB": {"jobs": ("list of JobMetrics", "The jobs, in the order of the command.")},
     "metrics -f": "stream of JobPoint",
     "events": {"events": ("list of JobEvent", "Events, oldest first.")},
     "events -f": "stream of JobEvent",
@@ -205,7 +216,7 @@ COMMANDS: Final[dict[str, Fields | str]] = {
         "tenant": ("text", "Tenant of the user."),
         "revoked": ("list of text", "Ids of the keys that were revoked."),
     },
-    "key": {"keys": ("list of ApiKey", "The keys of the user; for administrators those of all users.")},
+    "key": {"keys": ("list of ApiKey", "Your keys, revoked ones included; for administrators of all users.")},
     "key create": "ApiKey",
     "key revoke": {
         "id": ("text", "Id of the key."),

@@ -98,22 +98,24 @@ def shared_options(command: F) -> F:
     return profile(debug(command))
 
 
-def output_option(command: F) -> F:
+def output_option(command: F, forms: tuple[str, ...] = FORMS) -> F:
     """-o, and FfDL's --json."""
     output = click.option(
-        "-o", "--output", type=click.Choice(FORMS), expose_value=False, is_eager=True, callback=_set("output"),
+        "-o", "--output", type=click.Choice(forms), expose_value=False, is_eager=True, callback=_set("output"),
         help="How to print; json: nothing else on stdout.",
     )  # fmt: skip
     json = click.option("--json", is_flag=True, expose_value=False, hidden=True, callback=_json)
     return output(json(command))
 
 
-def command(name: str, *, add_help_option: bool = True) -> Callable[[Callable[..., None]], click.Command]:
-    """A command with the shared options and -o; its function is given the Call first."""
+def command(
+    name: str, *, add_help_option: bool = True, forms: tuple[str, ...] = FORMS
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command with the shared options and -o; its function is given the Call first. ``forms``: what -o takes."""
 
     def make(function: Callable[..., None]) -> click.Command:
         settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-        dressed = output_option(shared_options(pass_call(function)))
+        dressed = output_option(shared_options(pass_call(function)), forms)
         return click.command(name, context_settings=settings, add_help_option=add_help_option)(dressed)
 
     return make

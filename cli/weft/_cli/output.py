@@ -7,22 +7,18 @@ terminal they are as wide as they need to be (unless COLUMNS says otherwise), so
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from weft._cli.call import Call
 from weft._cli.text import UNSAFE, one_line, plain, wrapped
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 _ENDLESS: Final = 10_000
 STATUS_STYLES: Final = {
@@ -58,40 +54,25 @@ def colored() -> bool:
 
 def table(columns: Sequence[Column], rows: Rows, *, wide: bool = False, columns_wide: int | None = None) -> str:
     """The table as text, without a newline at its end. Cells that name a status are coloured."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from weft._cli.columns import Layout, fit_widths, join, row_lines
 
     shown = [place for place, column in enumerate(columns) if wide or not column.wide_only]
-    grid = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
-    for place in shown:
-        column = columns[place]
-        grid.add_column(
-            Text(column.title, no_wrap=True, overflow="ellipsis"),
-            no_wrap=not (column.flexible or column.wraps),
-            justify="right" if column.right else "left",
-        )
-    for row in rows:
-        grid.add_row(*(_cell(columns[place], one_line(row[place])) for place in shown))
-    page = io.StringIO()
-    console = Console(
-        file=page, width=columns_wide or (_ENDLESS if wide else width()),
-        force_terminal=colored(), color_system="auto" if colored() else None,
-        highlight=False, markup=False, emoji=False, legacy_windows=False,
-    )  # fmt: skip
-    console.print(grid)
-    return "\n".join(line.rstrip() for line in page.getvalue().rstrip("\n").split("\n"))
+    layouts = [Layout(columns[place].flexible, columns[place].wraps, columns[place].right) for place in shown]
+    head = [columns[place].title for place in shown]
+    cells = [[one_line(row[place]) for place in shown] for row in rows]
+    widths = fit_widths(layouts, [head, *cells], columns_wide or (_ENDLESS if wide else width()))
+    lines = [join(line) for line in row_lines(layouts, head, widths)]
+    lines = [click.style(line, bold=True) for line in lines] if colored() else lines
+    lines += [join(map(_coloured, line)) for row in cells for line in row_lines(layouts, row, widths)]
+    return "\n".join(lines)
 
 
-def _cell(column: Column, text: str) -> Text:
-    from rich.text import Text
-
-    style = STATUS_STYLES.get(text, "")
-    return (
-        Text(text, style=style, overflow="fold")
-        if column.wraps
-        else Text(text, style=style, no_wrap=True, overflow="ellipsis")
-    )
+def _coloured(cell: str) -> str:
+    """A padded cell; one that names a status has its colour on a terminal."""
+    style = STATUS_STYLES.get(cell.strip())
+    if style is None or not colored():
+        return cell
+    return click.style(cell, dim=True) if style == "dim" else click.style(cell, fg=style)
 
 
 def emit(

@@ -41,8 +41,8 @@ Message = tuple[str, Event | WeftError | dict[str, Any] | None]
 """What a thread says: the name of its stream, and an event, how it failed, or None at its end."""
 
 
-def watch(call: Call, job: Job, *, metric: str | None = None) -> int:
-    """Follow ``job`` until it is at rest; the exit code of its end."""
+def watch(call: Call, job: Job, *, metric: str | None = None, tail: int | None = None) -> int:
+    """Follow ``job`` until it is at rest; the exit code of its end. ``tail``: begin with so many lines of output."""
     view: _View
     if call.for_people and sys.stdout.isatty():
         view = _Screen(job, Curves(metric))
@@ -51,7 +51,7 @@ def watch(call: Call, job: Job, *, metric: str | None = None) -> int:
     else:
         view = _Silent(job, Curves(metric))
     try:
-        end = _run(job, view)
+        end = _run(job, view, tail)
     except KeyboardInterrupt:
         view.close()
         print(_detached(job), file=sys.stdout if call.for_people else sys.stderr)
@@ -61,14 +61,14 @@ def watch(call: Call, job: Job, *, metric: str | None = None) -> int:
     return exit_code(end.status)
 
 
-def _run(job: Job, view: _View) -> End:
+def _run(job: Job, view: _View, tail: int | None) -> End:
     """Pump the streams into the view until all have ended."""
     messages: queue.Queue[Message] = queue.Queue(maxsize=10_000)
     over = threading.Event()
     jobs = job._jobs  # noqa: SLF001 - the same package
     follows = {
         "events": jobs.follow_events(job.id, on_cut=lambda _why: messages.put(("cut", None))),
-        "logs": jobs.follow_logs(job.id),
+        "logs": jobs.follow_logs(job.id, tail=tail),
         "metrics": jobs.follow_metrics(job.id),
     }
     for name, follow in follows.items():
@@ -138,7 +138,7 @@ def _detached(job: Job) -> str:
     return "\n".join([
         "",
         f"no longer following; {one_line(job.name)} keeps running:",
-        f"  weft logs -f {job.id}      follow it again",
+        f"  weft watch {job.id}        follow it again",
         f"  weft metrics {job.id}      its curves",
         f"  weft kill {job.id}         end it",
     ])  # fmt: skip

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
+from google.protobuf.json_format import MessageToDict
 
 from services.api.access import Principal
 from services.api.grpc.auth_interceptor import current, needs
@@ -16,7 +17,7 @@ from services.api.job_answer import JobEvent
 from services.api.params import checked_digest, wrong_parameter
 from services.api.services import ApiServices
 from services.api.submit import read_spec_in_thread
-from services.api.use_cases import artifacts, jobs, submission, telemetry
+from services.api.use_cases import artifacts, compare, jobs, submission, telemetry
 from services.core.domain.errors import InvalidRequest, PreconditionFailed, TooLarge
 from services.core.gen.weft.v1 import jobs_pb2, jobs_pb2_grpc
 
@@ -48,6 +49,32 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
         async with AsyncExitStack() as closing:
             tenant, incoming = await self._receive(current().principal, request_iterator, closing)
             return message(jobs_pb2.JobPlan, await submission.plan_job(self._services, tenant, incoming))
+
+    @needs("jobs:write")
+    async def CloneJob(self, request: jobs_pb2.CloneJobRequest, context: Context) -> jobs_pb2.Job:
+        call, wanted = current(), _clone_params(request)
+        done = await submission.clone_job(
+            self._services, call.principal, request.job_id, wanted, key=call.key, trace=call.traceparent
+        )
+        return changed(jobs_pb2.Job, done, context)
+
+    @needs("jobs:write")
+    async def PlanClone(self, request: jobs_pb2.CloneJobRequest, context: Context) -> jobs_pb2.JobPlan:
+        wanted = _clone_params(request)
+        plan = await submission.plan_clone(self._services, current().principal, request.job_id, wanted)
+        return message(jobs_pb2.JobPlan, plan)
+
+    @needs("jobs:read")
+    async def DiffJobs(self, request: jobs_pb2.DiffJobsRequest, context: Context) -> jobs_pb2.JobDifference:
+        wanted = params(compare.DiffParams, request)
+        return message(jobs_pb2.JobDifference, await compare.diff_jobs(self._services, current().principal, wanted))
+
+    @needs("jobs:read")
+    async def GetStatistics(self, request: jobs_pb2.GetStatisticsRequest, context: Context) -> jobs_pb2.StatisticsReply:
+        wanted = params(compare.StatisticsParams, request)
+        return message(
+            jobs_pb2.StatisticsReply, await compare.get_statistics(self._services, current().principal, wanted)
+        )
 
     @needs("jobs:read")
     async def ListJobs(self, request: jobs_pb2.ListJobsRequest, context: Context) -> jobs_pb2.ListJobsReply:
@@ -198,7 +225,9 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
         if len(text) > self._services.settings.max_spec_bytes:
             raise TooLarge(f"a spec has at most {self._services.settings.max_spec_bytes} bytes")
         tenant = principal.acting_tenant(head.tenant if head.HasField("tenant") else None)
-        incoming = submission.Incoming(await read_spec_in_thread(text, "json" if head.HasField("json") else "yaml"))
+        kind: Literal["json", "yaml"] = "json" if head.HasField("json") else "yaml"
+        spec = await read_spec_in_thread(text, kind, self._services.settings.cluster)
+        incoming = submission.Incoming(spec)
         if head.HasField("code_digest"):
             incoming.code_digest = checked_digest(head.code_digest)
         with self._services.instrumentation.counting_refused_code():
@@ -211,6 +240,16 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
                     incoming.upload = await closing.enter_async_context(self._services.uploads.receive(tenant))
                 await incoming.upload.write(part.code)
         return tenant, incoming
+
+
+def _clone_params(request: jobs_pb2.CloneJobRequest) -> submission.CloneParams:
+    """A Struct has only floating-point numbers: whole ones are meant as integers."""
+
+    def plain(value: Any) -> Any:
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    changes = {path: plain(value) for path, value in MessageToDict(request.set).items()}
+    return submission.CloneParams(name=request.name if request.HasField("name") else None, set=changes)
 
 
 def _conditions(request: jobs_pb2.ChangeJobRequest) -> dict[str, Any]:

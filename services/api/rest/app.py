@@ -12,7 +12,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
-from services.api.rest import artifacts, dashboard, jobs, keys, platform, sessions, stream, submission, telemetry
+from services.api.rest import (
+    artifacts,
+    compare,
+    dashboard,
+    jobs,
+    keys,
+    platform,
+    sessions,
+    stream,
+    submission,
+    telemetry,
+)
 from services.api.rest.answers import answer, error_response, http_error_response
 from services.api.rest.auth_middleware import HANDLED, AuthMiddleware, PublicRoutes, trace_id_of
 from services.api.rest.openapi import document
@@ -53,7 +64,7 @@ def create_routes() -> FastAPI:
             Exception: _unexpected_error,
         },
     )
-    for module in (submission, jobs, telemetry, stream, artifacts, keys, sessions, platform, dashboard):
+    for module in (submission, jobs, compare, telemetry, stream, artifacts, keys, sessions, platform, dashboard):
         app.include_router(module.router)
     app.include_router(_openapi_router(app))
     return app

@@ -15,19 +15,20 @@ from fastapi import APIRouter, Query, Request, Response
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from services.api.answers import Done
 from services.api.idempotency import checked_key
 from services.api.job_answer import Job
 from services.api.params import checked_digest, wrong_field
 from services.api.rest.answers import answer, replay_headers
 from services.api.rest.auth_middleware import trace_of
-from services.api.rest.bodies import read_body
-from services.api.rest.openapi import ok, response
+from services.api.rest.bodies import body_schema, read_body, read_model
+from services.api.rest.openapi import JobId, ok, response
 from services.api.rest.permissions import Services, Writer
 from services.api.services import ApiServices
 from services.api.submit import read_spec_in_thread
 from services.api.uploads import Upload
 from services.api.use_cases import submission
-from services.api.use_cases.submission import Incoming, JobPlan
+from services.api.use_cases.submission import CloneParams, Incoming, JobPlan
 from services.core.domain.errors import InvalidRequest, TooLarge
 from services.core.domain.spec import JobSpec
 
@@ -86,6 +87,33 @@ async def submit_job(
         done = await submission.submit_job(
             services, principal, owner, incoming, key=key, trace=trace.traceparent if trace else ""
         )
+    return _made(done)
+
+
+@router.post(
+    "/{job_id}/clone",
+    **ok(Job, "The copy is durable", 201, **{"200": response("The answer to a dry run", JobPlan)}),
+    openapi_extra=body_schema(CloneParams),
+)
+async def clone_job(
+    services: Services,
+    principal: Writer,
+    request: Request,
+    job_id: JobId,
+    *,
+    dry_run: Annotated[bool, Query(description="Answer what would be made, and make nothing.")] = False,
+) -> Response:
+    key, trace = checked_key(request.headers.get("idempotency-key")), trace_of(request.scope)
+    params = await read_model(request, CloneParams)
+    if dry_run:
+        return answer(await submission.plan_clone(services, principal, job_id, params))
+    done = await submission.clone_job(
+        services, principal, job_id, params, key=key, trace=trace.traceparent if trace else ""
+    )
+    return _made(done)
+
+
+def _made(done: Done[Job]) -> Response:
     headers = {"Location": f"/v1/jobs/{done.answer.id}", "ETag": f'"{done.answer.generation}"'}
     return answer(done.answer, status=201, headers=replay_headers(replayed=done.replayed, headers=headers))
 
@@ -101,9 +129,9 @@ async def _receive(
             raise wrong_field("/query/code_digest", "give either code or its digest, not both")
         _check_length(request, limits.max_code_bytes + limits.max_spec_bytes + _OVERHEAD)
         upload = await closing.enter_async_context(services.uploads.receive(tenant))
-        return await _MultipartSubmission(options.get(b"boundary", b""), upload, limits.max_spec_bytes).read(
-            request.stream()
-        )
+        boundary = options.get(b"boundary", b"")
+        parts = _MultipartSubmission(boundary, upload, limits.max_spec_bytes, limits.cluster)
+        return await parts.read(request.stream())
     if media != "application/json" and media not in _YAML:
         raise InvalidRequest(
             "send multipart/form-data with the parts `spec` and `code`, application/json or application/yaml"
@@ -111,7 +139,7 @@ async def _receive(
     if code_digest is not None:
         checked_digest(code_digest)
     text = await read_body(request, limits.max_spec_bytes, what="a spec")
-    spec = await read_spec_in_thread(text, "json" if media == "application/json" else "yaml")
+    spec = await read_spec_in_thread(text, "json" if media == "application/json" else "yaml", limits.cluster)
     return Incoming(spec, code_digest or "")
 
 
@@ -133,11 +161,11 @@ class _Part:
 class _MultipartSubmission:
     """The parts ``spec`` and ``code`` out of a multipart stream, in any order."""
 
-    def __init__(self, boundary: bytes, upload: Upload, max_spec_bytes: int) -> None:
+    def __init__(self, boundary: bytes, upload: Upload, max_spec_bytes: int, cluster: str) -> None:
         if not boundary:
             raise InvalidRequest("the Content-Type names no boundary between the parts")
         self._upload = upload
-        self._max_spec = max_spec_bytes
+        self._max_spec, self._cluster = max_spec_bytes, cluster
         self._events: list[tuple[str, bytes]] = []
         """What one piece of the body contained, in order: ``begin`` with the part's name, ``data``, ``end``."""
         self._part = _Part()
@@ -201,7 +229,7 @@ class _MultipartSubmission:
                 raise TooLarge(f"a spec has at most {self._max_spec} bytes")
         elif name == "spec" and self._spec_text is not None:
             self._spec = await read_spec_in_thread(
-                bytes(self._spec_text), "json" if self._part.media == "application/json" else "yaml"
+                bytes(self._spec_text), "json" if self._part.media == "application/json" else "yaml", self._cluster
             )
             self._spec_text = None
         return name

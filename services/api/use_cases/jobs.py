@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -12,16 +12,25 @@ from pydantic import Field
 
 from services.api.access import Principal
 from services.api.answers import Answer, Done, doc
+from services.api.causes import LAST_LINES, Cause, find_cause
 from services.api.explain import JobExplanation, explain
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
+from services.api.job_filter import parse_filter
+from services.api.job_metrics import job_metrics, wanted_metrics
+from services.api.job_search import matching
 from services.api.params import Params, wrong_parameter
+from services.api.platform import spec_of
 from services.api.services import ApiServices
-from services.core.domain.errors import WeftError
+from services.core.domain.errors import Unavailable, WeftError
 from services.core.domain.ids import is_id
+from services.core.domain.job import Job as JobDocument
 from services.core.domain.spec import nearest
 from services.core.domain.status import Desired, Status
 from services.core.ports.job_store import JobQuery
+from services.core.ports.metric_store import Aggregate, LineQuery, StoredLine
 
+_OWN_FAILURES: Final = frozenset({"ExitCode", "Signalled", "OOMKilled"})
+"""Reasons whose cause is in the output of the learner."""
 _FIELDS: Final = Job.__struct_fields__
 
 
@@ -40,6 +49,17 @@ class JobsParams(Params):
     deleted: bool = Field(default=False, description="Also jobs that were deleted; these have the field `deleted`.")
     after: str | None = Field(default=None, description="`next` of the previous page.")
     limit: int = Field(default=50, ge=1, le=500, description="Most jobs in the answer.")
+    q: str | None = Field(
+        default=None,
+        description="Only jobs that match this filter, e.g. `status=FAILED and created<2d and metric.loss<0.3`. A page "
+        "may then have fewer jobs, or none, while `next` is not null.",
+    )
+    metrics: str | None = Field(
+        default=None,
+        description="Names of metrics, separated by commas, that each job has as `metrics`; `NAME:min` and `NAME:max` "
+        "say which value is best.",
+    )
+    order: Literal["newest", "oldest"] = Field(default="newest", description="Which jobs come first.")
     fields: str | None = Field(
         default=None,
         description="Names of top-level fields of a job, separated by commas. Default: all. `id` is always included.",
@@ -53,7 +73,7 @@ class HistoryParams(Params):
 
 
 class ListJobsReply(Answer):
-    """A page of jobs, newest first."""
+    """A page of jobs, newest first unless the request says otherwise."""
 
     jobs: Annotated[list[Job], doc("Jobs of this page; with `fields` only these fields of each.")]
     next: Annotated[str | None, doc("Send it as `after` to get the next page; null on the last page.")]
@@ -66,7 +86,9 @@ class GetHistoryReply(Answer):
 
 
 async def list_jobs(services: ApiServices, principal: Principal, params: JobsParams) -> ListJobsReply:
-    """A page of jobs, newest first. Raises InvalidRequest, PermissionDenied."""
+    """A page of jobs. Raises InvalidRequest, PermissionDenied; Unavailable for a filter by metrics while the metrics
+    service is away.
+    """
     if params.after is not None and not is_id(params.after, "j"):
         raise wrong_parameter("after", "after is the `next` of the page before")
     query = JobQuery(
@@ -78,12 +100,30 @@ async def list_jobs(services: ApiServices, principal: Principal, params: JobsPar
         after=params.after,
         statuses=_statuses(params.status or []),
     )
-    fields = _fields(params.fields)
-    documents, following = await services.jobs.page(query, limit=params.limit)
+    fields, wanted, chosen = _fields(params.fields), wanted_metrics(params.metrics), parse_filter(params.q)
+    newest_first = params.order == "newest"
+    if chosen is None:
+        documents, following = await services.jobs.page(query, limit=params.limit, newest_first=newest_first)
+    else:
+        documents, following = await services.jobs.search(
+            chosen.query(query),
+            lambda jobs: matching(services, chosen, jobs),
+            limit=params.limit,
+            newest_first=newest_first,
+        )
     queued = [document.id for document in documents if document.status is Status.QUEUED]
     waiting = await services.platform.waiting(queued) if queued else {}
     jobs = [job_answer(document, waiting.get(document.id)) for document in documents]
-    return ListJobsReply(jobs=[_cut(job, fields) for job in jobs] if fields else jobs, next=following)
+    if fields:
+        jobs = [_cut(job, fields) for job in jobs]
+    if wanted:
+        aggregates: Mapping[str, Sequence[Aggregate]] = {}
+        with contextlib.suppress(Unavailable):  # the list does not depend on the metrics service
+            aggregates = await services.telemetry.aggregates(
+                [job.id for job in jobs], [metric.name for metric in wanted]
+            )
+        jobs = [replace(job, metrics=job_metrics(wanted, aggregates.get(job.id, ()))) for job in jobs]
+    return ListJobsReply(jobs=jobs, next=following)
 
 
 async def get_job(services: ApiServices, principal: Principal, job_id: str) -> Job:
@@ -135,7 +175,22 @@ async def explain_job(services: ApiServices, principal: Principal, job_id: str) 
     if document.attempt.started is not None:
         with contextlib.suppress(WeftError):  # the explanation does not depend on the metrics service
             left_out = (await services.telemetry.summary(job_id)).left_out
-    return explain(document, waiting.get(job_id), now=services.jobs.now(), left_out=left_out)
+    cause = await _cause(services, document)
+    return explain(document, waiting.get(job_id), now=services.jobs.now(), left_out=left_out, cause=cause)
+
+
+async def _cause(services: ApiServices, job: JobDocument) -> Cause | None:
+    """The cause of the failure that ended the last attempt; None: there was none, or nothing is recognised."""
+    verdict, spec = job.verdict, spec_of(job)
+    if verdict is None or spec is None or verdict.reason not in _OWN_FAILURES:
+        return None
+    role, _, number = verdict.learner.rpartition("-")
+    rank = int(number) if len(spec.roles) == 1 and number.isdigit() else None
+    query = LineQuery(role=role or None, rank=rank, attempt=job.attempt.number, tail=LAST_LINES)
+    lines: Sequence[StoredLine] = ()
+    with contextlib.suppress(WeftError):  # the explanation does not depend on the metrics service
+        lines, _through = await services.telemetry.lines(job.id, query, limit=LAST_LINES)
+    return find_cause([line.line.text for line in lines], exit_code=verdict.exit_code, signal_number=verdict.signal)
 
 
 async def _set_desired(

@@ -22,12 +22,14 @@ from services.api.answers import Answer, doc
 from services.api.clients import Summary
 from services.api.job_answer import Job, JobEvent
 from services.api.job_changes import JobChanges
+from services.api.job_filter import JobFilter, parse_filter
 from services.api.params import Params, wrong_parameter
 from services.api.services import ApiServices
 from services.api.use_cases import telemetry
 from services.api.use_cases.telemetry import EventsParams, JobEnd, JobLine, JobPoint, LinesParams, PointsParams
 from services.core.domain.errors import FieldError, InvalidRequest, NotFound, Unavailable
 from services.core.domain.ids import is_id
+from services.core.domain.job import Job as JobDocument
 
 _GATHER_S: Final = 0.2
 """Changes of the list are sent at most so often to one page."""
@@ -44,6 +46,11 @@ class StreamParams(Params):
     listing: bool = Field(default=False, alias="list", description="Changes of jobs.")
     tenant: str | None = Field(
         default=None, description="Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."
+    )
+    q: str | None = Field(
+        default=None,
+        description="Only changes of jobs that match this filter. Metrics are not compared: a job that they would "
+        "decide counts as matching.",
     )
     job: list[str] | None = Field(default=None, max_length=20, description="Id of a job: its history and its changes.")
     points: list[str] | None = Field(
@@ -150,7 +157,7 @@ async def follow_page(
             after = places.get(f"{kind}{number}", after)
             parts[f"{kind}{number}"] = part(services, principal, params, job_id, after)
     tenant = principal.listed_tenant(params.tenant)
-    listing = _list(services, tenant, places.get("c")) if params.listing else None
+    listing = _list(services, tenant, parse_filter(params.q), places.get("c")) if params.listing else None
     return _events(services, principal, parts, listing, dict(places), resumed=resumed is not None)
 
 
@@ -220,15 +227,19 @@ async def _until_ended(services: ApiServices, principal: Principal) -> None:
             await services.sessions.check(principal)
 
 
-async def _list(services: ApiServices, tenant: str | None, position: int | None) -> _Items:
-    """``ready``, then the changes of jobs of the tenant (None: of all tenants)."""
+async def _list(services: ApiServices, tenant: str | None, chosen: JobFilter | None, position: int | None) -> _Items:
+    """``ready``, then the changes of jobs of the tenant (None: of all tenants) that match."""
+
+    def listed(job: JobDocument) -> bool:
+        return job.deleted is None and (chosen is None or chosen.match(job, None, now=services.jobs.now()) is not False)
+
     async with services.watcher.follow_all() as changes:
         place = changes.place_of(position) if position is not None else None
         yield _Item("ready", StreamReady(resumed=place is not None), changes.position if place is None else None)
         place = changes.number if place is None else place
         while True:
             changed = changes.changed
-            place, items = _batch(changes, place, tenant)
+            place, items = _batch(changes, place, tenant, listed)
             for item in items:
                 yield item
             if items:
@@ -237,7 +248,9 @@ async def _list(services: ApiServices, tenant: str | None, position: int | None)
                 await changed.wait()
 
 
-def _batch(changes: JobChanges, place: int, tenant: str | None) -> tuple[int, list[_Item]]:
+def _batch(
+    changes: JobChanges, place: int, tenant: str | None, listed: Callable[[JobDocument], bool]
+) -> tuple[int, list[_Item]]:
     """The next place and the events of a page. The last one has the position, so that a page that is cut off in between
     gets all of them again.
     """
@@ -245,8 +258,8 @@ def _batch(changes: JobChanges, place: int, tenant: str | None) -> tuple[int, li
     items = [_Item("reset", StreamReset())] if batch.missed else []
     for change in batch.changes:
         if tenant is None or change.job.tenant == tenant:
-            gone = change.job.deleted is not None
-            items.append(_Item("left", StreamLeft(id=change.job.id)) if gone else _Item("job", change.data))
+            left = StreamLeft(id=change.job.id)
+            items.append(_Item("job", change.data) if listed(change.job) else _Item("left", left))
     if items:
         last = items[-1]
         items[-1] = _Item(last.name, last.data, batch.position)

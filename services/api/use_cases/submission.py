@@ -1,19 +1,24 @@
-"""Submitting a job, and planning one without making it."""
+"""Submitting a job, copying one, and planning one without making it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec.structs import replace
+from pydantic import ConfigDict, Field
 
 from services.api.access import Principal
 from services.api.answers import Answer, Done, doc
 from services.api.framework_answer import FrameworkEntry, framework_answer
 from services.api.job_answer import Job, ResourceSize, job_answer, size_answer, total
+from services.api.params import Params
 from services.api.services import ApiServices
-from services.api.submit import Plan, check_gang
+from services.api.spec_fields import with_fields
+from services.api.submit import Plan, check_gang, read_spec_in_thread
 from services.api.uploads import Upload
+from services.core.domain.errors import TooLarge
 from services.core.domain.spec import JobSpec, dump_spec
 
 
@@ -24,6 +29,17 @@ class Incoming:
     spec: JobSpec
     code_digest: str = ""
     upload: Upload | None = None
+
+
+class CloneParams(Params):
+    """What the copy of a job has in place of the job's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str | None = Field(default=None, description="Name of the copy; default: the job's.")
+    set: dict[str, Any] = Field(
+        default={},
+        description="Dotted path of a field of the spec, e.g. env.SEED -> its value; null removes the field.",
+    )
 
 
 class RoleNeeds(Answer):
@@ -85,6 +101,33 @@ async def submit_job(
         principal, tenant, incoming.spec, code_digest=incoming.code_digest, key=key, trace=trace
     )
     return Done(replace(job_answer(submitted.job), warnings=list(submitted.warnings)), submitted.replayed)
+
+
+async def clone_job(
+    services: ApiServices, principal: Principal, job_id: str, params: CloneParams, *, key: str | None, trace: str
+) -> Done[Job]:
+    """Makes a job with the spec and code of another one, in its tenant. Errors as of ``submit_job``, and NotFound."""
+    tenant, incoming = await _cloned(services, principal, job_id, params)
+    return await submit_job(services, principal, tenant, incoming, key=key, trace=trace)
+
+
+async def plan_clone(services: ApiServices, principal: Principal, job_id: str, params: CloneParams) -> JobPlan:
+    """What ``clone_job`` would do; changes nothing."""
+    tenant, incoming = await _cloned(services, principal, job_id, params)
+    return await plan_job(services, tenant, incoming)
+
+
+async def _cloned(
+    services: ApiServices, principal: Principal, job_id: str, params: CloneParams
+) -> tuple[str, Incoming]:
+    job = await services.jobs.get(principal, job_id)
+    changes = {**params.set, **({"name": params.name} if params.name is not None else {})}
+    text = json.dumps(with_fields(job.spec, changes)).encode()
+    if len(text) > services.settings.max_spec_bytes:
+        raise TooLarge(f"a spec has at most {services.settings.max_spec_bytes} bytes")
+    return job.tenant, Incoming(
+        await read_spec_in_thread(text, "json", services.settings.cluster), code_digest=job.code_digest
+    )
 
 
 async def plan_job(services: ApiServices, tenant: str, incoming: Incoming) -> JobPlan:

@@ -77,8 +77,8 @@ class Home:
 def default_home() -> Path:
     """Returns the absolute ``$WEFT_HOME``, else ``/var/lib/weft`` as root, else ``~/.local/share/weft``.
 
-    Raises InvalidRequest for a user without a home folder. As root the learners run under uids of their own, which could
-    not enter root's home.
+    As root the learners run under uids of their own, which could not enter root's home. Raises InvalidRequest for a
+    user without a home folder.
     """
     if configured := os.environ.get("WEFT_HOME"):
         return Path(configured).absolute()

@@ -1,18 +1,24 @@
 """The settings that all services share. Each service extends them; every field's description has its unit and reason.
 
-They are loaded from the environment (``WEFT_<FIELD>``). scripts/settings.py generates docs/settings.md from them.
+They are loaded from the environment (``WEFT_<FIELD>``), and from the file that ``WEFT_SETTINGS_FILE`` names: lines
+``WEFT_<FIELD>=value``, for values with a password. The environment precedes the file. scripts/settings.py generates
+docs/settings.md from the fields.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home, default_home
+
+SETTINGS_FILE: Final = "WEFT_SETTINGS_FILE"
+"""In the environment: the path of a file with settings."""
 
 
 class Settings(BaseSettings):
@@ -111,6 +117,24 @@ class Settings(BaseSettings):
     disk_free_percent: float = Field(
         default=5.0, ge=0, le=100, description="The same as a share of the disk, in percent; the lower limit counts."
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments precede the environment, which precedes the file. Raises OSError for a file that is unreadable."""
+        del dotenv_settings, file_secret_settings
+        path = os.environ.get(SETTINGS_FILE)
+        if not path:
+            return init_settings, env_settings
+        with open(path, "rb"):  # noqa: PTH123 - the library skips a file that is missing
+            pass
+        return init_settings, env_settings, DotEnvSettingsSource(settings_cls, env_file=path)
 
     @property
     def installation(self) -> Home:

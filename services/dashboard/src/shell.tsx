@@ -95,8 +95,9 @@ function Account({ onHelp }: { onHelp: () => void }) {
   const chosen = useStore(theme);
   return (
     <Menu.Root modal={false}>
-      <Menu.Trigger className="button quiet compact" aria-label="Account and settings">
+      <Menu.Trigger className="button quiet compact">
         <Symbol name="user" />
+        <span className="sr-only">Account and settings </span>
         <span className="wide-only">{signedIn?.user}</span>
       </Menu.Trigger>
       <Menu.Portal>

@@ -128,7 +128,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
                     reply.jobs.add(job_id=job_id, aggregates=messages)
         return reply
 
-    async def Statistics(self, request: pb.StatisticsRequest, context: Any) -> pb.StatisticsReply:
+    async def StepStatistics(self, request: pb.StepStatisticsRequest, context: Any) -> pb.StepStatisticsReply:
         labels = None if request.any_context else dict(request.context)
         longest: Sequence[int] = []
         present: list[str] = []
@@ -143,7 +143,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
             if column is not None:
                 statistics.add(column)
         rows = statistics.rows()
-        return pb.StatisticsReply(
+        return pb.StepStatisticsReply(
             steps=[step for step, _ in rows], n=[of.n for _, of in rows], mean=[of.mean for _, of in rows],
             std=[of.std for _, of in rows], low=[of.low for _, of in rows], high=[of.high for _, of in rows],
             without=[job_id for job_id in request.job_ids if job_id not in set(present)],

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.testbed.built import cache, need_debian
-from tests.testbed.docker.base import base_archive
+from tests.testbed.docker.base import PACKAGES, base_archive
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
 from tests.testbed.kubernetes.machine import Machine, wait_alive
 
@@ -25,8 +25,27 @@ Say = Callable[[str], None]
 _PACKAGES: Final = ("docker.io", "iptables")
 
 
+class MachinesEngine:
+    """The engine that the Docker client of this machine is set to. It pulls base images itself."""
+
+    build_options: Final[tuple[str, ...]] = ()
+
+    def docker(self, *arguments: str | Path) -> str:
+        """As ``Engine.docker``."""
+        command = ["docker", *map(str, arguments)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"docker {arguments[0]} failed ({done.returncode}):\n{done.stderr[-6000:]}")
+        return done.stdout
+
+    def import_base(self, name: str, say: Say) -> None:
+        """No effect."""
+
+
 class Engine:
     """A running engine. Containers and volumes are the caller's to remove; images are kept."""
+
+    build_options: Final = ("--network=none",)
 
     def __init__(self, folder: Path, machine: Machine) -> None:
         self.folder, self.machine = folder, machine
@@ -64,11 +83,11 @@ class Engine:
     def has_image(self, name: str) -> bool:
         return bool(self.docker("image", "ls", "--quiet", name).strip())
 
-    def import_base(self, name: str, say: Say) -> None:
-        """Makes a minimal Debian with Python under this name, unless there is an image of the name."""
+    def import_base(self, name: str, say: Say, packages: Sequence[str] = PACKAGES) -> None:
+        """Makes a minimal Debian with these packages under this name, unless there is an image of the name."""
         if not self.has_image(name):
-            with base_archive(say).open("rb") as archive:
-                self.docker("import", "--change", 'CMD ["python3"]', "-", name, stdin=archive.read())
+            with base_archive(say, packages).open("rb") as archive:
+                self.docker("import", "-", name, stdin=archive.read())
 
 
 @contextmanager

@@ -209,6 +209,11 @@ class Cluster:
         return ControlPlane(self._control_plane, node_grace_s=grace_s)
 
     @property
+    def control_plane_pid(self) -> int:
+        """Of the first process of its machine: what has to enter its network."""
+        return self._control_plane.pid
+
+    @property
     def nodes(self) -> list[Node]:
         """The real ones."""
         settings = self.settings

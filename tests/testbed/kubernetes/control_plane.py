@@ -164,9 +164,12 @@ class ControlPlane:
         return self._machine.spawn(
             "kube-controller-manager",
             ["kube-controller-manager", f"--kubeconfig={_KEYS}/system:kube-controller-manager.kubeconfig",
+             "--feature-gates=GenericWorkload=true",  # removes the finalizer of PodGroups without pods
              "--leader-elect=false", "--bind-address=127.0.0.1", "--use-service-account-credentials=true",
              f"--service-account-private-key-file={_KEYS}/service-accounts.key", f"--root-ca-file={_KEYS}/ca.crt",
-             "--node-monitor-period=1s", f"--node-monitor-grace-period={self._node_grace_s}s"],
+             "--node-monitor-period=1s", f"--node-monitor-grace-period={self._node_grace_s}s",
+             # Its controller removes the finalizer of gangs whose pods are gone.
+             "--feature-gates=GenericWorkload=true"],
         )  # fmt: skip
 
     def start_dns(self) -> Process:

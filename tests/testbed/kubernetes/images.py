@@ -21,6 +21,9 @@ TINY_IMAGE: Final = "testbed.invalid/busybox:1"
 """Busybox with all its commands; runs as any user."""
 PAUSE_IMAGE: Final = "testbed.invalid/pause:1"
 """Holds the namespaces of a pod."""
+STAND_IN_IMAGE: Final = "testbed.invalid/helper:1"
+"""Busybox that plays a learner's helper (stand_in.py)."""
+_STAND_IN: Final = Path(__file__).with_name("stand_in.sh")
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _PT_INTERP: Final = 3
 _LAYER: Final = "application/vnd.oci.image.layer.v1.tar"
@@ -29,9 +32,13 @@ _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 
 
 def write_images(folder: Path) -> list[Path]:
-    """Writes the archives of both images. Raises RuntimeError if this machine's busybox is not static."""
+    """Writes the archives of all images. Raises RuntimeError if this machine's busybox is not static."""
     layer = _busybox_layer()
-    commands = {TINY_IMAGE: ["/bin/sh"], PAUSE_IMAGE: ["/bin/sleep", "2147483647"]}
+    commands = {
+        TINY_IMAGE: ["/bin/sh"],
+        PAUSE_IMAGE: ["/bin/sleep", "2147483647"],
+        STAND_IN_IMAGE: ["/bin/sh", "-c", _STAND_IN.read_text()],
+    }
     archives: list[Path] = []
     for name, command in commands.items():
         archives.append(folder / f"{name.rpartition('/')[2].partition(':')[0]}.tar")

@@ -60,7 +60,7 @@ class Node:
         """Returns once containerd serves; the kubelet registers the node a second later."""
         self._write_settings()
         self.start_containerd()
-        for archive in ("pause", "busybox"):
+        for archive in ("pause", "busybox", "helper"):
             self.import_image(f"{FOLDER_INSIDE}/images/{archive}.tar")
         self.start_kubelet()
         self.start_kube_proxy()

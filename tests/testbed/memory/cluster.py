@@ -26,6 +26,15 @@ STEPS: Final = ("reserve", "learners", "activate")
 _NO_FENCE: Final = (0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Why a learner does not leave ``starting``, as on a cluster with images and a scheduler of its own."""
+
+    reason: str
+    message: str
+    for_good: bool = False
+
+
 @dataclass(eq=False)
 class MemoryLearner:
     """One learner. The test starts and ends its process."""
@@ -60,7 +69,13 @@ class MemoryLearner:
             return "exited"
         if self.started is not None:
             return "running"
+        if self.active and self.blocked is not None:
+            return "starting"
         return "waiting" if self.active and not self.cluster.hides_activation else "inert"
+
+    @property
+    def blocked(self) -> Blocked | None:
+        return self.cluster.blocked.get((self.name, self.attempt))
 
     def start(self) -> bool:
         """Starts its process unless it was stopped or has ended. Returns whether the process runs."""
@@ -93,6 +108,9 @@ class MemoryLearner:
             pid=None if self.started is None else 1, started=self.started, exit=self.exit, stored=self.stored,
             reason=self.reason, message=self.message, node=self.plan.node, cpus=self.plan.cpus,
             memory=self.plan.memory, gpus=self.plan.gpus,
+            blocked=self.blocked.reason if self.blocked else "",
+            blocked_message=self.blocked.message if self.blocked else "",
+            blocked_for_good=self.blocked is not None and self.blocked.for_good,
         )  # fmt: skip
 
     def stop(self, cause: str, grace_ms: int) -> None:
@@ -147,6 +165,8 @@ class MemoryCluster:
         """Called after a learner's process ended, or was stopped before its start."""
         self.done: list[tuple[str, AttemptPlan]] = []
         """The steps that were carried out, each with its plan."""
+        self.blocked: dict[tuple[str, int], Blocked] = {}
+        """(learner, attempt) -> what blocks it, in every job."""
         self.hides_activation = False
         """True: activated learners are still observed as inert."""
         self._jobs: dict[str, _JobState] = {}

@@ -12,40 +12,41 @@ import click
 
 from weft._cli.call import Call, Stop, command
 from weft._cli.confirm import YES, confirm
+from weft._cli.groups import many_jobs, named_jobs
 
 if TYPE_CHECKING:
     from weft._errors import WeftError
 
 
 @command("halt")
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-def halt_command(call: Call, jobs: tuple[str, ...]) -> None:
+@many_jobs
+def halt_command(call: Call, jobs: tuple[str, ...], group: str | None, tag: str | None) -> None:
     """Let jobs checkpoint and stop; they can be resumed."""
-    named = _look_up(call, jobs)
+    named = _look_up(call, named_jobs(call, jobs, group, tag))
     _apply(
         call, named, lambda id_: call.client.jobs.halt(id_).document, lambda _: "will halt; `weft resume` continues it"
     )
 
 
 @command("resume")
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-def resume_command(call: Call, jobs: tuple[str, ...]) -> None:
+@many_jobs
+def resume_command(call: Call, jobs: tuple[str, ...], group: str | None, tag: str | None) -> None:
     """Queue halted jobs again, from their checkpoints."""
-    named = _look_up(call, jobs)
+    named = _look_up(call, named_jobs(call, jobs, group, tag))
     _apply(call, named, lambda id_: call.client.jobs.resume(id_).document, lambda _: "queued again")
 
 
 @command("kill")
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@many_jobs
 @YES
-def kill_command(call: Call, jobs: tuple[str, ...], yes: bool) -> None:
+def kill_command(call: Call, jobs: tuple[str, ...], group: str | None, tag: str | None, yes: bool) -> None:
     """End jobs at once; nothing more is stored.
 
     Asks first if there are several.
     """
     from weft._errors import IllegalTransition
 
-    named = _look_up(call, jobs)
+    named = _look_up(call, named_jobs(call, jobs, group, tag))
     if len(named) > 1:
         confirm(f"kill {len(named)} jobs, and store nothing more of them", _described(call, named), yes=yes)
 
@@ -64,16 +65,18 @@ def kill_command(call: Call, jobs: tuple[str, ...], yes: bool) -> None:
 
 
 @command("delete")
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@many_jobs
 @click.option("--kill", is_flag=True, help="End it first if it still runs.")
 @YES
-def delete_command(call: Call, jobs: tuple[str, ...], kill: bool, yes: bool) -> None:
+def delete_command(
+    call: Call, jobs: tuple[str, ...], group: str | None, tag: str | None, kill: bool, yes: bool
+) -> None:
     """Remove jobs that have ended, with their results.
 
     A deletion cannot be undone. The data of the jobs is erased after the operator's retention time. Asks first if
     there are several, and with --kill.
     """
-    named = _look_up(call, jobs)
+    named = _look_up(call, named_jobs(call, jobs, group, tag))
     if kill or len(named) > 1:
         count = f"{len(named)} jobs" if len(named) > 1 else "a job"
         what = f"{'kill and ' if kill else ''}delete {count}, with {'their' if len(named) > 1 else 'its'} results"

@@ -7,6 +7,7 @@ from typing import Any, Final
 import click
 
 from weft._cli.call import Call, Stop, command
+from weft._cli.groups import tag_of
 
 DEFAULT_LIMIT: Final = 20
 
@@ -14,8 +15,15 @@ DEFAULT_LIMIT: Final = 20
 @command("list")
 @click.option("--status", "-s", multiple=True, metavar="STATE", help="Only jobs in this state; repeat for several.")
 @click.option("--name", metavar="NAME", help="Only jobs of this name.")
-@click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
+@click.option("--tag", "-l", metavar="TAG", help="Only jobs with this tag.")
+@click.option("--group", metavar="NAME", help="Only jobs of this group (`weft train --array`).")
 @click.option("--user", metavar="USER", help="Only jobs of this user.")
+@click.option(
+    "--query",
+    "-q",
+    metavar="FILTER",
+    help="Only jobs that match, e.g. 'status=FAILED and created<2d and metric.loss<0.3'.",
+)
 @click.option("--tenant", metavar="TENANT", help="Administrators: another tenant, or * for all.")
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="At most so many; default 20, with -o name all.")
 @click.option("--all", "everything", is_flag=True, help="Without a limit.")
@@ -25,7 +33,9 @@ def list_command(
     status: tuple[str, ...],
     name: str | None,
     tag: str | None,
+    group: str | None,
     user: str | None,
+    query: str | None,
     tenant: str | None,
     limit: int | None,
     everything: bool,
@@ -38,10 +48,13 @@ def list_command(
     from weft._cli.notices import note
     from weft._cli.output import emit
 
+    if tag and group:
+        raise click.UsageError("give --tag or --group, not both: a group is a tag")
+    tag = tag_of(group) if group else tag
     wanted = [part.strip().upper() for value in status for part in value.split(",") if part.strip()]
     most = None if everything else limit or (None if call.output == "name" else DEFAULT_LIMIT)
     jobs = call.client.jobs.list(
-        status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, after=after,
+        status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, after=after, q=query,
         limit=None if most is None else most + 1,
     )  # fmt: skip
     documents = [job.document for job in jobs]
@@ -53,7 +66,7 @@ def list_command(
     )  # fmt: skip
     if more:
         note(f"these are the newest {most}; --all shows all, -n N more of them")
-    elif call.for_people and not documents and (wanted or name or tag or user):
+    elif call.for_people and not documents and (wanted or name or tag or user or query):
         note("no job matches; `weft list` without options shows all")
     elif call.for_people and not documents:
         note("no jobs yet; `weft init` writes one to start from, `weft train` submits it")
@@ -273,12 +286,13 @@ def explain_command(call: Call, job: str) -> None:
     """Explain why a job is in its state."""
     from weft._cli.find import job_id
     from weft._cli.output import emit, width
-    from weft._cli.text import plain, wrapped
+    from weft._cli.text import one_line, plain, wrapped
 
     answer = call.client.jobs.explain(job_id(call.client, job))
 
     def people(_wide: bool) -> str:
         lines = [f"{answer['id'] if job == '@last' else job} {answer['summary']}"]
+        lines += [f"  cause: {one_line(answer['cause'])}"] if answer.get("cause") else []
         lines += [f"  - {hint}" for hint in answer.get("hints") or ()]
         return wrapped(plain("\n".join(lines)), width(), indent="    ")
 

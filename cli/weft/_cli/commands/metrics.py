@@ -3,65 +3,123 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from weft._cli.call import Call, Stop, command
+from weft._cli.call import FORMS, Call, Stop, command
+from weft._cli.groups import many_jobs, named_jobs
+
+_POINTS: Final = 500
 
 
-@command("metrics")
-@click.argument("job")
+@command("metrics", forms=(*FORMS, "csv"))
+@many_jobs
 @click.option(
     "--name", "-m", "names", multiple=True, metavar="NAME", help="Only this metric, and its curve large; repeat."
 )
 @click.option("--rank", type=click.IntRange(min=0), help="Only this learner (0 is the first).")
 @click.option("--attempt", type=click.IntRange(min=1), help="Only this attempt; by default the newest for each step.")
 @click.option(
-    "--points", "max_points", type=click.IntRange(min=2), default=500, show_default=True, help="Per curve, about."
+    "--points", "max_points", type=click.IntRange(min=2), metavar="N", help="Per curve, about; 500, with csv all."
 )
 @click.option("--follow", "-f", is_flag=True, help="Every point as it comes; the job's end is the exit code.")
 def metrics_command(
-    call: Call, job: str, names: tuple[str, ...], rank: int | None, attempt: int | None, max_points: int, follow: bool
-) -> None:
-    """Show a job's metrics and their curves."""
+    call: Call, jobs: tuple[str, ...], group: str | None, tag: str | None, names: tuple[str, ...], rank: int | None,
+    attempt: int | None, max_points: int | None, follow: bool,
+) -> None:  # fmt: skip
+    """Show metrics and their curves, of one job or several.
+
+    Several jobs are compared: a line for each curve of each. -o csv prints every point on a line.
+    """
     from weft._cli.find import job_id
     from weft._cli.notices import note
-    from weft._cli.output import emit
 
-    id_ = job_id(call.client, job)
+    ids = [job_id(call.client, job) for job in named_jobs(call, jobs, group, tag)]
     if follow:
-        raise Stop(_follow(call, id_, names, rank))
-    series = call.client.jobs.series(id_, name=names or None, rank=rank, attempt=attempt, max_points=max_points)
-    documents = [curve.as_json() for curve in series]
-    emit(
-        call, {"series": documents}, names=dict.fromkeys(curve.name for curve in series),
-        people=lambda wide: _people(series, wide=wide, large=bool(names)),
-    )  # fmt: skip
-    if call.for_people and not series and names:
-        note(f"nothing reported under {' or '.join(names)}; `weft metrics {id_}` lists what there is")
-    elif call.for_people and not series:
+        if len(ids) > 1 or call.output == "csv":
+            raise click.UsageError("--follow takes one job, and no -o csv")
+        raise Stop(_follow(call, ids[0], names, rank))
+    points = max_points or (None if call.output == "csv" else _POINTS)
+    curves = {
+        id_: call.client.jobs.series(id_, name=names or None, rank=rank, attempt=attempt, max_points=points)
+        for id_ in dict.fromkeys(ids)
+    }
+    if call.output == "csv":
+        _print_csv(curves)
+    elif len(curves) == 1:
+        _print_one(call, curves[ids[0]], large=bool(names))
+    else:
+        _print_several(call, curves, large=bool(names))
+    if call.for_people and not any(curves.values()) and names:
+        note(f"nothing reported under {' or '.join(names)}; `weft metrics {' '.join(ids)}` lists what there is")
+    elif call.for_people and not any(curves.values()):
         note("nothing reported yet; a learner reports with weft.report(step=1, loss=0.5)")
 
 
-def _people(series: list[Any], *, wide: bool, large: bool) -> str:
+def _print_one(call: Call, series: list[Any], *, large: bool) -> None:
+    from weft._cli.output import emit
+
+    emit(
+        call, {"series": [curve.as_json() for curve in series]}, names=dict.fromkeys(curve.name for curve in series),
+        people=lambda wide: _people([("", curve) for curve in series], wide=wide, large=large),
+    )  # fmt: skip
+
+
+def _print_several(call: Call, curves: dict[str, list[Any]], *, large: bool) -> None:
+    from weft._cli.output import emit
+
+    names = {id_: call.client.jobs.get(id_).name for id_ in curves}
+    documents = [
+        {"job": id_, "name": names[id_], "series": [curve.as_json() for curve in series]}
+        for id_, series in curves.items()
+    ]
+    rows = [(names[id_], curve) for id_, series in curves.items() for curve in series]
+    rows.sort(key=lambda row: row[1].name)  # stable: the curves of one metric are beside one another
+    emit(call, {"jobs": documents}, names=curves, people=lambda wide: _people(rows, wide=wide, large=large))
+
+
+def _print_csv(curves: dict[str, list[Any]]) -> None:
+    import csv
+    import json
+    import sys
+
+    from weft._records import time_text, value_json
+
+    lines = csv.writer(sys.stdout, lineterminator="\n")
+    lines.writerow(["job", "metric", "context", "role", "rank", "attempt", "step", "time", "value"])
+    for id_, series in curves.items():
+        for curve in series:
+            context = json.dumps(dict(curve.context), sort_keys=True) if curve.context else ""
+            for step, value, time, attempt in zip(curve.steps, curve.values, curve.times, curve.attempts, strict=True):
+                shown = "" if step is None else step
+                lines.writerow([
+                    id_, curve.name, context, curve.role, curve.rank, attempt, shown, time_text(time), value_json(value)
+                ])  # fmt: skip
+
+
+def _people(series: list[tuple[str, Any]], *, wide: bool, large: bool) -> str:
+    """The curves as a table; ``series``: the name of the job, where there are several, and the curve."""
     from weft._cli.chart import chart, sparkline
     from weft._cli.curves import label
     from weft._cli.output import Column, table, width
     from weft._cli.text import number
 
+    several = any(job for job, _ in series)
     columns = [
-        Column("METRIC", flexible=True), Column("LEARNER"), Column("STEP", right=True), Column("LATEST", right=True),
+        *([Column("JOB", flexible=True)] if several else []), Column("METRIC", flexible=True), Column("LEARNER"),
+        Column("STEP", right=True), Column("LATEST", right=True),
         Column("MIN", right=True), Column("MAX", right=True), Column("COURSE"),
         Column("POINTS", right=True, wide_only=True),
     ]  # fmt: skip
     rows: list[list[object]] = []
     charts: list[str] = []
-    for curve in series:
+    for job, curve in series:
         finite = [value for value in curve.values if math.isfinite(value)]
         title = label((curve.name, tuple(sorted(curve.context.items()))))
         rows.append([
-            title, f"{curve.role}-{curve.rank}", "-" if curve.steps[-1] is None else curve.steps[-1],
+            *([job] if several else []), title, f"{curve.role}-{curve.rank}",
+            "-" if curve.steps[-1] is None else curve.steps[-1],
             number(curve.values[-1]),
             number(min(finite)) if finite else "-", number(max(finite)) if finite else "-", sparkline(curve.values),
             len(curve.values),
@@ -70,7 +128,9 @@ def _people(series: list[Any], *, wide: bool, large: bool) -> str:
             values = [
                 (float(place if step is None else step), curve.values[place]) for place, step in enumerate(curve.steps)
             ]
-            lines = chart(values, width=min(width(), 80), title=f"{title}, {curve.role}-{curve.rank}")
+            lines = chart(
+                values, width=min(width(), 80), title=f"{f'{job}: ' if job else ''}{title}, {curve.role}-{curve.rank}"
+            )
             charts.append("\n".join(lines))
     return "\n\n".join([*filter(None, charts), table(columns, rows, wide=wide)])
 

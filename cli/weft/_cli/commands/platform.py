@@ -19,8 +19,23 @@ from weft._cli.homes import HOME_HELP
 @click.option("--home", metavar="DIR", help=HOME_HELP)
 @click.option("--gpus", type=click.IntRange(min=0), help="How many GPUs to offer; by default those that are found.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port of the API; by default a free one.")
-def up_command(call: Call, home: str | None, gpus: int | None, port: int | None) -> None:
+@click.option(
+    "--cluster", type=click.Choice(["local", "kubernetes"]), help="Where learners run; by default on this machine."
+)
+@click.option("--kubeconfig", metavar="FILE", help="Access to the cluster; by default KUBECONFIG or ~/.kube/config.")
+@click.option(
+    "--context", "context_name", metavar="NAME", help="Context of the kubeconfig; by default its current one."
+)
+@click.option("--advertise", metavar="HOST", help="Name or address of this machine by which pods reach it.")
+@click.option("--registry", metavar="HOST/PATH", help="Registry from which the cluster pulls Weft's images.")
+def up_command(
+    call: Call, home: str | None, gpus: int | None, port: int | None, cluster: str | None, kubeconfig: str | None,
+    context_name: str | None, advertise: str | None, registry: str | None,
+) -> None:  # fmt: skip
     """Start the platform on this machine.
+
+    With --cluster kubernetes the services run here and the learners as pods of that cluster, which need a way to this
+    machine (--advertise) and to Weft's images (--registry).
 
     Prints its address and key, and writes a profile: 'local', or one named after the folder that --home or WEFT_HOME
     names. Already running: says so, and changes nothing.
@@ -32,8 +47,16 @@ def up_command(call: Call, home: str | None, gpus: int | None, port: int | None)
     from weft._profile import Profile, config_file, read_config, write_config
 
     place = chosen_home(call, home, new=True)
+    flags = {
+        "kind": cluster, "kubeconfig": kubeconfig, "context": context_name, "advertise": advertise, "registry": registry
+    }  # fmt: skip
+    where = {name: value for name, value in flags.items() if value}
+    if where and cluster != "kubernetes" and set(where) != {"kind"}:
+        raise click.UsageError("--kubeconfig, --context, --advertise and --registry belong to --cluster kubernetes")
+    if cluster == "kubernetes" and not advertise:
+        raise click.UsageError("--cluster kubernetes needs --advertise HOST: how do pods reach this machine?")
     with translated():
-        answer: dict[str, Any] = platform().up(place, gpus=gpus, port=port, report=note)
+        answer: dict[str, Any] = platform().up(place, gpus=gpus, port=port, cluster=where, report=note)
     if answer["ignored"]:
         restart = f"`{command_in('down --keep-jobs', place)}`, then `{command_in('up', place)}` with them"
         warn(f"the platform runs already, without {', '.join(answer['ignored'])}; to apply: {restart}")

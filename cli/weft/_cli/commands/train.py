@@ -38,6 +38,9 @@ def _field_help(ctx: click.Context, _param: click.Parameter, field: str | None) 
 @click.option("--file", "-f", "file", type=click.Path(path_type=Path), help="The spec; by default FOLDER/weft.yaml.")
 @click.option("--name", metavar="NAME", help="Another name for the job.")
 @click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. resources.gpus=1.")
+@click.option("--array", "arrays", multiple=True, metavar="NAME=V,V", help="A job for each value of a variable.")
+@click.option("--repeat", type=click.IntRange(1, 1000), default=1, metavar="N", help="Each N times: SEED=0, 1, ...")
+@click.option("--group", metavar="NAME", help="Name of the group of jobs; made by default.")
 @click.option("--dry-run", is_flag=True, help="Only check and plan; works without a platform, too.")
 @click.option(
     "--follow/--no-follow", default=None, help="Watch until it is at rest; on a terminal that is the default."
@@ -58,6 +61,9 @@ def train_command(
     file: Path | None,
     name: str | None,
     settings: tuple[str, ...],
+    arrays: tuple[str, ...],
+    repeat: int,
+    group: str | None,
     dry_run: bool,
     follow: bool | None,
     metric: str | None,
@@ -71,6 +77,8 @@ def train_command(
     weft train FOLDER             the job in another folder
     weft train -f FILE            a spec; the code is what its `code:` names
     weft train MANIFEST CODE      a spec and a folder or zip of code (as in FfDL)
+    weft train --array lr=0.1,0.01 --repeat 3
+                                  six jobs, with the variables lr and SEED
 
     Following, the exit code is the job's end: 0 COMPLETED, 100 FAILED, 103 KILLED or HALTED. Ctrl-C only stops
     following.
@@ -78,19 +86,10 @@ def train_command(
     from weft._archive import make_archive
     from weft._cli.notices import warn
     from weft._cli.output import emit
-    from weft._errors import ConnectionFailed, NotFound, Unauthenticated
-    from weft._spec_file import set_field
+    from weft._errors import ConnectionFailed, Unauthenticated
 
-    spec, code_path = _find(where, code, file)
-    if name:
-        spec.document["name"] = name
-    for assignment in settings:
-        set_field(spec.document, assignment)
+    spec, code_path = _read(where, code, file, name=name, settings=settings)
     implied = "" if code else spec.code_file
-    if not code:
-        code_path = spec.code
-        if code_path is not None and not code_path.exists():
-            raise NotFound(f"{spec.path}: code: there is no folder or zip {code_path}")
     with ExitStack() as stack:
         archive = stack.enter_context(make_archive(code_path)) if code_path is not None else None
         for skipped in archive.listing.skipped if archive else ():
@@ -115,8 +114,31 @@ def train_command(
         for warning in plan.get("warnings") or ():
             if not call.for_people or warning != plan.get("fits_message"):  # the plan has shown it
                 warn(warning)
-        job = _submitted(call, spec, archive, plan, idempotency_key or uuid.uuid4().hex)
+        key = idempotency_key or uuid.uuid4().hex
+        if arrays or repeat > 1 or group:
+            _submit_group(call, spec, archive, plan, key, arrays=arrays, repeat=repeat, group=group)
+            return
+        job = _submitted(call, spec, archive, plan, key)
     _after(call, job, plan, follow=follow, metric=metric, wait_placed=wait_placed)
+
+
+def _read(
+    where: str | None, code: str | None, file: Path | None, *, name: str | None, settings: tuple[str, ...]
+) -> tuple[SpecFile, Path | None]:
+    """The spec with the changes of the command line, and its code."""
+    from weft._errors import NotFound
+    from weft._spec_file import set_field
+
+    spec, code_path = _find(where, code, file)
+    if name:
+        spec.document["name"] = name
+    for assignment in settings:
+        set_field(spec.document, assignment)
+    if not code:
+        code_path = spec.code
+        if code_path is not None and not code_path.exists():
+            raise NotFound(f"{spec.path}: code: there is no folder or zip {code_path}")
+    return spec, code_path
 
 
 def _find(where: str | None, code: str | None, file: Path | None) -> tuple[SpecFile, Path | None]:
@@ -154,6 +176,33 @@ def _submitted(call: Call, spec: SpecFile, archive: Archive | None, plan: dict[s
         except InvalidRequest as refused:
             raise _located(refused, spec) from None
     return job
+
+
+def _submit_group(
+    call: Call, spec: SpecFile, archive: Archive | None, plan: dict[str, Any], key: str, *, arrays: tuple[str, ...],
+    repeat: int, group: str | None,
+) -> None:  # fmt: skip
+    """Submit every job of a group. The same key makes the same jobs."""
+    from weft._cli.groups import made_name, settings_of, variants
+    from weft._cli.output import emit
+    from weft._spec_file import SpecFile
+
+    group = group or made_name(spec.document, key)
+    specs = variants(spec.document, arrays, repeat, group)
+    jobs: list[Job] = []
+    for number, document in enumerate(specs):
+        jobs.append(_submitted(call, SpecFile(spec.path, document, spec.lines), archive, plan, f"{key}-{number}"))
+        plan = {**plan, "code": {"stored": True}}
+
+    def people(_wide: bool) -> str:
+        lines = [
+            f"submitted {job.id}  {job.name}  {settings}".rstrip()
+            for job, settings in zip(jobs, settings_of(specs, arrays, repeat), strict=True)
+        ]
+        after = [f"  weft {verb} --group {group}" for verb in ("list", "wait", "metrics", "kill", "delete")]
+        return "\n".join([*lines, f"{len(jobs)} jobs of the group {group}:", *after])
+
+    emit(call, {"group": group, "jobs": [job.document for job in jobs]}, people=people, names=[job.id for job in jobs])
 
 
 def _located(refused: Any, spec: SpecFile) -> Any:

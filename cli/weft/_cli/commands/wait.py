@@ -5,14 +5,15 @@ from __future__ import annotations
 import click
 
 from weft._cli.call import Call, Stop, command
+from weft._cli.groups import many_jobs, named_jobs
 
 
 @command("wait")
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@many_jobs
 @click.option(
     "--timeout", "-t", type=click.FloatRange(min=0), metavar="SECONDS", help="Give up then, with exit code 101."
 )
-def wait_command(call: Call, jobs: tuple[str, ...], timeout: float | None) -> None:
+def wait_command(call: Call, jobs: tuple[str, ...], group: str | None, tag: str | None, timeout: float | None) -> None:
     """Wait until jobs are at rest; the exit code says how they ended.
 
     0 all COMPLETED, 100 one FAILED, 103 one KILLED or HALTED, 101 not finished in time.
@@ -26,7 +27,7 @@ def wait_command(call: Call, jobs: tuple[str, ...], timeout: float | None) -> No
     from weft._errors import NotFinished
 
     deadline = None if timeout is None else time.monotonic() + timeout
-    ids = [job_id(call.client, job) for job in jobs]
+    ids = [job_id(call.client, job) for job in named_jobs(call, jobs, group, tag)]
     codes: list[int] = []
     documents: list[dict[str, object]] = []
     for id_ in ids:

@@ -13,7 +13,7 @@ import datetime as dt
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -35,12 +35,15 @@ _CLOCK_SKEW: Final = dt.timedelta(days=1)
 """Certificates begin to be valid so long before they are made, for machines whose clock is behind."""
 
 
-def issue(folder: Path, services: Iterable[str], now: dt.datetime) -> list[str]:
+def issue(
+    folder: Path, services: Iterable[str], now: dt.datetime, *, hosts: Mapping[str, str] | None = None
+) -> list[str]:
     """Makes the authority and the services' certificates where they are missing or at half of their time.
 
-    Returns the services whose certificate is new. ``now`` has a time zone. Raises WeftError for a file that cannot be
-    read, NoSpace.
+    Returns the services whose certificate is new. ``now`` has a time zone. ``hosts``: service -> a name or address by
+    which it is reached besides those of this machine. Raises WeftError for a file that cannot be read, NoSpace.
     """
+    hosts = hosts or {}
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     authority_key, authority = _authority(folder, now)
@@ -50,10 +53,11 @@ def issue(folder: Path, services: Iterable[str], now: dt.datetime) -> list[str]:
         with suppress(FileNotFoundError):
             current = _certificate(files.certificate)
             signed_by_us = _is_signed_by(current, authority)
-            if signed_by_us and current.not_valid_after_utc - now > _RENEWED_BEFORE_END:
+            lasts = current.not_valid_after_utc - now > _RENEWED_BEFORE_END
+            if signed_by_us and lasts and _is_for(current, hosts.get(service)):
                 continue
         key = _key(files.key)
-        certificate = _sign(_service_builder(service, key, now), authority, authority_key)
+        certificate = _sign(_service_builder(service, key, now, hosts.get(service)), authority, authority_key)
         write_text(files.certificate, _pem(certificate))
         issued.append(service)
     return issued
@@ -84,12 +88,27 @@ def _authority(folder: Path, now: dt.datetime) -> tuple[ec.EllipticCurvePrivateK
     return key, certificate
 
 
-def _service_builder(service: str, key: ec.EllipticCurvePrivateKey, now: dt.datetime) -> x509.CertificateBuilder:
-    names = [x509.DNSName(name) for name in dict.fromkeys((service, "localhost", socket.gethostname()))]
-    loopback = [x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1")]
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _is_for(certificate: x509.Certificate, host: str | None) -> bool:
+    """Whether the certificate names the host; True without one."""
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return host is None or _general_name(host) in list(names)
+
+
+def _service_builder(
+    service: str, key: ec.EllipticCurvePrivateKey, now: dt.datetime, host: str | None
+) -> x509.CertificateBuilder:
+    here = dict.fromkeys((service, "localhost", socket.gethostname(), "127.0.0.1", "::1", *([host] if host else [])))
+    names = [_general_name(name) for name in here]
     return (
         _builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, service)]), key, now, _SERVICE_DAYS)
-        .add_extension(x509.SubjectAlternativeName([*names, *loopback]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -89,7 +89,7 @@ class KubernetesCluster:
     async def observe(self, job_id: str) -> Observation:
         namespace = await self._places.find(job_id)
         if namespace is None:
-            return Observation(learners=(), attempts=())
+            return Observation(learners=[], attempts=[])
         selector = names.of_job(job_id, self._options.installation)
         (pods, _), (owners, _), reports = await gather([
             self._api.list(collection("Pod", namespace), selector=selector),
@@ -158,15 +158,13 @@ class KubernetesCluster:
                 yield await changed.get()
         finally:
             self._places.complete = False
-            for task in tasks:
-                task.cancel()
+            await _cancel(tasks)
 
     async def ping(self) -> None:
         await self._api.get("/version")
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        await _cancel(self._tasks)
         await self._removal.close()
         await self._api.close()
 
@@ -200,6 +198,13 @@ class KubernetesCluster:
             return []
         mark = StopMark.of(owner)
         return [observed.never_created(name, attempt, mark) for name in gang if (attempt, name) not in present]
+
+
+async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Returns when they have ended, and their connections are closed."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _may_be_lost(pod: Document) -> bool:

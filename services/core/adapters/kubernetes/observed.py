@@ -79,7 +79,7 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
     problem = _end_by_cluster(pod, context)
     end = _end(pod, context, terminated, message)
     started = _started(report, terminated, message)
-    if started is None and end is not None and end.lost and problem is None:
+    if started is None and end is not None and problem is None:
         problem = reasons.could_not_run(terminated or {})
     state = _state(pod, end, started)
     blocked = reasons.not_started(pod, context.events) if state in {"starting", "waiting"} and end is None else None
@@ -163,7 +163,7 @@ def _end(pod: Document, context: Context, terminated: Document | None, message: 
     if terminated is not None:
         time = _time_ms(terminated.get("finishedAt")) or context.now
         if reasons.could_not_run(terminated) is not None:
-            return Exit(time=time, lost=True)
+            return Exit(time=time, code=int(terminated.get("exitCode", 128)))
         if by_cluster is not None and (terminated.get("exitCode") != 0 or message is None):
             return Exit(time=time, lost=True)
         return _recorded(terminated, message, time, context.mark)

@@ -34,6 +34,7 @@ _TRIES: Final = 10
 _GRACE_S: Final = 1
 """Of the pods of a teardown: what they have to store is stored, or nobody waits for it."""
 _REMOVE_S: Final = 120.0
+_FINALIZER_S: Final = 5.0
 _LOST_AFTER_S: Final = 3.0
 """A teardown that waits for pods for so long looks whether their nodes are lost."""
 _LEFT: Final = ("Secret", "NetworkPolicy", "Service", "PodGroup")
@@ -81,13 +82,30 @@ class Removal:
             for number in attempts
             for kind in _LEFT
         ])  # fmt: skip
+        await gather([
+            self._await_gone(collection("PodGroup", namespace, names.attempt_name(job, number))) for number in attempts
+        ])  # fmt: skip
         for number in attempts:
             await self._api.delete(collection("ConfigMap", namespace, names.attempt_name(job, number)))
         self._places.forget(job)
 
     async def close(self) -> None:
-        for job in list(self._enforcing):
-            self._cancel_enforcing(job)
+        tasks = list(self._enforcing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _await_gone(self, path: str) -> None:
+        """Waits a little for an object with a finalizer. It holds no hardware, so one that stays delays nobody."""
+        backoff = Backoff(first_s=0.05, most_s=1)
+        deadline = asyncio.get_running_loop().time() + _FINALIZER_S
+        while asyncio.get_running_loop().time() < deadline:
+            try:
+                await self._api.get(path)
+            except NotFound:
+                return
+            await backoff.wait()
+        log.warning("object.not_removed_yet", path=path)
 
     async def _mark_owner(self, namespace: str, job: str, wanted: StopMark) -> StopMark:
         """Returns the mark that counts: this one, or an earlier stronger one."""

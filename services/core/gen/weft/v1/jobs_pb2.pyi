@@ -92,6 +92,365 @@ class SubmitJobRequest(_message.Message):
 Global___SubmitJobRequest: _TypeAlias = SubmitJobRequest  # noqa: Y015
 
 @_typing.final
+class CloneJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """Id of the job."""
+    name: _builtins.str
+    """Name of the copy; default: the job's."""
+    @_builtins.property
+    def set(self) -> _struct_pb2.Struct:
+        """Dotted path of a field of the spec, e.g. env.SEED -> its value; null removes it."""
+
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        name: _builtins.str | None = ...,
+        set: _struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "name", b"name", "set", b"set"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "job_id", b"job_id", "name", b"name", "set", b"set"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
+    _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
+
+Global___CloneJobRequest: _TypeAlias = CloneJobRequest  # noqa: Y015
+
+@_typing.final
+class DiffJobsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    A_FIELD_NUMBER: _builtins.int
+    B_FIELD_NUMBER: _builtins.int
+    a: _builtins.str
+    """Id of a job."""
+    b: _builtins.str
+    """Id of another job."""
+    def __init__(
+        self,
+        *,
+        a: _builtins.str = ...,
+        b: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiffJobsRequest: _TypeAlias = DiffJobsRequest  # noqa: Y015
+
+@_typing.final
+class FieldDifference(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    A_FIELD_NUMBER: _builtins.int
+    B_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Path of the field, e.g. env.LR."""
+    a: _builtins.str
+    """Its value in the first job: a text, or JSON; empty if it is missing."""
+    b: _builtins.str
+    """Its value in the second job."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        a: _builtins.str = ...,
+        b: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FieldDifference: _TypeAlias = FieldDifference  # noqa: Y015
+
+@_typing.final
+class FileDifference(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Path of the file."""
+    change: _builtins.str
+    """added, removed or changed, from the first job to the second."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        change: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FileDifference: _TypeAlias = FileDifference  # noqa: Y015
+
+@_typing.final
+class CodeDifference(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    A_FIELD_NUMBER: _builtins.int
+    B_FIELD_NUMBER: _builtins.int
+    COMPARED_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    a: _builtins.str
+    """Digest of the first job's code; empty without code."""
+    b: _builtins.str
+    """Digest of the second job's code; empty without code."""
+    compared: _builtins.bool
+    """False: an archive is missing, or larger than 64 MiB; `files` is empty."""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileDifference]:
+        """Files that differ."""
+
+    def __init__(
+        self,
+        *,
+        a: _builtins.str = ...,
+        b: _builtins.str = ...,
+        compared: _builtins.bool = ...,
+        files: _abc.Iterable[Global___FileDifference] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b", "compared", b"compared", "files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CodeDifference: _TypeAlias = CodeDifference  # noqa: Y015
+
+@_typing.final
+class JobDifference(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spec(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldDifference]:
+        """Fields of the spec."""
+
+    @_builtins.property
+    def code(self) -> Global___CodeDifference:
+        """Files of the code."""
+
+    @_builtins.property
+    def environment(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldDifference]:
+        """Digests of environment and data, of the newest attempts."""
+
+    def __init__(
+        self,
+        *,
+        spec: _abc.Iterable[Global___FieldDifference] | None = ...,
+        code: Global___CodeDifference | None = ...,
+        environment: _abc.Iterable[Global___FieldDifference] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["code", b"code"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "environment", b"environment", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobDifference: _TypeAlias = JobDifference  # noqa: Y015
+
+@_typing.final
+class GetStatisticsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    Q_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    BUT_FIELD_NUMBER: _builtins.int
+    MAX_POINTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the metric."""
+    q: _builtins.str
+    """In place of ids: the newest 1000 jobs that match this filter."""
+    tenant: _builtins.str
+    """With `q`: tenant whose jobs count; default: the caller's. Admins: any, or * for all."""
+    max_points: _builtins.int
+    """Most steps of each group: 2 to 10000, default 500."""
+    @_builtins.property
+    def context(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its labels as KEY=VALUE; default: the first series of each job."""
+
+    @_builtins.property
+    def job(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the jobs; at most 200."""
+
+    @_builtins.property
+    def by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields of the spec whose values make a group, e.g. env.LR."""
+
+    @_builtins.property
+    def but(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields of the spec that may differ within a group, e.g. env.SEED. REST calls it `except`."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        context: _abc.Iterable[_builtins.str] | None = ...,
+        job: _abc.Iterable[_builtins.str] | None = ...,
+        q: _builtins.str | None = ...,
+        tenant: _builtins.str | None = ...,
+        by: _abc.Iterable[_builtins.str] | None = ...,
+        but: _abc.Iterable[_builtins.str] | None = ...,
+        max_points: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_points", b"_max_points", "_q", b"_q", "_tenant", b"_tenant", "max_points", b"max_points", "q", b"q", "tenant", b"tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_points", b"_max_points", "_q", b"_q", "_tenant", b"_tenant", "but", b"but", "by", b"by", "context", b"context", "job", b"job", "max_points", b"max_points", "name", b"name", "q", b"q", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_points: _TypeAlias = _typing.Literal["max_points"]  # noqa: Y015
+    _WhichOneofArgType__max_points: _TypeAlias = _typing.Literal["_max_points", b"_max_points"]  # noqa: Y015
+    _WhichOneofReturnType__q: _TypeAlias = _typing.Literal["q"]  # noqa: Y015
+    _WhichOneofArgType__q: _TypeAlias = _typing.Literal["_q", b"_q"]  # noqa: Y015
+    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
+    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_points) -> _WhichOneofReturnType__max_points | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__q) -> _WhichOneofReturnType__q | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
+
+Global___GetStatisticsRequest: _TypeAlias = GetStatisticsRequest  # noqa: Y015
+
+@_typing.final
+class StatisticsGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class KeyEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KEY_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    STD_FIELD_NUMBER: _builtins.int
+    MIN_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The fields by which the group differs from others, and their values."""
+
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the jobs of the group that reported the metric."""
+
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Steps at which a job has a number. Item n of each other column belongs to step n."""
+
+    @_builtins.property
+    def n(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of jobs with a number at the step."""
+
+    @_builtins.property
+    def mean(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Mean of their values."""
+
+    @_builtins.property
+    def std(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Standard deviation of the population."""
+
+    @_builtins.property
+    def min(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Smallest value."""
+
+    @_builtins.property
+    def max(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Largest value."""
+
+    def __init__(
+        self,
+        *,
+        key: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        jobs: _abc.Iterable[_builtins.str] | None = ...,
+        steps: _abc.Iterable[_builtins.int] | None = ...,
+        n: _abc.Iterable[_builtins.int] | None = ...,
+        mean: _abc.Iterable[_builtins.float] | None = ...,
+        std: _abc.Iterable[_builtins.float] | None = ...,
+        min: _abc.Iterable[_builtins.float] | None = ...,
+        max: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "key", b"key", "max", b"max", "mean", b"mean", "min", b"min", "n", b"n", "std", b"std", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatisticsGroup: _TypeAlias = StatisticsGroup  # noqa: Y015
+
+@_typing.final
+class StatisticsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    WITHOUT_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    truncated: _builtins.bool
+    """There are more jobs, or more groups (100 are answered)."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatisticsGroup]:
+        """Groups in the order of their newest jobs."""
+
+    @_builtins.property
+    def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the jobs that did not report the metric."""
+
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___StatisticsGroup] | None = ...,
+        without: _abc.Iterable[_builtins.str] | None = ...,
+        truncated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "truncated", b"truncated", "without", b"without"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatisticsReply: _TypeAlias = StatisticsReply  # noqa: Y015
+
+@_typing.final
 class ResourceSize(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -578,6 +937,7 @@ class Job(_message.Message):
     SUMMARY_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the job: j and 22 characters."""
@@ -672,6 +1032,10 @@ class Job(_message.Message):
         """Warnings to its owner. Only in the answer to a submit."""
 
     @_builtins.property
+    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobMetric]:
+        """The metrics that a request for a list names, one for each name and context."""
+
+    @_builtins.property
     def checkpoint(self) -> Global___JobCheckpoint:
         """The checkpoint that was stored last; absent before. During a run some seconds old."""
 
@@ -709,11 +1073,12 @@ class Job(_message.Message):
         summary: _struct_pb2.Struct | None = ...,
         spec: _struct_pb2.Struct | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        metrics: _abc.Iterable[Global___JobMetric] | None = ...,
         checkpoint: Global___JobCheckpoint | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message", "_queue_position", b"_queue_position", "attempt", b"attempt", "checkpoint", b"checkpoint", "counters", b"counters", "created", b"created", "deleted", b"deleted", "finished", b"finished", "pending_message", b"pending_message", "queue_position", b"queue_position", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "summary", b"summary", "updated", b"updated", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message", "_queue_position", b"_queue_position", "at_rest", b"at_rest", "attempt", b"attempt", "checkpoint", b"checkpoint", "code_digest", b"code_digest", "counters", b"counters", "created", b"created", "deleted", b"deleted", "desired", b"desired", "finished", b"finished", "framework", b"framework", "generation", b"generation", "id", b"id", "learners", b"learners", "message", b"message", "name", b"name", "observed_generation", b"observed_generation", "pending_message", b"pending_message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "status", b"status", "summary", b"summary", "tags", b"tags", "tenant", b"tenant", "updated", b"updated", "user", b"user", "verdict", b"verdict", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message", "_queue_position", b"_queue_position", "at_rest", b"at_rest", "attempt", b"attempt", "checkpoint", b"checkpoint", "code_digest", b"code_digest", "counters", b"counters", "created", b"created", "deleted", b"deleted", "desired", b"desired", "finished", b"finished", "framework", b"framework", "generation", b"generation", "id", b"id", "learners", b"learners", "message", b"message", "metrics", b"metrics", "name", b"name", "observed_generation", b"observed_generation", "pending_message", b"pending_message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "status", b"status", "summary", b"summary", "tags", b"tags", "tenant", b"tenant", "updated", b"updated", "user", b"user", "verdict", b"verdict", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pending_message: _TypeAlias = _typing.Literal["pending_message"]  # noqa: Y015
     _WhichOneofArgType__pending_message: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message"]  # noqa: Y015
@@ -725,6 +1090,119 @@ class Job(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_position) -> _WhichOneofReturnType__queue_position | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class JobMetric(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ContextEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    LAST_STEP_FIELD_NUMBER: _builtins.int
+    MIN_FIELD_NUMBER: _builtins.int
+    MIN_STEP_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    MAX_STEP_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    BEST_STEP_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the metric."""
+    rank: _builtins.int
+    """Rank of the learner that reported it: the lowest."""
+    count: _builtins.int
+    """Number of points."""
+    last: _builtins.float
+    """The last value; it may be NaN or infinite."""
+    last_step: _builtins.int
+    """Its step; absent if none was given."""
+    min: _builtins.float
+    """The smallest value; absent if there is no number."""
+    min_step: _builtins.int
+    """Its step."""
+    max: _builtins.float
+    """The largest value; absent if there is no number."""
+    max_step: _builtins.int
+    """Its step."""
+    best: _builtins.float
+    """The smallest or the largest value, as the request says."""
+    best_step: _builtins.int
+    """Its step."""
+    @_builtins.property
+    def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels that the training gave it."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        rank: _builtins.int = ...,
+        count: _builtins.int = ...,
+        last: _builtins.float = ...,
+        last_step: _builtins.int | None = ...,
+        min: _builtins.float | None = ...,
+        min_step: _builtins.int | None = ...,
+        max: _builtins.float | None = ...,
+        max_step: _builtins.int | None = ...,
+        best: _builtins.float | None = ...,
+        best_step: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_best_step", b"_best_step", "_last_step", b"_last_step", "_max", b"_max", "_max_step", b"_max_step", "_min", b"_min", "_min_step", b"_min_step", "best", b"best", "best_step", b"best_step", "last_step", b"last_step", "max", b"max", "max_step", b"max_step", "min", b"min", "min_step", b"min_step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_best_step", b"_best_step", "_last_step", b"_last_step", "_max", b"_max", "_max_step", b"_max_step", "_min", b"_min", "_min_step", b"_min_step", "best", b"best", "best_step", b"best_step", "context", b"context", "count", b"count", "last", b"last", "last_step", b"last_step", "max", b"max", "max_step", b"max_step", "min", b"min", "min_step", b"min_step", "name", b"name", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__best: _TypeAlias = _typing.Literal["best"]  # noqa: Y015
+    _WhichOneofArgType__best: _TypeAlias = _typing.Literal["_best", b"_best"]  # noqa: Y015
+    _WhichOneofReturnType__best_step: _TypeAlias = _typing.Literal["best_step"]  # noqa: Y015
+    _WhichOneofArgType__best_step: _TypeAlias = _typing.Literal["_best_step", b"_best_step"]  # noqa: Y015
+    _WhichOneofReturnType__last_step: _TypeAlias = _typing.Literal["last_step"]  # noqa: Y015
+    _WhichOneofArgType__last_step: _TypeAlias = _typing.Literal["_last_step", b"_last_step"]  # noqa: Y015
+    _WhichOneofReturnType__max: _TypeAlias = _typing.Literal["max"]  # noqa: Y015
+    _WhichOneofArgType__max: _TypeAlias = _typing.Literal["_max", b"_max"]  # noqa: Y015
+    _WhichOneofReturnType__max_step: _TypeAlias = _typing.Literal["max_step"]  # noqa: Y015
+    _WhichOneofArgType__max_step: _TypeAlias = _typing.Literal["_max_step", b"_max_step"]  # noqa: Y015
+    _WhichOneofReturnType__min: _TypeAlias = _typing.Literal["min"]  # noqa: Y015
+    _WhichOneofArgType__min: _TypeAlias = _typing.Literal["_min", b"_min"]  # noqa: Y015
+    _WhichOneofReturnType__min_step: _TypeAlias = _typing.Literal["min_step"]  # noqa: Y015
+    _WhichOneofArgType__min_step: _TypeAlias = _typing.Literal["_min_step", b"_min_step"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best) -> _WhichOneofReturnType__best | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_step) -> _WhichOneofReturnType__best_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_step) -> _WhichOneofReturnType__last_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max) -> _WhichOneofReturnType__max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_step) -> _WhichOneofReturnType__max_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min) -> _WhichOneofReturnType__min | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_step) -> _WhichOneofReturnType__min_step | None: ...
+
+Global___JobMetric: _TypeAlias = JobMetric  # noqa: Y015
 
 @_typing.final
 class GetJobRequest(_message.Message):
@@ -759,6 +1237,9 @@ class ListJobsRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
     DELETED_FIELD_NUMBER: _builtins.int
+    Q_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."""
     name: _builtins.str
@@ -775,6 +1256,14 @@ class ListJobsRequest(_message.Message):
     """Names of Job's fields, separated by commas; the others stay empty. Default: all."""
     deleted: _builtins.bool
     """Also jobs that were deleted; these have the field `deleted`."""
+    q: _builtins.str
+    """Only jobs that match this filter, e.g. `status=FAILED and created<2d and metric.loss<0.3`. A page may then have
+    fewer jobs, or none, while `next` is present.
+    """
+    metrics: _builtins.str
+    """Names of metrics, separated by commas, that each job has as `metrics`; NAME:min and NAME:max say which value is best."""
+    order: _builtins.str
+    """newest (default) or oldest: which jobs come first."""
     @_builtins.property
     def status(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Statuses to list, in any case. Default: all."""
@@ -791,10 +1280,13 @@ class ListJobsRequest(_message.Message):
         limit: _builtins.int | None = ...,
         fields: _builtins.str | None = ...,
         deleted: _builtins.bool = ...,
+        q: _builtins.str | None = ...,
+        metrics: _builtins.str | None = ...,
+        order: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_name", b"_name", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "fields", b"fields", "limit", b"limit", "name", b"name", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "q", b"q", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_name", b"_name", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "deleted", b"deleted", "fields", b"fields", "limit", b"limit", "name", b"name", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "deleted", b"deleted", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "q", b"q", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
@@ -802,8 +1294,14 @@ class ListJobsRequest(_message.Message):
     _WhichOneofArgType__fields: _TypeAlias = _typing.Literal["_fields", b"_fields"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    _WhichOneofReturnType__metrics: _TypeAlias = _typing.Literal["metrics"]  # noqa: Y015
+    _WhichOneofArgType__metrics: _TypeAlias = _typing.Literal["_metrics", b"_metrics"]  # noqa: Y015
     _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
     _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
+    _WhichOneofReturnType__order: _TypeAlias = _typing.Literal["order"]  # noqa: Y015
+    _WhichOneofArgType__order: _TypeAlias = _typing.Literal["_order", b"_order"]  # noqa: Y015
+    _WhichOneofReturnType__q: _TypeAlias = _typing.Literal["q"]  # noqa: Y015
+    _WhichOneofArgType__q: _TypeAlias = _typing.Literal["_q", b"_q"]  # noqa: Y015
     _WhichOneofReturnType__tag: _TypeAlias = _typing.Literal["tag"]  # noqa: Y015
     _WhichOneofArgType__tag: _TypeAlias = _typing.Literal["_tag", b"_tag"]  # noqa: Y015
     _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
@@ -817,7 +1315,13 @@ class ListJobsRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__metrics) -> _WhichOneofReturnType__metrics | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__order) -> _WhichOneofReturnType__order | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__q) -> _WhichOneofReturnType__q | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tag) -> _WhichOneofReturnType__tag | None: ...
     @_typing.overload
@@ -1021,6 +1525,7 @@ class JobExplanation(_message.Message):
     PENDING_REASON_FIELD_NUMBER: _builtins.int
     QUEUE_POSITION_FIELD_NUMBER: _builtins.int
     HINTS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the job."""
     status: _builtins.str
@@ -1035,6 +1540,8 @@ class JobExplanation(_message.Message):
     """Stable code of why it waits; else empty."""
     queue_position: _builtins.int
     """Place in the queue, from 1. Only while it waits and the dispatcher answers."""
+    cause: _builtins.str
+    """What went wrong, read from the output of the learner that failed first; empty if nothing is recognised."""
     @_builtins.property
     def hints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What its owner can do, with commands that can be typed as they stand."""
@@ -1050,10 +1557,11 @@ class JobExplanation(_message.Message):
         pending_reason: _builtins.str = ...,
         queue_position: _builtins.int | None = ...,
         hints: _abc.Iterable[_builtins.str] | None = ...,
+        cause: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "hints", b"hints", "id", b"id", "message", b"message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "status", b"status", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "cause", b"cause", "hints", b"hints", "id", b"id", "message", b"message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "status", b"status", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__queue_position: _TypeAlias = _typing.Literal["queue_position"]  # noqa: Y015
     _WhichOneofArgType__queue_position: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position"]  # noqa: Y015

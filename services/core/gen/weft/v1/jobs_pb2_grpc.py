@@ -53,6 +53,26 @@ class JobsStub:
                 request_serializer=weft_dot_v1_dot_jobs__pb2.SubmitJobRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_jobs__pb2.JobPlan.FromString,
                 _registered_method=True)
+        self.CloneJob = channel.unary_unary(
+                '/weft.v1.Jobs/CloneJob',
+                request_serializer=weft_dot_v1_dot_jobs__pb2.CloneJobRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_jobs__pb2.Job.FromString,
+                _registered_method=True)
+        self.PlanClone = channel.unary_unary(
+                '/weft.v1.Jobs/PlanClone',
+                request_serializer=weft_dot_v1_dot_jobs__pb2.CloneJobRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_jobs__pb2.JobPlan.FromString,
+                _registered_method=True)
+        self.DiffJobs = channel.unary_unary(
+                '/weft.v1.Jobs/DiffJobs',
+                request_serializer=weft_dot_v1_dot_jobs__pb2.DiffJobsRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_jobs__pb2.JobDifference.FromString,
+                _registered_method=True)
+        self.GetStatistics = channel.unary_unary(
+                '/weft.v1.Jobs/GetStatistics',
+                request_serializer=weft_dot_v1_dot_jobs__pb2.GetStatisticsRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_jobs__pb2.StatisticsReply.FromString,
+                _registered_method=True)
         self.ListJobs = channel.unary_unary(
                 '/weft.v1.Jobs/ListJobs',
                 request_serializer=weft_dot_v1_dot_jobs__pb2.ListJobsRequest.SerializeToString,
@@ -160,6 +180,34 @@ class JobsServicer:
 
     def PlanJob(self, request_iterator, context):
         """What a submit would do. No job is made.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloneJob(self, request, context):
+        """Makes a job with the spec and the code of another one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanClone(self, request, context):
+        """What CloneJob would do. No job is made.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DiffJobs(self, request, context):
+        """How two jobs differ.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStatistics(self, request, context):
+        """Statistics of a metric over groups of jobs, by step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -297,6 +345,26 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.PlanJob,
                     request_deserializer=weft_dot_v1_dot_jobs__pb2.SubmitJobRequest.FromString,
                     response_serializer=weft_dot_v1_dot_jobs__pb2.JobPlan.SerializeToString,
+            ),
+            'CloneJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloneJob,
+                    request_deserializer=weft_dot_v1_dot_jobs__pb2.CloneJobRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_jobs__pb2.Job.SerializeToString,
+            ),
+            'PlanClone': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanClone,
+                    request_deserializer=weft_dot_v1_dot_jobs__pb2.CloneJobRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_jobs__pb2.JobPlan.SerializeToString,
+            ),
+            'DiffJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiffJobs,
+                    request_deserializer=weft_dot_v1_dot_jobs__pb2.DiffJobsRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_jobs__pb2.JobDifference.SerializeToString,
+            ),
+            'GetStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatistics,
+                    request_deserializer=weft_dot_v1_dot_jobs__pb2.GetStatisticsRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_jobs__pb2.StatisticsReply.SerializeToString,
             ),
             'ListJobs': grpc.unary_unary_rpc_method_handler(
                     servicer.ListJobs,
@@ -446,6 +514,114 @@ class Jobs:
             '/weft.v1.Jobs/PlanJob',
             weft_dot_v1_dot_jobs__pb2.SubmitJobRequest.SerializeToString,
             weft_dot_v1_dot_jobs__pb2.JobPlan.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloneJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Jobs/CloneJob',
+            weft_dot_v1_dot_jobs__pb2.CloneJobRequest.SerializeToString,
+            weft_dot_v1_dot_jobs__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanClone(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Jobs/PlanClone',
+            weft_dot_v1_dot_jobs__pb2.CloneJobRequest.SerializeToString,
+            weft_dot_v1_dot_jobs__pb2.JobPlan.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DiffJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Jobs/DiffJobs',
+            weft_dot_v1_dot_jobs__pb2.DiffJobsRequest.SerializeToString,
+            weft_dot_v1_dot_jobs__pb2.JobDifference.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Jobs/GetStatistics',
+            weft_dot_v1_dot_jobs__pb2.GetStatisticsRequest.SerializeToString,
+            weft_dot_v1_dot_jobs__pb2.StatisticsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,14 @@ class JobsStub:
     """First the head, then the code (a zip) in pieces of at most 1 MiB each. Without code, end after the head."""
     PlanJob: _grpc.StreamUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _jobs_pb2.JobPlan]
     """What a submit would do. No job is made."""
+    CloneJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.CloneJobRequest, _jobs_pb2.Job]
+    """Makes a job with the spec and the code of another one."""
+    PlanClone: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.CloneJobRequest, _jobs_pb2.JobPlan]
+    """What CloneJob would do. No job is made."""
+    DiffJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.DiffJobsRequest, _jobs_pb2.JobDifference]
+    """How two jobs differ."""
+    GetStatistics: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetStatisticsRequest, _jobs_pb2.StatisticsReply]
+    """Statistics of a metric over groups of jobs, by step."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsReply]
     """A page of jobs, newest first."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.Job]
@@ -100,6 +108,14 @@ class JobsAsyncStub(JobsStub):
     """First the head, then the code (a zip) in pieces of at most 1 MiB each. Without code, end after the head."""
     PlanJob: _aio.StreamUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _jobs_pb2.JobPlan]  # type: ignore[assignment]
     """What a submit would do. No job is made."""
+    CloneJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CloneJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
+    """Makes a job with the spec and the code of another one."""
+    PlanClone: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CloneJobRequest, _jobs_pb2.JobPlan]  # type: ignore[assignment]
+    """What CloneJob would do. No job is made."""
+    DiffJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.DiffJobsRequest, _jobs_pb2.JobDifference]  # type: ignore[assignment]
+    """How two jobs differ."""
+    GetStatistics: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetStatisticsRequest, _jobs_pb2.StatisticsReply]  # type: ignore[assignment]
+    """Statistics of a metric over groups of jobs, by step."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsReply]  # type: ignore[assignment]
     """A page of jobs, newest first."""
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
@@ -163,6 +179,38 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.JobPlan, _abc.Awaitable[_jobs_pb2.JobPlan]]:
         """What a submit would do. No job is made."""
+
+    @_abc_1.abstractmethod
+    def CloneJob(
+        self,
+        request: _jobs_pb2.CloneJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
+        """Makes a job with the spec and the code of another one."""
+
+    @_abc_1.abstractmethod
+    def PlanClone(
+        self,
+        request: _jobs_pb2.CloneJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.JobPlan, _abc.Awaitable[_jobs_pb2.JobPlan]]:
+        """What CloneJob would do. No job is made."""
+
+    @_abc_1.abstractmethod
+    def DiffJobs(
+        self,
+        request: _jobs_pb2.DiffJobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.JobDifference, _abc.Awaitable[_jobs_pb2.JobDifference]]:
+        """How two jobs differ."""
+
+    @_abc_1.abstractmethod
+    def GetStatistics(
+        self,
+        request: _jobs_pb2.GetStatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.StatisticsReply, _abc.Awaitable[_jobs_pb2.StatisticsReply]]:
+        """Statistics of a metric over groups of jobs, by step."""
 
     @_abc_1.abstractmethod
     def ListJobs(

@@ -1299,7 +1299,7 @@ class AggregatesReply(_message.Message):
 Global___AggregatesReply: _TypeAlias = AggregatesReply  # noqa: Y015
 
 @_typing.final
-class StatisticsRequest(_message.Message):
+class StepStatisticsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -1356,10 +1356,10 @@ class StatisticsRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StatisticsRequest: _TypeAlias = StatisticsRequest  # noqa: Y015
+Global___StepStatisticsRequest: _TypeAlias = StepStatisticsRequest  # noqa: Y015
 
 @_typing.final
-class StatisticsReply(_message.Message):
+class StepStatisticsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STEPS_FIELD_NUMBER: _builtins.int
@@ -1414,7 +1414,7 @@ class StatisticsReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StatisticsReply: _TypeAlias = StatisticsReply  # noqa: Y015
+Global___StepStatisticsReply: _TypeAlias = StepStatisticsReply  # noqa: Y015
 
 @_typing.final
 class ForgetRequest(_message.Message):

@@ -160,7 +160,7 @@ class IntakeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteObject(self, request, context):
-        """Removes an object of the learner's own checkpoints, if there is one.
+        """Removes an object, if there is one: checkpoints of the learner itself only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -548,10 +548,10 @@ class TelemetryStub:
                 request_serializer=weft_dot_v1_dot_metrics__pb2.AggregatesRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_metrics__pb2.AggregatesReply.FromString,
                 _registered_method=True)
-        self.Statistics = channel.unary_unary(
-                '/weft.v1.Telemetry/Statistics',
-                request_serializer=weft_dot_v1_dot_metrics__pb2.StatisticsRequest.SerializeToString,
-                response_deserializer=weft_dot_v1_dot_metrics__pb2.StatisticsReply.FromString,
+        self.StepStatistics = channel.unary_unary(
+                '/weft.v1.Telemetry/StepStatistics',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.StepStatisticsRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.StepStatisticsReply.FromString,
                 _registered_method=True)
         self.Forget = channel.unary_unary(
                 '/weft.v1.Telemetry/Forget',
@@ -615,7 +615,7 @@ class TelemetryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Statistics(self, request, context):
+    def StepStatistics(self, request, context):
         """Statistics of one metric over several jobs, by step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -667,10 +667,10 @@ def add_TelemetryServicer_to_server(servicer, server):
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.AggregatesRequest.FromString,
                     response_serializer=weft_dot_v1_dot_metrics__pb2.AggregatesReply.SerializeToString,
             ),
-            'Statistics': grpc.unary_unary_rpc_method_handler(
-                    servicer.Statistics,
-                    request_deserializer=weft_dot_v1_dot_metrics__pb2.StatisticsRequest.FromString,
-                    response_serializer=weft_dot_v1_dot_metrics__pb2.StatisticsReply.SerializeToString,
+            'StepStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.StepStatistics,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.StepStatisticsRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.StepStatisticsReply.SerializeToString,
             ),
             'Forget': grpc.unary_unary_rpc_method_handler(
                     servicer.Forget,
@@ -879,7 +879,7 @@ class Telemetry:
             _registered_method=True)
 
     @staticmethod
-    def Statistics(request,
+    def StepStatistics(request,
             target,
             options=(),
             channel_credentials=None,
@@ -892,9 +892,9 @@ class Telemetry:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/weft.v1.Telemetry/Statistics',
-            weft_dot_v1_dot_metrics__pb2.StatisticsRequest.SerializeToString,
-            weft_dot_v1_dot_metrics__pb2.StatisticsReply.FromString,
+            '/weft.v1.Telemetry/StepStatistics',
+            weft_dot_v1_dot_metrics__pb2.StepStatisticsRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.StepStatisticsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -60,7 +60,7 @@ class IntakeStub:
     PutObject: _grpc.StreamUnaryMultiCallable[_metrics_pb2.PutObjectRequest, _metrics_pb2.PutObjectReply]
     """Stores an object: the first message names it, the others have its bytes. Durable once it is answered."""
     DeleteObject: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.DeleteObjectRequest, _metrics_pb2.DeleteObjectReply]
-    """Removes an object of the learner's own checkpoints, if there is one."""
+    """Removes an object, if there is one: checkpoints of the learner itself only."""
 
 @_typing.type_check_only
 class IntakeAsyncStub(IntakeStub):
@@ -94,7 +94,7 @@ class IntakeAsyncStub(IntakeStub):
     PutObject: _aio.StreamUnaryMultiCallable[_metrics_pb2.PutObjectRequest, _metrics_pb2.PutObjectReply]  # type: ignore[assignment]
     """Stores an object: the first message names it, the others have its bytes. Durable once it is answered."""
     DeleteObject: _aio.UnaryUnaryMultiCallable[_metrics_pb2.DeleteObjectRequest, _metrics_pb2.DeleteObjectReply]  # type: ignore[assignment]
-    """Removes an object of the learner's own checkpoints, if there is one."""
+    """Removes an object, if there is one: checkpoints of the learner itself only."""
 
 class IntakeServicer(metaclass=_abc_1.ABCMeta):
     """For the helper of a learner. Authenticated by the learner's token
@@ -185,7 +185,7 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.DeleteObjectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.DeleteObjectReply, _abc.Awaitable[_metrics_pb2.DeleteObjectReply]]:
-        """Removes an object of the learner's own checkpoints, if there is one."""
+        """Removes an object, if there is one: checkpoints of the learner itself only."""
 
 def add_IntakeServicer_to_server(servicer: IntakeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -213,7 +213,7 @@ class TelemetryStub:
     """Numbers of lines and points, latest values, progress."""
     Aggregates: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.AggregatesRequest, _metrics_pb2.AggregatesReply]
     """The last, smallest and largest value of metrics of several jobs."""
-    Statistics: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.StatisticsRequest, _metrics_pb2.StatisticsReply]
+    StepStatistics: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.StepStatisticsRequest, _metrics_pb2.StepStatisticsReply]
     """Statistics of one metric over several jobs, by step."""
     Forget: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]
     """Deletes all that is stored of a job."""
@@ -240,7 +240,7 @@ class TelemetryAsyncStub(TelemetryStub):
     """Numbers of lines and points, latest values, progress."""
     Aggregates: _aio.UnaryUnaryMultiCallable[_metrics_pb2.AggregatesRequest, _metrics_pb2.AggregatesReply]  # type: ignore[assignment]
     """The last, smallest and largest value of metrics of several jobs."""
-    Statistics: _aio.UnaryUnaryMultiCallable[_metrics_pb2.StatisticsRequest, _metrics_pb2.StatisticsReply]  # type: ignore[assignment]
+    StepStatistics: _aio.UnaryUnaryMultiCallable[_metrics_pb2.StepStatisticsRequest, _metrics_pb2.StepStatisticsReply]  # type: ignore[assignment]
     """Statistics of one metric over several jobs, by step."""
     Forget: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]  # type: ignore[assignment]
     """Deletes all that is stored of a job."""
@@ -308,11 +308,11 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         """The last, smallest and largest value of metrics of several jobs."""
 
     @_abc_1.abstractmethod
-    def Statistics(
+    def StepStatistics(
         self,
-        request: _metrics_pb2.StatisticsRequest,
+        request: _metrics_pb2.StepStatisticsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_metrics_pb2.StatisticsReply, _abc.Awaitable[_metrics_pb2.StatisticsReply]]:
+    ) -> _typing.Union[_metrics_pb2.StepStatisticsReply, _abc.Awaitable[_metrics_pb2.StepStatisticsReply]]:
         """Statistics of one metric over several jobs, by step."""
 
     @_abc_1.abstractmethod

@@ -1,0 +1,108 @@
+"""Groups of jobs: `weft train --array lr=0.1,0.01 --repeat 3` makes them, and commands take them with --group or -l.
+
+A group is a tag, ``group=NAME``, that all of its jobs have. Nothing else ties them together.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import click
+
+from weft._cli.call import Call
+
+F = TypeVar("F", bound=Callable[..., Any])
+MOST: Final = 1_000
+"""Most jobs of a group."""
+SEED: Final = "SEED"
+"""The variable that tells repetitions apart: 0, 1, 2, ..."""
+_NAME_MOST: Final = 48
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def many_jobs(command: F) -> F:
+    """Several jobs: by id or name, --group, or -l TAG."""
+    argument = click.argument("jobs", nargs=-1, metavar="[JOB...]")
+    group = click.option("--group", metavar="NAME", help="All jobs of this group (`weft train --array`).")
+    tag = click.option("--tag", "-l", metavar="TAG", help="All jobs with this tag.")
+    return argument(group(tag(command)))
+
+
+def tag_of(group: str) -> str:
+    """The tag of a group."""
+    return f"group={group}"
+
+
+def named_jobs(call: Call, jobs: Sequence[str], group: str | None, tag: str | None) -> tuple[str, ...]:
+    """The jobs that a command line names, oldest first for --group and -l. NotFound where no job has the tag."""
+    from weft._errors import NotFound
+
+    found: list[str] = []
+    for wanted in filter(None, (tag_of(group) if group else "", tag or "")):
+        ids = [job.id for job in call.client.jobs.list(tag=wanted)]
+        if not ids:
+            raise NotFound(f"no job has the tag '{wanted}'; `weft list -o wide` shows the jobs")
+        found += reversed(ids)
+    if not jobs and not found:
+        raise click.UsageError("name jobs, or give --group NAME or -l TAG")
+    return (*jobs, *(id_ for id_ in dict.fromkeys(found) if id_ not in jobs))
+
+
+def made_name(document: Mapping[str, Any], key: str) -> str:
+    """The name of a group that has none: that of the job, and a part that follows from the idempotency key."""
+    return f"{str(document.get('name') or 'job')[:_NAME_MOST]}-{hashlib.sha256(key.encode()).hexdigest()[:6]}"
+
+
+def variants(document: Mapping[str, Any], arrays: Sequence[str], repeat: int, group: str) -> list[dict[str, Any]]:
+    """The spec of each job of the group: every combination of the values, ``repeat`` times.
+
+    ``arrays``: ``NAME=VALUE,VALUE``. A NAME without a dot is an environment variable, another one a field of the spec.
+    """
+    from weft._spec_file import set_field
+
+    axes = [_axis(text) for text in arrays]
+    axes += [(SEED, [str(seed) for seed in range(repeat)])] if repeat > 1 else []
+    name = str(document.get("name") or "job")
+    specs: list[dict[str, Any]] = []
+    for values in itertools.product(*(values for _, values in axes)):
+        spec = copy.deepcopy(dict(document))
+        for (axis, _), value in zip(axes, values, strict=True):
+            if "." in axis:
+                set_field(spec, f"{axis}={value}")
+            else:
+                spec["env"] = {**(spec.get("env") or {}), axis: value}
+        spec["tags"] = [*(spec.get("tags") or ()), tag_of(group)]
+        spec["name"] = f"{name[:_NAME_MOST]}-{len(specs) + 1}"
+        specs.append(spec)
+        if len(specs) > MOST:
+            raise click.UsageError(f"a group has at most {MOST} jobs")
+    return specs
+
+
+def settings_of(specs: Sequence[Mapping[str, Any]], arrays: Sequence[str], repeat: int) -> Iterator[str]:
+    """For people: what tells each job apart, e.g. ``lr=0.1 SEED=2``."""
+    names = [_axis(text)[0] for text in arrays] + ([SEED] if repeat > 1 else [])
+    for spec in specs:
+        yield " ".join(f"{name}={_value(spec, name)}" for name in names)
+
+
+def _value(spec: Mapping[str, Any], name: str) -> object:
+    if "." not in name:
+        return (spec.get("env") or {}).get(name)
+    value: Any = spec
+    for part in name.split("."):
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return value
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    name = name.strip()
+    if not equals or not values or not ("." in name or _VARIABLE.fullmatch(name)):
+        raise click.UsageError(f"--array {text}: write it as NAME=VALUE,VALUE, e.g. --array lr=0.1,0.01")
+    return name, [value.strip() for value in values.split(",")]

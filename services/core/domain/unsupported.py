@@ -1,0 +1,88 @@
+"""The fields of a valid spec that this version does not implement, by the kind of cluster: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from services.core.domain.errors import FieldError
+from services.core.domain.spec import RUNNABLE_DISTRIBUTIONS, JobSpec, MetricSource, nearest
+
+_LATER: Final = "not available on this platform yet"
+
+
+def unsupported(spec: JobSpec, cluster: str = "local") -> tuple[FieldError, ...]:
+    """Returns an error for each field of a valid spec that this version does not implement on this kind of cluster.
+
+    ``cluster``: local | kubernetes.
+    """
+    in_pods = cluster == "kubernetes"
+    return (
+        *_unsupported_runs(spec),
+        *(_unsupported_in_pods(spec) if in_pods else _unsupported_without_pods(spec)),
+        *_unsupported_data(spec),
+        *_unsupported_fields(spec),
+    )
+
+
+def _unsupported_without_pods(spec: JobSpec) -> Iterator[FieldError]:
+    if spec.image is not None or spec.image_pull_secret is not None:
+        yield FieldError("/image", f"container images are {_LATER}", "use framework: (see `weft frameworks`)")
+    if spec.resources.shm:
+        yield FieldError("/resources/shm", f"shm is {_LATER}", "leave it out")
+
+
+def _unsupported_in_pods(spec: JobSpec) -> Iterator[FieldError]:
+    if spec.image_pull_secret is not None:
+        yield FieldError("/image_pull_secret", f"image_pull_secret is {_LATER}", "use an image that the nodes may pull")
+    for index, store in enumerate(spec.data_stores):
+        if store.type == "local":
+            yield FieldError(
+                f"/data_stores/{index}/type", "pods do not see the files of one machine", "use a store of type http"
+            )
+    for name in ("", *spec.roles):
+        gpus = spec.roles[name].gpus if name else spec.resources.gpus
+        if gpus is not None and gpus != int(gpus):
+            pointer = f"/roles/{name}/gpus" if name else "/resources/gpus"
+            yield FieldError(pointer, "this cluster gives whole GPUs only", "write gpus: 1")
+
+
+def _unsupported_runs(spec: JobSpec) -> Iterator[FieldError]:
+    if spec.distribution not in RUNNABLE_DISTRIBUTIONS:
+        present = ", ".join(sorted(RUNNABLE_DISTRIBUTIONS))
+        yield FieldError("/distribution", f"'{spec.distribution}' is {_LATER}", f"there are: {present}")
+    for name, role in spec.roles.items():
+        if role.on_failure == "restart":
+            yield FieldError(f"/roles/{name}/on_failure", f"'restart' is {_LATER}", "use restart-gang or ignore")
+        if role.min is not None and role.min != role.count:
+            yield FieldError(f"/roles/{name}/min", f"elastic roles are {_LATER}", "leave min out")
+
+
+def _unsupported_data(spec: JobSpec) -> Iterator[FieldError]:
+    for index, store in enumerate(spec.data_stores):
+        if store.type not in {"local", "http"}:
+            yield FieldError(f"/data_stores/{index}/type", f"'{store.type}' is {_LATER}", "there are: http, local")
+        if store.secret is not None:
+            yield FieldError(f"/data_stores/{index}/secret", f"secrets of data stores are {_LATER}")
+    for index, source in enumerate(spec.metrics):
+        if source.type != "jsonl":
+            yield FieldError(f"/metrics/{index}/type", f"'{source.type}' is {_LATER}", "there is: jsonl")
+        for field in sorted(source.model_extra or {}) if source.type == "jsonl" else ():
+            names = list(MetricSource.model_fields)
+            yield FieldError(f"/metrics/{index}/{field}", f"there is no field '{field}'", nearest(field, names))
+
+
+def _unsupported_fields(spec: JobSpec) -> Iterator[FieldError]:
+    for field in ("elastic", "secrets", "notify", "outputs", "preemptible", "stall_timeout"):
+        if getattr(spec, field):
+            yield FieldError(f"/{field}", f"{field} is {_LATER}", "leave it out")
+    if spec.priority != "normal":
+        yield FieldError("/priority", f"priorities are {_LATER}", "leave it out")
+    if spec.placement not in {"pack", "spread"}:
+        yield FieldError("/placement", f"topology keys are {_LATER}", "there are: pack, spread")
+    for field in sorted(spec.checkpoint.model_fields_set):
+        keeps = "every file in $CHECKPOINT_DIR is kept, and a file of the same name replaced"
+        yield FieldError(f"/checkpoint/{field}", f"checkpoint.{field} is {_LATER}: {keeps}", "leave it out")
+    for field in ("disk", "devices"):
+        if getattr(spec.resources, field):
+            yield FieldError(f"/resources/{field}", f"{field} is {_LATER}", "leave it out")

@@ -1,0 +1,91 @@
+"""One platform, one browser and one session for all tests of the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, StorageState
+
+from services.core.runtime.processes import ProcessIdentity
+from tests.testbed.browser import Visit, built, chromium, sign_in, visit
+from tests.testbed.platform import Platform, platform
+from tests.waiting import HANG_S
+from weft import Client, Job
+
+SMALL = {"cpus": 0.2, "memory": "64MiB"}
+JSONL = [{"type": "jsonl"}]
+Open = Callable[..., Visit]
+Submit = Callable[..., Job]
+
+
+@pytest.fixture(scope="package")
+def weft_up() -> Iterator[Platform]:
+    built()
+    with platform({"WEFT_NODE_CPUS": "4"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def browser(weft_up: Platform) -> Iterator[Browser]:
+    # Started after the platform: its library keeps an event loop running in this thread.
+    assert weft_up.url
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def state(browser: Browser, weft_up: Platform) -> StorageState:
+    with visit(browser, weft_up.url) as opened:
+        return sign_in(opened, weft_up.key)
+
+
+@pytest.fixture
+def open_visit(browser: Browser, weft_up: Platform, state: StorageState) -> Iterator[Open]:
+    """Opens visits that are signed in; they are checked and closed at the end of the test."""
+    with ExitStack() as visits:
+        yield lambda **options: visits.enter_context(visit(browser, weft_up.url, state=state, **options))
+
+
+@pytest.fixture
+def client(weft_up: Platform) -> Iterator[Client]:
+    with Client(weft_up.url, weft_up.key) as client:
+        yield client
+
+
+@pytest.fixture
+def submit(client: Client) -> Submit:
+    def submitted(command: str, **fields: Any) -> Job:
+        spec = {"name": "seen", "command": command, "resources": SMALL, "grace": "2s", "metrics": JSONL, **fields}
+        return client.jobs.submit(spec)
+
+    return submitted
+
+
+@pytest.fixture(scope="package")
+def finished(weft_up: Platform) -> Iterator[dict[str, str]]:
+    """Ids of jobs that have ended, by what they show."""
+    loss = (
+        "import json,os; seed = int(os.environ['SEED'])\nfor s in range(20): print(json.dumps(dict(step=s, loss=%s)))"
+    )
+    curve = f'python3 -c "{loss % "1 / (s + seed)"}"'
+    wrong = f"echo ordinary line; {curve}; echo 'ValueError: label 11 is out of range' >&2; exit 3"
+    jobs = {
+        "good": {"name": "good", "command": f"{curve}; echo 42 > $RESULT_DIR/answer.txt", "learners": 2},
+        "failed": {"name": "broken", "command": wrong},
+        **{f"seed-{seed}": {"name": "seeds", "command": curve, "env": {"SEED": str(seed)}} for seed in range(1, 6)},
+    }
+    with Client(weft_up.url, weft_up.key) as client:
+        common = {"resources": SMALL, "metrics": JSONL}
+        made = {name: client.jobs.submit({**common, "env": {"SEED": "1"}, **spec}) for name, spec in jobs.items()}
+        for job in made.values():
+            job.wait(HANG_S)
+        yield {name: job.id for name, job in made.items()}
+
+
+@pytest.fixture
+def api_restarts(weft_up: Platform) -> Iterator[Callable[[], ProcessIdentity]]:
+    """Kills the api; the supervisor starts it again."""
+    yield lambda: weft_up.kill("api")

@@ -1,0 +1,165 @@
+"""Every screen: it explains itself, everyone can use it, it fits a phone, and user text never becomes a script."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.testbed.browser import PHONE, ROOT, Visit, sign_in, visit
+from tests.testbed.platform import Platform
+from tests.waiting import HANG_S
+from weft import Client
+
+Open = Callable[..., Visit]
+SCREENS = {
+    "jobs": "/ui/jobs",
+    "job": "/ui/jobs/{good}",
+    "log": "/ui/jobs/{good}?tab=logs",
+    "learners": "/ui/jobs/{good}?tab=learners",
+    "events": "/ui/jobs/{good}?tab=events",
+    "files": "/ui/jobs/{good}?tab=files",
+    "spec": "/ui/jobs/{good}?tab=spec",
+    "failed": "/ui/jobs/{failed}",
+    "queue": "/ui/queue",
+    "cluster": "/ui/cluster",
+    "compare": "/ui/compare?jobs={seed-1},{seed-2},{seed-3}",
+    "submit": "/ui/submit",
+}
+SHOWN = {
+    "jobs": "seeds",
+    "job": "loss",
+    "log": "worker-0",
+    "learners": "worker-1",
+    "events": "completed",
+    "files": "answer.txt",
+    "spec": "command:",
+    "failed": "label 11 is out of range",
+    "queue": "No job waits",
+    "cluster": "CPU cores",
+    "compare": "env.SEED",
+    "submit": "Starts at once",
+}
+MOST_SCRIPT_BYTES = 250_000
+# The classes of stored XSS: elements, attributes, addresses, markup in other languages, ends of quotes and of scripts.
+HOSTILE = (
+    "<script>window.__ran = 1</script>",
+    '"><img src=x onerror="window.__ran = 1">',
+    "<svg/onload=window.__ran=1>",
+    "javascript:window.__ran=1",
+    "</script><script>window.__ran = 1</script>",
+    "[click](javascript:window.__ran=1)",
+    "{{constructor.constructor('window.__ran = 1')()}}",
+    "<iframe srcdoc='<script>parent.__ran = 1</script>'>",
+    "\x1b]8;;javascript:window.__ran=1\x07link\x1b]8;;\x07",
+    "%3Cscript%3Ewindow.__ran=1%3C/script%3E",
+)
+
+
+def opened(visited: Visit, screen: str, ids: dict[str, str]) -> Page:
+    """The screen, once it shows its content."""
+    page = visited.open(SCREENS[screen].format(**ids))
+    page.get_by_text(SHOWN[screen]).locator("visible=true").first.wait_for()
+    return page
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_screen_is_accessible(open_visit: Open, finished: dict[str, str], scheme: str) -> None:
+    visited = open_visit(color_scheme=scheme, reduced_motion="reduce")
+    wrong = {}
+    for screen in SCREENS:
+        opened(visited, screen, finished)
+        if violations := visited.axe():
+            wrong[screen] = violations
+    assert wrong == {}
+
+
+def test_the_sign_in_page_and_the_dialogs_are_accessible(browser: Browser, weft_up: Platform) -> None:
+    with visit(browser, weft_up.url, reduced_motion="reduce") as visited:
+        visited.open("/").get_by_label("API key").wait_for()
+        assert visited.axe() == []
+        sign_in(visited, weft_up.key)
+        visited.page.keyboard.press("?")
+        visited.page.get_by_role("dialog").wait_for()
+        assert visited.axe() == []
+        visited.page.keyboard.press("Escape")
+        visited.page.get_by_role("button", name="Account and settings").click()
+        visited.page.get_by_role("menu").wait_for()
+        assert visited.axe() == []
+
+
+def test_every_screen_fits_a_phone(open_visit: Open, finished: dict[str, str]) -> None:
+    visited = open_visit(size=PHONE)
+    wide = []
+    for screen in SCREENS:
+        opened(visited, screen, finished)
+        if visited.is_wider_than_the_screen():
+            wide.append(screen)
+    assert wide == []
+
+
+def test_the_script_that_a_browser_loads_is_small() -> None:
+    files = list((ROOT / "services/dashboard/dist/assets").glob("*.js"))
+    assert len(files) > 3
+    first = [file for file in files if file.name in first_load()]
+    assert sum(len(gzip.compress(file.read_bytes(), 9)) for file in first) < MOST_SCRIPT_BYTES
+
+
+def first_load() -> set[str]:
+    """Names of the scripts that the page and its modules load at once."""
+    folder = ROOT / "services/dashboard/dist"
+    names: set[str] = set()
+    left = re.findall(r"assets/([\w.-]+\.js)", (folder / "index.html").read_text())
+    while left:
+        name = left.pop()
+        if name not in names:
+            names.add(name)
+            left += re.findall(r'from\s*"\./([\w.-]+\.js)"', (folder / "assets" / name).read_text())
+    return names
+
+
+def test_user_text_never_runs_as_a_script(open_visit: Open, client: Client, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import json, os, sys\n"
+        "texts = json.load(open('texts.json'))\n"
+        "for text in texts:\n"
+        "    print(text)\n"
+        "    print(text, file=sys.stderr)\n"
+        "    print(json.dumps({'step': 1, text: 1.0, 'loss': text}))\n"
+        "    name = text.replace('/', '_').replace(chr(27), '').replace(chr(7), '')[:60] + '.html'\n"
+        "    open(os.path.join(os.environ['RESULT_DIR'], name), 'w').write(text)\n"
+        "sys.exit(3)\n"
+    )
+    (tmp_path / "texts.json").write_text(json.dumps(HOSTILE))
+    tags = ["<b onmouseover=window.__ran=1>"]
+    job = client.jobs.submit(
+        {
+            "name": "hostile",
+            "command": "python3 train.py",
+            "resources": {"cpus": 0.2, "memory": "64MiB"},
+            "metrics": [{"type": "jsonl"}],
+            "env": {"A": HOSTILE[0], "B": HOSTILE[1]},
+            "tags": tags,
+        },
+        code=tmp_path,
+    ).wait(HANG_S)
+    visited = open_visit()
+    for path in (f"/ui/jobs/{job.id}", "/ui/jobs", f"/ui/compare?jobs={job.id}", f"/ui/submit?from={job.id}"):
+        page = visited.open(path)
+        page.get_by_text("hostile").first.wait_for()
+    page = visited.open(f"/ui/jobs/{job.id}?tab=files")
+    page.locator("button.link").first.wait_for()
+    for button in page.locator("button.link").all()[:4]:
+        button.click()
+        page.locator(".preview pre").wait_for()
+    page = visited.open(f"/ui/jobs/{job.id}?tab=logs")
+    page.get_by_text(HOSTILE[0], exact=True).first.wait_for()
+    for tab in ("Learners", "Events", "Spec", "Curves"):
+        page.get_by_role("tab", name=tab).click()
+        page.get_by_role("tabpanel").wait_for()
+    assert page.evaluate("window.__ran") is None

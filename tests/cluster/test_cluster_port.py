@@ -1,0 +1,282 @@
+"""The contract of the Cluster port on Kubernetes: real pods on real kubelets, with the entry script of learners.
+
+Their helpers are stand-ins (tests/testbed/kubernetes/stand_in.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
+from importlib.resources import files
+from typing import Final
+
+import pytest
+
+from services.core.adapters.kubernetes.api import Api, Document
+from services.core.adapters.kubernetes.cluster import KubernetesCluster
+from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
+from services.core.domain.errors import Unavailable
+from services.core.domain.plan import AttemptPlan
+from services.core.domain.status_keys import job_prefix
+from services.core.ports.cluster import LearnerProcess
+from tests.testbed.cluster_rules import *  # noqa: F403 - the tests
+from tests.testbed.cluster_rules import FOREVER, Scene
+from tests.testbed.gangs import await_all, await_exit, await_state, learner, start, stop, teardown
+from tests.testbed.kubernetes.cluster import Cluster as Machines
+from tests.testbed.kubernetes.images import STAND_IN_IMAGE, TINY_IMAGE
+from tests.testbed.kubernetes.stand_in import AnnouncingCluster, StandIn, pods_of, standing_in
+from tests.testbed.memory.status_store import MemoryStatusStore
+from tests.testbed.node import plan as local_plan
+from tests.waiting import until
+
+OPTIONS: Final = KubernetesOptions(
+    helper_image=STAND_IN_IMAGE,
+    learner_image=TINY_IMAGE,
+    entry_script=files("services.core.adapters.kubernetes").joinpath("entry.sh").read_text(),
+    addresses={"metrics": "tls:192.0.2.1:7001"},
+    helper_cpus=0.01,
+    helper_memory=2**25,
+)
+
+
+def plan(commands: list[str], **fields: object) -> AttemptPlan:
+    """Learners of which many fit on a node."""
+    full = local_plan(commands, **fields)  # type: ignore[arg-type]
+    return replace(
+        full, learners=tuple(replace(entry, cpus=0.05, memory=min(entry.memory, 2**26)) for entry in full.learners)
+    )
+
+
+@pytest.fixture
+async def api(testbed_cluster: Machines) -> AsyncGenerator[Api]:
+    connected = Api(testbed_cluster.kubeconfig)
+    yield connected
+    await connected.close()
+
+
+@pytest.fixture
+def status() -> MemoryStatusStore:
+    return MemoryStatusStore()
+
+
+@pytest.fixture
+async def stand_in(testbed_cluster: Machines, api: Api, status: MemoryStatusStore) -> AsyncGenerator[StandIn]:
+    async with standing_in(StandIn(api, testbed_cluster.kubectl, OPTIONS, status)) as running:
+        yield running
+
+
+@pytest.fixture
+async def cluster(
+    testbed_cluster: Machines, status: MemoryStatusStore, stand_in: StandIn
+) -> AsyncGenerator[KubernetesCluster]:
+    client = AnnouncingCluster(Api(testbed_cluster.kubeconfig), OPTIONS, status)
+    await client.prepare("t")
+    yield client
+    for job in await client.jobs():
+        attempts = (await client.observe(job)).attempts
+        await client.teardown(job, attempt=max(attempts, default=1), term=2**50)
+    await client.close()
+
+
+@pytest.fixture
+def scene(cluster: KubernetesCluster, stand_in: StandIn, api: Api) -> Scene:
+    async def prints_up(gang: AttemptPlan) -> None:
+        await await_all(cluster, gang, "running")
+        await until(output(stand_in, api, gang, "up\n"))
+
+    return Scene(cluster, ["node-1", "node-2"], prints_up)
+
+
+def output(stand_in: StandIn, api: Api, gang: AttemptPlan, text: str) -> Callable[[], Awaitable[bool]]:
+    """A condition: every learner has printed these lines, among others of its shell."""
+
+    async def printed() -> bool:
+        pods = await pods_of(api, OPTIONS, gang.job)
+        logs = await asyncio.gather(*(stand_in.log(pod, "learner") for pod in pods.values()))
+        return len(logs) == len(gang.learners) and all(text in log for log in logs)
+
+    return printed
+
+
+async def test_gang_of_two_reaches_each_other_by_name_with_rank_and_world_size(
+    cluster: KubernetesCluster, stand_in: StandIn, api: Api
+) -> None:
+    serves = """
+        mkdir /tmp/served; echo "$WEFT_RANK of $WEFT_WORLD_SIZE at $MASTER_PORT" > /tmp/served/rank
+        httpd -p 8080 -h /tmp/served
+        until wget -q -O - http://${MASTER_ADDR}:8080/rank 2> /dev/null; do sleep 0.1; done; exec sleep 1000
+    """
+    gang = plan([serves] * 2, distribution="torchrun")
+    await start(cluster, gang)
+    await until(output(stand_in, api, gang, "0 of 2 at 29500\n"))
+    processes = await await_all(cluster, gang, "running")
+    assert {process.node for process in processes.values()} <= {"node-1", "node-2"}
+    assert all(process.run == 1 and process.started for process in processes.values())
+    await teardown(cluster, gang)
+
+
+async def test_exit_codes_signals_and_a_lack_of_memory_are_reported(cluster: KubernetesCluster) -> None:
+    ways = "0) exit 0;; 1) exit 3;; 2) kill -SEGV $$;; 3) no-such-program;; 4) tail /dev/zero;;"
+    gang = plan([f"case $WEFT_RANK in {ways} esac"] * 5)
+    await start(cluster, gang)
+    processes = await await_all(cluster, gang, "exited")
+    ends = [process.exit for process in processes.values() if process.exit is not None]
+    assert [(end.code, end.signal, end.oom) for end in ends[:4]] == [
+        (0, None, False), (3, None, False), (None, 11, False), (127, None, False),
+    ]  # fmt: skip
+    assert (ends[4].signal, ends[4].oom) == (9, True)
+    assert all(end.natural and not end.lost for end in ends)
+    await teardown(cluster, gang)
+
+
+async def test_users_text_reaches_the_command_unchanged(
+    cluster: KubernetesCluster, stand_in: StandIn, api: Api
+) -> None:
+    text = "$(WEFT_RANK) $$ ${HOME} 'a' \"b\" ä"
+    gang = plan(['printf "%s\\n" "$MINE"'], env={"MINE": text})
+    await start(cluster, gang)
+    await await_all(cluster, gang, "exited")
+    assert await output(stand_in, api, gang, f"{text}\n")()
+    await teardown(cluster, gang)
+
+
+async def test_halted_learner_saves_within_its_grace(cluster: KubernetesCluster, stand_in: StandIn, api: Api) -> None:
+    gang = plan(['trap "echo saved; exit 9" TERM; echo up; while :; do sleep 0.01; done'])
+    await start(cluster, gang)
+    await until(output(stand_in, api, gang, "up\n"))
+    await stop(cluster, gang, "halt", 20_000)
+    end = await await_exit(cluster, gang)
+    assert (end.code, end.stop_cause) == (9, "halt")
+    await until(output(stand_in, api, gang, "up\nsaved\n"))
+    await teardown(cluster, gang)
+
+
+async def test_helper_that_does_not_obey_is_stopped_with_its_pod(
+    cluster: KubernetesCluster, stand_in: StandIn, api: Api
+) -> None:
+    stand_in.obeys = False
+    gang = plan(["trap '' TERM; echo up; while :; do sleep 0.01; done"])
+    await start(cluster, gang)
+    await until(output(stand_in, api, gang, "up\n"))
+    await stop(cluster, gang, "kill", 0)
+
+    async def ended() -> bool:
+        present = (await cluster.observe(gang.job)).learners
+        return all(process.exit is not None and process.exit.stop_cause == "kill" for process in present)
+
+    await until(ended)
+    await teardown(cluster, gang)
+
+
+async def test_learner_without_its_image_blocks_the_gang_with_reason_and_advice(cluster: KubernetesCluster) -> None:
+    gang = replace(plan([FOREVER] * 2), image="127.0.0.1:9/no-such-image:1")
+    await start(cluster, gang)
+    process = await blocked(cluster, gang, "ImagePullFailed")
+    assert (process.state, process.blocked_for_good) == ("starting", False)  # the registry may come back
+    assert "check the image's name and tag" in process.blocked_message
+    await teardown(cluster, gang)
+    assert (await cluster.observe(gang.job)).attempts == []
+
+
+async def test_gang_that_does_not_fit_is_placed_not_at_all_with_the_resource_as_reason(
+    cluster: KubernetesCluster,
+) -> None:
+    gang = plan([FOREVER] * 3, gpus=4)
+    await start(cluster, gang)
+    process = await blocked(cluster, gang, "Unschedulable")
+    assert "nvidia.com/gpu" in process.blocked_message or "gang" in process.blocked_message.lower()
+    present = (await cluster.observe(gang.job)).learners
+    assert {entry.node for entry in present} == {""}
+    await teardown(cluster, gang)
+
+
+async def test_gang_is_placed_on_the_chosen_nodes_where_the_cluster_has_no_native_gangs(
+    testbed_cluster: Machines, status: MemoryStatusStore, stand_in: StandIn, cluster: KubernetesCluster
+) -> None:
+    gates = AnnouncingCluster(
+        Api(testbed_cluster.kubeconfig), replace(OPTIONS, gang=GangMethod.GATES), status
+    )  # fmt: skip
+    gang = plan([FOREVER] * 2, gpus=1)
+    chosen = tuple(replace(entry, node=f"node-{2 - entry.rank}", gpu_type="Fake-GPU") for entry in gang.learners)
+    gang = replace(gang, learners=chosen)
+    await start(gates, gang)
+    processes = await await_all(gates, gang, "running")
+    assert {name: process.node for name, process in processes.items()} == {"worker-0": "node-2", "worker-1": "node-1"}
+    await teardown(gates, gang)
+    await gates.close()
+
+
+async def test_pods_of_others_reduce_the_capacity_and_own_ones_do_not(
+    cluster: KubernetesCluster, testbed_cluster: Machines
+) -> None:
+    before = {node.name: node for node in await cluster.capacity()}
+    assert {(node.gpus, node.gpu_type, node.labels["weft.dev/isolation"]) for node in before.values()} == {
+        (4, "Fake-GPU", "pod")
+    }
+    gang = plan([FOREVER], gpus=1)
+    await start(cluster, gang)
+    node = (await await_state(cluster, gang, "running")).node
+    assert (await cluster.capacity()) == list(before.values())
+    other = {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"},
+        "spec": {
+            "nodeName": node, "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "main", "image": TINY_IMAGE, "command": ["sleep", "1000"],
+                "resources": {"requests": {"cpu": "100m", "memory": "64Mi", "nvidia.com/gpu": "2"},
+                              "limits": {"nvidia.com/gpu": "2"}},
+            }],
+        },
+    }  # fmt: skip
+    testbed_cluster.kubectl.create(other)
+    try:
+
+        async def reduced() -> bool:
+            after = {entry.name: entry for entry in await cluster.capacity()}
+            return after[node].gpus == 2 and before[node].memory - after[node].memory == 2**26
+
+        await until(reduced)
+    finally:
+        testbed_cluster.kubectl("delete", "pod", "other", "--wait")
+    await teardown(cluster, gang)
+
+
+async def test_late_step_of_a_released_job_creates_nothing(
+    cluster: KubernetesCluster, status: MemoryStatusStore
+) -> None:
+    gang = plan([FOREVER])
+    await start(cluster, gang)
+    await teardown(cluster, gang)
+    await status.delete_prefix(job_prefix(gang.job))
+    for step in cluster.steps():
+        with pytest.raises(Unavailable, match="not announced"):
+            await cluster.do(step, gang)
+    assert gang.job not in await cluster.jobs()
+
+
+async def test_no_object_of_an_attempt_is_left_after_its_teardown(
+    cluster: KubernetesCluster, testbed_cluster: Machines
+) -> None:
+    gang = plan([FOREVER] * 2)
+    await start(cluster, gang)
+    await await_all(cluster, gang, "running")
+    await teardown(cluster, gang)
+    kinds = "pods,configmaps,secrets,services,networkpolicies,podgroups"
+    listed = replace(testbed_cluster.kubectl, namespace="weft-t").list(kinds)
+    assert [entry for entry in listed if gang.job in entry["metadata"]["name"] and _remains(entry)] == []
+
+
+def _remains(document: Document) -> bool:
+    """A PodGroup has a finalizer: the cluster removes it after its last pod."""
+    return document["kind"] != "PodGroup" or "deletionTimestamp" not in document["metadata"]
+
+
+async def blocked(cluster: KubernetesCluster, gang: AttemptPlan, reason: str) -> LearnerProcess:
+    """Waits until rank 0 is blocked for this reason."""
+
+    async def is_blocked() -> bool:
+        return (await learner(cluster, gang)).blocked == reason
+
+    await until(is_blocked)
+    return await learner(cluster, gang)

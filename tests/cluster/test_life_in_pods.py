@@ -1,0 +1,199 @@
+"""Jobs whose learners are pods: the whole platform on this machine, real kubelets, the images of this tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from scripts.images import Image, build
+from tests.testbed.docker.engine import engine
+from tests.testbed.kubernetes.cluster import Cluster
+from tests.testbed.kubernetes.doorway import doorway
+from tests.testbed.kubernetes.init import FOLDER_INSIDE
+from tests.testbed.platform import Platform, platform
+from tests.testbed.server import free_port
+from tests.waiting import HANG_S, eventually
+from weft import Client
+from weft._job import Job
+
+ROOT: Final = Path(__file__).parents[2]
+NAMESPACE: Final = "life-default"
+SMALL: Final = {"cpus": 0.25, "memory": "64MiB"}
+Say = Callable[[str], None]
+Untimed = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture(scope="module")
+def helper_image(testbed_cluster: Cluster, announce: Say, untimed: Untimed) -> str:
+    """The image of images/helper, on each node."""
+    image = Image.read(ROOT / "images" / "helper")
+    archive = testbed_cluster.folder / "images" / "helper.tar"
+    with untimed():
+        with engine(announce) as running:
+            build(image, running)
+            running.docker("save", f"--output={archive}", image.name)
+        for node in testbed_cluster.nodes:
+            node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}")
+    return image.name
+
+
+@pytest.fixture(scope="module")
+def weft_up(testbed_cluster: Cluster, helper_image: str) -> Iterator[Platform]:
+    """As `weft up --cluster kubernetes` starts it."""
+    port = free_port()
+    with doorway(testbed_cluster.control_plane_pid, port) as host:
+        settings = {
+            "WEFT_CLUSTER": "kubernetes",
+            "WEFT_KUBERNETES_KUBECONFIG": str(testbed_cluster.kubeconfig),
+            "WEFT_KUBERNETES_HELPER_IMAGE": helper_image,
+            "WEFT_KUBERNETES_INSTALLATION": "life",
+            "WEFT_KUBERNETES_NAMESPACE_PREFIX": "life-",
+            "WEFT_KUBERNETES_HELPER_CPUS": "0.05",
+            "WEFT_KUBERNETES_HELPER_MEMORY": "128MiB",
+            "WEFT_KUBERNETES_SCRATCH": "1GiB",
+            "WEFT_ADVERTISE": host,
+            "WEFT_LEARNERS_HOST": "127.0.0.1",
+            "WEFT_LEARNERS_PORT": str(port),
+        }
+        with platform(settings) as running:
+            yield running
+
+
+@pytest.fixture
+def client(weft_up: Platform, testbed_cluster: Cluster) -> Generator[Client]:
+    """Afterwards nothing of any job is left in the cluster."""
+    with Client(weft_up.url, weft_up.key) as made:
+        yield made
+        for job in made.jobs.list():
+            if not job.at_rest:
+                job.kill()
+        eventually(lambda: left(testbed_cluster) == [])
+
+
+def left(cluster: Cluster) -> list[str]:
+    """Objects of jobs in the cluster."""
+    kinds = "pods,configmaps,secrets,services,networkpolicies,podgroups.scheduling.k8s.io"
+    listed = cluster.kubectl("get", kinds, "--all-namespaces", "--selector=weft.dev/job", "--output=json")
+    return [f"{item['kind']} {item['metadata']['name']}" for item in json.loads(listed)["items"]]
+
+
+def pods(cluster: Cluster, job: Job) -> list[dict[str, Any]]:
+    selector = f"--selector=weft.dev/job={job.id}"
+    items: list[dict[str, Any]] = json.loads(
+        cluster.kubectl("get", "pods", "--all-namespaces", selector, "--output=json")
+    )["items"]
+    return items
+
+
+def spec(command: str, **fields: Any) -> dict[str, Any]:
+    return {"name": "pods", "command": command, "resources": SMALL, "grace": "5s", **fields}
+
+
+def lines(job: Job) -> list[str]:
+    return sorted(line.text for line in job.logs())
+
+
+def test_two_learners_train_on_two_nodes_and_logs_metrics_and_results_arrive(
+    client: Client, testbed_cluster: Cluster, tmp_path: Path
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(
+        "import os, weft\n"
+        "rank = os.environ['WEFT_RANK']\n"
+        "for step in range(3):\n"
+        "    weft.report(step=step, loss=1 / (step + 1))\n"
+        "open(os.environ['RESULT_DIR'] + '/model', 'w').write(rank)\n"
+        "print('trained by', rank, 'of', os.environ['WEFT_WORLD_SIZE'], flush=True)\n"
+        "while not os.path.exists(os.environ['JOB_STATE_DIR'] + '/end'): __import__('time').sleep(0.1)\n"
+    )
+    resources = {**SMALL, "gpus": 3}  # of four on each node: one learner each
+    job = client.jobs.submit(spec("python3 train.py", learners=2, resources=resources), code=code)
+    eventually(lambda: lines(job) == ["trained by 0 of 2", "trained by 1 of 2"])
+    running = pods(testbed_cluster, job)
+    assert {pod["spec"]["nodeName"] for pod in running} == {"node-1", "node-2"}
+    for pod in running:
+        name = pod["metadata"]["name"]
+        testbed_cluster.kubectl(
+            "--namespace", NAMESPACE, "exec", name, "--container=learner", "--", "touch", "/weft/job/end"
+        )
+    assert job.wait(HANG_S).status == "COMPLETED", job.message
+    assert [event.to for event in job.history()] == [
+        "QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMPLETED",
+    ]  # fmt: skip
+    job.download(tmp_path / "results")
+    assert sorted(path.read_text() for path in (tmp_path / "results").rglob("model")) == ["0", "1"]
+    points = [(point.step, point.value) for point in job.points() if point.name == "loss"]
+    assert sorted(points) == sorted(2 * [(step, 1 / (step + 1)) for step in range(3)])
+
+
+def test_halted_job_saves_its_checkpoint_and_resumes_from_it(client: Client) -> None:
+    command = """
+      n=$(cat "$CHECKPOINT_DIR/n" 2>/dev/null || echo 0)
+      trap 'echo $((n + 1)) > "$CHECKPOINT_DIR/n"; exit 143' TERM
+      echo "from $n"
+      [ "$n" = 0 ] || exit 0
+      while :; do sleep 0.1; done
+    """
+    job = client.jobs.submit(spec(command))
+    eventually(lambda: lines(job) == ["from 0"])
+    job.halt()
+    eventually(lambda: job.refresh().status == "HALTED")
+    job.resume()
+    assert job.wait(HANG_S).status == "COMPLETED", job.message
+    assert lines(job) == ["from 0", "from 1"]
+
+
+def test_killed_job_is_gone_from_the_cluster(client: Client, testbed_cluster: Cluster, announce: Say) -> None:
+    command = "trap '' TERM INT; setsid sleep 600 & echo up; while :; do sleep 0.1; done"
+    job = client.jobs.submit(spec(command, learners=2))
+    eventually(lambda: lines(job) == ["up", "up"])
+    began = time.monotonic()
+    job.kill()
+    eventually(lambda: not pods(testbed_cluster, job))
+    announce(f"killed -> no pod left: {time.monotonic() - began:.1f} s")
+    assert job.wait(HANG_S).status == "KILLED"
+
+
+def test_exit_code_of_a_learner_in_a_pod_is_the_reason_of_the_failure(client: Client) -> None:
+    job = client.jobs.submit(spec("exit 7")).wait(HANG_S)
+    assert (job.status, job.reason) == ("FAILED", "ExitCode")
+    assert "code 7" in job.message
+
+
+def test_results_are_complete_although_the_helper_is_killed_while_it_stores(
+    client: Client, testbed_cluster: Cluster, tmp_path: Path
+) -> None:
+    command = "for n in $(seq 150); do head -c 200000 /dev/urandom > $RESULT_DIR/$n; done; cd $RESULT_DIR; sha256sum *"
+    job = client.jobs.submit(spec(command))
+    eventually(lambda: job.refresh().status == "STORING")
+    (pod,) = pods(testbed_cluster, job)
+    os.kill(helper_pid(pod), signal.SIGKILL)
+    assert job.wait(HANG_S).status == "COMPLETED", job.message
+    job.download(tmp_path)
+    assert len(list(tmp_path.rglob("worker-0/*"))) == 150
+    assert all(path.stat().st_size == 200_000 for path in tmp_path.rglob("worker-0/*"))
+
+
+def helper_pid(pod: dict[str, Any]) -> int:
+    """The process of the pod's helper, on this machine."""
+    uid = pod["metadata"]["uid"]
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+            groups = (folder / "cgroup").read_text()
+        except OSError:
+            continue
+        if b"services.helper" in command and (uid in groups or uid.replace("-", "_") in groups):
+            return int(folder.name)
+    raise AssertionError(f"no helper runs in pod {uid}")

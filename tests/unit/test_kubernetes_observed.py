@@ -1,0 +1,323 @@
+"""What the Kubernetes adapter makes of pods, nodes and the texts of a real cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.core.adapters.kubernetes import names, nodes, reasons
+from services.core.adapters.kubernetes.observed import Context, StopMark, never_created, observe
+from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.domain.codec import dump
+from services.core.domain.learner import Exit, LearnerStatus
+from services.core.domain.status import Phase
+
+Document = dict[str, Any]
+NOW = 1_800_000_000_000
+ENDED = "2027-01-15T07:59:50Z"
+ENDED_MS = NOW - 10_000
+MARK = StopMark(attempt=1, generation=2, cause="halt", grace_ms=1000, time=ENDED_MS - 5000)
+RUNNING: Document = {"running": {"startedAt": ENDED}}
+OPTIONS = KubernetesOptions(helper_image="h", learner_image="l", entry_script="", addresses={})
+
+
+def pod(helper: Document | None = None, learner: Document | None = None, **fields: Any) -> Document:
+    """``fields``: gated, annotations, and of the status."""
+    gated, annotations = fields.pop("gated", False), fields.pop("annotations", {})
+    status: Document = {"phase": "Running", **fields}
+    if helper is not None:
+        status["initContainerStatuses"] = [{"name": "helper", "image": "h", "state": helper}]
+    if learner is not None:
+        status["containerStatuses"] = [{"name": "learner", "image": "l", "state": learner}]
+    return {
+        "metadata": {
+            "name": "weft-j1-1-worker-0", "uid": "u",
+            "labels": {names.LEARNER: "worker-0", names.ATTEMPT: "1", names.JOB: "j1"},
+            "annotations": {names.SIZE: '{"cpus": 1.5, "memory": 7, "gpus": 2}', **annotations},
+        },
+        "spec": {"nodeName": "n1"} | ({"schedulingGates": [{"name": "weft.dev/gang"}]} if gated else {}),
+        "status": status,
+    }  # fmt: skip
+
+
+def ended(code: int, message: object = "", reason: str = "Error") -> Document:
+    text = message if isinstance(message, str) else json.dumps(message)
+    return {
+        "terminated": {"exitCode": code, "reason": reason, "finishedAt": ENDED, "startedAt": ENDED, "message": text}
+    }
+
+
+def record(**fields: Any) -> Document:
+    """The entry script's record."""
+    return {
+        "schema": 1,
+        "time": ENDED_MS,
+        "code": None,
+        "signal": None,
+        "stop_cause": "",
+        "lost": False,
+        "run": 1,
+        **fields,
+    }
+
+
+def report(phase: Phase, **fields: Any) -> LearnerStatus:
+    return LearnerStatus(name="worker-0", role="worker", rank=0, attempt=1, seq=1, phase=phase, **fields)
+
+
+STARTED = report(Phase.PROCESSING, times={"PROCESSING": ENDED_MS - 60_000})
+
+
+@pytest.mark.parametrize(
+    ("document", "learner_report", "state"),
+    [
+        (pod(gated=True), None, "inert"),
+        (pod(), None, "starting"),
+        (pod(RUNNING, {"waiting": {"reason": "PodInitializing"}}), None, "starting"),
+        (pod(RUNNING, {"waiting": {"reason": "ImagePullBackOff"}}), report(Phase.DOWNLOADING), "starting"),
+        (pod(RUNNING, RUNNING), report(Phase.DOWNLOADING), "waiting"),
+        (pod(RUNNING, RUNNING), STARTED, "running"),
+        (pod(RUNNING, RUNNING), report(Phase.STORING, exit=Exit(time=1, code=0)), "exited"),
+        (pod(RUNNING, ended(0, record(code=0))), STARTED, "exited"),
+    ],
+)  # fmt: skip
+def test_state_of_a_learner(document: Document, learner_report: LearnerStatus | None, state: str) -> None:
+    process = observe(document, Context(now=NOW, report=learner_report))
+    assert (process.name, process.attempt, process.state, process.node) == ("worker-0", 1, state, "n1")
+    assert (process.cpus, process.memory, process.gpus) == (1.5, 7, 2)
+
+
+@pytest.mark.parametrize(
+    ("learner", "mark", "end"),
+    [
+        (ended(0, record(code=0)), None, (0, None, "", False)),
+        (ended(3, record(code=3)), None, (3, None, "", False)),
+        (ended(139, record(signal=11)), None, (None, 11, "", False)),
+        (ended(139, record(code=139)), None, (139, None, "", False)),
+        (ended(9, record(code=9, stop_cause="halt")), MARK, (9, None, "halt", False)),
+        # A stop cause that the platform has not given is not believed.
+        (ended(1, record(code=1, stop_cause="halt")), None, (1, None, "", False)),
+        (ended(1, record(code=1, stop_cause="lunch")), MARK, (1, None, "", False)),
+        # A record that does not agree with the kubelet's is not believed, nor is text of the user's code.
+        (ended(1, record(code=0)), None, (1, None, "", False)),
+        (ended(1, record(code=0, lost=True)), None, (1, None, "", False)),
+        (ended(1, "all is well"), None, (1, None, "", False)),
+        (ended(1, "[" * 9_000), None, (1, None, "", False)),
+        (ended(137, "", "OOMKilled"), None, (None, 9, "", True)),
+        (ended(1, record(code=1), "OOMKilled"), None, (1, None, "", True)),
+        (ended(137, ""), MARK, (None, 9, "halt", False)),
+    ],
+)  # fmt: skip
+def test_end_is_the_kubelets_record(learner: Document, mark: StopMark | None, end: tuple[object, ...]) -> None:
+    process = observe(pod(RUNNING, learner), Context(now=NOW, report=STARTED, mark=mark))
+    assert process.exit is not None
+    assert (process.exit.code, process.exit.signal, process.exit.stop_cause, process.exit.oom) == end
+    assert (process.exit.time, process.exit.lost) == (ENDED_MS, False)
+
+
+def test_report_counts_until_the_container_has_ended() -> None:
+    claimed = report(Phase.STORED, exit=Exit(time=5, code=0), times={"PROCESSING": 3})
+    waiting = observe(pod(RUNNING, RUNNING), Context(now=NOW, report=claimed))
+    assert (waiting.exit, waiting.started, waiting.stored) == (Exit(time=5, code=0), 3, True)
+    over = observe(pod(RUNNING, ended(2, record(code=2))), Context(now=NOW, report=claimed))
+    assert over.exit is not None
+    assert over.exit.code == 2
+
+
+def test_stored_is_known_from_the_helpers_own_end_when_the_status_store_has_lost_it() -> None:
+    helper = ended(0, {"phase": "STORED", "reason": "", "message": ""}, "Completed")
+    assert observe(pod(helper, ended(0, record(code=0))), Context(now=NOW)).stored
+
+
+def test_learner_that_was_stopped_before_its_start_has_ended_without_a_run() -> None:
+    marked = pod(gated=True, annotations={names.STOP: json.dumps(dump(MARK))})
+    for process in (observe(marked, Context(now=NOW, mark=MARK)), never_created("worker-0", 1, MARK)):
+        assert (process.state, process.run, process.started) == ("exited", 0, None)
+        assert process.exit == Exit(time=MARK.time, signal=15, stop_cause="halt")
+    assert never_created("worker-0", 1, None).state == "inert"
+
+
+def test_learner_that_was_stopped_while_it_waited_never_started() -> None:
+    stopped = pod(RUNNING, ended(143, record(signal=15, stop_cause="halt")))
+    process = observe(stopped, Context(now=NOW, mark=MARK))
+    assert (process.run, process.started) == (0, None)
+
+
+def test_stronger_stops_override_weaker_ones() -> None:
+    kill = StopMark(attempt=1, generation=2, cause="kill", grace_ms=0, time=0)
+    shorter = StopMark(attempt=1, generation=2, cause="peer", grace_ms=10, time=0)
+    assert [stop.overrides(MARK) for stop in (kill, shorter, MARK)] == [True, True, False]
+    assert not shorter.overrides(kill)
+
+
+# Texts as Kubernetes 1.31 to 1.36 and containerd 1.7 and 2 have written them.
+PULL = 'failed to pull and unpack image "x/y:1": failed to resolve reference "x/y:1": '
+BLOCKED = [
+    ("Unschedulable", False, pod(conditions=[{
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available.",
+    }])),
+    ("", False, pod(conditions=[{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}])),
+    ("ImagePullFailed", True, pod(RUNNING, {"waiting": {
+        "reason": "ErrImagePull", "message": f"{PULL}x/y:1: not found"}})),
+    ("ImagePullFailed", True, pod(RUNNING, {"waiting": {
+        "reason": "ErrImagePull", "message": f"{PULL}pull access denied, repository does not exist or may require "
+        "authorization: server message: insufficient_scope: authorization failed"}})),
+    ("ImagePullFailed", False, pod(RUNNING, {"waiting": {
+        "reason": "ImagePullBackOff", "message": f'Back-off pulling image "x/y:1": ErrImagePull: {PULL}failed to do '
+        'request: Head "https://x/v2/y/manifests/1": dial tcp 127.0.0.1:9: connect: connection refused'}})),
+    ("ImagePullFailed", True, pod(RUNNING, {"waiting": {
+        "reason": "InvalidImageName", "message": 'Failed to apply default image tag "X:/y": couldn\'t parse it'}})),
+    ("ImagePullFailed", True, pod({"waiting": {
+        "reason": "ErrImageNeverPull", "message": 'Container image "h" is not present with pull policy of Never'}})),
+    ("ConfigMissing", True, pod({"waiting": {
+        "reason": "CreateContainerConfigError", "message": 'secret "x" not found'}})),
+    ("ImageUnusable", True, pod(RUNNING, {"waiting": {
+        "reason": "CreateContainerError", "message": "failed to generate container spec: no command specified"}})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "final", "document"), BLOCKED)
+def test_what_blocks_a_pod_is_named(reason: str, final: bool, document: Document) -> None:  # noqa: FBT001
+    process = observe(document, Context(now=NOW))
+    assert (process.blocked, process.blocked_for_good) == (reason, final)
+    if reason:
+        assert process.blocked_message.endswith(reasons.ADVICE[reasons.PodReason(reason)])
+
+
+@pytest.mark.parametrize(
+    ("reason", "event", "message"),
+    [
+        ("MountFailed", "FailedMount",
+         'MountVolume.SetUp failed for volume "token" : secret "weft-j1-1" not found'),
+        ("MountFailed", "FailedAttachVolume", "AttachVolume.Attach failed for volume: rpc error: code = NotFound"),
+        ("SandboxFailed", "FailedCreatePodSandBox",
+         "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox"),
+        ("", "BackOff", "Back-off restarting failed container"),
+    ],
+)  # fmt: skip
+def test_what_only_events_tell_is_named(reason: str, event: str, message: str) -> None:
+    creating = pod(
+        {"waiting": {"reason": "PodInitializing"}}, {"waiting": {"reason": "PodInitializing"}}, phase="Pending"
+    )
+    warnings = [{"reason": event, "message": message, "lastTimestamp": ENDED}]
+    process = observe(creating, Context(now=NOW, events=warnings))
+    assert process.blocked == reason
+
+
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "", "message": ""}
+LOST = [
+    ("Evicted", pod(phase="Failed", reason="Evicted", message="The node was low on resource: ephemeral-storage.")),
+    ("Evicted", pod(RUNNING, ended(143, record(signal=15)), phase="Failed", reason="Evicted", message="Usage of "
+     'EmptyDir volume "job" exceeds the limit "100Gi".')),
+    ("Evicted", pod(RUNNING, RUNNING, conditions=[{**DISRUPTED, "reason": "EvictionByEvictionAPI"}])),
+    ("Preempted", pod(RUNNING, RUNNING, conditions=[{**DISRUPTED, "reason": "PreemptionByScheduler"}])),
+    ("NodeLost", pod(RUNNING, RUNNING, conditions=[{**DISRUPTED, "reason": "DeletionByTaintManager"}])),
+    ("NodeLost", pod(phase="Failed", reason="Terminated", message="Pod was terminated in response to imminent node "
+     "shutdown.")),
+    ("NodeRefused", pod(phase="Failed", reason="OutOfcpu", message="Pod was rejected: Node didn't have enough "
+     "resource: cpu, requested: 1500, used: 1900, capacity: 2000")),
+    ("NodeRefused", pod(phase="Failed", reason="UnexpectedAdmissionError", message="Pod was rejected: Allocate "
+     "failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu")),
+    ("DeadlineExceeded", pod(phase="Failed", reason="DeadlineExceeded", message="Pod was active on the node longer "
+     "than the specified deadline")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "document"), LOST)
+def test_end_by_the_cluster_is_lost_with_its_reason(reason: str, document: Document) -> None:
+    process = observe(document, Context(now=NOW))
+    assert process.exit is not None
+    assert (process.reason, process.exit.lost, process.state) == (reason, True, "exited")
+    assert process.message.endswith(reasons.ADVICE[reasons.PodReason(reason)])
+
+
+def test_image_without_a_shell_is_the_jobs_own_failure() -> None:
+    no_shell = 'failed to create containerd task: exec: "/bin/sh": stat /bin/sh: no such file or directory'
+    process = observe(pod(RUNNING, ended(128, no_shell, "StartError"), phase="Failed"), Context(now=NOW))
+    assert (process.reason, process.started, process.exit) == ("ImageUnusable", None, Exit(time=ENDED_MS, code=128))
+    assert "the image needs /bin/sh" in process.message
+
+
+def test_learner_on_a_node_that_is_not_reached_is_lost_unless_it_had_ended() -> None:
+    gone = observe(pod(RUNNING, RUNNING), Context(now=NOW, report=STARTED, node_lost=True))
+    assert (gone.reason, gone.exit) == ("NodeLost", Exit(time=NOW, lost=True))
+    over = observe(pod(RUNNING, ended(0, record(code=0))), Context(now=NOW, report=STARTED, node_lost=True))
+    assert over.exit == Exit(time=ENDED_MS, code=0)
+
+
+def test_every_reason_has_advice() -> None:
+    assert {*reasons.ADVICE} == {*reasons.PodReason}
+
+
+def node(name: str = "n1", **fields: Any) -> Document:
+    conditions = fields.pop("conditions", [{"type": "Ready", "status": "True"}])
+    room = {"cpu": "15500m", "memory": "64Gi", "nvidia.com/gpu": "8"}
+    labels = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": fields,
+        "status": {"allocatable": room, "conditions": conditions},
+    }
+
+
+def container(cpu: str, gpus: str = "0", **fields: Any) -> Document:
+    return {"resources": {"requests": {"cpu": cpu, "memory": "1Gi", "nvidia.com/gpu": gpus}}, **fields}
+
+
+def test_capacity_is_what_others_leave() -> None:
+    sidecar = container("250m", restartPolicy="Always")
+    other = {
+        "metadata": {},
+        "spec": {"nodeName": "n1", "containers": [container("1", "2")], "initContainers": [sidecar]},
+    }
+    own_labels = names.tenant_labels("acme", OPTIONS.installation)
+    own = {**other, "metadata": {"labels": own_labels}}
+    another_installation = {**other, "metadata": {"labels": {**own_labels, names.INSTANCE: "second"}}}
+    over = {**other, "status": {"phase": "Succeeded"}}
+    pending = {**other, "spec": {**other["spec"], "nodeName": None}}
+    used = [nodes.usage(entry, OPTIONS) for entry in (other, own, another_installation, over, pending)]
+    (machine,) = nodes.capacity([node()], used, OPTIONS)
+    assert (machine.cpus, machine.memory, machine.gpus) == (13.0, 60 * 2**30, 4)
+    assert (machine.gpu_type, machine.ready, machine.labels["weft.dev/isolation"]) == (
+        "NVIDIA-A100-SXM4-80GB", True, "pod",
+    )  # fmt: skip
+
+
+def test_initial_containers_count_as_the_scheduler_counts_them() -> None:
+    spec = {"nodeName": "n1", "containers": [container("1")], "initContainers": [container("4")]}
+    usage = nodes.usage({"metadata": {}, "spec": spec}, OPTIONS)
+    assert usage is not None
+    assert usage.cpus == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "ready"),
+    [
+        ({}, True),
+        ({"unschedulable": True}, False),
+        ({"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}, True),
+        ({"taints": [{"key": "dedicated", "effect": "NoSchedule"}]}, False),
+        ({"taints": [{"key": "dedicated", "effect": "PreferNoSchedule"}]}, True),
+        ({"conditions": [{"type": "Ready", "status": "Unknown"}]}, False),
+    ],
+)
+def test_node_is_ready_if_learners_may_be_placed_on_it(fields: Document, ready: bool) -> None:  # noqa: FBT001
+    (machine,) = nodes.capacity([node(**fields)], [], OPTIONS)
+    assert machine.ready == ready
+
+
+def test_pressure_of_a_node_is_said_in_words() -> None:
+    full = [{"type": "Ready", "status": "True"}, {"type": "DiskPressure", "status": "True"}]
+    (machine,) = nodes.capacity([node(conditions=full)], [], OPTIONS)
+    assert machine.pressure == "its disk is almost full"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("4", 4), ("1500m", 1.5), ("16Gi", 2**34), ("1.5Gi", 1.5 * 2**30), ("2k", 2000), ("1e3", 1000), ("100M", 10**8)],
+)
+def test_quantities_are_read_as_kubernetes_writes_them(text: str, number: float) -> None:
+    assert nodes.parse_quantity(text) == pytest.approx(number)

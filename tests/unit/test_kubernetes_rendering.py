@@ -1,0 +1,240 @@
+"""What the Kubernetes adapter renders: properties of every object of every plan, without a cluster."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.adapters.kubernetes import names, objects, pods, tenants
+from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.domain.errors import InvalidRequest
+from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.domain.spec import RUNNABLE_DISTRIBUTIONS
+from services.core.formats import stored_plan
+from services.core.runtime import pod_layout as layout
+from services.core.strategies.registry import with_variables
+
+Document = Mapping[str, Any]
+OPTIONS = KubernetesOptions(
+    helper_image="registry.example/helper:1", learner_image="registry.example/learner:1", entry_script="#!/bin/sh\n",
+    addresses={"metrics": "tls:10.0.0.1:7001"}, authority="PEM",
+    framework_images={"jax-0.10": "registry.example/jax:1"}, priority_classes={"high": "weft-high"},
+    runtime_class="gvisor", scheduler="weft-pack",
+)  # fmt: skip
+TENANTS = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=63)
+UID = "3f1c"
+
+
+def plan(tenant: str = "acme", learners: int = 3, gpus: float = 1, **fields: Any) -> AttemptPlan:
+    gang = tuple(
+        LearnerPlan(
+            name=f"worker-{rank}", role="worker", rank=rank, command="train $(HOME) $X", cpus=1.5, memory=2**30,
+            gpus=gpus, node=f"node-{rank}", token=f"token-of-{rank}", gpu_type="a100", shm=2**28,
+            env={"MINE": "$(WEFT_RANK) $$ ä"},
+        )
+        for rank in range(learners)
+    )  # fmt: skip
+    given_fields: dict[str, Any] = {"distribution": "torchrun", "framework": "", **fields}
+    return with_variables(
+        AttemptPlan(
+            job="j01m81m6wwmrnwpzxnhp31z", tenant=tenant, attempt=2, term=5, learners=gang, code_digest="", inputs=(),
+            grace=30_000, store_timeout=60_000, checkpoint_keep=1, **given_fields,
+        )
+    )  # fmt: skip
+
+
+def all_documents(attempt: AttemptPlan, options: KubernetesOptions = OPTIONS) -> list[dict[str, Any]]:
+    """The owner first."""
+    rest = objects.owned(attempt, options, UID, native_gang=True)
+    learners = [pods.pod(attempt, learner, options, UID, native_gang=True) for learner in attempt.learners]
+    return [objects.owner(attempt, options), *rest, *learners]
+
+
+def texts(document: object) -> Iterator[str]:
+    if isinstance(document, Mapping):
+        for key, value in document.items():
+            yield from (str(key), *texts(value))
+    elif isinstance(document, list):
+        for value in document:
+            yield from texts(value)
+    else:
+        yield str(document)
+
+
+@given(tenant=TENANTS, learners=st.integers(1, 4), distribution=st.sampled_from(sorted(RUNNABLE_DISTRIBUTIONS)))
+def test_every_object_is_labelled_and_belongs_to_the_owner(tenant: str, learners: int, distribution: str) -> None:
+    attempt = plan(tenant, learners, distribution=distribution)
+    owner, *rest = all_documents(attempt)
+    assert owner["kind"] == "ConfigMap"
+    assert "ownerReferences" not in owner["metadata"]
+    for document in (owner, *rest):
+        labels, metadata = document["metadata"]["labels"], document["metadata"]
+        assert labels.items() >= names.attempt_labels(attempt, "weft").items()
+        assert (labels[names.JOB], labels[names.ATTEMPT], labels[names.MANAGED_BY]) == (attempt.job, "2", "weft")
+        assert all(len(value) <= 63 for value in labels.values())
+        assert metadata["namespace"] == names.namespace_of(tenant, "weft-")
+        assert metadata["name"].startswith(owner["metadata"]["name"])
+    owners = [document["metadata"]["ownerReferences"] for document in rest]
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": owner["metadata"]["name"], "uid": UID}
+    assert owners == [[reference]] * len(rest)
+
+
+def test_tokens_are_in_the_secret_only_and_a_pod_mounts_its_own() -> None:
+    attempt = plan()
+    for document in all_documents(attempt):
+        encoded = [base64.b64encode(f"token-of-{rank}".encode()).decode() for rank in range(3)]
+        everything = "\n".join(texts(document))
+        assert "token-of" not in everything
+        assert any(text in everything for text in encoded) == (document["kind"] == "Secret")
+    for learner in attempt.learners:
+        pod = pods.pod(attempt, learner, OPTIONS, UID, native_gang=False)
+        (token,) = (volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume)
+        assert token["items"] == [{"key": learner.name, "path": "token"}]
+        mounted = {mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+        assert mounted == {"control", "runs", "entry", "job", "tmp", "shm"}
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_every_pod_is_restricted_inert_and_guaranteed_its_resources(gpus: int) -> None:
+    attempt = plan(gpus=gpus)
+    pod = pods.pod(attempt, attempt.learners[1], OPTIONS, UID, native_gang=False)
+    spec = pod["spec"]
+    assert spec["schedulingGates"] == [{"name": "weft.dev/gang"}]
+    assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"], spec["restartPolicy"]) == (
+        False, False, "Never",
+    )  # fmt: skip
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["runAsUser"] >= OPTIONS.uid_first
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (*spec["initContainers"], *spec["containers"]):
+        security = container["securityContext"]
+        assert (security["allowPrivilegeEscalation"], security["capabilities"]) == (False, {"drop": ["ALL"]})
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+        assert not {"privileged", "hostPort"} & {*texts(container)}
+    kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
+    assert kinds == {"configMap", "secret", "emptyDir"}
+    assert all("sizeLimit" in volume["emptyDir"] for volume in spec["volumes"] if "emptyDir" in volume)
+    limits = spec["containers"][0]["resources"]["limits"]
+    assert limits == {"cpu": "1500m", "memory": str(2**30)} | ({"nvidia.com/gpu": "2"} if gpus else {})
+    assert spec["terminationGracePeriodSeconds"] > 90
+
+
+def test_helper_is_a_native_sidecar_and_the_learner_starts_with_the_entry_script() -> None:
+    attempt = plan()
+    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, native_gang=False)
+    (helper,), (learner,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
+    assert (helper["name"], helper["restartPolicy"], helper["image"]) == ("helper", "Always", OPTIONS.helper_image)
+    assert (learner["command"], learner["image"]) == (["/bin/sh", "/weft/entry/entry.sh"], OPTIONS.learner_image)
+    read_only = {mount["mountPath"] for mount in learner["volumeMounts"] if mount.get("readOnly")}
+    assert read_only == {layout.CONTROL, layout.ENTRY}
+
+
+def test_kubelet_does_not_expand_what_the_user_has_written() -> None:
+    attempt = plan()
+    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, native_gang=False)
+    variables = {entry["name"]: entry["value"] for entry in pod["spec"]["containers"][0]["env"]}
+    assert variables["MINE"] == "$$(WEFT_RANK) $$$$ ä"
+    assert variables[layout.COMMAND_VARIABLE] == "train $$(HOME) $$X"
+
+
+def test_learners_reach_each_other_by_stable_names_at_one_port() -> None:
+    attempt = plan()
+    environment = pods.environment(attempt, attempt.learners[2], OPTIONS)
+    service = objects.service(attempt, OPTIONS)["metadata"]["name"]
+    assert environment["MASTER_ADDR"] == f"worker-0.{service}"
+    assert (environment["MASTER_PORT"], environment["RANK"]) == ("29500", "2")
+    assert (environment["RESULT_DIR"], environment["JOB_STATE_DIR"]) == ("/weft/job/results", "/weft/job")
+    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, native_gang=False)
+    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("worker-0", service)
+    assert len(service) <= 63
+
+
+def test_owner_holds_the_plan_that_the_helper_reads() -> None:
+    attempt = plan()
+    files = objects.owner(attempt, OPTIONS)["data"]
+    assert {*files} == {"plan.json", "addresses.json", "entry.sh", "authority.pem"}
+    stored = stored_plan.read(json.loads(files["plan.json"]), "worker-1")
+    assert stored.learner == replace(attempt.learners[1], token="", node="")
+    assert json.loads(files["addresses.json"]) == {"metrics": "tls:10.0.0.1:7001"}
+
+
+def test_activation_applies_to_the_state_that_was_seen_only() -> None:
+    attempt = plan()
+    present = {"metadata": {"uid": "u", "resourceVersion": "7", "name": "x"}}
+    native = pods.activation(present, attempt.learners[0], OPTIONS, native_gang=True)
+    assert native == {"metadata": {"uid": "u", "resourceVersion": "7"}, "spec": {"schedulingGates": None}}
+    gates = pods.activation(present, attempt.learners[0], OPTIONS, native_gang=False)
+    (term,) = gates["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["node-0"]}]
+    assert term["matchExpressions"] == [{"key": "nvidia.com/gpu.product", "operator": "In", "values": ["a100"]}]
+
+
+def test_native_gang_needs_all_learners_and_is_named_by_every_pod() -> None:
+    attempt = plan(learners=4)
+    group = objects.pod_group(attempt, OPTIONS)
+    assert group["spec"]["schedulingPolicy"] == {"gang": {"minCount": 4}}
+    pod = pods.pod(attempt, attempt.learners[3], OPTIONS, UID, native_gang=True)
+    assert pod["spec"]["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
+
+
+def test_operators_choices_reach_every_pod() -> None:
+    attempt = plan(priority="high", framework="jax-0.10")
+    spec = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, native_gang=False)["spec"]
+    assert (spec["runtimeClassName"], spec["schedulerName"], spec["priorityClassName"]) == (
+        "gvisor", "weft-pack", "weft-high",
+    )  # fmt: skip
+    assert spec["containers"][0]["image"] == "registry.example/jax:1"
+    assert pods.image_of(plan(image="mine:2"), OPTIONS) == "mine:2"
+
+
+def test_what_this_cluster_cannot_run_is_refused_with_the_way_out() -> None:
+    with pytest.raises(InvalidRequest, match="no image of tensorflow-2; name one with `image:`"):
+        pods.image_of(plan(framework="tensorflow-2"), OPTIONS)
+    shared = plan(gpus=0.5)
+    with pytest.raises(InvalidRequest, match="whole GPUs only; write gpus: 1"):
+        pods.pod(shared, shared.learners[0], OPTIONS, UID, native_gang=False)
+
+
+def test_network_policy_closes_the_clouds_metadata_services() -> None:
+    spec = objects.network_policy(plan(), OPTIONS)["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    blocks = [entry["ipBlock"] for entry in spec["egress"][-1]["to"]]
+    assert {block["cidr"]: block["except"] for block in blocks} == {
+        "0.0.0.0/0": ["169.254.0.0/16"], "::/0": ["fe80::/10", "fd00:ec2::254/128"],
+    }  # fmt: skip
+    (ingress,) = spec["ingress"]
+    assert ingress["from"] == [{"podSelector": {"matchLabels": names.gang_selector(plan())}}]
+
+
+@given(first=TENANTS, second=TENANTS)
+def test_tenants_have_namespaces_of_their_own(first: str, second: str) -> None:
+    spaces = [names.namespace_of(tenant, "weft-") for tenant in (first, second)]
+    assert (spaces[0] == spaces[1]) == (first == second)
+    assert all(len(space) <= 63 and space == space.lower() for space in spaces)
+
+
+def test_name_that_looks_like_a_digest_does_not_take_another_tenants_namespace() -> None:
+    encoded = names.namespace_of("Acme Inc", "weft-")
+    assert encoded.startswith("weft-acme-inc-x")
+    assert names.namespace_of(encoded.removeprefix("weft-"), "weft-") != encoded
+
+
+def test_tenants_namespace_denies_traffic_and_gives_no_token() -> None:
+    options = replace(OPTIONS, quota={"requests.nvidia.com/gpu": "8"})
+    space = tenants.namespace("acme", options)
+    assert space["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    by_kind = {document["kind"]: document for document in tenants.contents("acme", options)}
+    assert by_kind["ServiceAccount"]["automountServiceAccountToken"] is False
+    assert by_kind["NetworkPolicy"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    hard = by_kind["ResourceQuota"]["spec"]["hard"]
+    assert (hard["requests.nvidia.com/gpu"], hard["services.loadbalancers"]) == ("8", "0")
+    assert "count/secrets" in hard
