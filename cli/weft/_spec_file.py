@@ -100,16 +100,21 @@ def as_json(document: Mapping[Any, Any], where: str) -> dict[str, Any]:
 # --- --set ----------------------------------------------------------------------------
 
 
-def set_field(document: dict[str, Any], assignment: str) -> None:
-    """Carry out ``a.b=c`` on a spec, making what is missing; the value is read as YAML (``null`` removes the field)."""
+def read_assignment(assignment: str) -> tuple[list[str], object]:
+    """The path and the value of ``a.b=c``; the value is read as YAML. Raises InvalidSpec."""
     path, equals, text = assignment.partition("=")
     parts = path.strip().split(".")
     if not equals or not all(parts):
         raise InvalidSpec(f"--set {assignment}: write it as field=value, e.g. --set resources.gpus=1")
     try:
-        value = read_value(text)
+        return parts, read_value(text)
     except SpecTextError as failed:
         raise InvalidSpec(f"--set {assignment}: the value is no YAML ({failed.problem})") from None
+
+
+def set_field(document: dict[str, Any], assignment: str) -> None:
+    """Carry out ``a.b=c`` on a spec, making what is missing; the value is read as YAML (``null`` removes the field)."""
+    parts, value = read_assignment(assignment)
     here: Any = document
     for part in parts[:-1]:
         here = _into(here, part, assignment)

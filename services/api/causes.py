@@ -116,8 +116,8 @@ def find_cause(lines: Sequence[str], *, exit_code: int | None = None, signal_num
         sentence = f"{exception[:_LONGEST]}{f' ({place})' if place else ''}"
         return Cause(f"{sentence}: {known.sentence}", known.advice) if known else Cause(sentence)
     for line in reversed(lines[-_LAST_LINES:]):
-        if (found := _known(line)) is not None:
-            return Cause(f"{line.strip()[:_LONGEST]}: {found.sentence}", found.advice)
+        if (cause := _known(line)) is not None:
+            return Cause(f"{line.strip()[:_LONGEST]}: {cause.sentence}", cause.advice)
     return _of_the_end(exit_code, signal_number)
 
 

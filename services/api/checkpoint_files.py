@@ -93,9 +93,9 @@ class CheckpointFiles:
         for record in newest_first:
             for file in await self._files(base + folder, record) or ():
                 if file.path == path[len(folder) + 1 :]:
-                    found = _file(base, folder, file, record)
-                    if await self._objects.head(found.meta.key) is not None:
-                        return found
+                    stored = _file(base, folder, file, record)
+                    if await self._objects.head(stored.meta.key) is not None:
+                        return stored
         raise NotFound("the job has no checkpoint with this file")
 
     async def _index(self, key_base: str) -> Index | None:

@@ -31,6 +31,11 @@ class LearnerWatch(Protocol):
         """Gets stops to the learner until cancelled; returns at once where another process does."""
         ...
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the learner's parent runs and waits for ``go``."""
+        ...
+
     def notify(self) -> None:
         """Makes the learner's parent read its files soon: a hint, it reads them by itself."""
         ...

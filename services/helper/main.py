@@ -205,6 +205,8 @@ class Helper:
             prepared = {}
         reporter.set_fields(**{name: prepared.get(name, "") for name in ("env_digest", "data_digest")})
         if not self._folder.has(GO_FILE):
+            if not await self._wait_until(lambda: self._learner.is_waiting):
+                return True
             reporter.enter(Phase.READY)
             if not await self._wait_until(lambda: reporter.go.is_set, reporter.go):
                 return True

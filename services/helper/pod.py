@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from services.core.domain.errors import NoSpace, WeftError
 from services.core.domain.learner import Exit
 from services.core.runtime.address import TlsAuthority
-from services.core.runtime.learner_folder import STOP_FILE, LearnerFolder, StopMark
+from services.core.runtime.learner_folder import RUN, RUNS_FOLDER, STOP_FILE, LearnerFolder, StopMark
 from services.core.runtime.retry import Backoff
 from services.helper.log import log_event
 from services.helper.wakeup import Wakeup
@@ -40,6 +40,11 @@ class PodLearner:
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+    @property
+    def is_waiting(self) -> bool:
+        """True once the entry process has made the folder of its run: before, its image may still be pulled."""
+        return self._folder.has(f"{RUNS_FOLDER}/{RUN}")
 
     def notify(self) -> None:
         """The entry process reads its files ten times a second."""

@@ -37,6 +37,17 @@ _MOST_RECORD: Final = 64 * 2**10
 """Bytes of a record of the entry process."""
 
 
+_TERMINATION_MESSAGE: Final = Path("/dev/termination-log")
+"""Of the helper's container: its last report, for a platform whose status store has lost its data."""
+_MOST_MESSAGE: Final = 600
+"""Bytes of the report's text, of which an escape may take six each: the kubelet keeps 4 KiB."""
+
+
+def _shortened(report: Mapping[str, Any]) -> str:
+    text = str(report.get("message", "")).encode(errors="replace")[:_MOST_MESSAGE].decode(errors="ignore")
+    return json.dumps({**report, "message": text}, ensure_ascii=False)
+
+
 class PodFolder(LearnerFolder):
     """``root``: the folder in which the volumes are mounted, ``/weft`` in a pod."""
 
@@ -83,6 +94,11 @@ class PodFolder(LearnerFolder):
 
     def read(self, name: str) -> dict[str, Any] | None:
         return self._read_record(name) if name.startswith(f"{RUNS_FOLDER}/") else super().read(name)
+
+    def write(self, name: str, document: Mapping[str, Any]) -> None:
+        super().write(name, document)
+        if name == STORED_FILE and _TERMINATION_MESSAGE.exists():
+            _TERMINATION_MESSAGE.write_text(_shortened(document), errors="replace")
 
     def _read_record(self, name: str) -> dict[str, Any] | None:
         try:

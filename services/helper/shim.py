@@ -79,6 +79,10 @@ class ShimWatch:
     def tls(self) -> TlsFiles | None:
         return load_settings().tls
 
+    @property
+    def is_waiting(self) -> bool:
+        return True  # the agent starts the shim before the helper
+
     async def follow_control(self, intake: IntakeClient, reporter: Reporter) -> None:
         """Nothing: the node agent writes stops into the folder."""
 

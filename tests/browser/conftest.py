@@ -86,6 +86,6 @@ def finished(weft_up: Platform) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def api_restarts(weft_up: Platform) -> Iterator[Callable[[], ProcessIdentity]]:
+def api_restarts(weft_up: Platform) -> Callable[[], ProcessIdentity]:
     """Kills the api; the supervisor starts it again."""
-    yield lambda: weft_up.kill("api")
+    return lambda: weft_up.kill("api")

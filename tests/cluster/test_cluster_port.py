@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
-from importlib.resources import files
-from typing import Final
 
 import pytest
 
 from services.core.adapters.kubernetes.api import Api, Document
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
-from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
+from services.core.adapters.kubernetes.options import GangMethod
 from services.core.domain.errors import Unavailable
 from services.core.domain.plan import AttemptPlan
 from services.core.domain.status_keys import job_prefix
@@ -24,25 +22,17 @@ from tests.testbed.cluster_rules import *  # noqa: F403 - the tests
 from tests.testbed.cluster_rules import FOREVER, Scene
 from tests.testbed.gangs import await_all, await_exit, await_state, learner, start, stop, teardown
 from tests.testbed.kubernetes.cluster import Cluster as Machines
-from tests.testbed.kubernetes.images import STAND_IN_IMAGE, TINY_IMAGE
+from tests.testbed.kubernetes.images import TINY_IMAGE
+from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.stand_in import AnnouncingCluster, StandIn, pods_of, standing_in
 from tests.testbed.memory.status_store import MemoryStatusStore
-from tests.testbed.node import plan as local_plan
+from tests.testbed.node import plan as large_plan
 from tests.waiting import until
 
-OPTIONS: Final = KubernetesOptions(
-    helper_image=STAND_IN_IMAGE,
-    learner_image=TINY_IMAGE,
-    entry_script=files("services.core.adapters.kubernetes").joinpath("entry.sh").read_text(),
-    addresses={"metrics": "tls:192.0.2.1:7001"},
-    helper_cpus=0.01,
-    helper_memory=2**25,
-)
 
-
-def plan(commands: list[str], **fields: object) -> AttemptPlan:
+def small_plan(commands: list[str], **fields: object) -> AttemptPlan:
     """Learners of which many fit on a node."""
-    full = local_plan(commands, **fields)  # type: ignore[arg-type]
+    full = large_plan(commands, **fields)  # type: ignore[arg-type]
     return replace(
         full, learners=tuple(replace(entry, cpus=0.05, memory=min(entry.memory, 2**26)) for entry in full.learners)
     )
@@ -107,7 +97,7 @@ async def test_gang_of_two_reaches_each_other_by_name_with_rank_and_world_size(
         httpd -p 8080 -h /tmp/served
         until wget -q -O - http://${MASTER_ADDR}:8080/rank 2> /dev/null; do sleep 0.1; done; exec sleep 1000
     """
-    gang = plan([serves] * 2, distribution="torchrun")
+    gang = small_plan([serves] * 2, distribution="torchrun")
     await start(cluster, gang)
     await until(output(stand_in, api, gang, "0 of 2 at 29500\n"))
     processes = await await_all(cluster, gang, "running")
@@ -118,7 +108,7 @@ async def test_gang_of_two_reaches_each_other_by_name_with_rank_and_world_size(
 
 async def test_exit_codes_signals_and_a_lack_of_memory_are_reported(cluster: KubernetesCluster) -> None:
     ways = "0) exit 0;; 1) exit 3;; 2) kill -SEGV $$;; 3) no-such-program;; 4) tail /dev/zero;;"
-    gang = plan([f"case $WEFT_RANK in {ways} esac"] * 5)
+    gang = small_plan([f"case $WEFT_RANK in {ways} esac"] * 5)
     await start(cluster, gang)
     processes = await await_all(cluster, gang, "exited")
     ends = [process.exit for process in processes.values() if process.exit is not None]
@@ -134,7 +124,7 @@ async def test_users_text_reaches_the_command_unchanged(
     cluster: KubernetesCluster, stand_in: StandIn, api: Api
 ) -> None:
     text = "$(WEFT_RANK) $$ ${HOME} 'a' \"b\" ä"
-    gang = plan(['printf "%s\\n" "$MINE"'], env={"MINE": text})
+    gang = small_plan(['printf "%s\\n" "$MINE"'], env={"MINE": text})
     await start(cluster, gang)
     await await_all(cluster, gang, "exited")
     assert await output(stand_in, api, gang, f"{text}\n")()
@@ -142,7 +132,7 @@ async def test_users_text_reaches_the_command_unchanged(
 
 
 async def test_halted_learner_saves_within_its_grace(cluster: KubernetesCluster, stand_in: StandIn, api: Api) -> None:
-    gang = plan(['trap "echo saved; exit 9" TERM; echo up; while :; do sleep 0.01; done'])
+    gang = small_plan(['trap "echo saved; exit 9" TERM; echo up; while :; do sleep 0.01; done'])
     await start(cluster, gang)
     await until(output(stand_in, api, gang, "up\n"))
     await stop(cluster, gang, "halt", 20_000)
@@ -156,7 +146,7 @@ async def test_helper_that_does_not_obey_is_stopped_with_its_pod(
     cluster: KubernetesCluster, stand_in: StandIn, api: Api
 ) -> None:
     stand_in.obeys = False
-    gang = plan(["trap '' TERM; echo up; while :; do sleep 0.01; done"])
+    gang = small_plan(["trap '' TERM; echo up; while :; do sleep 0.01; done"])
     await start(cluster, gang)
     await until(output(stand_in, api, gang, "up\n"))
     await stop(cluster, gang, "kill", 0)
@@ -170,7 +160,7 @@ async def test_helper_that_does_not_obey_is_stopped_with_its_pod(
 
 
 async def test_learner_without_its_image_blocks_the_gang_with_reason_and_advice(cluster: KubernetesCluster) -> None:
-    gang = replace(plan([FOREVER] * 2), image="127.0.0.1:9/no-such-image:1")
+    gang = replace(small_plan([FOREVER] * 2), image="127.0.0.1:9/no-such-image:1")
     await start(cluster, gang)
     process = await blocked(cluster, gang, "ImagePullFailed")
     assert (process.state, process.blocked_for_good) == ("starting", False)  # the registry may come back
@@ -182,7 +172,7 @@ async def test_learner_without_its_image_blocks_the_gang_with_reason_and_advice(
 async def test_gang_that_does_not_fit_is_placed_not_at_all_with_the_resource_as_reason(
     cluster: KubernetesCluster,
 ) -> None:
-    gang = plan([FOREVER] * 3, gpus=4)
+    gang = small_plan([FOREVER] * 3, gpus=4)
     await start(cluster, gang)
     process = await blocked(cluster, gang, "Unschedulable")
     assert "nvidia.com/gpu" in process.blocked_message or "gang" in process.blocked_message.lower()
@@ -197,7 +187,7 @@ async def test_gang_is_placed_on_the_chosen_nodes_where_the_cluster_has_no_nativ
     gates = AnnouncingCluster(
         Api(testbed_cluster.kubeconfig), replace(OPTIONS, gang=GangMethod.GATES), status
     )  # fmt: skip
-    gang = plan([FOREVER] * 2, gpus=1)
+    gang = small_plan([FOREVER] * 2, gpus=1)
     chosen = tuple(replace(entry, node=f"node-{2 - entry.rank}", gpu_type="Fake-GPU") for entry in gang.learners)
     gang = replace(gang, learners=chosen)
     await start(gates, gang)
@@ -214,7 +204,7 @@ async def test_pods_of_others_reduce_the_capacity_and_own_ones_do_not(
     assert {(node.gpus, node.gpu_type, node.labels["weft.dev/isolation"]) for node in before.values()} == {
         (4, "Fake-GPU", "pod")
     }
-    gang = plan([FOREVER], gpus=1)
+    gang = small_plan([FOREVER], gpus=1)
     await start(cluster, gang)
     node = (await await_state(cluster, gang, "running")).node
     assert (await cluster.capacity()) == list(before.values())
@@ -242,10 +232,31 @@ async def test_pods_of_others_reduce_the_capacity_and_own_ones_do_not(
     await teardown(cluster, gang)
 
 
+async def test_learner_of_a_lost_node_is_lost_and_its_attempt_can_be_removed(
+    cluster: KubernetesCluster, testbed_cluster: Machines
+) -> None:
+    gang = small_plan([FOREVER])
+    await start(cluster, gang)
+    node = (await await_state(cluster, gang, "running")).node
+    (machine,) = (entry for entry in testbed_cluster.nodes if entry.name == node)
+    machine.machine.kill()
+    try:
+        end = await await_exit(cluster, gang)
+        assert end.lost
+        present = await learner(cluster, gang)
+        assert present.reason == "NodeLost"
+        assert "another node" in present.message
+        assert [entry.ready for entry in await cluster.capacity() if entry.name == node] == [False]
+        await teardown(cluster, gang)
+    finally:
+        await asyncio.to_thread(testbed_cluster.restart_node, machine)
+    assert (await cluster.observe(gang.job)).attempts == []
+
+
 async def test_late_step_of_a_released_job_creates_nothing(
     cluster: KubernetesCluster, status: MemoryStatusStore
 ) -> None:
-    gang = plan([FOREVER])
+    gang = small_plan([FOREVER])
     await start(cluster, gang)
     await teardown(cluster, gang)
     await status.delete_prefix(job_prefix(gang.job))
@@ -258,7 +269,7 @@ async def test_late_step_of_a_released_job_creates_nothing(
 async def test_no_object_of_an_attempt_is_left_after_its_teardown(
     cluster: KubernetesCluster, testbed_cluster: Machines
 ) -> None:
-    gang = plan([FOREVER] * 2)
+    gang = small_plan([FOREVER] * 2)
     await start(cluster, gang)
     await await_all(cluster, gang, "running")
     await teardown(cluster, gang)

@@ -17,6 +17,7 @@ from tests.testbed.api import SPEC, Api
 from tests.testbed.etcd import Etcd
 from tests.testbed.learner_telemetry import Learner, api_over, running_learner
 from tests.testbed.metrics import MetricsProcess, running
+from weft import AsyncClient
 
 
 @pytest.fixture(scope="module")
@@ -154,3 +155,18 @@ async def test_a_wrong_clone_is_refused_with_the_field_and_makes_no_job(api: Api
     async with api.client(await api.key("ada", "acme")) as ada:
         assert (await ada.post(url, json={})).status_code == 404
     assert len((await api.admin.get("/v1/jobs")).json()["jobs"]) == before
+
+
+async def test_the_sdk_compares_and_copies_jobs(api: Api) -> None:
+    job = (await api.submit({**SPEC, "env": {"SEED": "1"}}))["id"]
+    async with AsyncClient(api.url, api.admin_key) as client:
+        copy = await client.jobs.clone(job, set={"env.SEED": "2"}, name="copy")
+        difference = await client.jobs.diff(job, copy.id)
+        assert [field["path"] for field in difference["spec"]] == ["env.SEED", "name"]
+        listed = [entry.id async for entry in client.jobs.list(q="env.SEED=2", metrics=["loss"], order="oldest")]
+        assert listed == [copy.id]
+        assert (await client.jobs.statistics("loss", jobs=[job, copy.id], but=["env.SEED"]))["without"] == [
+            job,
+            copy.id,
+        ]
+        assert (await client.session_code())["code"].startswith("weft_c")

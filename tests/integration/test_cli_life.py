@@ -89,9 +89,11 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
     typed = [
         ["init", str(tmp_path / "new")], ["train", str(code), "--dry-run"], ["train", str(code)], ["wait", "JOB"],
         ["list"], ["show", "JOB"], ["events", "JOB"], ["explain", "JOB"], ["metrics", "JOB"], ["watch", "JOB"],
+        ["diff", "JOB", "JOB"],
         ["download", "JOB", str(tmp_path / "out")],
         ["train", str(code), "--set", "env.SLEEP=60"], ["halt", "LONG"], ["wait", "LONG"], ["resume", "LONG"],
-        ["kill", "LONG"], ["wait", "LONG"], ["delete", "JOB", "LONG", "--yes"],
+        ["kill", "LONG"], ["wait", "LONG"], ["clone", "LONG", "--set", "env.SLEEP=0"],
+        ["delete", "JOB", "LONG", "--yes"],
         ["up", "--home", home], ["status", "--home", home], ["doctor", "--home", home],
         ["backup", saved, "--home", home], ["restore", saved, "--home", home, "--dry-run"],
         ["master-key", "--home", home],

@@ -151,6 +151,16 @@ async def test_learner_whose_container_ended_without_a_record_is_reported_as_los
     assert await _object(intake, f"results/{LEARNER}/file") == b"kept\n"
 
 
+async def test_helper_is_not_ready_before_the_learners_container_runs(intake: Intake, pod: Pod) -> None:
+    pod.plan("echo up")
+    pod.start_helper()
+    await until(lambda: (pod.root / "control/prepared.json").exists() and len(intake.progress) > 1)
+    assert "READY" not in intake.phases
+    pod.start_entry()
+    assert await pod.until_entry_ended() == 0
+    assert intake.text() == ["up"]
+
+
 async def test_job_with_requirements_fails_with_advice_to_name_an_image(intake: Intake, pod: Pod) -> None:
     pod.plan("true", code_digest=await _upload_code(intake, requirements_txt="rich"))
     pod.start_helper()

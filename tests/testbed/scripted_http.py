@@ -77,7 +77,7 @@ def scripted(answer: Callable[[Request, int], Answer]) -> Generator[Scripted, No
             if reply.cut_after is not None:
                 self.close_connection = True
 
-        do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - the library's names
+        do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815 - the library's names
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
             """Logs nothing."""

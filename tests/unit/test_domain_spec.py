@@ -191,7 +191,6 @@ def test_resources_come_from_the_role_else_the_job_else_the_size() -> None:
         ({"priority": "high"}, "/priority"),
         ({"placement": "rack"}, "/placement"),
         ({"checkpoint": {"path": "ckpt"}}, "/checkpoint/path"),
-        ({"checkpoint": {"keep": 2}}, "/checkpoint/keep"),
         ({"resources": {"shm": "1GB"}}, "/resources/shm"),
         ({"resources": {"disk": "1GB"}}, "/resources/disk"),
         ({"resources": {"devices": {"rdma/hca": 1}}}, "/resources/devices"),

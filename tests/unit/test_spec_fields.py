@@ -67,6 +67,7 @@ EFFECT: dict[str, dict[str, Any]] = {
     "inputs.mount": {"inputs": [{"store": "d", "path": "a", "mount": "n"}]},
     "metrics.type": {"metrics": []},
     "metrics.path": {"metrics": [{"type": "jsonl", "path": "other.jsonl"}]},
+    "checkpoint.keep": {"checkpoint": {"keep": 7}},
     "retries.max": {"retries": {"max": 0}},
     "retries.backoff": {"retries": {"max": 2, "backoff": "1s"}},
     "retries.on": {"retries": {"max": 2, "on": ["exit:9"]}},
@@ -89,7 +90,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "outputs.store": {"outputs": {"store": "d"}},
     "outputs.path": {"outputs": {"store": "d", "path": "x"}},
     "checkpoint.path": {"checkpoint": {"path": "ckpt"}},
-    "checkpoint.keep": {"checkpoint": {"keep": 3}},
     "stall_timeout": {"stall_timeout": "1m"},
     "priority": {"priority": "high"},
     "preemptible": {"preemptible": True},
@@ -176,5 +176,5 @@ def test_every_field_of_a_plan_is_read_where_learners_run(kind: type) -> None:
         if isinstance(node, ast.Attribute)
     }
     unread = {field.name for field in fields(kind)} - read
-    # The spec's field of the first is refused; the Guardian itself uses the second; the others are of no spec.
-    assert unread - {"checkpoint_keep", "grace", "schema", "extra", "trace"} == set()
+    # The Guardian itself uses the first; the others are of no spec.
+    assert unread - {"grace", "schema", "extra", "trace"} == set()

@@ -109,6 +109,44 @@ class AsyncJobs:
                     raise
         return AsyncJob(self, await self._upload(document, archive, idempotency_key, on_upload))
 
+    async def clone(
+        self,
+        id: str,  # noqa: A002
+        *,
+        set: Mapping[str, Any] | None = None,  # noqa: A002 - the API's name
+        name: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncJob:
+        """Submit a job again, with its code and some fields changed.
+
+        set: dotted path of a field -> its value, e.g. {"env.SEED": "2"}; None removes the field.
+        """
+        body = {"set": dict(set or {}), "name": name}
+        headers = {"Idempotency-Key": idempotency_key or os.urandom(16).hex()}
+        return AsyncJob(self, await self._http.json("POST", _path(id, "clone"), body=body, headers=headers))
+
+    async def diff(self, a: str, b: str) -> dict[str, Any]:
+        """How two jobs differ: `spec`, `code` and `environment`."""
+        return await self._http.json("GET", "/v1/diff", params={"a": a, "b": b})
+
+    async def statistics(
+        self,
+        name: str,
+        *,
+        jobs: Iterable[str] | None = None,
+        q: str | None = None,
+        by: Iterable[str] = (),
+        but: Iterable[str] = (),
+        max_points: int | None = None,
+    ) -> dict[str, Any]:
+        """Mean, standard deviation, minimum, maximum and number by step of a metric, over groups of jobs.
+
+        jobs, q: ids of the jobs, or a filter. by: fields of the spec that make groups. but: fields that may differ
+        within a group, e.g. ["env.SEED"].
+        """
+        params = {"name": name, "job": None if jobs is None else [*jobs], "q": q, "by": [*by], "except": [*but]}
+        return await self._http.json("GET", "/v1/statistics", params={**params, "max_points": max_points})
+
     async def plan(self, document: Mapping[str, Any], *, digest: str | None = None) -> dict[str, Any]:
         """What submitting this spec would do; nothing is made. docs/api.md, "PLAN". Raises InvalidSpec."""
         params = {"dry_run": True, "code_digest": digest}

@@ -127,6 +127,8 @@ COMMANDS: Final[dict[str, Fields | str]] = {
         "next": ("text or null", "Give it as --after to get the next jobs; null if there are no more."),
     },
     "show": "Job",
+    "clone": "Job",
+    "diff": "JobDifference",
     "logs": "stream of JobLine",
     "metrics": {"series": ("list of JobSeries", "Curves, thinned to about --points points each.")},
     "metrics JOB JOB": {"jobs": ("list of JobMetrics", "The jobs, in the order of the command.")},

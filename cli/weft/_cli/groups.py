@@ -42,15 +42,15 @@ def named_jobs(call: Call, jobs: Sequence[str], group: str | None, tag: str | No
     """The jobs that a command line names, oldest first for --group and -l. NotFound where no job has the tag."""
     from weft._errors import NotFound
 
-    found: list[str] = []
+    named: list[str] = []
     for wanted in filter(None, (tag_of(group) if group else "", tag or "")):
         ids = [job.id for job in call.client.jobs.list(tag=wanted)]
         if not ids:
             raise NotFound(f"no job has the tag '{wanted}'; `weft list -o wide` shows the jobs")
-        found += reversed(ids)
-    if not jobs and not found:
+        named += reversed(ids)
+    if not jobs and not named:
         raise click.UsageError("name jobs, or give --group NAME or -l TAG")
-    return (*jobs, *(id_ for id_ in dict.fromkeys(found) if id_ not in jobs))
+    return (*jobs, *(id_ for id_ in dict.fromkeys(named) if id_ not in jobs))
 
 
 def made_name(document: Mapping[str, Any], key: str) -> str:

@@ -22,11 +22,13 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Train": {
         "init": ("init", "Write a job to start from: weft.yaml and train.py."),
         "train": ("train", "Submit a job: plan, upload, queue, follow."),
+        "clone": ("compare", "Submit a job again, with the same code and some fields changed."),
         "list": ("jobs", "List jobs, newest first."),
         "show": ("jobs", "Show one job: state, reason, resources, attempt."),
         "logs": ("logs", "Print or follow what the learners print."),
         "watch": ("watch", "Watch a job until it is at rest: status, progress, curve, output."),
         "metrics": ("metrics", "Show metrics and their curves, of one job or several."),
+        "diff": ("compare", "Show how two jobs differ: spec, files of the code, environment."),
         "events": ("jobs", "Show how a job's state changed, and why."),
         "explain": ("jobs", "Explain why a job is in its state."),
         "wait": ("wait", "Wait until jobs are at rest; the exit code says how they ended."),

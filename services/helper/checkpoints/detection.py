@@ -71,7 +71,7 @@ class Detector:
         """``started_ms``: when the learner's process was started, Unix ms."""
         self._started_ms = started_ms
         self._quiet_s = quiet_s
-        self._seen: dict[str, tuple[object, float]] = {}
+        self._states: dict[str, tuple[object, float]] = {}
         """Entry -> (its state, since when it has had it, in monotonic seconds)."""
         self._stored: Mapping[str, FileState] = {}
         """Name -> state of the files of the last snapshot."""
@@ -92,9 +92,9 @@ class Detector:
             return None
         for name, entry in entries.items():
             state = (entry.whole, tuple((file.name, state_of(file)) for file in entry.files))
-            if name not in self._seen or self._seen[name][0] != state:
-                self._seen[name] = (state, now_s)
-        self._seen = {name: seen for name, seen in self._seen.items() if name in entries}
+            if name not in self._states or self._states[name][0] != state:
+                self._states[name] = (state, now_s)
+        self._states = {name: state for name, state in self._states.items() if name in entries}
         if MARKER in entries:
             return self._by_marker(entries, listed_ms)
         return self._by_quiet(entries, now_s, listed_ms)
@@ -124,7 +124,7 @@ class Detector:
         quiet = {
             name
             for name, entry in entries.items()
-            if entry.whole and (now_s - self._seen[name][1] >= self._quiet_s or self._is_stored(entry.files))
+            if entry.whole and (now_s - self._states[name][1] >= self._quiet_s or self._is_stored(entry.files))
         }
         saved = tuple(file for name, entry in entries.items() if name in quiet for file in entry.files)
         if not any(

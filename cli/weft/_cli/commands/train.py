@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import uuid
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +114,7 @@ def train_command(
         for warning in plan.get("warnings") or ():
             if not call.for_people or warning != plan.get("fits_message"):  # the plan has shown it
                 warn(warning)
-        key = idempotency_key or uuid.uuid4().hex
+        key = idempotency_key or os.urandom(16).hex()
         if arrays or repeat > 1 or group:
             _submit_group(call, spec, archive, plan, key, arrays=arrays, repeat=repeat, group=group)
             return

@@ -45,11 +45,6 @@ class Fences:
     def __init__(self, status: StatusStore) -> None:
         self._status = status
 
-    async def check(self, job: str, attempt: int, term: int) -> None:
-        """Raises StaleFence if the pair is superseded. Records nothing."""
-        fence = await self._read(job)
-        _check(fence, attempt, term, creates=False)
-
     async def admit(self, job: str, attempt: int, term: int) -> None:
         """Records the pair before it creates or activates something.
 
@@ -63,12 +58,20 @@ class Fences:
         await self._record(job, attempt, term, creates=True)
 
     async def supersede(self, job: str, attempt: int, term: int) -> None:
-        """Records the pair before it stops or removes something. Raises StaleFence if it is superseded."""
-        await self._record(job, attempt, term, creates=False)
+        """Records the pair before it stops something. Raises StaleFence if it is superseded.
+
+        No effect on a job of which the store knows nothing: nothing can be created for it.
+        """
+        if await self._is_known(job):
+            await self._record(job, attempt, term, creates=False)
 
     async def seal(self, job: str, attempt: int, term: int) -> None:
-        """From now on nothing is created under this pair."""
-        await self._record(job, attempt, term, creates=False, seals=True)
+        """From now on nothing is created under this pair. Else as ``supersede``."""
+        if await self._is_known(job):
+            await self._record(job, attempt, term, creates=False, seals=True)
+
+    async def _is_known(self, job: str) -> bool:
+        return await self._announced(job) > 0 or await self._status.get(fence_key(job)) is not None
 
     async def _record(self, job: str, attempt: int, term: int, *, creates: bool, seals: bool = False) -> None:
         for _ in range(_TRIES):

@@ -24,6 +24,7 @@ _WATCH_S: Final = 240
 _SILENCE_S: Final = 60.0
 """Bookmarks come about each minute; some servers send none, so the watch then begins again from its last version."""
 _FIRST_S: Final = 0.1
+_SHORT_S: Final = 1.0
 _MOST_S: Final = 10.0
 log = structlog.get_logger()
 Key = tuple[str, str]
@@ -70,7 +71,10 @@ class Reflector:
                 version = await self._list()
                 backoff.reset()
                 while True:
+                    started_s = asyncio.get_running_loop().time()
                     version = await self._watch(version)
+                    if asyncio.get_running_loop().time() - started_s < _SHORT_S:  # a server or proxy ends each at once
+                        await asyncio.sleep(random.uniform(_FIRST_S / 2, _FIRST_S))
             except Expired:
                 continue  # lists again at once
             except WeftError as error:

@@ -53,11 +53,10 @@ class Removal:
         """By job: waits until its pods should have ended."""
 
     async def stop(self, job: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
-        await self._fences.check(job, attempt, term)
+        await self._fences.supersede(job, attempt, term)  # first: a late call of an earlier term may come meanwhile
         namespace = await self._places.find(job, thorough=True)
         if namespace is None:
             return
-        await self._fences.supersede(job, attempt, term)
         wanted = StopMark(
             attempt=attempt, generation=generation, cause=cause, grace_ms=grace_ms, time=self._now_ms()
         )  # fmt: skip
@@ -68,11 +67,10 @@ class Removal:
         await self._status.put(stop_key(job), json.dumps({**dump(mark), "schema": 1}))
 
     async def teardown(self, job: str, *, attempt: int, term: int) -> None:
-        await self._fences.check(job, attempt, term)
+        await self._fences.seal(job, attempt, term)  # first: as above
         namespace = await self._places.find(job, thorough=True)
         if namespace is None:
             return
-        await self._fences.seal(job, attempt, term)
         self._cancel_enforcing(job)
         owners = [owner for owner in await self._owners(namespace, job) if names.attempt_of(owner) <= attempt]
         attempts = {names.attempt_of(owner) for owner in owners}

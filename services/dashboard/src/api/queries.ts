@@ -1,6 +1,6 @@
 // What the screens read, as queries with their keys. Live events change the cached answers (jobs/list.ts, job/live.ts).
 import { infiniteQueryOptions, keepPreviousData, queryOptions } from "@tanstack/react-query";
-import { client, dataOf } from "./client.ts";
+import { client, dataOf, type Schemas } from "./client.ts";
 
 export const PAGE_SIZE = 100;
 
@@ -94,13 +94,8 @@ export const seriesQuery = (id: string, window: SeriesWindow) =>
           },
           signal,
         }),
-      ) as SeriesReply,
+      ) as Schemas["GetSeriesReply"],
   });
-
-interface SeriesReply {
-  series: import("./types.ts").JobSeries[];
-  through?: number;
-}
 
 export const artifactsQuery = (id: string) =>
   infiniteQueryOptions({

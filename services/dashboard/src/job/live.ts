@@ -46,12 +46,20 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
 
   // The stream begins where the answers end. It is opened anew only if it has to have other parts.
   const through = series.data?.through;
+  const seen = useRef({ point: 0, line: 0 });
   const begin = useRef({ through, after: 0 });
-  begin.current = { through, after: log?.after ?? 0 };
-  const parts = series.isPending ? null : `${id}|${series.data ? "p" : ""}|${log ? "l" : ""}`;
+  begin.current = {
+    through: through === undefined ? undefined : Math.max(through, seen.current.point),
+    after: Math.max(log?.after ?? 0, log ? seen.current.line : 0),
+  };
+  // Points and lines end when the job comes to rest; a job that is resumed needs them again.
+  const ended = useRef(false);
+  const [resumes, setResumes] = useState(0);
+  const parts = series.isPending ? null : `${id}|${resumes}|${series.data ? "p" : ""}|${log ? "l" : ""}`;
   const [stream, setStream] = useState<string | null>(null);
   useEffect(() => {
     if (parts === null) return setStream(null);
+    ended.current = false;
     const words = new URLSearchParams({ job: id });
     if (parts.includes("|p|")) words.append("points", begin.current.through === undefined ? id : `${id}:${begin.current.through}`);
     if (parts.endsWith("|l")) words.append("lines", `${id}:${begin.current.after}`);
@@ -65,6 +73,10 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
     },
     onJob: (next) => {
       if (next.id !== id) return;
+      if (ended.current && !next.at_rest) {
+        ended.current = false;
+        setResumes((now) => now + 1);
+      }
       const before = queries.getQueryData(jobQuery(id).queryKey);
       if (before && before.updated > next.updated) return;
       queries.setQueryData(jobQuery(id).queryKey, (now) => ({ ...(now ?? next), ...next, ...(now?.spec ? { spec: now.spec } : {}) }));
@@ -78,10 +90,17 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
         !now || now.some((other) => other.seq === event.seq) ? now : [...now, event],
       ),
     onPoints: (of, points) => {
-      if (of === id) waiting.current.push(...points);
+      if (of !== id) return;
+      waiting.current.push(...points);
+      seen.current.point = Math.max(seen.current.point, points.at(-1)?.seq ?? 0);
     },
     onLines: (of, lines) => {
-      if (of === id) log?.onLines(lines);
+      if (of !== id) return;
+      log?.onLines(lines);
+      seen.current.line = Math.max(seen.current.line, lines.at(-1)?.seq ?? 0);
+    },
+    onEnd: (part) => {
+      if (part !== "job") ended.current = true;
     },
   });
   return {

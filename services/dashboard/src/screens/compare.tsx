@@ -2,9 +2,9 @@
 import { useQueries, useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { type FormEvent, useEffect, useMemo } from "react";
-import { read } from "../api/client.ts";
+import { client, dataOf } from "../api/client.ts";
 import { jobQuery, seriesQuery } from "../api/queries.ts";
-import type { Diff, Job, Statistics, StatisticsGroup } from "../api/types.ts";
+import type { Job, StatisticsGroup } from "../api/types.ts";
 import { Chart, type Line } from "../charts/chart.tsx";
 import { curveOf, smoothed, xOf } from "../charts/series.ts";
 import { differences } from "../compare/differences.ts";
@@ -106,9 +106,12 @@ function Groups({ ids, jobs, metric, group, log, onGroup }: { ids: string[]; job
   const statistics = useQuery({
     queryKey: ["statistics", ids.join(), metric, group ?? ""],
     queryFn: async ({ signal }) =>
-      (await (
-        await read(`/v1/statistics?${parameters([["name", metric], ["max_points", "500"], ...ids.map((id) => ["job", id]), ...(except ?? []).map((field) => ["except", field]), ...(by ?? []).map((field) => ["by", field])])}`, { signal })
-      ).json()) as Statistics,
+      dataOf(
+        await client.GET("/v1/statistics", {
+          params: { query: { name: metric, job: ids, max_points: 500, ...(except ? { except } : {}), ...(by ? { by } : {}) } },
+          signal,
+        }),
+      ),
     enabled: ids.length > 1,
     staleTime: 10_000,
   });
@@ -181,8 +184,6 @@ function Groups({ ids, jobs, metric, group, log, onGroup }: { ids: string[]; job
     </>
   );
 }
-
-const parameters = (pairs: string[][]): string => new URLSearchParams(pairs).toString();
 
 const groupName = (group: StatisticsGroup): string =>
   Object.entries(group.key)
@@ -276,7 +277,7 @@ function Differences({ jobs }: { jobs: Job[] }) {
 function CodeDifferences({ a, b }: { a: string; b: string }) {
   const diff = useQuery({
     queryKey: ["diff", a, b],
-    queryFn: async ({ signal }) => (await (await read(`/v1/diff?${parameters([["a", a], ["b", b]])}`, { signal })).json()) as Diff,
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/diff", { params: { query: { a, b } }, signal })),
     staleTime: 60_000,
   });
   if (diff.error) return <ErrorNote error={diff.error} />;

@@ -1,0 +1,56 @@
+"""clone, diff: a copy of a job with some fields changed, and how two jobs differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from weft._cli.call import Call, command
+
+
+@command("clone")
+@click.argument("job")
+@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. env.SEED=2.")
+@click.option("--name", metavar="NAME", help="Name of the copy; by default the job's.")
+def clone_command(call: Call, job: str, settings: tuple[str, ...], name: str | None) -> None:
+    """Submit a job again, with the same code and some fields changed.
+
+    JOB is an id, a name that only one job has, or @last. FIELD=null removes a field.
+    """
+    from weft._cli.find import job_id
+    from weft._cli.output import emit
+    from weft._spec_file import read_assignment
+
+    assignments = [read_assignment(text) for text in settings]
+    changes = {".".join(parts): value for parts, value in assignments}
+    made = call.client.jobs.clone(job_id(call.client, job), set=changes, name=name).document
+    emit(
+        call, made, names=[made["id"]],
+        people=lambda _wide: f"submitted {made['id']} ({made['name']}); `weft logs -f {made['id']}` follows it",
+    )  # fmt: skip
+
+
+@command("diff")
+@click.argument("a")
+@click.argument("b")
+def diff_command(call: Call, a: str, b: str) -> None:
+    """Show how two jobs differ: spec, files of the code, environment.
+
+    A and B are ids, names that only one job has, or @last.
+    """
+    from weft._cli.find import job_id
+    from weft._cli.output import emit
+
+    answer = call.client.jobs.diff(job_id(call.client, a), job_id(call.client, b))
+    emit(call, answer, names=[field["path"] for field in answer["spec"]], people=lambda _wide: _differences(answer))
+
+
+def _differences(answer: dict[str, Any]) -> str:
+    fields = (*answer["spec"], *answer["environment"])
+    lines = [f"{field['path']}: {field['a'] or '-'} -> {field['b'] or '-'}" for field in fields]
+    signs = {"added": "+", "removed": "-", "changed": "~"}
+    lines += [f"{signs.get(file['change'], '?')} {file['path']}" for file in answer["code"]["files"]]
+    if not answer["code"]["compared"]:
+        lines.append("code: differs; an archive is missing or too large to be compared")
+    return "\n".join(lines) or "no difference"

@@ -1,0 +1,252 @@
+"""What people do in the dashboard with real jobs: watch, find, halt, search, compare, submit."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from services.core.runtime.processes import ProcessIdentity
+from tests.testbed.browser import Visit, sign_in, visit
+from tests.testbed.platform import Platform
+from tests.waiting import HANG_S, eventually, tries_within
+from weft import Client, Job
+
+Open = Callable[..., Visit]
+Submit = Callable[..., Job]
+expect.set_options(timeout=HANG_S * 1000)
+STEPS = """echo "state=$JOB_STATE_DIR"
+for step in 1 2 3; do
+  until [ -e "$JOB_STATE_DIR/go-$step" ]; do sleep 0.05; done
+  echo "{\\"step\\": $step, \\"loss\\": 0.$step}"
+done"""
+UNTIL_END = 'echo up; trap "exit 0" TERM; until [ -e "$JOB_STATE_DIR/end" ]; do sleep 0.05; done'
+
+
+def status(page: Page, name: str) -> None:
+    """Waits until the job on the page has the status."""
+    expect(page.locator(".strip .status")).to_have_text(name)
+
+
+def state_folder(job: Job) -> Path:
+    """Where the learner of ``STEPS`` waits for files."""
+
+    def printed() -> str:
+        return next((line.text for line in job.logs() if line.text.startswith("state=")), "")
+
+    return Path(eventually(printed).removeprefix("state="))
+
+
+def test_signing_in_needs_the_right_key_and_signing_out_ends_the_session(browser: Browser, weft_up: Platform) -> None:
+    with visit(browser, weft_up.url) as visited:
+        page = visited.open("/ui/queue")
+        page.get_by_label("API key").fill("weft_k" + "0" * 22 + "_" + "0" * 64)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("alert")).to_contain_text("key")
+        page.get_by_label("API key").fill(weft_up.key)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading", name="Queue")).to_be_visible()  # the address that was opened first
+        assert "weft_" not in page.evaluate("document.cookie")
+        assert weft_up.key not in page.evaluate(
+            "JSON.stringify([location.href, {...localStorage}, {...sessionStorage}])"
+        )
+        page.get_by_role("button", name="Account and settings").click()
+        page.get_by_role("menuitem", name="Sign out").click()
+        expect(page.get_by_label("API key")).to_be_visible()
+        page.reload()
+        expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_a_one_time_code_signs_in_and_leaves_the_address(browser: Browser, weft_up: Platform) -> None:
+    made = httpx2.post(f"{weft_up.url}/v1/session/codes", headers=weft_up.operator)
+    code = made.raise_for_status().json()["code"]
+    with visit(browser, weft_up.url) as visited:
+        page = visited.open(f"/ui/signin#code={code}")
+        expect(page.get_by_role("navigation")).to_be_visible()
+        assert code not in page.url
+    with visit(browser, weft_up.url) as visited:
+        page = visited.open(f"/ui/signin#code={code}")
+        expect(page.get_by_role("alert")).to_contain_text("code")
+
+
+def test_a_job_is_watched_until_it_completes_while_its_curve_grows(open_visit: Open, submit: Submit) -> None:
+    job = submit(STEPS, name="watched")
+    page = open_visit().open(f"/ui/jobs/{job.id}")
+    status(page, "processing")
+    folder = state_folder(job)
+    for step in (1, 2, 3):
+        (folder / f"go-{step}").touch()
+        if step > 1:
+            expect(page.locator(".chart .legend")).to_contain_text(f"max 0.{step}")
+        expect(page.locator(".chart .legend-value")).to_have_text(f"0.{step}")
+    status(page, "completed")
+    expect(page.locator(".phases")).to_contain_text("Training")
+    page.get_by_role("tab", name="Events").click()
+    expect(page.locator(".events tbody tr").first).to_contain_text("completed")
+
+
+def test_a_job_is_halted_resumed_and_killed(open_visit: Open, submit: Submit) -> None:
+    job = submit(UNTIL_END, name="halted")
+    visited = open_visit()
+    page = visited.open(f"/ui/jobs/{job.id}?tab=logs")
+    expect(page.locator(".log-text").first).to_have_text("up")
+    page.get_by_role("button", name="Halt").click()
+    status(page, "halted")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator(".log-text", has_text=re.compile("^up$"))).to_have_count(2)  # of both attempts
+    status(page, "processing")
+    page.get_by_role("button", name="Kill").click()
+    dialog = page.get_by_role("alertdialog")
+    dialog.get_by_role("button", name="Cancel").click()
+    assert job.refresh().status == "PROCESSING"
+    page.get_by_role("button", name="Kill").click()
+    dialog.get_by_role("button", name="Kill").click()
+    status(page, "killed")
+    assert job.refresh().status == "KILLED"
+
+
+def test_a_failed_job_is_found_by_a_filter_and_its_first_cause_is_read(
+    open_visit: Open, finished: dict[str, str]
+) -> None:
+    page = open_visit().open("/ui/jobs")
+    page.keyboard.press("/")
+    page.keyboard.type("status=FAILED and name~bro and exit_code=3")
+    page.keyboard.press("Enter")
+    row = page.locator(".tr.data")
+    expect(row).to_have_count(1)
+    row.get_by_role("link", name="broken").click()
+    expect(page.locator(".strip")).to_contain_text("worker-0 exited with code 3")
+    expect(page.locator(".last-words")).to_contain_text("ValueError: label 11 is out of range")
+    assert page.url.endswith(finished["failed"])
+
+
+def test_a_wrong_filter_says_what_is_wrong_and_what_was_meant(open_visit: Open, finished: dict[str, str]) -> None:
+    assert finished
+    page = open_visit().open("/ui/jobs")
+    field = page.get_by_label("Filter jobs")
+    field.fill("statsu=FAILED")
+    field.press("Enter")
+    expect(page.locator("#filter-error")).to_contain_text("status")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    page.get_by_role("button", name="All", exact=True).click()
+    expect(page.locator(".tr.data").first).to_be_visible()
+
+
+def test_jobs_are_chosen_by_keyboard_and_compared(open_visit: Open, finished: dict[str, str]) -> None:
+    page = open_visit().open("/ui/jobs?q=name%3Dseeds")
+    expect(page.locator(".tr.data")).to_have_count(5)
+    for key in ("j", "x", "j", "j", "x", "c"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("heading", name="Compare 2 jobs")).to_be_visible()
+    assert page.url.endswith(f"{finished['seed-5']}%2C{finished['seed-3']}")
+
+
+def test_mean_and_deviation_of_five_seeds_are_exact(open_visit: Open, finished: dict[str, str]) -> None:
+    seeds = range(1, 6)
+    page = open_visit().open(
+        f"/ui/compare?jobs={','.join(finished[f'seed-{seed}'] for seed in seeds)}&group=except:env.SEED"
+    )
+    cells = page.locator("[data-exact]")
+    expect(cells).to_have_count(4)
+    last = [1 / (19 + seed) for seed in seeds]
+    expected = (statistics.fmean(last), statistics.pstdev(last), min(last), max(last))
+    shown = [float(cell.get_attribute("data-exact") or "nan") for cell in cells.all()]
+    assert shown == pytest.approx(expected, rel=1e-12)
+    expect(page.get_by_text("env.SEED", exact=True).locator("visible=true").first).to_be_visible()
+
+
+def test_a_line_is_searched_among_many_and_its_address_leads_back_to_it(open_visit: Open, submit: Submit) -> None:
+    job = submit("seq -f 'line %g' 1 30000", name="long").wait(HANG_S)
+    page = open_visit().open(f"/ui/jobs/{job.id}?tab=logs")
+    expect(page.locator(".log-text").last).to_have_text("line 30000")
+    assert page.locator(".log-row").count() < 200  # only what is visible exists
+    page.keyboard.press("/")
+    page.keyboard.type("line 12?345$")
+    page.keyboard.press("Enter")
+    expect(page.locator(".log-text")).to_have_text(["line 1345", "line 12345"])
+    page.get_by_role("button", name="Line 12345", exact=True).click()
+    page.get_by_role("button", name="Clear the search").click()
+    expect(page.locator(".log-row.marked .log-text")).to_have_text("line 12345")
+    page.reload()
+    expect(page.locator(".log-row.marked .log-text")).to_have_text("line 12345")
+    expect(page.locator(".log-row.marked")).to_be_in_viewport()
+
+
+def test_a_job_is_submitted_from_yaml_after_its_wrong_field_was_marked(open_visit: Open, client: Client) -> None:
+    page = open_visit().open("/ui/submit")
+    editor = page.get_by_label("Spec of the job, YAML")
+    editor.fill("name: typed\ncommand: echo typed\nresources:\n  cpus: 0.2\n  memroy: 64MB\n")
+    expect(page.locator(".gutter .wrong")).to_have_text("5")
+    expect(page.get_by_role("alert")).to_contain_text("memory")
+    expect(page.get_by_role("button", name="Submit")).to_be_disabled()
+    editor.fill("name: typed\ncommand: echo typed\nresources:\n  cpus: 0.2\n  memory: 64MB\n")
+    expect(page.locator(".gutter .wrong")).to_have_count(0)
+    page.get_by_role("button", name="Submit").click()
+    expect(page.get_by_role("heading", name="typed")).to_be_visible()
+    status(page, "completed")
+    assert re.search(r"/ui/jobs/(j\w+)", page.url)
+    assert [job.name for job in client.jobs.list(name="typed")] == ["typed"]
+
+
+def test_addresses_restore_screens_also_by_back_and_reload(open_visit: Open, finished: dict[str, str]) -> None:
+    page = open_visit().open("/ui/jobs?q=name%3Dgood")
+    page.locator(".tr.data").get_by_role("link", name="good").click()
+    page.get_by_role("button", name="Time since start").click()
+    page.get_by_label("Log scale").check()
+    page.get_by_role("tab", name="Spec").click()
+    page.reload()
+    expect(page.get_by_role("tab", name="Spec")).to_have_attribute("data-state", "active")
+    page.go_back()
+    expect(page.get_by_label("Log scale")).to_be_checked()
+    expect(page.get_by_role("button", name="Time since start")).to_have_attribute("aria-pressed", "true")
+    page.go_back()
+    expect(page.get_by_label("Filter jobs")).to_have_value("name=good")
+    page.go_forward()
+    expect(page.get_by_role("heading", name="good")).to_be_visible()
+    assert finished["good"] in page.url
+
+
+def test_a_second_browser_sees_a_new_job_within_a_second(open_visit: Open, submit: Submit) -> None:
+    first, second = open_visit().open("/ui/jobs"), open_visit().open("/ui/jobs")
+    for page in (first, second):
+        expect(page.locator(".connection.live")).to_be_visible()
+    for number, stopwatch in enumerate(tries_within(1.0)):
+        name = f"new-{number}"
+        submit("true", name=name)
+        with stopwatch:
+            for page in (first, second):
+                page.get_by_role("link", name=name, exact=True).wait_for()
+
+
+def test_a_page_goes_on_by_itself_after_the_api_was_killed(
+    open_visit: Open, submit: Submit, api_restarts: Callable[[], ProcessIdentity], weft_up: Platform
+) -> None:
+    job = submit(STEPS, name="survives")
+    page = open_visit().open(f"/ui/jobs/{job.id}?tab=logs")
+    folder = state_folder(job)
+    status(page, "processing")
+    expect(page.locator(".connection.live")).to_be_visible()
+    killed = api_restarts()
+    expect(page.locator(".connection.lost")).to_be_visible()
+    eventually(lambda: weft_up.again("api", killed))
+    for step in (1, 2, 3):
+        (folder / f"go-{step}").touch()
+    status(page, "completed")
+    expect(page.locator(".log-text").last).to_contain_text('"step": 3')
+    expect(page.locator(".connection.live")).to_be_visible()
+
+
+def test_a_session_that_is_revoked_leads_to_the_sign_in_page(browser: Browser, weft_up: Platform) -> None:
+    with visit(browser, weft_up.url) as visited:
+        sign_in(visited, weft_up.key)
+        page = visited.open("/ui/queue")
+        expect(page.get_by_role("heading", name="Queue")).to_be_visible()
+        headers = weft_up.operator
+        own = page.evaluate("fetch('/v1/session').then((answer) => answer.json())")["id"]
+        httpx2.delete(f"{weft_up.url}/v1/keys/{own}", headers=headers).raise_for_status()
+        expect(page.get_by_label("API key")).to_be_visible()

@@ -1,0 +1,197 @@
+"""Requests to an API server that fails in every way: errors in terms of the domain, and watches that go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from services.core.adapters.kubernetes.api import Api, Expired, collection
+from services.core.adapters.kubernetes.reflector import Reflector
+from services.core.domain.errors import (
+    AdmissionDenied,
+    Duplicate,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    StaleRevision,
+    Unavailable,
+    WeftError,
+)
+from tests.testbed.scripted_http import Answer, Request, Scripted, json_answer, scripted
+from tests.waiting import until
+
+PODS = "/api/v1/pods"
+
+
+def write_kubeconfig(path: Path, server: str, token: str) -> None:
+    document = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "k", "cluster": {"server": server}}], "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+    }  # fmt: skip
+    path.write_text(json.dumps(document))
+
+
+@contextmanager
+def serving(kubeconfig: Path, answer: Callable[[Request, int], Answer]) -> Generator[Scripted]:
+    with scripted(answer) as server:
+        write_kubeconfig(kubeconfig, server.url, "t1")
+        yield server
+
+
+def status(code: int, message: str, reason: str = "", **headers: str) -> Answer:
+    return json_answer({"kind": "Status", "code": code, "message": message, "reason": reason}, code, **headers)
+
+
+ERRORS: list[tuple[Answer, type[WeftError]]] = [
+    (status(404, 'pods "x" not found', "NotFound"), NotFound),
+    (status(409, 'pods "x" already exists', "AlreadyExists"), Duplicate),
+    (status(409, "the object has been modified", "Conflict"), StaleRevision),
+    (status(410, "too old resource version", "Expired"), Expired),
+    (status(422, "spec.containers[0].image: Required value", "Invalid"), InvalidRequest),
+    (status(403, 'pods "x" is forbidden: exceeded quota: weft, requested: requests.nvidia.com/gpu=8, used: '
+     "requests.nvidia.com/gpu=8, limited: requests.nvidia.com/gpu=8", "Forbidden"), QuotaExceeded),
+    (status(403, 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true', "Forbidden"),
+     AdmissionDenied),
+    (status(400, 'admission webhook "policy.example" denied the request: no latest', "BadRequest"), AdmissionDenied),
+    (status(422, "ValidatingAdmissionPolicy 'w' with binding 'w' denied request: no", "Invalid"), AdmissionDenied),
+    (status(403, 'pods "x" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi', "Forbidden"),
+     AdmissionDenied),
+    (status(403, 'User "system:serviceaccount:weft:guardian" cannot create resource "pods"', "Forbidden"), Unavailable),
+    (status(403, "unable to create new content in namespace weft-t because it is being terminated", "Forbidden"),
+     Unavailable),
+    (status(500, "etcdserver: leader changed", "InternalError"), Unavailable),
+    (status(504, "Timeout: request did not complete within requested timeout", "Timeout"), Unavailable),
+    (Answer(502, b"<html>a proxy's page</html>"), Unavailable),
+    (Answer(200, b"no JSON"), Unavailable),
+    (Answer(200, b'{"items": []}', cut_after=5), Unavailable),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "error"), ERRORS, ids=str)
+async def test_every_answer_is_an_error_of_the_domain(tmp_path: Path, answer: Answer, error: type[WeftError]) -> None:
+    with serving(tmp_path / "k", lambda *_: answer):
+        api = Api(tmp_path / "k")
+        with pytest.raises(WeftError) as raised:
+            await api.get(PODS)
+        assert type(raised.value) is error
+        await api.close()
+
+
+async def test_overloaded_server_says_when_to_come_back(tmp_path: Path) -> None:
+    with serving(tmp_path / "k", lambda *_: status(429, "too many requests", "TooManyRequests", Retry_After="7")):
+        api = Api(tmp_path / "k")
+        with pytest.raises(Unavailable) as raised:
+            await api.get(PODS)
+        assert raised.value.retry_after_s == 7
+        await api.close()
+
+
+async def test_server_that_is_away_is_unavailable(tmp_path: Path) -> None:
+    with serving(tmp_path / "k", lambda *_: json_answer({})):
+        pass
+    api = Api(tmp_path / "k")
+    with pytest.raises(Unavailable, match="does not answer"):
+        await api.get(PODS)
+    await api.close()
+
+
+async def test_credentials_are_read_again_when_they_are_refused(tmp_path: Path) -> None:
+    def answer(request: Request, _: int) -> Answer:
+        if request.headers["authorization"] == "Bearer t2":
+            return json_answer({"kind": "Pod"})
+        write_kubeconfig(tmp_path / "k", f"http://{request.headers['host']}", "t2")
+        return status(401, "Unauthorized", "Unauthorized")
+
+    with serving(tmp_path / "k", answer) as server:
+        api = Api(tmp_path / "k")
+        assert await api.get(PODS) == {"kind": "Pod"}
+        assert len(server.requests) == 2
+        await api.close()
+
+
+async def test_deleting_what_is_gone_or_another_object_is_no_error(tmp_path: Path) -> None:
+    answers = [status(404, "not found"), status(409, "the UID in the precondition does not match", "Conflict")]
+    with serving(tmp_path / "k", lambda _, number: answers[number]) as server:
+        api = Api(tmp_path / "k")
+        for _ in answers:
+            await api.delete(collection("Pod", "weft-t", "x"), grace_s=1, uid="u")
+        body = json.loads(server.requests[0].body)
+        assert (body["gracePeriodSeconds"], body["preconditions"]) == (1, {"uid": "u"})
+        await api.close()
+
+
+def pod(name: str, version: int) -> dict[str, Any]:
+    return {"metadata": {"namespace": "weft-t", "name": name, "resourceVersion": str(version)}}
+
+
+def listed(*pods: dict[str, Any], version: int, rest: str = "") -> Answer:
+    return json_answer({"items": list(pods), "metadata": {"resourceVersion": str(version), "continue": rest}})
+
+
+def watched(*events: tuple[str, dict[str, Any]]) -> Answer:
+    lines = [json.dumps({"type": kind, "object": document}) for kind, document in events]
+    return Answer(200, "".join(f"{line}\n" for line in lines).encode())
+
+
+async def test_long_lists_are_read_page_by_page(tmp_path: Path) -> None:
+    pages = [listed(pod("a", 1), version=5, rest="more"), listed(pod("b", 2), version=5)]
+    with serving(tmp_path / "k", lambda _, number: pages[number]) as server:
+        api = Api(tmp_path / "k")
+        items, version = await api.list(PODS, selector="x=y")
+        assert ([item["metadata"]["name"] for item in items], version) == (["a", "b"], "5")
+        assert parse_qs(urlsplit(server.requests[1].path).query)["continue"] == ["more"]
+        await api.close()
+
+
+async def test_copy_follows_changes_over_ended_forgotten_and_cut_watches(tmp_path: Path) -> None:
+    script = [
+        listed(pod("a", 1), version=10),
+        watched(("ADDED", pod("b", 11)), ("BOOKMARK", {"metadata": {"resourceVersion": "15"}})),  # the server ends it
+        watched(("ERROR", {"code": 410, "message": "too old resource version"})),  # forgotten: list again
+        listed(pod("b", 11), pod("c", 20), version=30),
+        status(500, "overloaded"),  # fails, and so does the list after it: back-off
+        status(500, "overloaded"),
+        listed(pod("c", 20), pod("d", 31), version=40),
+        watched(("DELETED", pod("c", 41)), ("MODIFIED", pod("d", 42))),
+    ]
+    last = Answer(200, b"", {}, None)
+    with serving(tmp_path / "k", lambda _, number: script[number] if number < len(script) else last) as server:
+        api = Api(tmp_path / "k")
+        changed: list[str] = []
+        lists: list[int] = []
+        copy = Reflector(
+            api, PODS, keep=lambda document: document["metadata"]["resourceVersion"],
+            on_change=lambda document: changed.append(document["metadata"]["name"]), on_list=lambda: lists.append(1),
+        )  # fmt: skip
+        task = asyncio.create_task(copy.run())
+        await until(lambda: dict(copy.objects) == {("weft-t", "d"): "42"})
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await api.close()
+        assert changed == ["b", "c", "d"]
+        assert len(lists) == 3
+        watches = [
+            parse_qs(urlsplit(request.path).query) for request in server.requests if "watch=true" in request.path
+        ]
+        assert [query["resourceVersion"] for query in watches][:3] == [["10"], ["15"], ["30"]]
+        assert all(query["allowWatchBookmarks"] == ["true"] for query in watches)
+
+
+async def test_copy_of_a_server_that_does_not_list_is_unavailable(tmp_path: Path) -> None:
+    with serving(tmp_path / "k", lambda *_: status(500, "overloaded")):
+        api = Api(tmp_path / "k")
+        copy = Reflector(api, PODS)
+        task = asyncio.create_task(copy.run())
+        with pytest.raises(Unavailable, match="does not list"):
+            await copy.synced(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await api.close()
