@@ -276,8 +276,24 @@ class CalledObjects:
         """In the event loop of the connection."""
 
         async def put(intake: IntakeClient) -> None:
-            async with aclosing(read()) as chunks:
-                await intake.put_object(key, chunks, size)
+            failed: list[Exception] = []
+
+            async def chunks() -> AsyncGenerator[bytes]:
+                try:
+                    async with aclosing(read()) as opened:
+                        async for chunk in opened:
+                            yield chunk
+                except Exception as error:
+                    failed.append(error)
+                    raise
+
+            try:
+                async with aclosing(chunks()) as opened:
+                    await intake.put_object(key, opened, size)
+            except BaseException:
+                if failed:  # gRPC cancels its call where the stream of requests fails
+                    raise failed[0] from None
+                raise
 
         await _retried(lambda: self._signer.call(put), self._wait)
 

@@ -27,7 +27,7 @@ from typing import Final
 from services.core.domain.checkpoint import SavedFile, StoredCheckpoint
 from services.core.domain.errors import NoSpace, WeftError
 from services.core.domain.plan import Folder
-from services.core.runtime.learner_folder import MALFORMED, Assignment, LearnerFolder, job_folder, read_gang
+from services.core.runtime.learner_folder import MALFORMED, Assignment, LearnerFolder, job_folder
 from services.helper.checkpoints.snapshots import Digests, FileChanged, SnapshotStore, as_stored
 from services.helper.learner_files import LearnerFile, SkippedFile, list_files, open_file
 from services.helper.log import log_event
@@ -289,16 +289,18 @@ async def _store_checkpoints(
     storing: _Storing, snapshots: SnapshotStore, report: Callable[[StoredCheckpoint], None]
 ) -> None:
     """Stores the last snapshot. One with missing files is stored, too, and marked: people may want what there is."""
-    if not await _open(storing, snapshots):
-        return
     listed_ms = _now_ms()
     saved: list[SavedFile] = []
     is_complete = True
     listing = list_files(storing.root, job_folder(Folder.CHECKPOINT), storing.uid)
-    while batch := await call_in_thread(lambda: list(islice(listing, _BATCH))):
+    batch = await call_in_thread(lambda: list(islice(listing, _BATCH)))
+    if not batch or not await _open(storing, snapshots):
+        return
+    while batch:
         saved_now, missing = await _store_batch(storing, snapshots, batch)
         saved += saved_now
         is_complete = is_complete and not missing
+        batch = await call_in_thread(lambda: list(islice(listing, _BATCH)))
     storing.outcome.incomplete_checkpoint = not is_complete
     storing.outcome.earlier_checkpoint = snapshots.newest is not None
     if not saved:
@@ -361,7 +363,7 @@ async def _open(storing: _Storing, snapshots: SnapshotStore) -> bool:
 
 def _gang_size(folder: LearnerFolder, assignment: Assignment) -> int:
     try:
-        return len(read_gang(folder.root, assignment.plan))
+        return len(folder.gang(assignment.plan))
     except MALFORMED:
         return 2  # keeps more
 

@@ -59,7 +59,13 @@ class Training(Learner):
 
     async def until_restorable(self, *names: str) -> None:
         """Waits until the newest snapshot has these files."""
-        await until(lambda: sorted(self.checkpoint()) == sorted(names) or None)
+        await until(lambda: self._restorable() == sorted(names))
+
+    def _restorable(self) -> list[str] | None:
+        try:
+            return sorted(self.checkpoint())
+        except (FileNotFoundError, KeyError):  # a snapshot was replaced while it was read
+            return None
 
     async def lose_machine(self) -> None:
         """Ends helper and learner at once: nothing is stored any more."""

@@ -41,6 +41,10 @@ class HelperTest(Learner):
     def reserve(self, command: str, **changes: Any) -> None:
         super().reserve(command, **{"store_timeout": 600_000, **changes})
 
+    def store_quickly(self) -> None:
+        """Checkpoints are stored as soon as they are found."""
+        self._environment = {"WEFT_CHECKPOINT_QUIET_S": "0.1", "WEFT_CHECKPOINT_EVERY_S": "0.1"}
+
     async def ended(self) -> LearnerStatus:
         await self.until_stored()
         assert self.intake.last is not None
@@ -98,6 +102,22 @@ async def test_checkpoints_are_restored_in_the_next_attempt_unless_damaged(learn
     (stored / hashlib.sha256(b"two\n").hexdigest()).write_text("bad\n")
     last = await learner.ran("true", attempt=3, checkpoint_attempts=(2,))
     assert last.reason == "CheckpointInvalid"
+
+
+async def test_checkpoints_are_stored_during_training_and_superseded_ones_removed(learner: HelperTest) -> None:
+    learner.store_quickly()
+    wait = "until [ -e $JOB_STATE_DIR/end ]; do sleep 0.05; done"
+    learner.reserve(f"echo 1 > $CHECKPOINT_DIR/s; {wait}; echo 2 > $CHECKPOINT_DIR/s", checkpoint_keep=1)
+    learner.start()
+    await until(lambda: learner.intake.last and learner.intake.last.checkpoint)
+    assert learner.checkpoint() == {"s": b"1\n"}
+    (learner.folder / "job" / "end").touch()
+    await learner.ended()
+    assert learner.checkpoint() == {"s": b"2\n"}
+    assert [record.final for record in learner.snapshots()] == [True]
+    removed = {request.key.rpartition("/")[2] for request in learner.signed("delete")}
+    assert removed == {"1.json", hashlib.sha256(b"1\n").hexdigest()}
+    assert not removed & {key.rpartition("/")[2] for key in learner.objects("checkpoints")}
 
 
 @pytest.mark.parametrize("verb", ["part", "complete"])

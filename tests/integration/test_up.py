@@ -204,6 +204,14 @@ def test_down_can_leave_jobs_running_or_end_them_at_once() -> None:
             ended.kill()
 
 
+@pytest.fixture(scope="module", params=[sets.embedded], ids=["embedded"])
+def weft_up(request: pytest.FixtureRequest) -> Iterator[Platform]:
+    """These tests kill services: the platform of the life-cycle tests is not for them."""
+    stores: Stores = request.param
+    with platform(stores(request)) as running:
+        yield running
+
+
 def test_services_survive_the_supervisor_and_are_adopted_by_the_next(weft_up: Platform) -> None:
     before = {name: weft_up.process(name) for name in SERVICES}
     weft_up.kill("supervisor")

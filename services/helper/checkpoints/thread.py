@@ -20,7 +20,7 @@ from typing import Any, Final
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.errors import StaleFence, WeftError
 from services.core.domain.plan import Folder
-from services.core.runtime.learner_folder import RUN, Assignment, LearnerFolder, job_folder, read_gang
+from services.core.runtime.learner_folder import RUN, Assignment, LearnerFolder, job_folder
 from services.helper.checkpoints.detection import Detector, Plan
 from services.helper.checkpoints.snapshots import Digests, FileChanged, SnapshotStore, as_stored
 from services.helper.learner_files import LearnerFile, SkippedFile, list_files
@@ -28,6 +28,7 @@ from services.helper.log import log_event
 from services.helper.objects import UrlSigner, open_objects
 from services.helper.settings import load_settings
 from services.helper.spool import Spool
+from services.helper.threads import call_in_thread
 from services.helper.wakeup import Wakeup
 
 _NICE: Final = 10
@@ -130,6 +131,7 @@ class _Background:
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._cancel: Callable[[], object] | None = None
+        self._thread = 0
         self._waits_for = ""
         self._left_out: frozenset[str] = frozenset()
 
@@ -143,6 +145,7 @@ class _Background:
                     self._cancel()
 
     def run(self) -> None:
+        self._thread = threading.get_ident()
         try:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
@@ -167,7 +170,7 @@ class _Background:
             started_ms = self._folder.started(RUN)
         objects = open_objects(self._assignment, self._signer, self._wait, self._spool)
         try:
-            learners = len(read_gang(self._folder.root, self._assignment.plan))
+            learners = len(self._folder.gang(self._assignment.plan))
             store = SnapshotStore(
                 objects, self._assignment, self._folder.root, self._spool, learners=learners, step=self._step
             )
@@ -244,6 +247,8 @@ class _Background:
 
     async def _step(self, call: Callable[[], Any]) -> Any:
         """Reads here: this thread has nothing else to do. Lets a stop take effect between two chunks."""
+        if threading.get_ident() != self._thread:  # an object is sent by the loop of the helper's connection
+            return await call_in_thread(call)
         await asyncio.sleep(0)
         return call()
 

@@ -510,7 +510,7 @@ class ObjectRequest(_message.Message):
     UPLOAD_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
     verb: _builtins.str
-    """get, head, put, begin, part, complete or abort."""
+    """get, head, put, begin, part, complete, abort or delete."""
     key: _builtins.str
     """Key of the object."""
     upload: _builtins.str
