@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -119,10 +120,15 @@ class Pod:
         return (self.root / "helper.log").read_text()
 
     def end(self) -> None:
-        """Ends its processes."""
+        """Ends its processes; a command that outlives its entry process writes its pid to ``$JOB_STATE_DIR/pid``."""
         if self.helper is not None and self.helper.poll() is None:
             self.kill_helper()
         if self.entry is not None and self.entry.poll() is None:
             (self.root / "control" / "stop.json").write_text('{"cause": "kill", "grace_ms": 0}')
             (self.root / "control" / "stored").touch()
             self.entry.wait(60)
+        if self.entry is not None:  # of one that was killed, as a container's end would
+            left = self.root / "job" / "pid"
+            for group in (self.entry.pid, *([int(left.read_text())] if left.exists() else [])):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
