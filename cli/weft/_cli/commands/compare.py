@@ -26,7 +26,7 @@ def clone_command(call: Call, job: str, settings: tuple[str, ...], name: str | N
     changes = {".".join(parts): value for parts, value in assignments}
     made = call.client.jobs.clone(job_id(call.client, job), set=changes, name=name).document
     emit(
-        call, made, names=[made["id"]],
+        call, made, names=[str(made["id"])],
         people=lambda _wide: f"submitted {made['id']} ({made['name']}); `weft logs -f {made['id']}` follows it",
     )  # fmt: skip
 
