@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import signal
 import time
+from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from services.core.domain.errors import NoSpace, WeftError
@@ -39,7 +40,9 @@ class PodLearner:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
     @property
     def is_waiting(self) -> bool:

@@ -164,13 +164,13 @@ class Intake(IntakeServicer):
             yield pb.ObjectBytes(data=chunk)
 
     async def PutObject(  # noqa: N802
-        self, requests: AsyncIterator[pb.PutObjectRequest], context: grpc.aio.ServicerContext[Any, Any]
+        self, request_iterator: AsyncIterator[pb.PutObjectRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.PutObjectReply:
-        first = await anext(requests)
+        first = await anext(request_iterator)
         store = self._store("put", first.key)
 
         async def chunks() -> AsyncIterator[bytes]:
-            async for message in requests:
+            async for message in request_iterator:
                 self.on_put(first.key)
                 yield message.data
 

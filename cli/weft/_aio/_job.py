@@ -185,8 +185,13 @@ class AsyncJob:
     def _ended(self, end: End | None) -> None:
         """Takes over how a followed stream ended: `status` and `reason` are those of the end."""
         if end is not None:
-            state: dict[str, Any] = {"status": end.status, "reason": end.reason, "message": end.message}
-            self.document = {**self.document, **state, "at_rest": True}
+            state: dict[str, Any] = {
+                "status": end.status,
+                "reason": end.reason,
+                "message": end.message,
+                "at_rest": True,
+            }
+            self.document = {**self.document, **state}
 
     def _now(self, newer: AsyncJob) -> AsyncJob:
         self.document = newer.document

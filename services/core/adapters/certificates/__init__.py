@@ -104,7 +104,8 @@ def _is_for(certificate: x509.Certificate, host: str | None) -> bool:
 def _service_builder(
     service: str, key: ec.EllipticCurvePrivateKey, now: dt.datetime, host: str | None
 ) -> x509.CertificateBuilder:
-    here = dict.fromkeys((service, "localhost", socket.gethostname(), "127.0.0.1", "::1", *([host] if host else [])))
+    hosts = [service, "localhost", socket.gethostname(), "127.0.0.1", "::1", *([host] if host else [])]
+    here = dict.fromkeys(hosts)
     names = [_general_name(name) for name in here]
     return (
         _builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, service)]), key, now, _SERVICE_DAYS)
