@@ -114,6 +114,7 @@ def test_a_failed_job_is_found_by_a_filter_and_its_first_cause_is_read(
     open_visit: Open, finished: dict[str, str]
 ) -> None:
     page = open_visit().open("/ui/jobs")
+    expect(page.locator(".tr.data").first).to_be_visible()
     page.keyboard.press("/")
     page.keyboard.type("status=FAILED and name~bro and exit_code=3")
     page.keyboard.press("Enter")
@@ -135,6 +136,23 @@ def test_a_wrong_filter_says_what_is_wrong_and_what_was_meant(open_visit: Open, 
     expect(field).to_have_attribute("aria-invalid", "true")
     page.get_by_role("button", name="All", exact=True).click()
     expect(page.locator(".tr.data").first).to_be_visible()
+
+
+def test_a_list_that_nothing_changes_is_not_drawn_again(open_visit: Open, finished: dict[str, str]) -> None:
+    assert finished
+    page = open_visit().open("/ui/jobs?q=status%3DCOMPLETED")
+    expect(page.locator(".tr.data").first).to_be_visible()
+    expect(page.locator(".connection.live")).to_be_visible()
+    rows = page.locator(".tr.data").count()
+    frames = """(rows) => new Promise((resolve) => {
+      let changes = 0;
+      new MutationObserver((records) => { changes += records.length; })
+        .observe(document.querySelector(".table"), {subtree: true, childList: true, attributes: true});
+      let frames = 0;
+      const next = () => { frames += 1; frames < 60 ? requestAnimationFrame(next) : resolve(changes); };
+      requestAnimationFrame(next);
+    })"""
+    assert page.evaluate(frames, rows) < 10 * rows  # some: relative times, and an answer that was still on its way
 
 
 def test_jobs_are_chosen_by_keyboard_and_compared(open_visit: Open, finished: dict[str, str]) -> None:

@@ -3,7 +3,7 @@ import { type InfiniteData, useInfiniteQuery, useQueryClient } from "@tanstack/r
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { getCoreRowModel, getSortedRowModel, type SortingState, useReactTable, flexRender } from "@tanstack/react-table";
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { useEffect, useMemo, useRef, useState } from "react";
+import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { useLive } from "../api/live.ts";
 import { jobsKey, jobsQuery } from "../api/queries.ts";
 import { session } from "../api/session.ts";
@@ -81,7 +81,8 @@ export function JobsScreen() {
     [metrics, search.metrics, withValues],
   );
   const columns = useMemo(() => columnsOf(drawn, shown), [drawn, shown]);
-  const sorting = sortingOf(search.sort);
+  // The same object as long as it says the same: rows, their keys and the list depend on it.
+  const sorting = useMemo(() => sortingOf(search.sort), [search.sort]);
   const table = useReactTable({
     data: jobs,
     columns,
@@ -103,14 +104,16 @@ export function JobsScreen() {
   const box = useRef<HTMLDivElement>(null);
   const field = useRef<HTMLInputElement>(null);
   const rowPx = phone ? PHONE_ROW_PX : ROW_PX;
-  const virtual = useVirtualizer({
-    count: rows.length,
-    getScrollElement: () => box.current,
-    estimateSize: () => rowPx,
-    overscan: 12,
-    getItemKey: (index) => rows[index]?.id ?? index,
-  });
-  useEffect(() => virtual.measure(), [rowPx, virtual]);
+  const getItemKey = useCallback((index: number) => rows[index]?.id ?? index, [rows]);
+  const estimateSize = useCallback(() => rowPx, [rowPx]);
+  const virtual = useVirtualizer({ count: rows.length, getScrollElement: () => box.current, estimateSize, overscan: 12, getItemKey });
+  const measuredPx = useRef(rowPx);
+  useEffect(() => {
+    // Measuring renders again, so it is done for another height only.
+    if (measuredPx.current === rowPx) return;
+    measuredPx.current = rowPx;
+    virtual.measure();
+  }, [rowPx, virtual]);
   const items = virtual.getVirtualItems();
   const lastShown = items.at(-1)?.index ?? 0;
   const { hasNextPage, isFetching, fetchNextPage, isError } = listing;
