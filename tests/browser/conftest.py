@@ -72,7 +72,7 @@ def finished(weft_up: Platform) -> Iterator[dict[str, str]]:
     )
     curve = f'python3 -c "{loss % "1 / (s + seed)"}"'
     wrong = f"echo ordinary line; {curve}; echo 'ValueError: label 11 is out of range' >&2; exit 3"
-    jobs = {
+    jobs: dict[str, dict[str, Any]] = {
         "good": {"name": "good", "command": f"{curve}; echo 42 > $RESULT_DIR/answer.txt", "learners": 2},
         "failed": {"name": "broken", "command": wrong},
         **{f"seed-{seed}": {"name": "seeds", "command": curve, "env": {"SEED": str(seed)}} for seed in range(1, 6)},

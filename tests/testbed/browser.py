@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, StorageState, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, StorageState, sync_playwright
 
 from tests.testbed.built import need_debian
 from tests.waiting import HANG_S
@@ -67,7 +67,11 @@ class Visit:
         self.wrong: list[str] = []
         self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
         self.page.on("console", self._heard)
-        self.page.on("dialog", lambda dialog: (self.wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.on("dialog", self._opened)
+
+    def _opened(self, dialog: Dialog) -> None:
+        self.wrong.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def _heard(self, message: ConsoleMessage) -> None:
         # The browser itself reports each answer of 400 and above, and each lost connection.
