@@ -67,9 +67,9 @@ class Visit:
         self.wrong: list[str] = []
         self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
         self.page.on("console", self._heard)
-        self.page.on("dialog", self._dismissed)
+        self.page.on("dialog", self._opened)
 
-    def _dismissed(self, dialog: Dialog) -> None:
+    def _opened(self, dialog: Dialog) -> None:
         self.wrong.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 

@@ -8,6 +8,7 @@ import { streams } from "./api/stream_health.ts";
 import { useStore } from "./store.ts";
 import { ConfirmDialog } from "./ui/confirm.tsx";
 import { Symbol } from "./ui/icons.tsx";
+import { MENUS } from "./ui/menus.ts";
 import { useShortcuts } from "./ui/keys.ts";
 import { Empty } from "./ui/notes.tsx";
 import { type Theme, theme } from "./ui/theme.ts";
@@ -67,6 +68,8 @@ export function Shell() {
           </span>
         </Link>
         <Account onHelp={() => setHelp(true)} />
+        {/* Menus open within a landmark. */}
+        <div id={MENUS} />
       </header>
       <main id="main" ref={main} tabIndex={-1}>
         <Suspense fallback={null}>
@@ -100,7 +103,7 @@ function Account({ onHelp }: { onHelp: () => void }) {
         <span className="sr-only">Account and settings </span>
         <span className="wide-only">{signedIn?.user}</span>
       </Menu.Trigger>
-      <Menu.Portal>
+      <Menu.Portal container={document.getElementById(MENUS)}>
         <Menu.Content className="menu" align="end" sideOffset={6} collisionPadding={8}>
           <Menu.Label className="menu-label">
             {signedIn?.user} · tenant {signedIn?.tenant}

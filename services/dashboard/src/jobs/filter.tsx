@@ -3,6 +3,7 @@ import * as Menu from "@radix-ui/react-dropdown-menu";
 import { type FormEvent, type RefObject, useEffect, useState } from "react";
 import { ApiError } from "../api/problem.ts";
 import { Symbol } from "../ui/icons.tsx";
+import { MENUS } from "../ui/menus.ts";
 
 export interface View {
   label: string;
@@ -100,7 +101,7 @@ export function Filter({
         <Menu.Trigger className="button quiet compact" aria-label="Saved views">
           Views <Symbol name="down" size={11} />
         </Menu.Trigger>
-        <Menu.Portal>
+        <Menu.Portal container={document.getElementById(MENUS)}>
           <Menu.Content className="menu" align="end" sideOffset={6} collisionPadding={8}>
             {views.length === 0 ? <Menu.Label className="menu-label">No saved views yet</Menu.Label> : null}
             {views.map((view) => (
