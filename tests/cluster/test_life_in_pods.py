@@ -13,10 +13,9 @@ from typing import Any, Final
 
 import pytest
 
-from scripts.images import Image, build
-from tests.testbed.docker.engine import engine
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.doorway import doorway
+from tests.testbed.kubernetes.helper_image import write_helper_image
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
 from tests.testbed.platform import Platform, platform
 from tests.testbed.server import free_port
@@ -24,7 +23,6 @@ from tests.waiting import HANG_S, eventually
 from weft import Client
 from weft._job import Job
 
-ROOT: Final = Path(__file__).parents[2]
 NAMESPACE: Final = "life-default"
 SMALL: Final = {"cpus": 0.25, "memory": "64MiB"}
 Say = Callable[[str], None]
@@ -33,16 +31,14 @@ Untimed = Callable[[], AbstractContextManager[None]]
 
 @pytest.fixture(scope="module")
 def helper_image(testbed_cluster: Cluster, announce: Say, untimed: Untimed) -> str:
-    """The image of images/helper, on each node."""
-    image = Image.read(ROOT / "images" / "helper")
-    archive = testbed_cluster.folder / "images" / "helper.tar"
+    """The image of images/helper, on each node; learners run in it too."""
+    archive = testbed_cluster.folder / "images" / "weft-helper.tar"
     with untimed():
-        with engine(announce) as running:
-            build(image, running)
-            running.docker("save", f"--output={archive}", image.name)
+        name = write_helper_image(archive, announce)
         for node in testbed_cluster.nodes:
             node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}")
-    return image.name
+        archive.unlink()
+    return name
 
 
 @pytest.fixture(scope="module")
