@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -32,11 +33,11 @@ Untimed = Callable[[], AbstractContextManager[None]]
 @pytest.fixture(scope="module")
 def helper_image(testbed_cluster: Cluster, announce: Say, untimed: Untimed) -> str:
     """The image of images/helper, on each node; learners run in it too."""
-    archive = testbed_cluster.folder / "images" / "weft-helper.tar"
+    archive, nodes = testbed_cluster.folder / "images" / "weft-helper.tar", testbed_cluster.nodes
     with untimed():
         name = write_helper_image(archive, announce)
-        for node in testbed_cluster.nodes:
-            node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}")
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda node: node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}"), nodes))
         archive.unlink()
     return name
 
