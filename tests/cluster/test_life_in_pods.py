@@ -53,7 +53,7 @@ def weft_up(testbed_cluster: Cluster, helper_image: str) -> Iterator[Platform]:
             "WEFT_KUBERNETES_HELPER_IMAGE": helper_image,
             "WEFT_KUBERNETES_INSTALLATION": "life",
             "WEFT_KUBERNETES_NAMESPACE_PREFIX": "life-",
-            "WEFT_KUBERNETES_HELPER_CPUS": "0.05",
+            "WEFT_KUBERNETES_HELPER_CPUS": "0.2",  # a limit too: with less it takes most of each test's time
             "WEFT_KUBERNETES_HELPER_MEMORY": "128MiB",
             "WEFT_KUBERNETES_SCRATCH": "1GiB",
             "WEFT_ADVERTISE": host,
@@ -119,10 +119,7 @@ def test_two_learners_train_on_two_nodes_and_logs_metrics_and_results_arrive(
     running = pods(testbed_cluster, job)
     assert {pod["spec"]["nodeName"] for pod in running} == {"node-1", "node-2"}
     for pod in running:
-        name = pod["metadata"]["name"]
-        testbed_cluster.kubectl(
-            "--namespace", NAMESPACE, "exec", name, "--container=learner", "--", "touch", "/weft/job/end"
-        )
+        end_command(testbed_cluster, pod)
     assert job.wait(HANG_S).status == "COMPLETED", job.message
     assert [event.to for event in job.history()] == [
         "QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMPLETED",
@@ -168,15 +165,28 @@ def test_exit_code_of_a_learner_in_a_pod_is_the_reason_of_the_failure(client: Cl
 def test_results_are_complete_although_the_helper_is_killed_while_it_stores(
     client: Client, testbed_cluster: Cluster, tmp_path: Path
 ) -> None:
-    command = "for n in $(seq 150); do head -c 200000 /dev/urandom > $RESULT_DIR/$n; done; cd $RESULT_DIR; sha256sum *"
+    command = """
+      for n in $(seq 150); do head -c 200000 /dev/urandom > $RESULT_DIR/$n; done
+      echo made
+      until [ -e $JOB_STATE_DIR/end ]; do sleep 0.1; done
+    """
     job = client.jobs.submit(spec(command))
-    eventually(lambda: job.refresh().status == "STORING")
+    eventually(lambda: lines(job) == ["made"])
     (pod,) = pods(testbed_cluster, job)
-    os.kill(helper_pid(pod), signal.SIGKILL)
+    helper = helper_pid(pod)  # before: the search takes a part of the time in which it stores
+    end_command(testbed_cluster, pod)
+    eventually(lambda: job.refresh().status == "STORING")
+    os.kill(helper, signal.SIGKILL)
     assert job.wait(HANG_S).status == "COMPLETED", job.message
     job.download(tmp_path)
     assert len(list(tmp_path.rglob("worker-0/*"))) == 150
     assert all(path.stat().st_size == 200_000 for path in tmp_path.rglob("worker-0/*"))
+
+
+def end_command(cluster: Cluster, pod: dict[str, Any]) -> None:
+    """For a command that waits for this file in JOB_STATE_DIR."""
+    name = pod["metadata"]["name"]
+    cluster.kubectl("--namespace", NAMESPACE, "exec", name, "--container=learner", "--", "touch", "/weft/job/end")
 
 
 def helper_pid(pod: dict[str, Any]) -> int:
