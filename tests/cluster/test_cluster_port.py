@@ -152,8 +152,8 @@ async def test_helper_that_does_not_obey_is_stopped_with_its_pod(
     await stop(cluster, gang, "kill", 0)
 
     async def ended() -> bool:
-        present = (await cluster.observe(gang.job)).learners
-        return all(process.exit is not None and process.exit.stop_cause == "kill" for process in present)
+        process = await learner(cluster, gang)
+        return process.exit is not None and process.exit.stop_cause == "kill"
 
     await until(ended)
     await teardown(cluster, gang)

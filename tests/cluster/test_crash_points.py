@@ -114,6 +114,28 @@ async def test_request_that_arrives_after_the_attempt_was_undone_activates_nothi
     assert at > 10
 
 
+async def test_objects_that_the_cluster_writes_meanwhile_keep_no_gang_from_starting(scene: Scene) -> None:
+    for at in range(_MOST_REQUESTS):
+        gang, api = plan([FOREVER] * 2, gpus=100), CutApi(scene.machines.kubeconfig, at)
+        api.holds = True
+        starting = asyncio.create_task(start(scene.guardian(api), gang))
+        held = asyncio.create_task(api.is_held.wait())
+        await asyncio.wait({starting, held}, return_when=asyncio.FIRST_COMPLETED)
+        held.cancel()
+        for pod in await scene.pods(gang):  # as the scheduler, which writes a condition of each new pod
+            touch = {"metadata": {"annotations": {"scheduled.example/at": str(at)}}}
+            await scene.api.patch(collection("Pod", "weft-t", pod["metadata"]["name"]), touch)
+        api.go_on.set()
+        await starting
+        assert [is_gated(pod) for pod in await scene.pods(gang)] == [False] * 2, f"written at request {at}"
+        await teardown(scene.guardian(), gang)
+        if not api.is_held.is_set():
+            break
+    else:
+        pytest.fail(f"a start takes more than {_MOST_REQUESTS} requests")
+    assert at > 10
+
+
 async def _dies(cluster: AnnouncingCluster, gang: AttemptPlan) -> bool:
     """Starts the gang. True if the process died meanwhile."""
     try:

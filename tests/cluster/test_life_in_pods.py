@@ -7,16 +7,16 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from scripts.images import Image, build
-from tests.testbed.docker.engine import engine
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.doorway import doorway
+from tests.testbed.kubernetes.helper_image import write_helper_image
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
 from tests.testbed.platform import Platform, platform
 from tests.testbed.server import free_port
@@ -24,7 +24,6 @@ from tests.waiting import HANG_S, eventually
 from weft import Client
 from weft._job import Job
 
-ROOT: Final = Path(__file__).parents[2]
 NAMESPACE: Final = "life-default"
 SMALL: Final = {"cpus": 0.25, "memory": "64MiB"}
 Say = Callable[[str], None]
@@ -33,16 +32,14 @@ Untimed = Callable[[], AbstractContextManager[None]]
 
 @pytest.fixture(scope="module")
 def helper_image(testbed_cluster: Cluster, announce: Say, untimed: Untimed) -> str:
-    """The image of images/helper, on each node."""
-    image = Image.read(ROOT / "images" / "helper")
-    archive = testbed_cluster.folder / "images" / "helper.tar"
+    """The image of images/helper, on each node; learners run in it too."""
+    archive, nodes = testbed_cluster.folder / "images" / "weft-helper.tar", testbed_cluster.nodes
     with untimed():
-        with engine(announce) as running:
-            build(image, running)
-            running.docker("save", f"--output={archive}", image.name)
-        for node in testbed_cluster.nodes:
-            node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}")
-    return image.name
+        name = write_helper_image(archive, announce)
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda node: node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}"), nodes))
+        archive.unlink()
+    return name
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +53,7 @@ def weft_up(testbed_cluster: Cluster, helper_image: str) -> Iterator[Platform]:
             "WEFT_KUBERNETES_HELPER_IMAGE": helper_image,
             "WEFT_KUBERNETES_INSTALLATION": "life",
             "WEFT_KUBERNETES_NAMESPACE_PREFIX": "life-",
-            "WEFT_KUBERNETES_HELPER_CPUS": "0.05",
+            "WEFT_KUBERNETES_HELPER_CPUS": "0.2",  # a limit too: with less it takes most of each test's time
             "WEFT_KUBERNETES_HELPER_MEMORY": "128MiB",
             "WEFT_KUBERNETES_SCRATCH": "1GiB",
             "WEFT_ADVERTISE": host,
@@ -122,10 +119,7 @@ def test_two_learners_train_on_two_nodes_and_logs_metrics_and_results_arrive(
     running = pods(testbed_cluster, job)
     assert {pod["spec"]["nodeName"] for pod in running} == {"node-1", "node-2"}
     for pod in running:
-        name = pod["metadata"]["name"]
-        testbed_cluster.kubectl(
-            "--namespace", NAMESPACE, "exec", name, "--container=learner", "--", "touch", "/weft/job/end"
-        )
+        end_command(testbed_cluster, pod)
     assert job.wait(HANG_S).status == "COMPLETED", job.message
     assert [event.to for event in job.history()] == [
         "QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMPLETED",
@@ -171,15 +165,28 @@ def test_exit_code_of_a_learner_in_a_pod_is_the_reason_of_the_failure(client: Cl
 def test_results_are_complete_although_the_helper_is_killed_while_it_stores(
     client: Client, testbed_cluster: Cluster, tmp_path: Path
 ) -> None:
-    command = "for n in $(seq 150); do head -c 200000 /dev/urandom > $RESULT_DIR/$n; done; cd $RESULT_DIR; sha256sum *"
+    command = """
+      for n in $(seq 150); do head -c 200000 /dev/urandom > $RESULT_DIR/$n; done
+      echo made
+      until [ -e $JOB_STATE_DIR/end ]; do sleep 0.1; done
+    """
     job = client.jobs.submit(spec(command))
-    eventually(lambda: job.refresh().status == "STORING")
+    eventually(lambda: lines(job) == ["made"])
     (pod,) = pods(testbed_cluster, job)
-    os.kill(helper_pid(pod), signal.SIGKILL)
+    helper = helper_pid(pod)  # before: the search takes a part of the time in which it stores
+    end_command(testbed_cluster, pod)
+    eventually(lambda: job.refresh().status == "STORING")
+    os.kill(helper, signal.SIGKILL)
     assert job.wait(HANG_S).status == "COMPLETED", job.message
     job.download(tmp_path)
     assert len(list(tmp_path.rglob("worker-0/*"))) == 150
     assert all(path.stat().st_size == 200_000 for path in tmp_path.rglob("worker-0/*"))
+
+
+def end_command(cluster: Cluster, pod: dict[str, Any]) -> None:
+    """For a command that waits for this file in JOB_STATE_DIR."""
+    name = pod["metadata"]["name"]
+    cluster.kubectl("--namespace", NAMESPACE, "exec", name, "--container=learner", "--", "touch", "/weft/job/end")
 
 
 def helper_pid(pod: dict[str, Any]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.core.adapters.kubernetes import names, nodes, reasons
-from services.core.adapters.kubernetes.observed import Context, StopMark, never_created, observe
+from services.core.adapters.kubernetes.observed import Context, StopMark, never_created, observe, removals, removed
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.domain.codec import dump
 from services.core.domain.learner import Exit, LearnerStatus
@@ -137,6 +137,23 @@ def test_learner_that_was_stopped_before_its_start_has_ended_without_a_run() -> 
         assert (process.state, process.run, process.started) == ("exited", 0, None)
         assert process.exit == Exit(time=MARK.time, signal=15, stop_cause="halt")
     assert never_created("worker-0", 1, None).state == "inert"
+
+
+def test_learner_whose_pod_a_stop_has_deleted_was_ended_by_the_stop_and_is_not_lost() -> None:
+    owner = {"metadata": {"annotations": {names.REMOVED: json.dumps({"worker-0": ENDED_MS})}}}
+    assert removals(owner) == {"worker-0": ENDED_MS}
+    silent = removed("worker-0", 1, ENDED_MS, MARK, None)
+    assert (silent.state, silent.run, silent.exit) == ("exited", 0, Exit(time=ENDED_MS, signal=15, stop_cause="halt"))
+    ran = removed("worker-0", 1, ENDED_MS, MARK, report(Phase.PROCESSING, times={"PROCESSING": 3}))
+    assert (ran.run, ran.started, ran.stored, ran.exit) == (1, 3, False, silent.exit)
+    end = Exit(time=5, code=9, stop_cause="halt")
+    stored = removed("worker-0", 1, ENDED_MS, MARK, report(Phase.STORED, exit=end, times={"PROCESSING": 3}))
+    assert (stored.exit, stored.stored) == (end, True)
+
+
+@pytest.mark.parametrize("damaged", ["[1]", '{"worker-0": "soon"}', "no JSON"])
+def test_damaged_list_of_deleted_pods_names_none(damaged: str) -> None:
+    assert removals({"metadata": {"annotations": {names.REMOVED: damaged}}}) == {}
 
 
 def test_learner_that_was_stopped_while_it_waited_never_started() -> None:

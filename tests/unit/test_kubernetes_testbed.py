@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.images import IMAGES
+from tests.testbed.kubernetes.helper_image import image_config, left_out
 from tests.testbed.kubernetes.images import write_image
 from tests.testbed.kubernetes.processes import Process
 from tests.testbed.kubernetes.programs import MODULES
@@ -38,7 +40,7 @@ def test_image_archive_names_its_blobs_by_their_content(tmp_path: Path) -> None:
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w"):
         pass
-    write_image(tmp_path / "image.tar", "testbed.invalid/empty:1", layer.getvalue(), command=["/bin/true"])
+    write_image(tmp_path / "image.tar", "testbed.invalid/empty:1", [layer.getvalue()], config={"Cmd": ["/bin/true"]})
     with tarfile.open(tmp_path / "image.tar") as archive:
         files = {name: _read(archive, name) for name in archive.getnames()}
     blobs = {name.rpartition("/")[2]: content for name, content in files.items() if name.startswith("blobs/")}
@@ -49,6 +51,16 @@ def test_image_archive_names_its_blobs_by_their_content(tmp_path: Path) -> None:
     config = json.loads(blobs[manifest["config"]["digest"].removeprefix("sha256:")])
     assert config["config"]["Cmd"] == ["/bin/true"]
     assert config["rootfs"]["diff_ids"] == [manifest["layers"][0]["digest"]]
+
+
+def test_helper_image_of_the_test_bed_follows_the_dockerfile() -> None:
+    dockerfile = (IMAGES / "helper" / "Dockerfile").read_text()
+    config = image_config(dockerfile)
+    assert config["Entrypoint"] == ["python3", "-m", "services.helper", "--pod"]
+    assert "PYTHONPATH=/opt/weft" in config["Env"]
+    assert {"api", "lcm", "metrics"} <= set(left_out(dockerfile))
+    with pytest.raises(RuntimeError, match="0 matches"):
+        image_config(dockerfile.replace("ENTRYPOINT", "CMD"))
 
 
 def test_record_of_an_ended_process_hits_no_process_that_has_its_pid_now() -> None:

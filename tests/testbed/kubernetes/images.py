@@ -42,12 +42,16 @@ def write_images(folder: Path) -> list[Path]:
     archives: list[Path] = []
     for name, command in commands.items():
         archives.append(folder / f"{name.rpartition('/')[2].partition(':')[0]}.tar")
-        write_image(archives[-1], name, layer, command=command)
+        write_image(archives[-1], name, [layer], config={"Cmd": command, "Env": ["PATH=/bin"], "User": "65534:65534"})
     return archives
 
 
-def write_image(archive: Path, name: str, layer: bytes, *, command: Sequence[str]) -> None:
-    """Writes an OCI archive of an image with a single layer (a tar file). ``name``: with registry and tag."""
+def write_image(archive: Path, name: str, layers: Sequence[bytes], *, config: Mapping[str, object]) -> None:
+    """Writes an OCI archive of an image.
+
+    ``name``: with registry and tag. ``layers``: tar files, the lowest first. ``config``: how containers are started,
+    as in OCI's image specification.
+    """
     blobs: dict[str, bytes] = {}
 
     def add(media_type: str, blob: bytes) -> dict[str, object]:
@@ -55,18 +59,18 @@ def write_image(archive: Path, name: str, layer: bytes, *, command: Sequence[str
         blobs[digest] = blob
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(blob)}
 
-    layer_descriptor = add(_LAYER, layer)
-    config = {
+    descriptors = [add(_LAYER, layer) for layer in layers]
+    image = {
         "architecture": _ARCHITECTURES[platform.machine()],
         "os": "linux",
-        "config": {"Cmd": list(command), "Env": ["PATH=/bin"], "User": "65534:65534"},
-        "rootfs": {"type": "layers", "diff_ids": [layer_descriptor["digest"]]},
+        "config": config,
+        "rootfs": {"type": "layers", "diff_ids": [descriptor["digest"] for descriptor in descriptors]},
     }
     manifest = {
         "schemaVersion": 2,
         "mediaType": _MANIFEST,
-        "config": add(_CONFIG, _json(config)),
-        "layers": [layer_descriptor],
+        "config": add(_CONFIG, _json(image)),
+        "layers": descriptors,
     }
     index_entry = add(_MANIFEST, _json(manifest)) | {"annotations": {"io.containerd.image.name": name}}
     files: Mapping[str, bytes] = {

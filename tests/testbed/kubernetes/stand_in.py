@@ -30,7 +30,7 @@ from services.core.runtime.pod_layout import CONTROL, HELPER_CONTAINER
 from tests.testbed.kubernetes.kubectl import Kubectl, KubectlError
 
 _POLL_S: Final = 0.1
-_CONTROL: Final = f"cat > {CONTROL}/stop.tmp && mv {CONTROL}/stop.tmp {CONTROL}/stop.json"
+_CONTROL: Final = f"cat > {CONTROL}/stop.tmp && mv {CONTROL}/stop.tmp {CONTROL}/stop.json && echo written"
 
 
 class AnnouncingCluster(KubernetesCluster):
@@ -90,9 +90,9 @@ class StandIn:
         uid = pod["metadata"]["uid"]
         if entry is None or self._stopped.get(uid) == entry.value:
             return
-        if json.loads(entry.value)["attempt"] == names.attempt_of(pod):
+        of_this = json.loads(entry.value)["attempt"] == names.attempt_of(pod)
+        if of_this and await self.execute(pod, HELPER_CONTAINER, _CONTROL, text=entry.value):
             self._stopped[uid] = entry.value
-            await self.execute(pod, HELPER_CONTAINER, _CONTROL, text=entry.value)
 
     async def log(self, pod: Document, container: str) -> str:
         metadata = pod["metadata"]

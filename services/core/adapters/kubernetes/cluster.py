@@ -91,11 +91,12 @@ class KubernetesCluster:
         if namespace is None:
             return Observation(learners=[], attempts=[])
         selector = names.of_job(job_id, self._options.installation)
-        (pods, _), (owners, _), reports = await gather([
+        (pods, _), reports = await gather([
             self._api.list(collection("Pod", namespace), selector=selector),
-            self._api.list(collection("ConfigMap", namespace), selector=selector, accept=METADATA_LIST),
             self._reports(job_id),
         ])  # fmt: skip
+        # After the pods: an owner says that a stop deletes a pod before the pod is gone.
+        owners, _ = await self._api.list(collection("ConfigMap", namespace), selector=selector, accept=METADATA_LIST)
         marks = {names.attempt_of(owner): StopMark.of(owner) for owner in owners}
         lost = await lost_nodes(self._api, {str(pod["spec"]["nodeName"]) for pod in pods if _may_be_lost(pod)})
         warnings = await self._warnings(namespace) if any(_is_being_created(pod) for pod in pods) else {}
@@ -115,6 +116,7 @@ class KubernetesCluster:
         ]
         for owner in owners:
             learners += await self._never_created(owner, {(entry.attempt, entry.name) for entry in learners})
+            learners += _removed(owner, {(entry.attempt, entry.name) for entry in learners}, reports)
         attempts = {names.attempt_of(document) for document in (*pods, *owners)}
         return Observation(learners=learners, attempts=sorted(attempts))
 
@@ -198,6 +200,20 @@ class KubernetesCluster:
             return []
         mark = StopMark.of(owner)
         return [observed.never_created(name, attempt, mark) for name in gang if (attempt, name) not in present]
+
+
+def _removed(
+    owner: Document, present: set[tuple[int, str]], reports: Mapping[tuple[int, str], LearnerStatus]
+) -> list[LearnerProcess]:
+    """The learners whose pods a stop has deleted, and which are gone."""
+    attempt, mark = names.attempt_of(owner), StopMark.of(owner)
+    if mark is None:
+        return []
+    return [
+        observed.removed(name, attempt, time, mark, reports.get((attempt, name)))
+        for name, time in observed.removals(owner).items()
+        if (attempt, name) not in present
+    ]
 
 
 async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:

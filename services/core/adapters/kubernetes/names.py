@@ -30,6 +30,8 @@ ACTIVATED: Final = "weft.dev/activated"
 """Annotation of the owner: its pods may have been activated, so one that is missing may have run."""
 STOP: Final = "weft.dev/stop"
 """Annotation of the owner and of pods that have not started: the stop mark, as JSON."""
+REMOVED: Final = "weft.dev/removed"
+"""Annotation of the owner: the pods that a stop has deleted, as JSON ``{learner: Unix ms}``."""
 SIZE: Final = "weft.dev/size"
 """Annotation of a pod: what its learner holds of its node, as JSON ``{cpus, memory, gpus}``."""
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")

@@ -111,6 +111,33 @@ def never_created(name: str, attempt: int, mark: StopMark | None) -> LearnerProc
     return replace(process, state="exited", exit=_stopped_before(mark)) if mark is not None else process
 
 
+def removals(owner: Document) -> dict[str, int]:
+    """When a stop has deleted pods of this attempt, by learner, in Unix ms. Empty if the annotation is damaged."""
+    try:
+        removed = json.loads(names.annotation(owner, names.REMOVED) or "{}")
+        return {str(name): int(time) for name, time in removed.items()}
+    except _MALFORMED:
+        return {}
+
+
+def removed(name: str, attempt: int, time: int, mark: StopMark, report: LearnerStatus | None) -> LearnerProcess:
+    """A learner whose pod a stop has deleted, and which is gone: the stop was its end, unless its helper knew one.
+
+    ``time``: Unix ms of the deletion. ``report``: its helper's last one, of this attempt.
+    """
+    started = _started(report, None, None)
+    end = report.exit if report is not None else None
+    return LearnerProcess(
+        name=name,
+        attempt=attempt,
+        state="exited",
+        run=0 if started is None else 1,
+        started=started,
+        exit=end or Exit(time=time, signal=_signal(mark), stop_cause=mark.cause),
+        stored=report is not None and report.phase is Phase.STORED,
+    )
+
+
 def container_state(pod: Document, container: str, state: str) -> Document | None:
     """The state (``running``, ``waiting``, ``terminated``) of a container; None: it is in another one."""
     status = pod.get("status") or {}
@@ -222,7 +249,12 @@ def _stopped_before(mark: StopMark | None) -> Exit | None:
     """The end of a learner that was stopped before it started: the signal that it would have got."""
     if mark is None:
         return None
-    return Exit(time=mark.time, signal=9 if mark.grace_ms == 0 else 15, stop_cause=mark.cause)
+    return Exit(time=mark.time, signal=_signal(mark), stop_cause=mark.cause)
+
+
+def _signal(mark: StopMark) -> int:
+    """The first signal of a stop."""
+    return 9 if mark.grace_ms == 0 else 15
 
 
 def _size(pod: Document) -> tuple[float, float, float]:

@@ -2,6 +2,7 @@
 
 Before each effect the step records its term in the fence and checks the term that the owner object and the pods carry.
 Whatever another Guardian changes in between makes the step's own patches fail, because they carry the resource version.
+So does a status that the cluster writes: the step is carried out again from its checks on.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from services.core.domain.errors import (
 from services.core.domain.plan import SCHEMA, AttemptPlan
 
 STEPS: Final = ("reserve", "learners", "activate")
-_TRIES: Final = 5
+_TRIES: Final = 10
 
 
 class Provision:
@@ -43,8 +44,14 @@ class Provision:
         if plan.schema > SCHEMA:
             raise Unavailable(f"the plan has schema {plan.schema}, and this service reads {SCHEMA}: finish the upgrade")
         names.checked(plan.job)
-        await self._fences.admit(plan.job, plan.attempt, plan.term)
-        await steps[step](plan)
+        for _ in range(_TRIES):
+            await self._fences.admit(plan.job, plan.attempt, plan.term)
+            try:
+                await steps[step](plan)
+            except StaleRevision:
+                continue  # mostly the scheduler or a kubelet, which write the status of the same pods: look again
+            return
+        raise Unavailable(f"the objects of attempt {plan.attempt} of {plan.job} change all the time")
 
     async def _reserve(self, plan: AttemptPlan) -> None:
         """The owner and everything but the pods. Raises before the first effect if the pods cannot be rendered."""
@@ -83,19 +90,16 @@ class Provision:
         if gone and not activated:
             raise ResourceExhausted(f"the pods of {', '.join(gone[:5])} vanished before all of the gang were there")
         gated = {name: pod for name, pod in present.items() if is_gated(pod) and StopMark.of(pod) is None}
-        try:
-            if not activated:
-                await self._api.patch(path_of(owner), pods.annotated(owner, **{names.ACTIVATED: "true"}))
-            await gather([
-                self._api.patch(
-                    path_of(gated[learner.name]),
-                    pods.activation(gated[learner.name], learner, self._options, native_gang=native),
-                )
-                for learner in plan.learners
-                if learner.name in gated
-            ])  # fmt: skip
-        except StaleRevision as error:
-            raise Unavailable(f"the attempt was changed meanwhile: {error}") from error
+        if not activated:
+            await self._api.patch(path_of(owner), pods.annotated(owner, **{names.ACTIVATED: "true"}))
+        await gather([
+            self._api.patch(
+                path_of(gated[learner.name]),
+                pods.activation(gated[learner.name], learner, self._options, native_gang=native),
+            )
+            for learner in plan.learners
+            if learner.name in gated
+        ])  # fmt: skip
 
     async def _claim_owner(self, plan: AttemptPlan) -> Document:
         """Creates the owner, or takes it over from an earlier term. Raises StaleFence if a later one has it."""

@@ -2,7 +2,8 @@
 
 The stop mark is durable in the cluster before anything ends: an annotation of the owner, and of each pod that has not
 started. Then the stop is written to the status store, from which the metrics service gives it to the helpers. A pod
-whose command still runs ``_ENFORCE_S`` seconds after the grace is deleted, which is the same stop by another way.
+whose command still runs ``_ENFORCE_S`` seconds after the grace is deleted, which is the same stop by another way. The
+owner says so before: with the pod its kubelet's record goes, and a learner that is gone without a reason is lost.
 
 A teardown removes pods first and the owner last, because the network policy is needed as long as pods run.
 """
@@ -19,7 +20,7 @@ import structlog
 from services.core.adapters.kubernetes import names, nodes, pods
 from services.core.adapters.kubernetes.api import METADATA_LIST, Api, Document, collection, gather
 from services.core.adapters.kubernetes.fences import Fences
-from services.core.adapters.kubernetes.observed import StopMark, container_state, has_begun, is_gated
+from services.core.adapters.kubernetes.observed import StopMark, container_state, has_begun, is_gated, removals
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.adapters.kubernetes.places import Places
 from services.core.domain.codec import dump
@@ -62,7 +63,9 @@ class Removal:
         )  # fmt: skip
         mark = await self._mark_owner(namespace, job, wanted)
         present = [pod for pod in await self._pods(namespace, job) if names.attempt_of(pod) == attempt]
-        await gather([self._mark_pod(pod, mark) for pod in present if not has_begun(pod)])
+        not_begun = [pod for pod in present if not has_begun(pod)]
+        await self._record_removal(namespace, job, attempt, not_begun)
+        await gather([self._mark_pod(pod, mark) for pod in not_begun])
         self._enforce_later(namespace, job, mark)
         await self._status.put(stop_key(job), json.dumps({**dump(mark), "schema": 1}))
 
@@ -122,6 +125,26 @@ class Removal:
             return wanted
         raise Unavailable(f"the owner object of job {job} changes all the time")
 
+    async def _record_removal(self, namespace: str, job: str, attempt: int, present: Sequence[Document]) -> None:
+        """Writes into the owner that a stop deletes these pods, before it does."""
+        if not present:
+            return
+        path = collection("ConfigMap", namespace, names.attempt_name(job, attempt))
+        now = self._now_ms()
+        for _ in range(_TRIES):
+            try:
+                owner = await self._api.get(path)
+                earlier = removals(owner)
+                recorded = {names.label(pod, names.LEARNER): now for pod in present} | earlier
+                if recorded != earlier:
+                    await self._api.patch(path, pods.annotated(owner, **{names.REMOVED: json.dumps(recorded)}))
+            except NotFound:
+                return
+            except StaleRevision:
+                continue
+            return
+        raise Unavailable(f"the owner object of job {job} changes all the time")
+
     async def _mark_pod(self, pod: Document, mark: StopMark) -> None:
         """Marks a pod that has not started, so that it is never activated, and removes it if it was activated."""
         path = collection("Pod", pod["metadata"]["namespace"], pod["metadata"]["name"])
@@ -161,15 +184,16 @@ class Removal:
         await asyncio.sleep(max(0.0, mark.time + mark.grace_ms - self._now_ms()) / 1000 + _ENFORCE_S)
         while True:
             try:
-                for pod in await self._pods(namespace, job):
-                    if names.attempt_of(pod) == mark.attempt and _may_run(pod):
-                        log.warning("learner.stop_enforced", job=job, pod=pod["metadata"]["name"], cause=mark.cause)
-                        grace_s = _GRACE_S if mark.cause == "kill" else None
-                        await self._api.delete(
-                            collection("Pod", namespace, pod["metadata"]["name"]),
-                            grace_s=grace_s,
-                            uid=pod["metadata"]["uid"],
-                        )
+                present = [pod for pod in await self._pods(namespace, job) if names.attempt_of(pod) == mark.attempt]
+                running = [pod for pod in present if _may_run(pod)]
+                await self._record_removal(namespace, job, mark.attempt, running)
+                for pod in running:
+                    log.warning("learner.stop_enforced", job=job, pod=pod["metadata"]["name"], cause=mark.cause)
+                    await self._api.delete(
+                        collection("Pod", namespace, pod["metadata"]["name"]),
+                        grace_s=_GRACE_S if mark.cause == "kill" else None,
+                        uid=pod["metadata"]["uid"],
+                    )
             except WeftError as error:
                 log.warning("learner.stop_not_enforced", job=job, why=str(error))
                 await backoff.wait()
