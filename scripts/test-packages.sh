@@ -6,7 +6,7 @@
 #   scripts/test-packages.sh [--all | --browser]
 #
 # --all: also packages of few tests, whose fixtures otherwise install them (as root): Maven
-# and a JDK, which build the MongoDB stand-in, faketime, and the browser.
+# and a JDK, which build the MongoDB stand-in, and faketime.
 # --browser: only what the tests of the dashboard need.
 #
 # Run by `make test`. Prints nothing if nothing is missing; installs with apt, with messages,
@@ -25,7 +25,6 @@ can_be_root() { [ "$(id -u)" = 0 ] || command -v sudo > /dev/null; }
 # package=a program of it. RabbitMQ's own is not on everybody's PATH.
 needed=(bubblewrap=bwrap redis-server=redis-server rabbitmq-server=/usr/lib/rabbitmq/bin/rabbitmq-server)
 [ "${1:-}" != --all ] || needed+=(maven=mvn default-jdk-headless=javac faketime=faketime)
-[ "${1:-}" != --all ] || needed+=(chromium=chromium)
 [ "${1:-}" != --browser ] || needed=(bubblewrap=bwrap chromium=chromium)
 missing=()
 for wanted in "${needed[@]}"; do

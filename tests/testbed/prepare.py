@@ -7,7 +7,6 @@ Says nothing where all is built. What fails here fails again, with its reason, i
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from tests.testbed.go import SERVERS, go_build
-from tests.testbed.kubernetes import programs
 from tests.testbed.mongo import mongo_build
 
 _AT_ONCE: Final = 2
@@ -35,8 +33,6 @@ def _go(name: str) -> Callable[[], object]:
 def main() -> None:
     builds: dict[str, Callable[[], object]] = {path.name: _go(path.name) for path in sorted(SERVERS.iterdir())}
     builds["the MongoDB stand-in"] = lambda: mongo_build(_say)
-    if os.geteuid() == 0:
-        builds["Kubernetes"] = lambda: programs.build(_say)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         running = {name: threads.submit(build) for name, build in builds.items()}
     for name, built in running.items():
