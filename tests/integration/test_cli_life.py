@@ -106,6 +106,7 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
     for name, *words in typed:
         output = weft(name, *(ids.get(word, word) for word in words), "-o", "json")
         assert output.code in {0, 1, 103}, (name, output.err)
+        assert output.out, (name, words, output.code, output.err)
         answers[name] = output.json
         check_answer(" ".join(word for word in (name, *words) if word in {name, "--dry-run"}), answers[name])
         if name == "train" and "--dry-run" not in words:

@@ -303,7 +303,7 @@ async def test_a_second_agent_for_the_same_home_does_not_start(node: NodeProcess
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can be mounted by root only")
-@pytest.mark.parametrize("limit", ["size=64k", "nr_inodes=60"])
+@pytest.mark.parametrize("limit", ["size=96k", "nr_inodes=60"])
 async def test_a_reservation_on_a_full_disk_leaves_nothing_behind(
     node: NodeProcess, cluster: LocalCluster, limit: str
 ) -> None:

@@ -117,10 +117,20 @@ def rabbitmq(
     announce: Callable[[str], None],
     untimed: Callable[[], AbstractContextManager[None]],
 ) -> Iterator[RabbitMQ]:
-    """One running server for all tests. A test that kills it starts it again; a test that uses it empties it first.
-
-    The platforms of the session share it, and take each other's hints.
+    """One running server for the tests of hints. A test that kills it starts it again; a test that uses it empties it
+    first. No platform uses it: its worker would take the tests' hints.
     """
+    with serving(tmp_path_factory.mktemp("rabbitmq"), announce, untimed) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_of_platforms(
+    tmp_path_factory: pytest.TempPathFactory,
+    announce: Callable[[str], None],
+    untimed: Callable[[], AbstractContextManager[None]],
+) -> Iterator[RabbitMQ]:
+    """One running server for all platforms of the session, which take each other's hints."""
     with serving(tmp_path_factory.mktemp("rabbitmq"), announce, untimed) as server:
         yield server
 

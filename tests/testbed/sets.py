@@ -28,6 +28,6 @@ def servers(request: pytest.FixtureRequest) -> Mapping[str, str]:
     """Of MongoDB's protocol, S3 and RabbitMQ, started now if they do not run yet."""
     mongo: str = request.getfixturevalue("mongo_server")
     s3: S3 = request.getfixturevalue("s3")
-    rabbitmq: RabbitMQ = request.getfixturevalue("rabbitmq")
+    rabbitmq: RabbitMQ = request.getfixturevalue("rabbitmq_of_platforms")
     name = f"weft-set-{os.getpid()}-{next(_numbers)}"
     return {"WEFT_JOB_STORE": at_database(mongo, name), "WEFT_BROKER_URL": rabbitmq.url, **s3.settings(name)}
