@@ -64,7 +64,7 @@ def test_restore_prints_the_next_steps(home: Path, capsys: pytest.CaptureFixture
     weft_output(capsys, "backup", "b")
     out, err = weft_output(capsys, "restore", "b", "--home", "other")
     assert "weft up" in out
-    assert "2 jobs wait and will run after `weft up`" in err
+    assert f"2 jobs wait and will run after `weft up --home {home.parent / 'other'}`" in err
     _, err = weft_output(capsys, "restore", "b", "--home", "third", "--halted")
     assert "2 halted; `weft resume` continues them" in err
     assert len(document(capsys, "restore", "b", "--home", "fourth")["again"]) == 2
