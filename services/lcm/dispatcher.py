@@ -110,8 +110,8 @@ class Dispatcher:
     """What each learner takes of its node besides its own size."""
     free_space: FreeSpace | None = None
     """Of the platform's own stores; None: not watched."""
-    stopping: Callable[[], bool] = lambda: False
-    """Whether `weft down` halts the jobs now: then none is admitted. It may read a file."""
+    stopping: Callable[[], bool] | None = None
+    """Whether `weft down` halts the jobs now: then none is admitted. It may read a file. None: never."""
     waiting: Mapping[str, Decision] = field(default_factory=dict)
     """The last round's decisions for the jobs that wait, by id, in order. Empty while this process does not lead."""
     term: int = 0
@@ -285,7 +285,7 @@ class Dispatcher:
 
     async def _hold(self, nodes: Sequence[Node]) -> Hold | None:
         """Why nothing may be admitted: the platform stops, or a store's disk is almost full, or that of every node."""
-        if await asyncio.to_thread(self.stopping):
+        if self.stopping is not None and await asyncio.to_thread(self.stopping):
             message = "the platform is being stopped; it starts after the next `weft up`"
             return Hold(PendingReason.PLATFORM_STOPPING, message)
         of_stores = await asyncio.to_thread(self.free_space.shortage) if self.free_space is not None else ""

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from services.core.domain.units import format_bytes, parse_bytes
 from weft._cli.call import Call
 from weft._cli.chart import chart, sparkline, thin
 from weft._cli.curves import Curves
 from weft._cli.lines import LineWriter
 from weft._cli.output import Column, details, emit, table
-from weft._cli.text import ago, number, one_line, plain, size, span, wrapped
+from weft._cli.text import ago, bytes_of, number, one_line, plain, size, span, wrapped
 from weft._records import LogLine, Point
 
 T0 = datetime(2026, 11, 21, 13, 20, tzinfo=UTC)
@@ -244,3 +245,13 @@ def test_wide_characters_take_two_columns_of_a_table() -> None:
     first, wide, combined = table([Column("NAME", flexible=True), Column("STATE")], rows, columns_wide=20).splitlines()
     assert (first.index("STATE"), wide) == (15, f"{'訓練' * 3}…  ok")
     assert combined == f"{accented}{' ' * 11}ok"
+
+
+@given(st.integers(0, 2**50))
+def test_a_size_of_a_spec_is_read_as_the_platform_writes_it(count: int) -> None:
+    assert bytes_of(format_bytes(count)) == bytes_of(count) == count
+
+
+@pytest.mark.parametrize("text", ["1.5GiB", "300MiB", "16Gb", "64MB", "512", "2k"])
+def test_a_size_of_a_spec_is_read_as_the_platform_reads_it(text: str) -> None:
+    assert bytes_of(text) == parse_bytes(text)

@@ -87,6 +87,15 @@ def size(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+def bytes_of(amount: str | float) -> float:
+    """The bytes of a size as the API writes it in a spec: a number, or text such as 64MB or 1GiB."""
+    text = str(amount).strip().lower().removesuffix("b")
+    base = 1024 if text.endswith("i") else 1000
+    text = text.removesuffix("i")
+    power = "kmgtpe".find(text[-1:]) + 1 if text[-1:].isalpha() else 0
+    return float(text.rstrip("kmgtpe")) * float(base) ** power
+
+
 def number(value: float) -> str:
     """A metric's value in at most seven characters or so: 0.3125, 12.5, 1.2e-05, NaN."""
     if math.isnan(value):

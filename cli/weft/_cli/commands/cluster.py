@@ -59,6 +59,8 @@ _AMOUNTS: Final = ("cpus", "memory", "gpus")
 
 def _learners(job: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The learners of a job that were placed, with their node and what each holds."""
+    from weft._cli.text import bytes_of
+
     spec: Mapping[str, Any] = job.get("spec") or {}
     of_job: Mapping[str, Any] = spec.get("resources") or {}
     size = sizes.get(of_job.get("size") or "cpu", {})
@@ -68,6 +70,7 @@ def _learners(job: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[dict
             name: next((given[name] for given in (role, of_job, size) if given.get(name) is not None), 0)
             for name in _AMOUNTS
         }
+        held["memory"] = round(bytes_of(held["memory"]))
         yield {
             "job": job["id"], "name": job.get("name", ""), "user": job.get("user", ""), "tenant": job.get("tenant", ""),
             "learner": learner, "node": node, **held,
