@@ -20,7 +20,7 @@ from services.node.files import remove_below
 
 SHARED_FOLDERS: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock", "/dev/mqueue")  # noqa: S108 - looked through
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAX_ENTRIES: Final = 100_000
+_MAX_ENTRIES: Final = 1_000_000
 _MAX_DEPTH: Final = 16
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
 
@@ -31,6 +31,8 @@ class Places:
 
     folders: Sequence[str] = SHARED_FOLDERS
     proc: Path = Path("/proc")
+    max_entries: int = _MAX_ENTRIES
+    """Of each folder: so a folder that is full of others' files hides none in another folder."""
 
 
 def trace_of(uid: int, places: Places | None = None) -> str:
@@ -47,12 +49,14 @@ def trace_of(uid: int, places: Places | None = None) -> str:
 
 
 def files_of(uid: int, places: Places | None = None) -> Iterator[str]:
-    """Paths of the user's files, outermost only; at the end "..." if there was too much to look through."""
-    budget = iter(range(_MAX_ENTRIES))
-    for _, _, path in _entries_of(uid, places or Places(), budget):
-        yield path
-    if next(budget, None) is None:
-        yield "..."
+    """Paths of the user's files, outermost only; "FOLDER/..." for a folder with too much to look through."""
+    where = places or Places()
+    for top in where.folders:
+        budget = iter(range(where.max_entries))
+        for _, _, path in _entries_of(uid, top, where, budget):
+            yield path
+        if next(budget, None) is None:
+            yield f"{top}/..."
 
 
 def sweep(uid: int, places: Places | None = None) -> None:
@@ -61,25 +65,28 @@ def sweep(uid: int, places: Places | None = None) -> None:
     Each is removed below the folder that was looked through, never by its path: folders in between may belong to
     others, who can put a link in their place.
     """
-    is_complete = False
-    while not is_complete:
-        budget, removed = iter(range(_MAX_ENTRIES)), False
-        for folder, name, _ in _entries_of(uid, places or Places(), budget):
-            remove_below(folder, name)
-            removed = True
-        is_complete = next(budget, None) is not None or not removed
+    where = places or Places()
+    for top in where.folders:
+        is_complete = False
+        while not is_complete:
+            budget, removed = iter(range(where.max_entries)), False
+            for folder, name, _ in _entries_of(uid, top, where, budget):
+                remove_below(folder, name)
+                removed = True
+            is_complete = next(budget, None) is not None or not removed
 
 
-def _entries_of(uid: int, places: Places, budget: Iterator[int]) -> Iterator[tuple[int, str, str]]:
+def _entries_of(uid: int, top: str, places: Places, budget: Iterator[int]) -> Iterator[tuple[int, str, str]]:
     """(descriptor of the folder, name, path) of the user's files; the descriptor is good until the next."""
-    mounts = mount_points(places.proc)
-    for top in places.folders:
-        with suppress(OSError):
-            yield from _Walk(uid, mounts, budget).below(os.open(top, _FOLDER), os.path.realpath(top))
+    with suppress(OSError):
+        walk = _Walk(uid, mount_points(places.proc), budget)
+        yield from walk.below(os.open(top, _FOLDER), os.path.realpath(top))
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
+    """Passes over other users' folders that others may not enter: the user cannot have written there."""
+
     uid: int
     mounts: frozenset[str]
     budget: Iterator[int]
@@ -96,10 +103,14 @@ class _Walk:
                         status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
                         if status.st_uid == self.uid:
                             yield fd, entry.name, inner
-                        elif stat.S_ISDIR(status.st_mode) and depth < _MAX_DEPTH:
+                        elif _others_may_enter(status) and depth < _MAX_DEPTH:
                             yield from self.below(os.open(entry.name, _FOLDER, dir_fd=fd), inner, depth + 1)
         finally:
             os.close(fd)
+
+
+def _others_may_enter(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_IXOTH)
 
 
 def mount_points(proc: Path = Path("/proc")) -> frozenset[str]:

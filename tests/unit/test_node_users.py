@@ -95,3 +95,22 @@ def test_a_link_that_a_stranger_puts_in_the_place_of_a_folder_leads_a_sweep_nowh
     stranger_acts.join()
     assert (kept / "left").exists()
     assert not any(file.exists() for file in files)
+
+
+def test_a_folder_full_of_others_files_does_not_hide_what_a_learner_left_in_another_folder(tmp_path: Path) -> None:
+    full, other = tmp_path / "full", tmp_path / "other"
+    for folder in (full / "files", other):
+        folder.mkdir(parents=True)
+    for number in range(20):
+        (full / f"files/{number}").touch()
+    places = Places(folders=(str(full), str(other)), max_entries=10)
+    learner = 64_123 if os.geteuid() == 0 else os.geteuid()
+    (other / "left").touch()
+    os.chown(other / "left", learner, -1)
+    assert str(other / "left") in list(files_of(learner, places))
+    sweep(learner, places)
+    assert not (other / "left").exists()
+    if os.geteuid() == 0:
+        assert list(files_of(learner, places)) == [f"{full}/..."]
+        (full / "files").chmod(0o700)
+        assert list(files_of(learner, places)) == []
