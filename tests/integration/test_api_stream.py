@@ -188,6 +188,25 @@ async def test_a_job_that_is_resumed_is_shown_going_on(api: Api) -> None:
         await until(lambda: shown.named("left") == [{"id": job}])
 
 
+async def test_lines_and_points_go_on_after_a_halted_job_was_resumed(api: Api, learner: Learner) -> None:
+    job = learner.job
+    async with page(api.admin, job=job, points=f"{job}:0", lines=f"{job}:0") as shown:
+        await learner.write_lines("before")
+        await learner.write_points(1.0)
+        await api.admin.post(f"/v1/jobs/{job}/halt")
+        await learner.halt_and_release()
+        await until(lambda: {end["part"] for end in shown.named("end")} == {"job", "points", "lines"})
+        await api.admin.post(f"/v1/jobs/{job}/resume")
+        await learner.write_lines("after")
+        await learner.write_points(2.0)
+        await until(
+            lambda: [line["text"] for lines in shown.named("lines") for line in lines["lines"]] == ["before", "after"]
+        )
+        await until(
+            lambda: [point["value"] for points in shown.named("points") for point in points["points"]] == [1.0, 2.0]
+        )
+
+
 async def test_a_stream_ends_with_the_session_it_was_opened_in(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_CHECK_S", 0.05)
     async with api.client(None) as browser:
