@@ -108,6 +108,8 @@ class Summary:
     """Milliseconds until the end; None if it is not known."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Lines and points beyond a bound of the job: bound -> count."""
+    usage: Sequence[Aggregate] = ()
+    """What each learner of the newest attempt uses of the hardware, by name and rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +266,7 @@ class TelemetryClient:
             lines=reply.lines, points=reply.points, latest=latest,
             progress=reply.progress if reply.progress >= 0 else None,
             eta_ms=reply.eta_ms if reply.eta_ms >= 0 else None, left_out=dict(reply.left_out),
+            usage=[_aggregate(aggregate) for aggregate in reply.usage],
         )  # fmt: skip
 
 

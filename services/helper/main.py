@@ -249,7 +249,9 @@ class Helper:
         checkpoints = CheckpointThread(
             self._folder, self._assignment, self._spool, self._signer, report=reporter.set_checkpoint
         )
-        self._shipper = shipper = Shipper(self._folder, self._assignment, self._spool, intake, RUN)
+        self._shipper = shipper = Shipper(
+            self._folder, self._assignment, self._spool, intake, RUN, usage=self._learner.usage
+        )
         shipping = asyncio.create_task(shipper.run())
         try:
             with self._learner:
