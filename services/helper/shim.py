@@ -93,7 +93,9 @@ class ShimWatch:
             document = self._folder.document()
         except MALFORMED:  # its processes are found all the same
             document = None
-        return MachineUsage(document.groups if document is not None else (), self._shim_pid)
+        if document is None:
+            return MachineUsage((), self._shim_pid)
+        return MachineUsage(document.groups, self._shim_pid, document.gpus)
 
     def _shim_pid(self) -> int | None:
         shim = self._folder.process(SHIM_FILE)

@@ -1,4 +1,4 @@
-"""Measures what a learner uses of its machine: CPU time and memory.
+"""Measures what a learner uses of its machine: CPU time, memory and GPUs.
 
 On one machine the learner's control groups are read where there are some, else its processes: those below the shim. In
 a pod the entry process of the learner's container measures its own control group, into ``usage.json``. Nothing here can
@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -37,6 +37,10 @@ class Usage:
     """Seconds of CPU time since its start."""
     memory: int | None = None
     """Bytes."""
+    gpus: float | None = None
+    """GPUs in use: the sum of their utilisation, 0 to 1 each."""
+    gpu_memory: int | None = None
+    """Bytes."""
 
 
 class UsageReader(Protocol):
@@ -55,9 +59,15 @@ class MachineUsage:
     """Folders of its control groups."""
     parent: Callable[[], int | None]
     """Pid of the process of which all processes of the learner are descendants; None: it has none now."""
+    gpus: Sequence[int] = ()
+    """Indices of its GPUs."""
     proc: Path = PROC
 
     def read(self) -> Usage:
+        gpus, gpu_memory = _gpu_usage(self.gpus)
+        return replace(self._cpu_and_memory(), gpus=gpus, gpu_memory=gpu_memory)
+
+    def _cpu_and_memory(self) -> Usage:
         cpu_s, memory = _group_cpu_s(self.groups), _group_memory(self.groups)
         if cpu_s is not None and memory is not None:
             return Usage(clock_s=time.monotonic(), cpu_s=cpu_s, memory=memory)
@@ -143,6 +153,26 @@ def _resident(proc: Path, pid: int) -> tuple[int, int]:
     except (OSError, ValueError):
         return 0, 0
     return max(0, int(resident) - int(shared)) * _PAGE, int(shared) * _PAGE
+
+
+def _gpu_usage(indices: Sequence[int]) -> tuple[float, int] | tuple[None, None]:
+    """GPUs in use, and bytes of their memory. None where the driver does not know these GPUs (declared ones)."""
+    if not indices:
+        return None, None
+    import pynvml  # noqa: PLC0415 - most learners have no GPU
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None, None
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
+        busy = sum(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in handles)
+        return busy / 100, sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
+    except pynvml.NVMLError:
+        return None, None
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _group_pids(groups: Iterable[str]) -> list[int]:

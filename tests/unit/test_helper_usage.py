@@ -69,6 +69,20 @@ def test_control_groups_of_both_versions_are_read(
     assert (usage.cpu_s, usage.memory) == (cpu_s, memory)
 
 
+def test_declared_gpus_without_a_driver_are_not_measured() -> None:
+    usage = MachineUsage((), os.getpid, (0, 1)).read()
+    assert (usage.gpus, usage.gpu_memory) == (None, None)
+
+
+def test_gpus_in_use_are_shipped_beside_cpu_and_memory() -> None:
+    machine = Machine(gpus=1.4, gpu_memory=9_000)
+    source = machine.source()
+    source.refresh()
+    machine.now_s += 1
+    source.refresh()
+    assert points(source.next_batch(1, 1))[2:] == [(0, "system/gpu", 1.4), (0, "system/gpu_memory", 9_000)]
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"memory": true, "cpu_us": "1"}', '{"memory": -1, "cpu_us": 1e9}', '{"memory": 1e400}']
 )
@@ -89,13 +103,16 @@ def test_a_pods_usage_is_that_of_its_entry_process(tmp_path: Path) -> None:
 class Machine:
     """A learner that uses 1.5 CPUs, and a clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: float | None = None, gpu_memory: int | None = None) -> None:
+        self.gpus, self.gpu_memory = gpus, gpu_memory
         self.now_s = 100.0
         self.read_at: list[float] = []
 
     def read(self) -> Usage:
         self.read_at.append(self.now_s - 100)
-        return Usage(clock_s=self.now_s, cpu_s=1.5 * self.now_s, memory=1000)
+        return Usage(
+            clock_s=self.now_s, cpu_s=1.5 * self.now_s, memory=1000, gpus=self.gpus, gpu_memory=self.gpu_memory
+        )
 
     def source(self) -> UsageSource:
         return UsageSource(

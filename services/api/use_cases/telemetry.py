@@ -195,11 +195,11 @@ async def get_progress(services: ApiServices, principal: Principal, job_id: str)
         lines=summary.lines,
         points=summary.points,
         latest={name: _point(point) for name, point in summary.latest.items()},
-        usage=usage_answer(summary.usage),
+        usage=_usage(summary.usage),
     )
 
 
-def usage_answer(aggregates: Sequence[Aggregate]) -> list[LearnerUsage]:
+def _usage(aggregates: Sequence[Aggregate]) -> list[LearnerUsage]:
     """One entry for each learner, by rank."""
     of_ranks: dict[int, dict[str, Aggregate]] = {}
     for aggregate in aggregates:

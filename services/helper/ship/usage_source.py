@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from services.core.domain.usage import CPU, MEMORY, USAGE
+from services.core.domain.usage import CPU, GPU, GPU_MEMORY, MEMORY, USAGE
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
 from services.helper.ship.changes import Changes
 from services.helper.usage import Usage, UsageReader
@@ -133,4 +133,6 @@ def _values(last: Usage, usage: Usage) -> tuple[tuple[str, float], ...]:
         values.append((CPU, round(spent_s / (usage.clock_s - last.clock_s), 3)))
     if usage.memory is not None:
         values.append((MEMORY, float(usage.memory)))
+    if usage.gpus is not None and usage.gpu_memory is not None:
+        values += [(GPU, round(usage.gpus, 3)), (GPU_MEMORY, float(usage.gpu_memory))]
     return tuple(values)
