@@ -262,7 +262,13 @@ class Helper:
             self._folder, self._assignment, self._spool, self._signer, report=reporter.set_checkpoint
         )
         self._shipper = shipper = Shipper(
-            self._folder, self._assignment, self._spool, intake, RUN, on_point=reporter.set_first_point
+            self._folder,
+            self._assignment,
+            self._spool,
+            intake,
+            RUN,
+            usage=self._learner.usage,
+            on_point=reporter.set_first_point,
         )
         shipping = asyncio.create_task(shipper.run())
         try:
