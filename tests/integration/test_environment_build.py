@@ -85,18 +85,18 @@ def test_using_an_environment_again_marks_it_as_used(cache: Path) -> None:
 
 
 def test_the_bytes_of_an_environment_are_counted_while_it_is_built(cache: Path) -> None:
-    seen: list[Fetching] = []
+    recorded: list[Fetching] = []
 
     class Recorded(FetchProgress):
         def report_bytes(self, done: int, total: int | None) -> None:
             super().report_bytes(done, total)
             assert self.fetching is not None
-            seen.append(self.fetching)
+            recorded.append(self.fetching)
 
     progress = Recorded()
     with progress.step(Step.ENVIRONMENT, "looking for it"):
         prepare(replace(spec(), size=10_000), cache, progress)
-    written = [fetching.done or 0 for fetching in seen]
+    written = [fetching.done or 0 for fetching in recorded]
     assert written == sorted(written)
-    assert {fetching.total for fetching in seen} == {10_000 if os.geteuid() == 0 else 20_000}
+    assert {fetching.total for fetching in recorded} == {10_000 if os.geteuid() == 0 else 20_000}
     assert progress.steps["environment"].ended is not None
