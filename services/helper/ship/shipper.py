@@ -74,8 +74,9 @@ class Shipper:
         usage: UsageReader | None = None,
         on_point: Callable[[int], None] = lambda _at: None,
     ) -> None:
-        """``usage``: measures what the learner uses; None: it is not measured. ``on_point`` is called with the time of each
-        report of the learner that has a metric, Unix ms.
+        """``usage``: measures what the learner uses; None: it is not measured.
+
+        ``on_point`` is called with the time, in Unix ms, of each report of the learner that has a metric.
         """
         self.progress: tuple[float, int] = (-1.0, -1)
         """(fraction, milliseconds left) of the learner's last report; -1: unknown."""
