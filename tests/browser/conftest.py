@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, StorageState
 
 from services.core.runtime.processes import ProcessIdentity
-from tests.testbed.browser import Visit, built, chromium, sign_in, visit
+from tests.testbed.browser import Visit, build_dashboard, chromium, sign_in, visit
 from tests.testbed.platform import Platform, platform
 from tests.waiting import HANG_S
 from weft import Client, Job
@@ -23,7 +23,7 @@ Submit = Callable[..., Job]
 
 @pytest.fixture(scope="package")
 def weft_up() -> Iterator[Platform]:
-    built()
+    build_dashboard()
     # A search of a million lines may take long on a busy machine.
     with platform({"WEFT_NODE_CPUS": "4", "WEFT_METRICS_SEARCH_S": "100", "WEFT_TENANT_SEARCH_S": "600"}) as running:
         yield running
@@ -31,7 +31,8 @@ def weft_up() -> Iterator[Platform]:
 
 @pytest.fixture(scope="package")
 def browser(weft_up: Platform) -> Iterator[Browser]:
-    # Started after the platform: its library keeps an event loop running in this thread.
+    # Started after the platform: its library keeps an event loop running in this thread, to the last test of this
+    # package.
     assert weft_up.url
     with chromium() as running:
         yield running

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,8 @@ import pytest
 
 from services.api.use_cases import stream
 from tests.testbed.api import SPEC, Api
-from tests.testbed.etcd import Etcd
-from tests.testbed.learner_telemetry import Learner, api_over, running_learner
-from tests.testbed.metrics import MetricsProcess, running
+from tests.testbed.learner_telemetry import Learner, api_over
+from tests.testbed.metrics import MetricsProcess
 from tests.waiting import HANG_S, until
 
 
@@ -67,22 +66,10 @@ async def page(client: httpx2.AsyncClient, last: str = "", **params: Any) -> Asy
             await asyncio.wait({reading})
 
 
-@pytest.fixture(scope="module")
-def metrics(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[MetricsProcess]:
-    with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
-        yield service
-
-
 @pytest.fixture
 async def api(tmp_path: Path, metrics: MetricsProcess) -> AsyncIterator[Api]:
     async with api_over(tmp_path, metrics.address, key_cache_s=0) as api:
         yield api
-
-
-@pytest.fixture
-async def learner(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncIterator[Learner]:
-    async with running_learner(api, metrics, etcd) as learner:
-        yield learner
 
 
 async def test_a_list_shows_new_changed_and_deleted_jobs(api: Api) -> None:
