@@ -77,9 +77,9 @@ def finished(weft_up: Platform) -> Iterator[dict[str, str]]:
     green = r"printf '\033[32mgreen\033[0m\n'"
     jobs: dict[str, dict[str, Any]] = {
         "good": {"name": "good", "command": f"{curve}; {green}; echo 42 > $RESULT_DIR/answer.txt", "learners": 2},
-        "long": {"name": "long", "command": "seq -f 'line %.0f' 1 1000000"},
         "failed": {"name": "broken", "command": wrong},
         **{f"seed-{seed}": {"name": "seeds", "command": curve, "env": {"SEED": str(seed)}} for seed in range(1, 6)},
+        "long": {"name": "long", "command": "seq -f 'line %.0f' 1 1000000"},
     }
     with Client(weft_up.url, weft_up.key) as client:
         common = {"resources": SMALL, "metrics": JSONL}
