@@ -90,14 +90,14 @@ class Watcher:
         with self._changed:
             assert self._changed.wait_for(lambda: self._version >= version, 120), "the watch does not catch up"
 
-    def left(self) -> list[str]:
-        """Objects of jobs that the server has now, by a list of its own."""
-        return asyncio.run_coroutine_threadsafe(self._left(), self._loop).result()
+    def left(self, job: str = "") -> list[str]:
+        """Objects of this job, or of any, that the server has now, by a list of its own."""
+        return asyncio.run_coroutine_threadsafe(self._left(job), self._loop).result()
 
-    def wait_clean(self, within_s: float) -> float:
-        """Returns the seconds until no object of a job is left. AssertionError with the rest after ``within_s``."""
+    def wait_clean(self, within_s: float, job: str = "") -> float:
+        """Returns the seconds until ``left`` returns nothing. AssertionError with the rest after ``within_s``."""
         began = time.monotonic()
-        while left := self.left():
+        while left := self.left(job):
             waited_s = time.monotonic() - began
             assert waited_s <= within_s, f"left after {waited_s:.0f} s: {', '.join(left)}"
             time.sleep(_PAUSE_S)
@@ -204,10 +204,10 @@ class Watcher:
             answer.raise_for_status()
         return version
 
-    async def _left(self) -> list[str]:
+    async def _left(self, job: str) -> list[str]:
         names: list[str] = []
         for path in _KINDS:
-            page = await self._get(path, labelSelector=_JOB)
+            page = await self._get(path, labelSelector=f"{_JOB}={job}" if job else _JOB)
             names += [f"{path.rpartition('/')[2]}/{item['metadata']['name']}" for item in page["items"]]
         return names
 
