@@ -32,7 +32,7 @@ from services.local.backup.commands import Backups, read_settings, settings_of_r
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
 from services.local.learners import end_all
-from services.local.pods import settings_of_cluster
+from services.local.pods import image, settings_of_cluster
 from services.local.quarantine_report import admin_key, reported_quarantine
 
 UP_TIMEOUT_S: Final = 60.0
@@ -319,6 +319,12 @@ class Platform(Backups):
         from services.local.doctor import examine
 
         return examine(_home(home))
+
+    def manifests(self, *, namespace: str, one_account: bool, registry: str) -> str:
+        """The YAML that an operator applies to a Kubernetes cluster. ``registry``: of Weft's images; may be empty."""
+        from services.core.bootstrap.kubernetes import manifests_text
+
+        return manifests_text(namespace=namespace, one_account=one_account, helper_image=image("helper", registry))
 
     def check_spec(self, document: object) -> dict[str, Any]:
         """Validates a job spec without a server. Returns ``{spec, errors: [{pointer, message, hint}]}``."""

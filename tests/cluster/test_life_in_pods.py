@@ -9,15 +9,19 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from tests.testbed.kubernetes.accounts import NAMESPACE as NAMESPACE_OF_ACCOUNTS
+from tests.testbed.kubernetes.accounts import install
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.doorway import doorway
 from tests.testbed.kubernetes.helper_image import write_helper_image
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
+from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.platform import Platform, platform
 from tests.testbed.server import free_port
 from tests.waiting import HANG_S, eventually
@@ -43,13 +47,25 @@ def helper_image(testbed_cluster: Cluster, announce: Say, untimed: Untimed) -> s
 
 
 @pytest.fixture(scope="module")
-def weft_up(testbed_cluster: Cluster, helper_image: str) -> Iterator[Platform]:
+def account(testbed_cluster: Cluster, helper_image: str) -> Path:
+    """Kubeconfig of the one account of `weft manifests --one-account`: the platform has no other access."""
+    scratch = 2**30
+    options = replace(
+        OPTIONS, helper_image=helper_image, scratch=scratch, installation="life", namespace_prefix="life-"
+    )
+    return install(testbed_cluster, options, one=True).lcm
+
+
+@pytest.fixture(scope="module")
+def weft_up(testbed_cluster: Cluster, helper_image: str, account: Path) -> Iterator[Platform]:
     """As `weft up --cluster kubernetes` starts it."""
     port = free_port()
     with doorway(testbed_cluster.control_plane_pid, port) as host:
         settings = {
             "WEFT_CLUSTER": "kubernetes",
-            "WEFT_KUBERNETES_KUBECONFIG": str(testbed_cluster.kubeconfig),
+            "WEFT_KUBERNETES_KUBECONFIG": str(account),
+            "WEFT_KUBERNETES_LCM_ACCOUNT": f"{NAMESPACE_OF_ACCOUNTS}/life-up",
+            "WEFT_KUBERNETES_GUARDIAN_ACCOUNT": f"{NAMESPACE_OF_ACCOUNTS}/life-up",
             "WEFT_KUBERNETES_HELPER_IMAGE": helper_image,
             "WEFT_KUBERNETES_INSTALLATION": "life",
             "WEFT_KUBERNETES_NAMESPACE_PREFIX": "life-",

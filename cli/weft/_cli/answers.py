@@ -172,6 +172,7 @@ COMMANDS: Final[dict[str, Fields | str]] = {
         "services": ("list of Service", "Its services."),
         "quarantine": ("GetQuarantineReply or null", "Data that cannot be read; null if unknown."),
     },
+    "manifests": {"items": ("list of object", "Objects for `kubectl apply`.")},
     "doctor": {"checks": ("list of Check", "What was checked.")},
     "backup": {
         "file": ("text", "The backup."),

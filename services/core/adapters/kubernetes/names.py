@@ -51,6 +51,11 @@ def namespace_of(tenant: str, prefix: str) -> str:
     return f"{prefix}{readable or 'tenant'}-x{digest}"
 
 
+def is_encoded(namespace: str) -> bool:
+    """True if the namespace has a digest in place of its tenant's name."""
+    return _ENCODED.fullmatch(namespace) is not None
+
+
 def checked(job: str) -> str:
     """Returns the id. Raises InvalidRequest for one that cannot be part of a name."""
     if not _NAME.fullmatch(job) or len(job) > 40:

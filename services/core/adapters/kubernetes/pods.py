@@ -17,6 +17,7 @@ from typing import Any, Final
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.objects import with_owner
 from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.pod_rules import is_allowed_image
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.plan import AttemptPlan, ClusterValues, Folder, LearnerPlan, fill, learners_with_ports
 from services.core.runtime import pod_layout as layout
@@ -117,7 +118,10 @@ def user_id(tenant: str, options: KubernetesOptions) -> int:
 
 
 def image_of(plan: AttemptPlan, options: KubernetesOptions) -> str:
-    """The image of the learners. Raises InvalidRequest if the operator has named none for the framework."""
+    """The image of the learners. Raises InvalidRequest for one that the operator has not allowed, or has not named."""
+    if plan.image and not is_allowed_image(plan.image, options):
+        places = ", ".join(options.images)
+        raise InvalidRequest(f"this cluster does not run the image {plan.image}; images here begin with {places}")
     if plan.image:
         return plan.image
     if not plan.framework:
