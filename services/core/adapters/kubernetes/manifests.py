@@ -1,7 +1,7 @@
 """What an operator gives to the cluster before Weft runs in it: service accounts, rights and admission policies.
 
-The sources are plain YAML with ``${name}`` for what an installation chooses: ``manifest_files/*.yaml``. The Helm chart fills
-the same files, so nothing here renders structure.
+The sources are plain YAML, ``manifest_files/*.yaml``, with ``${name}`` for an installation's choices. The Helm chart
+fills the same files, so nothing here renders structure.
 """
 
 from __future__ import annotations
