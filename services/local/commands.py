@@ -90,11 +90,12 @@ class Platform(Backups):
     ) -> dict[str, Any]:
         """Starts the platform, and waits until it is ready.
 
-        Returns ``{url, key, home, started, queued_again, ignored}``.
+        Returns ``{url, key, home, started, queued_again, ignored, probe}``.
 
         ``cluster``: where learners run, if not on this machine: ``{kind: kubernetes, kubeconfig, context, advertise,
         registry}``. ``started`` is False if it ran already. ``queued_again``: the ids of jobs that ``down`` had halted.
-        ``ignored``: the settings that would need a restart of a platform that ran already. Raises WeftError if it does
+        ``ignored``: the settings that would need a restart of a platform that ran already. ``probe``: what a pod of the
+        cluster found, ``[{name, problem, fix}]``; empty without Kubernetes. Raises WeftError if it does
         not become ready; what was started is stopped then.
         """
         place = _home(home)
@@ -137,10 +138,15 @@ class Platform(Backups):
 
         with settings_of_running_platform(home) as settings:
             again = asyncio.run(queue_again(settings))
+            checks: list[dict[str, Any]] = []
+            if settings.cluster == "kubernetes":
+                from services.local.probe import probe
+
+                checks = asyncio.run(probe(home, settings, report))
         if again:
             report(f"{_jobs(len(again))} that `weft down` had halted: queued again")
         answer = _answer(home, home.addresses())
-        return {**answer, "started": started, "queued_again": list(again), "ignored": []}
+        return {**answer, "started": started, "queued_again": list(again), "ignored": [], "probe": checks}
 
     def _wait_ready(
         self, home: Home, report: Report, *, process: ProcessIdentity | None = None, log_from: int = 0

@@ -15,9 +15,14 @@ from typing import Any, Final
 
 import pytest
 
+from services.core.adapters.kubernetes import names
+from services.core.adapters.kubernetes.api import Api, collection
+from services.core.adapters.kubernetes.probe import probe
+from services.local.commands import PLATFORM
 from tests.testbed.kubernetes.accounts import NAMESPACE as NAMESPACE_OF_ACCOUNTS
 from tests.testbed.kubernetes.accounts import install
 from tests.testbed.kubernetes.cluster import Cluster
+from tests.testbed.kubernetes.control_plane import ADDRESS
 from tests.testbed.kubernetes.doorway import doorway
 from tests.testbed.kubernetes.helper_image import write_helper_image
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
@@ -78,6 +83,41 @@ def weft_up(testbed_cluster: Cluster, helper_image: str, account: Path) -> Itera
         }
         with platform(settings) as running:
             yield running
+
+
+def test_probe_pod_says_step_by_step_that_images_and_ways_are_there(weft_up: Platform) -> None:
+    said: list[str] = []
+    with weft_up.environment():
+        answer = PLATFORM.up(str(weft_up.home.root), report=said.append)
+    assert answer["probe"] == [{"name": name, "problem": "", "fix": ""} for name in ("image", "metrics")]
+    assert f"checking the cluster with a pod in {NAMESPACE}" in said
+    assert any("the pod tries to reach this machine" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "problem", "fix"),
+    [
+        ({"helper_image": "127.0.0.1:9/weft/helper:1"}, "image", "127.0.0.1:9/weft/helper:1", "weft up --registry"),
+        ({"addresses": {"metrics": f"tls:{ADDRESS}:9"}}, "metrics", "refused", "open the port in the firewall"),
+        ({"addresses": {"metrics": "tls:no-such-host.invalid:9"}}, "metrics", "has no address", "weft up --advertise"),
+    ],
+    ids=["registry", "port", "host"],
+)
+async def test_probe_pod_names_what_keeps_jobs_from_running_and_what_to_do(
+    testbed_cluster: Cluster, helper_image: str, changed: dict[str, Any], name: str, problem: str, fix: str
+) -> None:
+    options = replace(OPTIONS, installation="probe", namespace_prefix="probe-", lcm_account="", guardian_account="")
+    options = replace(options, **{"helper_image": helper_image, "helper_cpus": 0.5, "helper_memory": 2**27, **changed})
+    api = Api(testbed_cluster.kubeconfig)
+    try:
+        checks = await probe(api, options, tenant="t", urls=[], report=lambda _: None)
+        (failed,) = (check for check in checks if not check.ok)
+        assert (failed.name, problem in failed.problem, fix in failed.fix) == (name, True, True), failed
+        selector = names.of_job(names.PROBE, options.installation)
+        for kind in ("Pod", "ConfigMap", "Secret", "NetworkPolicy"):
+            assert (await api.list(collection(kind, "probe-t"), selector=selector))[0] == []
+    finally:
+        await api.close()
 
 
 @pytest.fixture

@@ -155,6 +155,16 @@ async def test_rendered_pods_and_services_are_admitted_by_restricted_and_by_the_
     await walls.guardian.create(f"{path_of(service, of_collection=True)}?dryRun=All", service)
 
 
+async def test_secret_to_pull_images_with_is_in_the_tenants_namespace_and_the_guardian_cannot_remove_it(
+    walls: Walls,
+) -> None:
+    path = collection("Secret", SPACE, names.PULL_SECRET)
+    assert (await walls.admin.get(path))["type"] == "kubernetes.io/dockerconfigjson"
+    assert friendly_pod()["spec"]["imagePullSecrets"] == [{"name": names.PULL_SECRET}]
+    with pytest.raises(AdmissionDenied, match="what belongs to the tenant"):
+        await walls.guardian.delete(path)
+
+
 async def test_each_hostile_pod_is_refused_by_the_policies_alone(walls: Walls) -> None:
     assert await refusal(walls.admin, friendly_pod(), ALONE) == ""
     hostile = list(hostile_pods())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 
 from services.core.adapters.kubernetes.api import Api
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
 from services.core.adapters.kubernetes.manifests import Accounts, manifests
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
+from services.core.adapters.kubernetes.probe import Check, probe
 from services.core.domain.errors import InvalidRequest
 from services.core.ports.status_store import StatusStore
 from services.core.runtime.kubernetes_settings import KubernetesSettings
@@ -28,6 +32,23 @@ def kubernetes_cluster(settings: Settings, status: StatusStore) -> KubernetesClu
         authority=authority.read_text() if authority is not None else "",
     )
     return KubernetesCluster(Api(kubernetes.kubeconfig, kubernetes.context), options, status)
+
+
+async def probe_cluster(
+    *, tenant: str, metrics: str, authority: Path, urls: Sequence[str], report: Callable[[str], None]
+) -> list[Check]:
+    """Tries the cluster with a pod (adapters/kubernetes/probe.py), under the settings of the environment.
+
+    ``metrics``: the service's address for pods.
+    """
+    kubernetes = KubernetesSettings()
+    given = _options(kubernetes, kubernetes.helper_image)
+    options = replace(given, addresses={"metrics": metrics}, authority=authority.read_text())
+    api = Api(kubernetes.kubeconfig, kubernetes.context)
+    try:
+        return await probe(api, options, tenant=tenant, urls=urls, report=report)
+    finally:
+        await api.close()
 
 
 def manifests_text(*, namespace: str, one_account: bool, helper_image: str) -> str:
@@ -50,6 +71,7 @@ def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOpt
         learner_image=kubernetes.learner_image or helper_image,
         framework_images=kubernetes.framework_images,
         images=kubernetes.images,
+        pull_secret=_pull_secret(kubernetes.pull_secret_file),
         lcm_account=kubernetes.lcm_account,
         guardian_account=kubernetes.guardian_account,
         entry_script=files("services.core.adapters.kubernetes").joinpath("entry.sh").read_text(),
@@ -68,3 +90,17 @@ def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOpt
         uid_first=kubernetes.uid_first,
         uid_count=kubernetes.uid_count,
     )
+
+
+def _pull_secret(file: Path | None) -> str:
+    """The text of the file. Raises InvalidRequest if it has no credentials."""
+    if file is None:
+        return ""
+    try:
+        text = file.read_text()
+        has_credentials = bool(json.loads(text)["auths"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"WEFT_KUBERNETES_PULL_SECRET_FILE: {file} is no Docker config file: {error!r}") from error
+    if not has_credentials:
+        raise InvalidRequest(f"WEFT_KUBERNETES_PULL_SECRET_FILE: {file} has no credentials; log in with `docker login`")
+    return text

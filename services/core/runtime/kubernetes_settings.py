@@ -54,6 +54,12 @@ class KubernetesSettings(BaseSettings):
         description='What the images of learners begin with, e.g. ["registry.example/"]: jobs with other images are '
         "refused. End a registry with a slash. Default: any image.",
     )
+    pull_secret_file: Path | None = Field(
+        default=None,
+        description="Docker config file (`docker login` writes ~/.docker/config.json) with the credentials of private "
+        "registries. The lcm writes it into each tenant's namespace as the Secret weft-pull, which no pod can read. "
+        "Default: the nodes' own credentials.",
+    )
     lcm_account: str = Field(
         default="",
         pattern="^([a-z0-9.-]+/[a-z0-9.-]+)?$",

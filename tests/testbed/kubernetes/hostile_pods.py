@@ -26,6 +26,7 @@ OPTIONS: Final = KubernetesOptions(
     addresses=SMALL.addresses,
     installation="walls",
     namespace_prefix="walls-",
+    pull_secret='{"auths": {"registry.example": {"auth": "dTpw"}}}',
     images=("testbed.invalid/", "registry.example/team/"),
     lcm_account="platform/walls-lcm",
     guardian_account="platform/walls-guardian",

@@ -14,6 +14,7 @@ fences      the highest (attempt, term) of each job, and stops, in the status st
 reflector   one list+watch loop for many objects
 gangs       what the cluster offers to start all pods or none
 provision   the steps of an attempt
+probe       a pod that tries the cluster before the first job
 removal     stop and teardown
 cluster     the port
 """

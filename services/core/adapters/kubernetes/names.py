@@ -32,6 +32,10 @@ STOP: Final = "weft.dev/stop"
 """Annotation of the owner and of pods that have not started: the stop mark, as JSON."""
 REMOVED: Final = "weft.dev/removed"
 """Annotation of the owner: the pods that a stop has deleted, as JSON ``{learner: Unix ms}``."""
+PROBE: Final = "probe"
+"""In place of a job's id: the pod that tries the cluster before the first job. Ids of jobs are longer."""
+PULL_SECRET: Final = "weft-pull"  # noqa: S105 - the name of an object
+"""The Secret in a tenant's namespace with the operator's credentials of registries."""
 SIZE: Final = "weft.dev/size"
 """Annotation of a pod: what its learner holds of its node, as JSON ``{cpus, memory, gpus}``."""
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -103,7 +107,7 @@ def ours(installation: str) -> str:
 
 def of_jobs(installation: str) -> str:
     """Selects what belongs to a job of this installation."""
-    return f"{ours(installation)},{JOB}"
+    return f"{ours(installation)},{JOB},{JOB}!={PROBE}"
 
 
 def of_job(job: str, installation: str) -> str:

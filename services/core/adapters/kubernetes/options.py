@@ -33,6 +33,8 @@ class KubernetesOptions:
     """``<name>-<version>`` of the framework library -> image."""
     images: tuple[str, ...] = ()
     """Learners' images begin with one of these; empty: any image."""
+    pull_secret: str = ""
+    """Credentials of registries, as the JSON text of a Docker config file; empty: the nodes' own."""
     lcm_account: str = ""
     """``namespace/name`` of the lcm's service account; empty: its rights are not Weft's to give."""
     guardian_account: str = ""

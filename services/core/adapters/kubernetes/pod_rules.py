@@ -93,6 +93,7 @@ def _spec(spec: Mapping[str, Any], owner: str, learner: str, options: Kubernetes
         "affinity": lambda value: set(value or {}) <= {"nodeAffinity"},
         "tolerations": lambda value: all(_is_tolerated(toleration, options) for toleration in value),
     }
+    optional |= {"imagePullSecrets": _is([{"name": names.PULL_SECRET}])} if options.pull_secret else {}
     optional |= {"runtimeClassName": _is(options.runtime_class)} if options.runtime_class else {}
     optional |= {"schedulerName": _is(options.scheduler)} if options.scheduler else {}
     yield from _fields(

@@ -57,6 +57,8 @@ def pod(
         "volumes": _volumes(plan, learner, options),
         "tolerations": _tolerations(options, learner),
     }
+    if options.pull_secret:
+        spec["imagePullSecrets"] = [{"name": names.PULL_SECRET}]
     if options.runtime_class:
         spec["runtimeClassName"] = options.runtime_class
     if options.scheduler:

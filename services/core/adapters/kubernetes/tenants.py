@@ -2,11 +2,13 @@
 
 The namespace admits pods of Pod Security ``restricted`` only, denies all traffic that no policy of an attempt allows,
 has a quota of objects and of what the operator sets, and gives no pod a service-account token. Where the operator has
-named their accounts, the lcm and the guardian get their rights in it.
+named their accounts, the lcm and the guardian get their rights in it, and where the operator has given credentials of
+registries, kubelets pull images with them.
 """
 
 from __future__ import annotations
 
+import base64
 from typing import Any, Final
 
 from services.core.adapters.kubernetes import names
@@ -59,6 +61,7 @@ def contents(tenant: str, options: KubernetesOptions) -> list[Document]:
             spec={"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
         ),
         *_rights(tenant, options),
+        *_pull_secret(tenant, options),
     ]  # fmt: skip
 
 
@@ -76,6 +79,15 @@ def _rights(tenant: str, options: KubernetesOptions) -> list[Document]:
         )
         for role, account in accounts.items() if account
     ]  # fmt: skip
+
+
+def _pull_secret(tenant: str, options: KubernetesOptions) -> list[Document]:
+    """Kubelets pull images with it. Learners cannot read it: no pod mounts it."""
+    if not options.pull_secret:
+        return []
+    content = {".dockerconfigjson": base64.b64encode(options.pull_secret.encode()).decode()}
+    fields = {"type": "kubernetes.io/dockerconfigjson", "data": content}
+    return [_document("Secret", names.PULL_SECRET, tenant, options, **fields)]
 
 
 async def prepare(api: Api, tenant: str, options: KubernetesOptions) -> None:
