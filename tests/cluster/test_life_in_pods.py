@@ -186,6 +186,37 @@ def test_two_learners_train_on_two_nodes_and_logs_metrics_and_results_arrive(
     assert sorted(points) == sorted(2 * [(step, 1 / (step + 1)) for step in range(3)])
 
 
+def test_data_of_a_claim_is_read_where_the_job_mounts_it_and_nothing_else_of_the_pod(
+    client: Client, testbed_cluster: Cluster
+) -> None:
+    folder = testbed_cluster.folder / "data"
+    (folder / "train").mkdir(parents=True)
+    (folder / "train" / "first").write_text("first file\n")
+    (folder / "out").symlink_to("/weft/token")
+    folder.chmod(0o755)
+    replace(testbed_cluster.kubectl, namespace=NAMESPACE).create(*claimed("set", f"{FOLDER_INSIDE}/{folder.name}"))
+    data = {"data_stores": [{"id": "d", "type": "pvc", "claim": "set"}]}
+    reads = spec("cat $DATA_DIR/d/first; echo x > $DATA_DIR/d/second || echo read-only", **data)
+    job = client.jobs.submit({**reads, "inputs": [{"store": "d", "path": "train"}]})
+    assert job.wait(HANG_S).status == "COMPLETED", job.message
+    assert lines(job) == ["first file", "read-only"]
+    escaping = client.jobs.submit({**reads, "inputs": [{"store": "d", "path": "out"}]}).wait(HANG_S)
+    assert (escaping.status, escaping.reason) == ("FAILED", "DataStoreDenied")
+
+
+def claimed(name: str, folder: str) -> list[dict[str, Any]]:
+    """A volume of a folder of each node, as an operator makes it, and its claim in the tenant's namespace."""
+    fields = {"accessModes": ["ReadOnlyMany"], "storageClassName": "", "volumeMode": "Filesystem"}
+    size, metadata = {"storage": "1Gi"}, {"name": name}
+    claim_ref = {"namespace": NAMESPACE, "name": name}
+    volume = {**fields, "capacity": size, "hostPath": {"path": folder, "type": "Directory"}, "claimRef": claim_ref}
+    claim = {**fields, "volumeName": name, "resources": {"requests": size}}
+    return [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": volume},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim},
+    ]
+
+
 def test_halted_job_saves_its_checkpoint_and_resumes_from_it(client: Client) -> None:
     command = """
       n=$(cat "$CHECKPOINT_DIR/n" 2>/dev/null || echo 0)

@@ -30,6 +30,8 @@ ENTRY: Final = "/weft/entry"
 ENTRY_FILE: Final = "entry.sh"
 JOB: Final = "/weft/job"
 """JOB_STATE_DIR: the learner's own folders, named as on one machine (``learner_folder.JOB_FOLDERS``)."""
+VOLUMES: Final = "/weft/volumes"
+"""Read-only, in both containers: a folder for each claim of the job's data stores, named after it."""
 
 SDK: Final = f"{CONTROL}/sdk"
 """The part of the SDK that training code imports. The helper copies it here from its image."""

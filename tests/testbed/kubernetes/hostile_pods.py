@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from services.core.adapters.kubernetes import objects, pods
 from services.core.adapters.kubernetes.options import KubernetesOptions
-from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
 from services.core.strategies.registry import with_variables
 from tests.testbed.kubernetes.options import OPTIONS as SMALL
 
@@ -74,7 +74,8 @@ def plan(job: str = _JOB) -> AttemptPlan:
     return with_variables(
         AttemptPlan(
             job=job, tenant=TENANT, attempt=1, term=1, learners=gang, distribution="torchrun", framework="",
-            code_digest="", inputs=(), grace=1000, store_timeout=1000, checkpoint_keep=1, priority="high",
+            code_digest="", inputs=(Input(mount="set", type="pvc", location="mine"),), grace=1000, store_timeout=1000,
+            checkpoint_keep=1, priority="high",
         )
     )  # fmt: skip
 
@@ -147,6 +148,10 @@ _LEARNER: Final[Mapping[str, tuple[object, ...]]] = {
     ),
     "volumeMounts.0": ({"name": "control", "mountPath": "/weft/control"},),
     "volumeMounts.2": ({"name": "entry", "mountPath": "/weft/entry"},),
+    "volumeMounts.5": (
+        {"name": "data-0", "mountPath": "/weft/volumes/mine"},
+        {"name": "data-0", "mountPath": "/lib", "readOnly": True},
+    ),
     "lifecycle": (
         {"preStop": {"exec": {"command": ["sleep", "3600"]}}}, {"postStart": {"exec": {"command": ["true"]}}},
     ),
@@ -226,6 +231,8 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
             "/var/lib/kubelet", "/dev", "/etc/kubernetes/pki")),
         {"name": "evil", "nfs": {"server": "192.0.2.1", "path": "/"}},
         {"name": "evil", "persistentVolumeClaim": {"claimName": "of-another"}},
+        {"name": "evil", "persistentVolumeClaim": {"claimName": "mine", "readOnly": True}},
+        {"name": "data-1", "persistentVolumeClaim": {"claimName": "mine"}},
         {"name": "evil", "csi": {"driver": "secrets-store.csi.k8s.io"}},
         {"name": "evil", "iscsi": {"targetPortal": "192.0.2.1:3260", "iqn": "iqn.2001-04.com.example:disk", "lun": 0}},
         {"name": "evil", "fc": {"targetWWNs": ["50060e801049cfd1"], "lun": 0}},

@@ -7,6 +7,7 @@ server, independent of this module, and both are tried with the same hostile pod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -35,6 +36,8 @@ _LEARNER_MOUNTS: Final[Mapping[str, tuple[str, bool]]] = {
     "tmp": ("/tmp", False),  # noqa: S108 - as above
     "shm": ("/dev/shm", False),  # noqa: S108 - as above
 }
+_DATA: Final = re.compile(r"data-\d{1,4}")
+"""Volumes of data stores."""
 _SCRATCH: Final = ("private", "control", "runs", "job", "tmp", "helper-tmp")
 _MOST_TERMINATION_S: Final = 7 * 86_400
 _SECURITY: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -160,7 +163,9 @@ def _volumes(volumes: Sequence[Any], owner: str, learner: str, options: Kubernet
         name = str(volume.get("name"))
         kind = next((key for key in volume if key != "name"), "")
         source = volume.get(kind) or {}
-        if kind == "emptyDir":
+        if kind == "persistentVolumeClaim":
+            kept = _DATA.fullmatch(name) is not None and source == {**source, "readOnly": True} and len(source) == 2
+        elif kind == "emptyDir":
             kept = _is_bounded_folder(name, source, options)
         else:
             kept = _is_of_the_attempt(name, kind, source, owner, learner)
@@ -219,6 +224,9 @@ def _is_confined(security: Mapping[str, Any]) -> bool:
 
 
 def _is_mounted(mount: Mapping[str, Any], allowed: Mapping[str, tuple[str, bool]]) -> bool:
+    if _DATA.fullmatch(str(mount.get("name"))):
+        place = str(mount.get("mountPath", ""))
+        return place.startswith(f"{layout.VOLUMES}/") and mount == {**mount, "readOnly": True} and len(mount) == 3
     path, read_only = allowed.get(str(mount.get("name")), ("", False))
     wanted = {"name": mount.get("name"), "mountPath": path} | ({"readOnly": True} if read_only else {})
     return bool(path) and mount == wanted

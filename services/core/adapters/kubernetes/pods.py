@@ -52,7 +52,7 @@ def pod(
         "hostname": learner.name,
         "subdomain": names.attempt_name(plan.job, plan.attempt),
         "securityContext": _pod_security(plan, options),
-        "initContainers": [_helper(learner, options)],
+        "initContainers": [_helper(plan, learner, options)],
         "containers": [_learner(plan, learner, options)],
         "volumes": _volumes(plan, learner, options),
         "tolerations": _tolerations(options, learner),
@@ -156,7 +156,7 @@ def _container_security(*, read_only: bool) -> Document:
     }
 
 
-def _helper(learner: LearnerPlan, options: KubernetesOptions) -> Document:
+def _helper(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions) -> Document:
     size = {"cpu": _cpus(options.helper_cpus), "memory": str(options.helper_memory)}
     return {
         "name": layout.HELPER_CONTAINER,
@@ -174,6 +174,7 @@ def _helper(learner: LearnerPlan, options: KubernetesOptions) -> Document:
             _mount("runs", layout.RUNS, read_only=True),
             _mount("job", layout.JOB),
             _mount("helper-tmp", "/tmp"),  # noqa: S108 - the container's own
+            *_claim_mounts(plan),
         ],
     }
 
@@ -188,6 +189,7 @@ def _learner(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions
         _mount("entry", layout.ENTRY, read_only=True),
         _mount("job", layout.JOB),
         _mount("tmp", "/tmp"),  # noqa: S108 - the container's own
+        *_claim_mounts(plan),
     ]
     return {
         "name": layout.LEARNER_CONTAINER,
@@ -242,9 +244,23 @@ def _volumes(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions
         {"name": "tmp", "emptyDir": {"sizeLimit": str(options.scratch)}},
         {"name": "helper-tmp", "emptyDir": {"sizeLimit": str(options.scratch)}},
     ]
+    volumes += [
+        {"name": volume, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        for volume, claim in claims(plan).items()
+    ]
     if learner.shm:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(learner.shm)}})
     return volumes
+
+
+def claims(plan: AttemptPlan) -> dict[str, str]:
+    """The claims of the job's data stores by the name of their volume. They are of the tenant's namespace."""
+    named = sorted({entry.location for entry in plan.inputs if entry.type == "pvc"})
+    return {f"data-{number}": claim for number, claim in enumerate(named)}
+
+
+def _claim_mounts(plan: AttemptPlan) -> list[Document]:
+    return [_mount(volume, f"{layout.VOLUMES}/{claim}", read_only=True) for volume, claim in claims(plan).items()]
 
 
 def _tolerations(options: KubernetesOptions, learner: LearnerPlan) -> list[Document]:
