@@ -13,7 +13,7 @@ from services.core.domain.job import Job
 from services.core.domain.learner import learner_name
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
 from services.core.domain.sizes import Size
-from services.core.domain.spec import JobSpec
+from services.core.domain.spec import DataStore, JobSpec
 from services.core.domain.tokens import LearnerIdentity
 from services.core.frameworks import find
 from services.core.strategies.registry import with_variables
@@ -77,10 +77,14 @@ def _inputs(spec: JobSpec) -> tuple[Input, ...]:
     return tuple(
         Input(
             mount=data.mount or data.store, type=stores[data.store].type,
-            location=stores[data.store].path or stores[data.store].url or "", path=data.path,
+            location=_location(stores[data.store]), path=data.path,
         )
         for data in spec.inputs
     )  # fmt: skip
+
+
+def _location(store: DataStore) -> str:
+    return store.path or store.url or store.claim or ""
 
 
 def digest(plan: AttemptPlan) -> str:

@@ -18,5 +18,10 @@ if __name__ == "__main__":
             points.watch_files()
     if sys.argv[1] == "--pod":
         root = Path(sys.argv[2] if len(sys.argv) > 2 else pod_layout.ROOT)
-        sys.exit(main_in_pod(root, os.environ[pod_layout.LEARNER_VARIABLE]))
+        learner = os.environ[pod_layout.LEARNER_VARIABLE]
+        if pod_layout.PROBE_VARIABLE in os.environ:
+            from services.helper import probe
+
+            sys.exit(probe.main(root, learner, os.environ[pod_layout.PROBE_VARIABLE]))
+        sys.exit(main_in_pod(root, learner))
     sys.exit(main(Path(sys.argv[1])))

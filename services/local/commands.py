@@ -32,7 +32,7 @@ from services.local.backup.commands import Backups, read_settings, settings_of_r
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
 from services.local.learners import end_all
-from services.local.pods import settings_of_cluster
+from services.local.pods import image, settings_of_cluster
 from services.local.quarantine_report import admin_key, reported_quarantine
 
 UP_TIMEOUT_S: Final = 60.0
@@ -90,11 +90,12 @@ class Platform(Backups):
     ) -> dict[str, Any]:
         """Starts the platform, and waits until it is ready.
 
-        Returns ``{url, key, home, started, queued_again, ignored}``.
+        Returns ``{url, key, home, started, queued_again, ignored, probe}``.
 
         ``cluster``: where learners run, if not on this machine: ``{kind: kubernetes, kubeconfig, context, advertise,
         registry}``. ``started`` is False if it ran already. ``queued_again``: the ids of jobs that ``down`` had halted.
-        ``ignored``: the settings that would need a restart of a platform that ran already. Raises WeftError if it does
+        ``ignored``: the settings that would need a restart of a platform that ran already. ``probe``: what a pod of the
+        cluster found, ``[{name, problem, fix}]``; empty without Kubernetes. Raises WeftError if it does
         not become ready; what was started is stopped then.
         """
         place = _home(home)
@@ -137,10 +138,15 @@ class Platform(Backups):
 
         with settings_of_running_platform(home) as settings:
             again = asyncio.run(queue_again(settings))
+            checks: list[dict[str, Any]] = []
+            if settings.cluster == "kubernetes":
+                from services.local.probe import probe
+
+                checks = asyncio.run(probe(home, settings, report))
         if again:
             report(f"{_jobs(len(again))} that `weft down` had halted: queued again")
         answer = _answer(home, home.addresses())
-        return {**answer, "started": started, "queued_again": list(again), "ignored": []}
+        return {**answer, "started": started, "queued_again": list(again), "ignored": [], "probe": checks}
 
     def _wait_ready(
         self, home: Home, report: Report, *, process: ProcessIdentity | None = None, log_from: int = 0
@@ -319,6 +325,12 @@ class Platform(Backups):
         from services.local.doctor import examine
 
         return examine(_home(home))
+
+    def manifests(self, *, namespace: str, one_account: bool, registry: str) -> str:
+        """The YAML that an operator applies to a Kubernetes cluster. ``registry``: of Weft's images; may be empty."""
+        from services.core.bootstrap.kubernetes import manifests_text
+
+        return manifests_text(namespace=namespace, one_account=one_account, helper_image=image("helper", registry))
 
     def check_spec(self, document: object) -> dict[str, Any]:
         """Validates a job spec without a server. Returns ``{spec, errors: [{pointer, message, hint}]}``."""

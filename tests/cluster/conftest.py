@@ -17,13 +17,16 @@ import pytest
 
 from tests.testbed.kubernetes import programs
 from tests.testbed.kubernetes.access import Access
+from tests.testbed.kubernetes.accounts import Installed, install
 from tests.testbed.kubernetes.cluster import Cluster, cluster
 from tests.testbed.kubernetes.control_plane import CONTEXT
 from tests.testbed.kubernetes.images import TINY_IMAGE
 from tests.testbed.kubernetes.kubectl import Kubectl
+from tests.testbed.kubernetes.options import OPTIONS
 
 _GIVEN = os.environ.get("WEFT_TEST_KUBECONFIG", "")
-_TEST_BED_ONLY = ("test_testbed.py", "test_cluster_port.py", "test_crash_points.py", "test_life_in_pods.py")
+_TEST_BED_ONLY = ("test_testbed.py", "test_cluster_port.py", "test_crash_points.py", "test_life_in_pods.py",
+                  "test_walls.py")  # fmt: skip
 """They use images that only the test bed has, its network, or break its nodes."""
 Untimed = Callable[[], AbstractContextManager[None]]
 Say = Callable[[str], None]
@@ -47,6 +50,12 @@ def testbed_cluster(testbed_programs: None, announce: Say) -> Iterator[Cluster]:
     """Two nodes with four fake GPUs each. A test leaves them Ready."""
     with cluster(nodes=2, say=announce) as running:
         yield running
+
+
+@pytest.fixture(scope="package")
+def accounts(testbed_cluster: Cluster) -> Installed:
+    """The adapter of these tests acts under the service accounts of an installation, with their rights."""
+    return install(testbed_cluster, OPTIONS)
 
 
 @pytest.fixture(scope="package")

@@ -21,6 +21,7 @@ from services.core.ports.cluster import LearnerProcess
 from tests.testbed.cluster_rules import *  # noqa: F403 - the tests
 from tests.testbed.cluster_rules import FOREVER, Scene
 from tests.testbed.gangs import await_all, await_exit, await_state, learner, start, stop, teardown
+from tests.testbed.kubernetes.accounts import Installed
 from tests.testbed.kubernetes.cluster import Cluster as Machines
 from tests.testbed.kubernetes.images import TINY_IMAGE
 from tests.testbed.kubernetes.options import OPTIONS
@@ -58,9 +59,11 @@ async def stand_in(testbed_cluster: Machines, api: Api, status: MemoryStatusStor
 
 @pytest.fixture
 async def cluster(
-    testbed_cluster: Machines, status: MemoryStatusStore, stand_in: StandIn
+    accounts: Installed, status: MemoryStatusStore, stand_in: StandIn
 ) -> AsyncGenerator[KubernetesCluster]:
-    client = AnnouncingCluster(Api(testbed_cluster.kubeconfig), OPTIONS, status)
+    """With the service accounts of the guardian and the lcm."""
+    lcm = KubernetesCluster(Api(accounts.lcm), OPTIONS, status)
+    client = AnnouncingCluster(Api(accounts.guardian), OPTIONS, status, lcm=lcm)
     await client.prepare("t")
     yield client
     for job in await client.jobs():
@@ -182,10 +185,10 @@ async def test_gang_that_does_not_fit_is_placed_not_at_all_with_the_resource_as_
 
 
 async def test_gang_is_placed_on_the_chosen_nodes_where_the_cluster_has_no_native_gangs(
-    testbed_cluster: Machines, status: MemoryStatusStore, stand_in: StandIn, cluster: KubernetesCluster
+    accounts: Installed, status: MemoryStatusStore, stand_in: StandIn, cluster: KubernetesCluster
 ) -> None:
     gates = AnnouncingCluster(
-        Api(testbed_cluster.kubeconfig), replace(OPTIONS, gang=GangMethod.GATES), status
+        Api(accounts.guardian), replace(OPTIONS, gang=GangMethod.GATES), status
     )  # fmt: skip
     gang = small_plan([FOREVER] * 2, gpus=1)
     chosen = tuple(replace(entry, node=f"node-{2 - entry.rank}", gpu_type="Fake-GPU") for entry in gang.learners)

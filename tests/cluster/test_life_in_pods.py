@@ -8,14 +8,24 @@ import signal
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from services.core.adapters.kubernetes import names
+from services.core.adapters.kubernetes.api import Api, collection
+from services.core.adapters.kubernetes.probe import probe
+from services.local.commands import PLATFORM
 from tests.promises import Promise
+from tests.testbed.kubernetes.accounts import NAMESPACE as NAMESPACE_OF_ACCOUNTS
+from tests.testbed.kubernetes.accounts import install
 from tests.testbed.kubernetes.cluster import Cluster
+from tests.testbed.kubernetes.control_plane import ADDRESS
 from tests.testbed.kubernetes.fault_proxy import FaultProxy, fault_proxy
+from tests.testbed.kubernetes.init import FOLDER_INSIDE
+from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.platform_in_pods import load_helper_image, objects_left, platform_in_pods
 from tests.testbed.kubernetes.watcher import Watcher, watching
 from tests.testbed.platform import Platform
@@ -37,9 +47,19 @@ def helper_image(testbed_cluster: Cluster, announce: Say, untimed: Untimed) -> s
 
 
 @pytest.fixture(scope="module")
-def api_faults(testbed_cluster: Cluster) -> Iterator[FaultProxy]:
+def account(testbed_cluster: Cluster, helper_image: str) -> Path:
+    """Kubeconfig of the one account of `weft manifests --one-account`: the platform has no other access."""
+    scratch = 2**30
+    options = replace(
+        OPTIONS, helper_image=helper_image, scratch=scratch, installation="life", namespace_prefix="life-"
+    )
+    return install(testbed_cluster, options, one=True).lcm
+
+
+@pytest.fixture(scope="module")
+def api_faults(account: Path) -> Iterator[FaultProxy]:
     """Between the platform and the API server. Without faults until a test sets their share."""
-    with fault_proxy(testbed_cluster.kubeconfig, seed=17) as proxy:
+    with fault_proxy(account, seed=17) as proxy:
         yield proxy
 
 
@@ -60,8 +80,48 @@ def weft_up(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Platform]:
     kubeconfig = api_faults.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig")
-    with platform_in_pods(testbed_cluster, helper_image, name="life", kubeconfig=kubeconfig) as running:
+    settings = {
+        f"WEFT_KUBERNETES_{service}_ACCOUNT": f"{NAMESPACE_OF_ACCOUNTS}/life-up" for service in ("LCM", "GUARDIAN")
+    }
+    with platform_in_pods(
+        testbed_cluster, helper_image, name="life", kubeconfig=kubeconfig, settings=settings
+    ) as running:
         yield running
+
+
+def test_probe_pod_says_step_by_step_that_images_and_ways_are_there(weft_up: Platform) -> None:
+    said: list[str] = []
+    with weft_up.environment():
+        answer = PLATFORM.up(str(weft_up.home.root), report=said.append)
+    assert answer["probe"] == [{"name": name, "problem": "", "fix": ""} for name in ("image", "metrics")]
+    assert f"checking the cluster with a pod in {NAMESPACE}" in said
+    assert any("the pod tries to reach this machine" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "problem", "fix"),
+    [
+        ({"helper_image": "127.0.0.1:9/weft/helper:1"}, "image", "127.0.0.1:9/weft/helper:1", "weft up --registry"),
+        ({"addresses": {"metrics": f"tls:{ADDRESS}:9"}}, "metrics", "refused", "open the port in the firewall"),
+        ({"addresses": {"metrics": "tls:no-such-host.invalid:9"}}, "metrics", "has no address", "weft up --advertise"),
+    ],
+    ids=["registry", "port", "host"],
+)
+async def test_probe_pod_names_what_keeps_jobs_from_running_and_what_to_do(
+    testbed_cluster: Cluster, helper_image: str, changed: dict[str, Any], name: str, problem: str, fix: str
+) -> None:
+    options = replace(OPTIONS, installation="probe", namespace_prefix="probe-", lcm_account="", guardian_account="")
+    options = replace(options, **{"helper_image": helper_image, "helper_cpus": 0.5, "helper_memory": 2**27, **changed})
+    api = Api(testbed_cluster.kubeconfig)
+    try:
+        checks = await probe(api, options, tenant="t", urls=[], report=lambda _: None)
+        (failed,) = (check for check in checks if not check.ok)
+        assert (failed.name, problem in failed.problem, fix in failed.fix) == (name, True, True), failed
+        selector = names.of_job(names.PROBE, options.installation)
+        for kind in ("Pod", "ConfigMap", "Secret", "NetworkPolicy"):
+            assert (await api.list(collection(kind, "probe-t"), selector=selector))[0] == []
+    finally:
+        await api.close()
 
 
 @pytest.fixture
@@ -121,6 +181,37 @@ def test_two_learners_train_on_two_nodes_and_logs_metrics_and_results_arrive(
     assert sorted(path.read_text() for path in (tmp_path / "results").rglob("model")) == ["0", "1"]
     points = [(point.step, point.value) for point in job.points() if point.name == "loss"]
     assert sorted(points) == sorted(2 * [(step, 1 / (step + 1)) for step in range(3)])
+
+
+def test_data_of_a_claim_is_read_where_the_job_mounts_it_and_nothing_else_of_the_pod(
+    client: Client, testbed_cluster: Cluster
+) -> None:
+    folder = testbed_cluster.folder / "data"
+    (folder / "train").mkdir(parents=True)
+    (folder / "train" / "first").write_text("first file\n")
+    (folder / "out").symlink_to("/weft/token")
+    folder.chmod(0o755)
+    replace(testbed_cluster.kubectl, namespace=NAMESPACE).create(*claimed("set", f"{FOLDER_INSIDE}/{folder.name}"))
+    data = {"data_stores": [{"id": "d", "type": "pvc", "claim": "set"}]}
+    reads = spec("cat $DATA_DIR/d/first; echo x > $DATA_DIR/d/second || echo read-only", **data)
+    job = client.jobs.submit({**reads, "inputs": [{"store": "d", "path": "train"}]})
+    assert job.wait(HANG_S).status == "COMPLETED", job.message
+    assert lines(job) == ["first file", "read-only"]
+    escaping = client.jobs.submit({**reads, "inputs": [{"store": "d", "path": "out"}]}).wait(HANG_S)
+    assert (escaping.status, escaping.reason) == ("FAILED", "DataStoreDenied")
+
+
+def claimed(name: str, folder: str) -> list[dict[str, Any]]:
+    """A volume of a folder of each node, as an operator makes it, and its claim in the tenant's namespace."""
+    fields = {"accessModes": ["ReadOnlyMany"], "storageClassName": "", "volumeMode": "Filesystem"}
+    size, metadata = {"storage": "1Gi"}, {"name": name}
+    claim_ref = {"namespace": NAMESPACE, "name": name}
+    volume = {**fields, "capacity": size, "hostPath": {"path": folder, "type": "Directory"}, "claimRef": claim_ref}
+    claim = {**fields, "volumeName": name, "resources": {"requests": size}}
+    return [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": volume},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim},
+    ]
 
 
 def test_halted_job_saves_its_checkpoint_and_resumes_from_it(client: Client) -> None:

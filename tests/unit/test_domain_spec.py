@@ -208,6 +208,9 @@ def test_a_field_that_is_not_implemented_is_refused_by_name(fields: dict[str, An
     [
         ({"image_pull_secret": "s"}, "/image_pull_secret"),
         ({"data_stores": [{"id": "l", "type": "local", "path": "/data"}]}, "/data_stores/0/type"),
+        ({"data_stores": [{"id": "l", "type": "host", "path": "/data"}]}, "/data_stores/0/type"),
+        ({"data_stores": [{"id": "l", "type": "nfs", "server": "nas", "path": "/data"}]}, "/data_stores/0/type"),
+        ({"data_stores": [{"id": "l", "type": "s3", "bucket": "b"}]}, "/data_stores/0/type"),
         ({"resources": {"gpus": 0.5}}, "/resources/gpus"),
         ({"roles": {"worker": {"count": 1, "gpus": 0.5}}}, "/roles/worker/gpus"),
     ],
@@ -217,6 +220,12 @@ def test_a_field_that_pods_cannot_have_is_refused_with_what_to_write(fields: dic
     (error,) = unsupported(a_spec(**fields), "kubernetes")
     assert error.pointer == pointer
     assert error.hint
+
+
+def test_volumes_of_claims_are_for_pods() -> None:
+    spec = a_spec(data_stores=[{"id": "l", "type": "pvc", "claim": "imagenet"}])
+    assert unsupported(spec, "kubernetes") == ()
+    assert [error.pointer for error in unsupported(spec)] == ["/data_stores/0/type"]
 
 
 def test_pods_have_images_and_shared_memory() -> None:

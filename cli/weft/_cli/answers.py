@@ -78,6 +78,11 @@ TYPES: Final[dict[str, Fields]] = {
         "detail": ("text", "What was found."),
         "fix": ("text", "The command that repairs it; empty where ok."),
     },
+    "ProbeCheck": {
+        "name": ("text", "access, pod, image, metrics or object store."),
+        "problem": ("text", "What keeps jobs from running; empty where it works."),
+        "fix": ("text", "What to do; empty where it works."),
+    },
     "BackupHead": {
         "created": ("time", "When the backup was made."),
         "weft": ("text", "Version of the platform that made it."),
@@ -153,6 +158,7 @@ COMMANDS: Final[dict[str, Fields | str]] = {
         "started": ("flag", "False: it ran already."),
         "queued_again": ("list of text", "Ids of jobs that `weft down` had halted."),
         "ignored": ("list of text", "Settings, NAME=value, that a platform that ran already does not have."),
+        "probe": ("list of ProbeCheck", "What a pod of the cluster has tried; empty without Kubernetes."),
         "profile": ("text", "Name of the profile that was written."),
     },
     "down": {
@@ -172,6 +178,7 @@ COMMANDS: Final[dict[str, Fields | str]] = {
         "services": ("list of Service", "Its services."),
         "quarantine": ("GetQuarantineReply or null", "Data that cannot be read; null if unknown."),
     },
+    "manifests": {"items": ("list of object", "Objects for `kubectl apply`.")},
     "doctor": {"checks": ("list of Check", "What was checked.")},
     "backup": {
         "file": ("text", "The backup."),

@@ -44,6 +44,10 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "up": ("platform", "Start the platform on this machine."),
         "down": ("platform", "Stop the platform on this machine."),
         "status": ("platform", "Show what runs on this machine."),
+        "manifests": (
+            "manifests",
+            "Print what a Kubernetes cluster needs: accounts, rights, admission policies.",
+        ),
         "dashboard": ("dashboard", "Open the dashboard in a browser, signed in."),
         "doctor": ("platform", "Find what is missing or unsafe here, and how to repair it."),
         "backup": ("backup", "Write all of a platform into one file, while it runs."),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 
 from services.core.adapters.kubernetes.api import Api
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
+from services.core.adapters.kubernetes.manifests import Accounts, manifests
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
+from services.core.adapters.kubernetes.probe import Check, probe
 from services.core.domain.errors import InvalidRequest
 from services.core.ports.status_store import StatusStore
 from services.core.runtime.kubernetes_settings import KubernetesSettings
@@ -18,21 +24,58 @@ def kubernetes_cluster(settings: Settings, status: StatusStore) -> KubernetesClu
     kubernetes = KubernetesSettings()
     if not kubernetes.helper_image:
         raise InvalidRequest("WEFT_CLUSTER=kubernetes needs WEFT_KUBERNETES_HELPER_IMAGE, the image of the helper")
-    return KubernetesCluster(Api(kubernetes.kubeconfig, kubernetes.context), _options(settings, kubernetes), status)
-
-
-def _options(settings: Settings, kubernetes: KubernetesSettings) -> KubernetesOptions:
     metrics = kubernetes.metrics_address or settings.installation.addresses().get("metrics", "")
     authority = settings.tls_authority_file
+    options = replace(
+        _options(kubernetes, kubernetes.helper_image),
+        addresses={"metrics": metrics},
+        authority=authority.read_text() if authority is not None else "",
+    )
+    return KubernetesCluster(Api(kubernetes.kubeconfig, kubernetes.context), options, status)
+
+
+async def probe_cluster(
+    *, tenant: str, metrics: str, authority: Path, urls: Sequence[str], report: Callable[[str], None]
+) -> list[Check]:
+    """Tries the cluster with a pod (adapters/kubernetes/probe.py), under the settings of the environment.
+
+    ``metrics``: the service's address for pods.
+    """
+    kubernetes = KubernetesSettings()
+    given = _options(kubernetes, kubernetes.helper_image)
+    options = replace(given, addresses={"metrics": metrics}, authority=authority.read_text())
+    api = Api(kubernetes.kubeconfig, kubernetes.context)
+    try:
+        return await probe(api, options, tenant=tenant, urls=urls, report=report)
+    finally:
+        await api.close()
+
+
+def manifests_text(*, namespace: str, one_account: bool, helper_image: str) -> str:
+    """The YAML that the operator applies to the cluster, for the settings of the environment.
+
+    ``namespace``: of the service accounts. ``one_account``: the lcm and the guardian share one. ``helper_image``: the
+    helper's image where the settings name none.
+    """
+    kubernetes = KubernetesSettings()
+    accounts = Accounts.of(kubernetes.installation, namespace, one=one_account)
+    return manifests(_options(kubernetes, kubernetes.helper_image or helper_image), accounts)
+
+
+def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOptions:
+    """All but the addresses and the authority of the running platform."""
     return KubernetesOptions(
         installation=kubernetes.installation,
         namespace_prefix=kubernetes.namespace_prefix,
-        helper_image=kubernetes.helper_image,
-        learner_image=kubernetes.learner_image or kubernetes.helper_image,
+        helper_image=helper_image,
+        learner_image=kubernetes.learner_image or helper_image,
         framework_images=kubernetes.framework_images,
+        images=kubernetes.images,
+        pull_secret=_pull_secret(kubernetes.pull_secret_file),
+        lcm_account=kubernetes.lcm_account,
+        guardian_account=kubernetes.guardian_account,
         entry_script=files("services.core.adapters.kubernetes").joinpath("entry.sh").read_text(),
-        addresses={"metrics": metrics},
-        authority=authority.read_text() if authority is not None else "",
+        addresses={},
         gang=None if kubernetes.gang == "auto" else GangMethod(kubernetes.gang),
         gpu_resource=kubernetes.gpu_resource,
         gpu_label=kubernetes.gpu_label,
@@ -47,3 +90,17 @@ def _options(settings: Settings, kubernetes: KubernetesSettings) -> KubernetesOp
         uid_first=kubernetes.uid_first,
         uid_count=kubernetes.uid_count,
     )
+
+
+def _pull_secret(file: Path | None) -> str:
+    """The text of the file. Raises InvalidRequest if it has no credentials."""
+    if file is None:
+        return ""
+    try:
+        text = file.read_text()
+        has_credentials = bool(json.loads(text)["auths"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"WEFT_KUBERNETES_PULL_SECRET_FILE: {file} is no Docker config file: {error!r}") from error
+    if not has_credentials:
+        raise InvalidRequest(f"WEFT_KUBERNETES_PULL_SECRET_FILE: {file} has no credentials; log in with `docker login`")
+    return text

@@ -149,9 +149,9 @@ class Input:
 
     mount: str
     type: str
-    """local | http."""
+    """local | http | pvc."""
     location: str
-    """An absolute path for ``local``, a URL for ``http``."""
+    """An absolute path for ``local``, a URL for ``http``, the name of a claim for ``pvc``."""
     path: str = ""
     """The part of the data store to fetch, relative to ``location``; empty: all of it."""
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -63,6 +63,7 @@ def is_reserved_variable(name: str) -> bool:
 
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _ROLE: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,18}[a-z0-9])?")
+_CLAIM: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,250}[a-z0-9])?")
 _ENV: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
@@ -174,6 +175,9 @@ class DataStore(_Model):
     secret: Name | None = Field(default=None, description="Name of the secret with its credentials.")
     path: Text | None = Field(default=None, description="local, host: an absolute path that the operator has allowed.")
     url: Text | None = Field(default=None, description="http: URL of the files.")
+    claim: Text | None = Field(
+        default=None, description="pvc: name of a PersistentVolumeClaim in the tenant's namespace; it is read only."
+    )
 
     @model_validator(mode="after")
     def _check_type_fields(self) -> DataStore:
@@ -181,7 +185,9 @@ class DataStore(_Model):
             raise PydanticCustomError("store_path", "a data store of this type needs 'path', an absolute path")
         if self.type == "http" and not re.match(r"https?://[^/\s]+", self.url or ""):
             raise PydanticCustomError("store_url", "a data store of type http needs 'url', http://... or https://...")
-        if self.type in {"local", "host", "http"} and self.__pydantic_extra__:
+        if self.type == "pvc" and _CLAIM.fullmatch(self.claim or "") is None:
+            raise PydanticCustomError("store_claim", "a data store of type pvc needs 'claim', the name of a claim")
+        if self.type in {"local", "host", "http", "pvc"} and self.__pydantic_extra__:
             raise PydanticCustomError(
                 "store_field",
                 "a data store of type {type} has no field '{field}'",

@@ -20,7 +20,7 @@ def unsupported(spec: JobSpec, cluster: str = "local") -> tuple[FieldError, ...]
     return (
         *_unsupported_runs(spec),
         *(_unsupported_in_pods(spec) if in_pods else _unsupported_without_pods(spec)),
-        *_unsupported_data(spec),
+        *_unsupported_data(spec, in_pods=in_pods),
         *_unsupported_fields(spec),
     )
 
@@ -37,9 +37,8 @@ def _unsupported_in_pods(spec: JobSpec) -> Iterator[FieldError]:
         yield FieldError("/image_pull_secret", f"image_pull_secret is {_LATER}", "use an image that the nodes may pull")
     for index, store in enumerate(spec.data_stores):
         if store.type == "local":
-            yield FieldError(
-                f"/data_stores/{index}/type", "pods do not see the files of one machine", "use a store of type http"
-            )
+            instead = "use a store of type http or pvc"
+            yield FieldError(f"/data_stores/{index}/type", "pods do not see the files of one machine", instead)
     for name in ("", *spec.roles):
         gpus = spec.roles[name].gpus if name else spec.resources.gpus
         if gpus is not None and gpus != int(gpus):
@@ -58,10 +57,14 @@ def _unsupported_runs(spec: JobSpec) -> Iterator[FieldError]:
             yield FieldError(f"/roles/{name}/min", f"elastic roles are {_LATER}", "leave min out")
 
 
-def _unsupported_data(spec: JobSpec) -> Iterator[FieldError]:
+def _unsupported_data(spec: JobSpec, *, in_pods: bool) -> Iterator[FieldError]:
     for index, store in enumerate(spec.data_stores):
-        if store.type not in {"local", "http"}:
-            yield FieldError(f"/data_stores/{index}/type", f"'{store.type}' is {_LATER}", "there are: http, local")
+        if in_pods and store.type in {"nfs", "host", "csi"}:
+            claim = "the operator makes a PersistentVolume of it; use type pvc and the name of its claim"
+            yield FieldError(f"/data_stores/{index}/type", f"pods mount no '{store.type}' directly", claim)
+        elif store.type not in ({"local", "http", "pvc"} if in_pods else {"local", "http"}):
+            present = "http, pvc" if in_pods else "http, local"
+            yield FieldError(f"/data_stores/{index}/type", f"'{store.type}' is {_LATER}", f"there are: {present}")
         if store.secret is not None:
             yield FieldError(f"/data_stores/{index}/secret", f"secrets of data stores are {_LATER}")
     for index, source in enumerate(spec.metrics):

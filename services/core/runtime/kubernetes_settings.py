@@ -49,6 +49,29 @@ class KubernetesSettings(BaseSettings):
         description='Images of the framework library, e.g. {"jax-0.10": "registry.example/weft-jax:0.10"}. Jobs with '
         "another `framework` are refused.",
     )
+    images: tuple[str, ...] = Field(
+        default=(),
+        description='What the images of learners begin with, e.g. ["registry.example/"]: jobs with other images are '
+        "refused. End a registry with a slash. Default: any image.",
+    )
+    pull_secret_file: Path | None = Field(
+        default=None,
+        description="Docker config file (`docker login` writes ~/.docker/config.json) with the credentials of private "
+        "registries. The lcm writes it into each tenant's namespace as the Secret weft-pull, which no pod can read. "
+        "Default: the nodes' own credentials.",
+    )
+    lcm_account: str = Field(
+        default="",
+        pattern="^([a-z0-9.-]+/[a-z0-9.-]+)?$",
+        description="Service account of the lcm, namespace/name (`weft manifests`), which gets its rights in each "
+        "tenant's namespace. Default: the access of the kubeconfig has all rights.",
+    )
+    guardian_account: str = Field(
+        default="",
+        pattern="^([a-z0-9.-]+/[a-z0-9.-]+)?$",
+        description="Service account of the guardian, namespace/name: the lcm gives it its rights in each tenant's "
+        "namespace.",
+    )
     gang: Literal["auto", "native", "gates"] = Field(
         default="auto",
         description="How all pods of a job are placed, or none. native: the cluster's PodGroup "

@@ -93,11 +93,11 @@ def _prepare_environment(assignment: Assignment, model_dir: Path, result: FetchR
 def _fetch_data(assignment: Assignment, data_dir: Path, versions: DataVersions, progress: FetchProgress) -> str:
     """Returns the digest of all inputs."""
     from services.helper.fetch.http_data import fetch_http
-    from services.helper.fetch.local_data import fetch_local
+    from services.helper.fetch.local_data import fetch_claim, fetch_local
     from services.helper.settings import load_settings
 
     settings = load_settings()
-    fetchers = {"local": fetch_local, "http": fetch_http}
+    fetchers = {"local": fetch_local, "http": fetch_http, "pvc": fetch_claim}
     hashing = hashlib.sha256()
     data_dir.mkdir(mode=0o755)
     for entry in sorted(assignment.plan.inputs, key=lambda entry: entry.mount):

@@ -1,4 +1,6 @@
-"""Data on this machine: a link to it, if the operator allows the folder and the learner can read it.
+"""Data on this machine, or on a volume of a pod: a link to it.
+
+On this machine only below the folders that the operator allows, and if the learner can read it.
 
 A link, because data is large and shared; learners have users of their own, so the file system keeps them from writing.
 Data that the learner's user cannot read is copied: the operator has allowed it to jobs.
@@ -17,6 +19,7 @@ from services.core.domain.outages import Outage
 from services.core.domain.plan import Input
 from services.core.runtime.durable_files import FULL
 from services.core.runtime.learner_folder import Assignment
+from services.core.runtime.pod_layout import VOLUMES
 from services.helper.fetch.faults import AWAY
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.fetch.versions import DataVersions
@@ -58,6 +61,31 @@ def fetch_local(
         progress.report(f"copying {source}")
         _copy(real, target, progress, total=_total(files) if len(files) < _DIGEST_FILES else None)
     return _digest(real, files)
+
+
+def fetch_claim(
+    entry: Input,
+    target: Path,
+    assignment: Assignment,  # noqa: ARG001 - the volume's files decide who reads them
+    *,
+    settings: HelperSettings,  # noqa: ARG001 - as above
+    versions: DataVersions,  # noqa: ARG001 - as in fetch_local
+    progress: FetchProgress,  # noqa: ARG001 - nothing is copied
+) -> str:
+    """Makes ``target`` a link into the volume that the pod mounts. Returns its digest (names, sizes, times).
+
+    Raises FetchFailed where the data is missing, or its path leads out of the volume.
+    """
+    volume = Path(VOLUMES, entry.location)
+    source = volume / entry.path
+    try:
+        real = source.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise FetchFailed(DENIED, f"'{entry.path}' of the claim {entry.location} cannot be read: {error}") from error
+    if not real.is_relative_to(volume):
+        raise FetchFailed(DENIED, f"{entry.path} leads out of the claim {entry.location}")
+    target.symlink_to(real)
+    return _digest(real, sorted(_list_files(real)))
 
 
 def _list_files(root: Path) -> list[Path]:

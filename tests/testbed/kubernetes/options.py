@@ -15,4 +15,6 @@ OPTIONS: Final = KubernetesOptions(
     addresses={"metrics": "tls:192.0.2.1:7001"},
     helper_cpus=0.01,
     helper_memory=2**25,
+    lcm_account="platform/weft-lcm",
+    guardian_account="platform/weft-guardian",
 )

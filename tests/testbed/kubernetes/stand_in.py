@@ -25,6 +25,7 @@ from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.plan import AttemptPlan
 from services.core.domain.status import Phase
 from services.core.domain.status_keys import attempt_key, learner_key, stop_key
+from services.core.ports.cluster import Node
 from services.core.ports.status_store import StatusStore
 from services.core.runtime.pod_layout import CONTROL, HELPER_CONTAINER
 from tests.testbed.kubernetes.kubectl import Kubectl, KubectlError
@@ -36,10 +37,24 @@ _CONTROL: Final = f"cat > {CONTROL}/stop.tmp && mv {CONTROL}/stop.tmp {CONTROL}/
 class AnnouncingCluster(KubernetesCluster):
     """Announces each attempt before its first step, as its Guardian does."""
 
-    def __init__(self, api: Api, options: KubernetesOptions, status: StatusStore) -> None:
+    def __init__(
+        self, api: Api, options: KubernetesOptions, status: StatusStore, *, lcm: KubernetesCluster | None = None
+    ) -> None:
+        """``lcm``: with the lcm's rights, which prepares tenants and reads the capacity; None: ``api`` has them."""
         super().__init__(api, options, status)
-        self._store = status
+        self._store, self._lcm = status, lcm
         self._announced: dict[str, int] = {}
+
+    async def prepare(self, tenant: str) -> None:
+        await (super().prepare(tenant) if self._lcm is None else self._lcm.prepare(tenant))
+
+    async def capacity(self) -> Sequence[Node]:
+        return await (super().capacity() if self._lcm is None else self._lcm.capacity())
+
+    async def close(self) -> None:
+        await super().close()
+        if self._lcm is not None:
+            await self._lcm.close()
 
     async def do(self, step: str, plan: AttemptPlan) -> None:
         if plan.attempt > self._announced.get(plan.job, 0):

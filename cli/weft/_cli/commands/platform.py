@@ -81,6 +81,11 @@ def up_command(
         ])  # fmt: skip
 
     emit(call, {**answer, "profile": name}, people=people, names=[answer["url"]])
+    failed = [check for check in answer["probe"] if check["problem"]]
+    for check in failed:
+        warn(f"no job can run: {check['name']}: {check['problem']}; {check['fix']}")
+    if failed:
+        raise Stop(1)
 
 
 @command("down")

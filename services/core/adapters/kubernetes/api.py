@@ -322,6 +322,7 @@ COLLECTIONS: Final[Mapping[str, tuple[str, str]]] = {
     "ResourceQuota": ("v1", "resourcequotas"),
     "LimitRange": ("v1", "limitranges"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
+    "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings"),
     "PodGroup": ("scheduling.k8s.io/v1alpha2", "podgroups"),
 }
 """Kind -> (group and version, name of the collection)."""

@@ -241,4 +241,4 @@ def _is_being_created(pod: Document) -> bool:
 def _job_of(pod: str) -> str:
     """The job's id in the name of a pod; empty for the pods of others."""
     parts = pod.split("-")
-    return parts[1] if len(parts) > 3 and parts[0] == names.WEFT else ""
+    return parts[1] if len(parts) > 3 and parts[0] == names.WEFT and parts[1] != names.PROBE else ""

@@ -32,6 +32,10 @@ STOP: Final = "weft.dev/stop"
 """Annotation of the owner and of pods that have not started: the stop mark, as JSON."""
 REMOVED: Final = "weft.dev/removed"
 """Annotation of the owner: the pods that a stop has deleted, as JSON ``{learner: Unix ms}``."""
+PROBE: Final = "probe"
+"""In place of a job's id: the pod that tries the cluster before the first job. Ids of jobs are longer."""
+PULL_SECRET: Final = "weft-pull"  # noqa: S105 - the name of an object
+"""The Secret in a tenant's namespace with the operator's credentials of registries."""
 SIZE: Final = "weft.dev/size"
 """Annotation of a pod: what its learner holds of its node, as JSON ``{cpus, memory, gpus}``."""
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -49,6 +53,11 @@ def namespace_of(tenant: str, prefix: str) -> str:
     digest = hashlib.sha256(tenant.encode()).hexdigest()[:12]
     readable = re.sub(r"[^a-z0-9]+", "-", tenant.lower())[: _MOST - len(prefix) - 14].strip("-")
     return f"{prefix}{readable or 'tenant'}-x{digest}"
+
+
+def is_encoded(namespace: str) -> bool:
+    """True if the namespace has a digest in place of its tenant's name."""
+    return _ENCODED.fullmatch(namespace) is not None
 
 
 def checked(job: str) -> str:
@@ -98,7 +107,7 @@ def ours(installation: str) -> str:
 
 def of_jobs(installation: str) -> str:
     """Selects what belongs to a job of this installation."""
-    return f"{ours(installation)},{JOB}"
+    return f"{ours(installation)},{JOB},{JOB}!={PROBE}"
 
 
 def of_job(job: str, installation: str) -> str:

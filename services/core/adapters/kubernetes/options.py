@@ -31,6 +31,14 @@ class KubernetesOptions:
     """PEM text of the installation's authority; empty: services are reached without TLS."""
     framework_images: Mapping[str, str] = field(default_factory=dict)
     """``<name>-<version>`` of the framework library -> image."""
+    images: tuple[str, ...] = ()
+    """Learners' images begin with one of these; empty: any image."""
+    pull_secret: str = ""
+    """Credentials of registries, as the JSON text of a Docker config file; empty: the nodes' own."""
+    lcm_account: str = ""
+    """``namespace/name`` of the lcm's service account; empty: its rights are not Weft's to give."""
+    guardian_account: str = ""
+    """The same of the guardian's."""
     installation: str = "weft"
     """Label of everything that this installation makes. Two installations on one cluster have different ones."""
     namespace_prefix: str = "weft-"

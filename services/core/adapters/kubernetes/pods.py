@@ -17,6 +17,7 @@ from typing import Any, Final
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.objects import with_owner
 from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.pod_rules import is_allowed_image
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.plan import AttemptPlan, ClusterValues, Folder, LearnerPlan, fill, learners_with_ports
 from services.core.runtime import pod_layout as layout
@@ -51,11 +52,13 @@ def pod(
         "hostname": learner.name,
         "subdomain": names.attempt_name(plan.job, plan.attempt),
         "securityContext": _pod_security(plan, options),
-        "initContainers": [_helper(learner, options)],
+        "initContainers": [_helper(plan, learner, options)],
         "containers": [_learner(plan, learner, options)],
         "volumes": _volumes(plan, learner, options),
         "tolerations": _tolerations(options, learner),
     }
+    if options.pull_secret:
+        spec["imagePullSecrets"] = [{"name": names.PULL_SECRET}]
     if options.runtime_class:
         spec["runtimeClassName"] = options.runtime_class
     if options.scheduler:
@@ -117,7 +120,10 @@ def user_id(tenant: str, options: KubernetesOptions) -> int:
 
 
 def image_of(plan: AttemptPlan, options: KubernetesOptions) -> str:
-    """The image of the learners. Raises InvalidRequest if the operator has named none for the framework."""
+    """The image of the learners. Raises InvalidRequest for one that the operator has not allowed, or has not named."""
+    if plan.image and not is_allowed_image(plan.image, options):
+        places = ", ".join(options.images)
+        raise InvalidRequest(f"this cluster does not run the image {plan.image}; images here begin with {places}")
     if plan.image:
         return plan.image
     if not plan.framework:
@@ -150,7 +156,7 @@ def _container_security(*, read_only: bool) -> Document:
     }
 
 
-def _helper(learner: LearnerPlan, options: KubernetesOptions) -> Document:
+def _helper(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions) -> Document:
     size = {"cpu": _cpus(options.helper_cpus), "memory": str(options.helper_memory)}
     return {
         "name": layout.HELPER_CONTAINER,
@@ -168,6 +174,7 @@ def _helper(learner: LearnerPlan, options: KubernetesOptions) -> Document:
             _mount("runs", layout.RUNS, read_only=True),
             _mount("job", layout.JOB),
             _mount("helper-tmp", "/tmp"),  # noqa: S108 - the container's own
+            *_claim_mounts(plan),
         ],
     }
 
@@ -182,6 +189,7 @@ def _learner(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions
         _mount("entry", layout.ENTRY, read_only=True),
         _mount("job", layout.JOB),
         _mount("tmp", "/tmp"),  # noqa: S108 - the container's own
+        *_claim_mounts(plan),
     ]
     return {
         "name": layout.LEARNER_CONTAINER,
@@ -236,9 +244,23 @@ def _volumes(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions
         {"name": "tmp", "emptyDir": {"sizeLimit": str(options.scratch)}},
         {"name": "helper-tmp", "emptyDir": {"sizeLimit": str(options.scratch)}},
     ]
+    volumes += [
+        {"name": volume, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        for volume, claim in claims(plan).items()
+    ]
     if learner.shm:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(learner.shm)}})
     return volumes
+
+
+def claims(plan: AttemptPlan) -> dict[str, str]:
+    """The claims of the job's data stores by the name of their volume. They are of the tenant's namespace."""
+    named = sorted({entry.location for entry in plan.inputs if entry.type == "pvc"})
+    return {f"data-{number}": claim for number, claim in enumerate(named)}
+
+
+def _claim_mounts(plan: AttemptPlan) -> list[Document]:
+    return [_mount(volume, f"{layout.VOLUMES}/{claim}", read_only=True) for volume, claim in claims(plan).items()]
 
 
 def _tolerations(options: KubernetesOptions, learner: LearnerPlan) -> list[Document]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from services.core.adapters.kubernetes import names, objects, pods
+from services.core.adapters.kubernetes import names, objects, pod_rules, pods
 from services.core.adapters.kubernetes.api import Api, Document, collection, gather, path_of
 from services.core.adapters.kubernetes.fences import Fences
 from services.core.adapters.kubernetes.observed import StopMark, is_gated
@@ -57,7 +57,7 @@ class Provision:
         """The owner and everything but the pods. Raises before the first effect if the pods cannot be rendered."""
         native = await self._gang() is GangMethod.NATIVE
         for learner in plan.learners:
-            pods.pod(plan, learner, self._options, "", native_gang=native)
+            pod_rules.check(pods.pod(plan, learner, self._options, "", native_gang=native), self._options)
         owner = await self._claim_owner(plan)
         documents = objects.owned(plan, self._options, owner["metadata"]["uid"], native_gang=native)
         await gather([self._create(document) for document in documents])

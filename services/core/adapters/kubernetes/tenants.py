@@ -1,15 +1,18 @@
 """The namespace of a tenant, and the only changes that Weft makes outside of one.
 
 The namespace admits pods of Pod Security ``restricted`` only, denies all traffic that no policy of an attempt allows,
-has a quota of objects and of what the operator sets, and gives no pod a service-account token.
+has a quota of objects and of what the operator sets, and gives no pod a service-account token. Where the operator has
+named their accounts, the lcm and the guardian get their rights in it, and where the operator has given credentials of
+registries, kubelets pull images with them.
 """
 
 from __future__ import annotations
 
+import base64
 from typing import Any, Final
 
 from services.core.adapters.kubernetes import names
-from services.core.adapters.kubernetes.api import Api, Document, path_of
+from services.core.adapters.kubernetes.api import COLLECTIONS, Api, Document, path_of
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.adapters.kubernetes.places import NAMESPACES
 from services.core.domain.errors import Conflict, Duplicate, NotFound, StaleRevision
@@ -57,7 +60,34 @@ def contents(tenant: str, options: KubernetesOptions) -> list[Document]:
             "NetworkPolicy", "weft-default-deny", tenant, options,
             spec={"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
         ),
+        *_rights(tenant, options),
+        *_pull_secret(tenant, options),
     ]  # fmt: skip
+
+
+def _rights(tenant: str, options: KubernetesOptions) -> list[Document]:
+    """What the lcm and the guardian may do in the namespace (manifest_files/rights.yaml)."""
+    accounts = {"collector": options.lcm_account, "learners": options.guardian_account}
+    group = "rbac.authorization.k8s.io"
+    return [
+        _document(
+            "RoleBinding", f"weft-{role}", tenant, options,
+            roleRef={"apiGroup": group, "kind": "ClusterRole", "name": f"{options.installation}-{role}"},
+            subjects=[{
+                "kind": "ServiceAccount", "namespace": account.partition("/")[0], "name": account.partition("/")[2],
+            }],
+        )
+        for role, account in accounts.items() if account
+    ]  # fmt: skip
+
+
+def _pull_secret(tenant: str, options: KubernetesOptions) -> list[Document]:
+    """Kubelets pull images with it. Learners cannot read it: no pod mounts it."""
+    if not options.pull_secret:
+        return []
+    content = {".dockerconfigjson": base64.b64encode(options.pull_secret.encode()).decode()}
+    fields = {"type": "kubernetes.io/dockerconfigjson", "data": content}
+    return [_document("Secret", names.PULL_SECRET, tenant, options, **fields)]
 
 
 async def prepare(api: Api, tenant: str, options: KubernetesOptions) -> None:
@@ -101,7 +131,7 @@ async def _apply(api: Api, document: Document) -> None:
 
 def _document(kind: str, name: str, tenant: str, options: KubernetesOptions, **fields: Any) -> Document:
     return {
-        "apiVersion": "networking.k8s.io/v1" if kind == "NetworkPolicy" else "v1",
+        "apiVersion": COLLECTIONS[kind][0],
         "kind": kind,
         "metadata": {
             "name": name,

@@ -1,0 +1,92 @@
+"""What an operator gives to the cluster before Weft runs in it: service accounts, rights and admission policies.
+
+The sources are plain YAML, ``manifest_files/*.yaml``, with ``${name}`` for an installation's choices. The Helm chart
+fills the same files, so nothing here renders structure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Final
+
+import yaml
+
+from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.domain.errors import InvalidRequest
+
+RIGHTS: Final = "rights.yaml"
+POLICIES: Final = "policies.yaml"
+_PLACEHOLDER: Final = re.compile(r"\$\{(\w+)\}")
+_SAFE: Final = re.compile(r"[A-Za-z0-9._:/@ \[\]\",-]*")
+"""Values are text within YAML and within strings of CEL. None needs quotes or backslashes of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """The service accounts of an installation, all in one namespace."""
+
+    namespace: str
+    lcm: str
+    guardian: str
+    services: str
+    """Of the services that do not use the cluster."""
+
+    @classmethod
+    def of(cls, installation: str, namespace: str, *, one: bool = False) -> Accounts:
+        """The names of an installation's accounts. ``one``: the lcm and the guardian share an account, ``-up``."""
+        names = ("up", "up") if one else ("lcm", "guardian")
+        lcm, guardian = (f"{installation}-{name}" for name in names)
+        return cls(namespace=namespace, lcm=lcm, guardian=guardian, services=f"{installation}-services")
+
+
+def values(options: KubernetesOptions, accounts: Accounts) -> dict[str, str]:
+    """The text for each placeholder. Raises InvalidRequest for a setting with characters that no name has."""
+    filled = {
+        "namespace": accounts.namespace,
+        "lcm_account": accounts.lcm,
+        "guardian_account": accounts.guardian,
+        "services_account": accounts.services,
+        "installation": options.installation,
+        "prefix": options.namespace_prefix,
+        "helper_image": options.helper_image,
+        "images": json.dumps(_images(options)),
+        "runtime_class": options.runtime_class,
+        "scheduler": options.scheduler,
+        "priority_classes": json.dumps(sorted(set(options.priority_classes.values()))),
+        "gpu_resource": options.gpu_resource,
+        "scratch": str(options.scratch),
+        "uid_first": str(options.uid_first),
+        "uid_last": str(options.uid_first + options.uid_count - 1),
+    }
+    for name, value in filled.items():
+        if not _SAFE.fullmatch(value):
+            raise InvalidRequest(f"{name} has characters that cannot be in an admission policy: {value!r}")
+    return filled
+
+
+def _images(options: KubernetesOptions) -> list[str]:
+    """What learners' images begin with; empty: any image."""
+    if not options.images:
+        return []
+    return sorted({*options.images, options.learner_image, *options.framework_images.values()})
+
+
+def text(name: str, filled: Mapping[str, str]) -> str:
+    """The YAML of ``RIGHTS`` or ``POLICIES`` with these values."""
+    source = files("services.core.adapters.kubernetes").joinpath("manifest_files", name).read_text()
+    return _PLACEHOLDER.sub(lambda match: filled[match.group(1)], source)
+
+
+def manifests(options: KubernetesOptions, accounts: Accounts) -> str:
+    """All of it, as the YAML that ``kubectl apply -f -`` reads."""
+    filled = values(options, accounts)
+    return "---\n".join(text(name, filled) for name in (RIGHTS, POLICIES))
+
+
+def documents(options: KubernetesOptions, accounts: Accounts) -> list[dict[str, Any]]:
+    """The objects of ``manifests``."""
+    return [document for document in yaml.safe_load_all(manifests(options, accounts)) if document]

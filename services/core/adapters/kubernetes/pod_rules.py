@@ -1,0 +1,263 @@
+"""The form of every pod that Weft creates, checked on the rendered document before it is sent.
+
+A mistake of the renderer, or of a plan that reached it, then never becomes a pod. The rules name all that may be in a
+pod: what they do not name is a violation. The admission policies (manifest_files/policies.yaml) say the same to the API
+server, independent of this module, and both are tried with the same hostile pods.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from services.core.adapters.kubernetes import names
+from services.core.adapters.kubernetes.nodes import parse_quantity
+from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.domain.errors import AdmissionDenied
+from services.core.runtime import pod_layout as layout
+
+Rule = Callable[[Any], bool]
+_HELPER_MOUNTS: Final[Mapping[str, tuple[str, bool]]] = {
+    "plan": (layout.PLAN, True),
+    "token": (layout.TOKEN, True),
+    "private": (layout.PRIVATE, False),
+    "control": (layout.CONTROL, False),
+    "runs": (layout.RUNS, True),
+    "job": (layout.JOB, False),
+    "helper-tmp": ("/tmp", False),  # noqa: S108 - the container's own
+}
+"""Volume -> (path, whether it is read-only)."""
+_LEARNER_MOUNTS: Final[Mapping[str, tuple[str, bool]]] = {
+    "control": (layout.CONTROL, True),
+    "runs": (layout.RUNS, False),
+    "entry": (layout.ENTRY, True),
+    "job": (layout.JOB, False),
+    "tmp": ("/tmp", False),  # noqa: S108 - as above
+    "shm": ("/dev/shm", False),  # noqa: S108 - as above
+}
+_DATA: Final = re.compile(r"data-\d{1,4}")
+"""Volumes of data stores."""
+_SCRATCH: Final = ("private", "control", "runs", "job", "tmp", "helper-tmp")
+_MOST_TERMINATION_S: Final = 7 * 86_400
+_SECURITY: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def check(pod: Mapping[str, Any], options: KubernetesOptions) -> None:
+    """Raises AdmissionDenied, which names the fields, for a pod that breaks a rule."""
+    broken = sorted(set(violations(pod, options)))
+    if broken:
+        raise AdmissionDenied(f"the rendered pod breaks Weft's own rules: {', '.join(broken[:5])}")
+
+
+def violations(pod: Mapping[str, Any], options: KubernetesOptions) -> Iterator[str]:
+    """The fields of a new pod that break a rule, as paths, e.g. ``spec.containers[learner].securityContext``."""
+    yield from _fields(pod, "", {"apiVersion": _is("v1"), "kind": _is("Pod"), "metadata": _any, "spec": _any})
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    labels = metadata.get("labels") or {}
+    learner = str(labels.get(names.LEARNER, ""))
+    owner = names.attempt_name(str(labels.get(names.JOB, "")), int(names.attempt_of({"metadata": metadata})))
+    yield from _metadata(metadata, labels, owner, learner, options)
+    yield from _spec(spec, owner, learner, options)
+    yield from _containers(spec, options)
+    yield from _volumes(spec.get("volumes") or (), owner, learner, options)
+
+
+def _metadata(
+    metadata: Mapping[str, Any], labels: Mapping[str, str], owner: str, learner: str, options: KubernetesOptions
+) -> Iterator[str]:
+    one_label = {
+        names.MANAGED_BY: _is(names.WEFT), names.INSTANCE: _is(options.installation),
+        "app.kubernetes.io/name": _is("learner"),
+        **dict.fromkeys((names.JOB, names.ATTEMPT, names.LEARNER, names.ROLE, names.RANK, names.TENANT), bool),
+    }  # fmt: skip
+    space = str(metadata.get("namespace", ""))
+    yield from _fields(
+        metadata, "metadata.",
+        {
+            "name": _is(f"{owner}-{learner}"),
+            "namespace": lambda value: str(value).startswith(options.namespace_prefix),
+            "labels": lambda value: isinstance(value, Mapping),
+            "annotations": lambda value: set(value or {}) <= {names.TERM, names.SIZE},
+            "ownerReferences": lambda value: _is_owned(value, owner),
+        },
+    )  # fmt: skip
+    yield from (f"metadata.{name}" for name in ("labels", "name", "ownerReferences") if name not in metadata)
+    yield from _fields(labels, "metadata.labels.", one_label, needed=True)
+    tenant = str(labels.get(names.TENANT, ""))
+    if space != names.namespace_of(tenant, options.namespace_prefix) and not names.is_encoded(space):
+        yield f"metadata.labels.{names.TENANT}"
+
+
+def _spec(spec: Mapping[str, Any], owner: str, learner: str, options: KubernetesOptions) -> Iterator[str]:
+    optional: dict[str, Rule] = {
+        "priorityClassName": lambda value: value in options.priority_classes.values(),
+        "schedulingGroup": _is({"podGroupName": owner}),
+        "affinity": lambda value: set(value or {}) <= {"nodeAffinity"},
+        "tolerations": lambda value: all(_is_tolerated(toleration, options) for toleration in value),
+    }
+    optional |= {"imagePullSecrets": _is([{"name": names.PULL_SECRET}])} if options.pull_secret else {}
+    optional |= {"runtimeClassName": _is(options.runtime_class)} if options.runtime_class else {}
+    optional |= {"schedulerName": _is(options.scheduler)} if options.scheduler else {}
+    yield from _fields(
+        spec, "spec.",
+        optional | {
+            "schedulingGates": _is([{"name": layout.SCHEDULING_GATE}]),
+            "restartPolicy": _is("Never"),
+            "automountServiceAccountToken": _is(False),
+            "enableServiceLinks": _is(False),
+            "terminationGracePeriodSeconds": lambda value: 0 < value <= _MOST_TERMINATION_S,
+            "hostname": _is(learner),
+            "subdomain": _is(owner),
+            "securityContext": lambda value: _is_of_a_tenant(value, options),
+            "initContainers": lambda value: [entry.get("name") for entry in value] == [layout.HELPER_CONTAINER],
+            "containers": lambda value: [entry.get("name") for entry in value] == [layout.LEARNER_CONTAINER],
+            "volumes": lambda value: isinstance(value, Sequence),
+        },
+    )  # fmt: skip
+    wanted = {name for name in ("runtimeClassName", "schedulerName") if name in optional}
+    needed = {"schedulingGates", "restartPolicy", "automountServiceAccountToken", "enableServiceLinks", "hostname",
+              "subdomain", "securityContext", "initContainers", "containers", *wanted}  # fmt: skip
+    yield from (f"spec.{name}" for name in sorted(needed - set(spec)))
+
+
+def _containers(spec: Mapping[str, Any], options: KubernetesOptions) -> Iterator[str]:
+    for container in spec.get("initContainers") or ():
+        yield from _container(
+            container, f"spec.initContainers[{container.get('name')}].", _HELPER_MOUNTS,
+            {
+                "image": _is(options.helper_image), "restartPolicy": _is("Always"),
+                "resources": lambda value: _is_bounded(value, {"cpu", "memory"}),
+            },
+        )  # fmt: skip
+    for container in spec.get("containers") or ():
+        yield from _container(
+            container, f"spec.containers[{container.get('name')}].", _LEARNER_MOUNTS,
+            {
+                "image": lambda value: is_allowed_image(str(value), options),
+                "command": _is(["/bin/sh", f"{layout.ENTRY}/{layout.ENTRY_FILE}"]),
+                "resources": lambda value: _is_bounded(value, {"cpu", "memory", options.gpu_resource}),
+            },
+        )  # fmt: skip
+
+
+def _container(
+    container: Mapping[str, Any], path: str, mounts: Mapping[str, tuple[str, bool]], own: Mapping[str, Rule]
+) -> Iterator[str]:
+    """``mounts``: what it may mount. ``own``: rules of this kind of container, which has all of these fields."""
+    yield from _fields(
+        container, path,
+        dict(own) | {
+            "name": bool,
+            "imagePullPolicy": _is("IfNotPresent"),
+            "env": lambda value: all(set(variable) <= {"name", "value"} for variable in value),
+            "securityContext": _is_confined,
+            "volumeMounts": lambda value: all(_is_mounted(mount, mounts) for mount in value),
+        },
+    )  # fmt: skip
+    yield from (f"{path}{name}" for name in sorted({*own, "securityContext"} - set(container)))
+
+
+def _volumes(volumes: Sequence[Any], owner: str, learner: str, options: KubernetesOptions) -> Iterator[str]:
+    for volume in volumes:
+        name = str(volume.get("name"))
+        kind = next((key for key in volume if key != "name"), "")
+        source = volume.get(kind) or {}
+        if kind == "persistentVolumeClaim":
+            kept = _DATA.fullmatch(name) is not None and source == {**source, "readOnly": True} and len(source) == 2
+        elif kind == "emptyDir":
+            kept = _is_bounded_folder(name, source, options)
+        else:
+            kept = _is_of_the_attempt(name, kind, source, owner, learner)
+        if len(volume) != 2 or not kept:
+            yield f"spec.volumes[{name}]"
+
+
+def _is_of_the_attempt(name: str, kind: str, source: Mapping[str, Any], owner: str, learner: str) -> bool:
+    keys = {item.get("key") for item in source.get("items") or ()}
+    if kind == "configMap":
+        files = {"plan": {layout.PLAN_FILE, layout.ADDRESSES_FILE, layout.AUTHORITY_FILE}, "entry": {layout.ENTRY_FILE}}
+        return source.get("name") == owner and bool(keys) and keys <= files.get(name, set())
+    return kind == "secret" and name == "token" and source.get("secretName") == owner and keys == {learner}
+
+
+def _is_bounded_folder(name: str, source: Mapping[str, Any], options: KubernetesOptions) -> bool:
+    if "sizeLimit" not in source or not set(source) <= {"sizeLimit", "medium"}:
+        return False
+    if name == "shm":
+        return bool(source.get("medium") == "Memory")
+    return name in _SCRATCH and "medium" not in source and parse_quantity(source["sizeLimit"]) <= options.scratch
+
+
+def is_allowed_image(image: str, options: KubernetesOptions) -> bool:
+    """True if the operator lets learners run this image."""
+    ours = {options.learner_image, *options.framework_images.values()}
+    return bool(image) and (not options.images or image in ours or image.startswith(options.images))
+
+
+def _is_owned(references: Any, owner: str) -> bool:
+    return (
+        isinstance(references, Sequence) and len(references) == 1 and set(references[0]) == {
+            "apiVersion", "kind", "name", "uid",
+        }
+        and (references[0]["apiVersion"], references[0]["kind"], references[0]["name"]) == ("v1", "ConfigMap", owner)
+    )  # fmt: skip
+
+
+def _is_tolerated(toleration: Mapping[str, Any], options: KubernetesOptions) -> bool:
+    return toleration.get("key") in {
+        "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", options.gpu_resource,
+    }  # fmt: skip
+
+
+def _is_of_a_tenant(security: Mapping[str, Any], options: KubernetesOptions) -> bool:
+    user = security.get("runAsUser")
+    in_range = isinstance(user, int) and 0 <= user - options.uid_first < options.uid_count
+    return in_range and security == {
+        "runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+
+
+def _is_confined(security: Mapping[str, Any]) -> bool:
+    return {key: value for key, value in security.items() if key != "readOnlyRootFilesystem"} == _SECURITY
+
+
+def _is_mounted(mount: Mapping[str, Any], allowed: Mapping[str, tuple[str, bool]]) -> bool:
+    if _DATA.fullmatch(str(mount.get("name"))):
+        place = str(mount.get("mountPath", ""))
+        return place.startswith(f"{layout.VOLUMES}/") and mount == {**mount, "readOnly": True} and len(mount) == 3
+    path, read_only = allowed.get(str(mount.get("name")), ("", False))
+    wanted = {"name": mount.get("name"), "mountPath": path} | ({"readOnly": True} if read_only else {})
+    return bool(path) and mount == wanted
+
+
+def _is_bounded(resources: Mapping[str, Any], known: set[str]) -> bool:
+    limits = resources.get("limits") or {}
+    return set(resources) == {"limits", "requests"} and limits == resources["requests"] and (
+        {"cpu", "memory"} <= set(limits) <= known
+    )  # fmt: skip
+
+
+def _fields(
+    document: Mapping[str, Any], path: str, rules: Mapping[str, Rule], *, needed: bool = False
+) -> Iterator[str]:
+    """The fields that no rule names, or whose rule refuses them. ``needed``: also those that are missing."""
+    for name, value in document.items():
+        rule = rules.get(name)
+        try:
+            kept = rule is not None and rule(value)
+        except (TypeError, ValueError, KeyError, AttributeError):
+            kept = False
+        if not kept:
+            yield f"{path}{name}"
+    if needed:
+        yield from (f"{path}{name}" for name in rules if name not in document)
+
+
+def _is(expected: object) -> Rule:
+    return lambda value: type(value) is type(expected) and value == expected
+
+
+def _any(_: object) -> bool:
+    return True

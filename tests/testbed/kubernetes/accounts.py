@@ -1,0 +1,51 @@
+"""Service accounts, rights and admission policies of an installation on the test cluster, as an operator makes them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.core.adapters.kubernetes.manifests import Accounts, manifests
+from services.core.adapters.kubernetes.options import KubernetesOptions
+from tests.testbed.kubernetes.cluster import Cluster
+from tests.testbed.kubernetes.kubectl import KubectlError
+
+NAMESPACE: Final = "platform"
+"""Of the accounts of all installations in tests."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """Kubeconfigs with the accounts' tokens."""
+
+    lcm: Path
+    guardian: Path
+    services: Path
+
+
+def install(cluster: Cluster, options: KubernetesOptions, *, one: bool = False) -> Installed:
+    """Gives the cluster what `weft manifests` prints. ``one``: the lcm and the guardian share an account."""
+    accounts = Accounts.of(options.installation, NAMESPACE, one=one)
+    try:
+        cluster.kubectl("create", "namespace", NAMESPACE)
+    except KubectlError as error:
+        if "already exists" not in str(error):
+            raise
+    cluster.kubectl("--namespace", NAMESPACE, "apply", "--filename=-", text=manifests(options, accounts))
+    return Installed(
+        *(kubeconfig(cluster, NAMESPACE, account) for account in (accounts.lcm, accounts.guardian, accounts.services))
+    )
+
+
+def kubeconfig(cluster: Cluster, namespace: str, account: str) -> Path:
+    """Writes the access of a service account, for programs of this machine. It ends with the cluster."""
+    token = cluster.kubectl("--namespace", namespace, "create", "token", account, "--duration=6h").strip()
+    document = json.loads(cluster.kubeconfig.read_text())
+    document["users"] = [{"name": account, "user": {"token": token}}]
+    for context in document["contexts"]:
+        context["context"]["user"] = account
+    path = cluster.folder / f"{namespace}-{account}.kubeconfig"
+    path.write_text(json.dumps(document))
+    return path
