@@ -18,5 +18,6 @@ if __name__ == "__main__":
             points.watch_files()
     if sys.argv[1] == "--pod":
         root = Path(sys.argv[2] if len(sys.argv) > 2 else pod_layout.ROOT)
-        sys.exit(main_in_pod(root, os.environ[pod_layout.LEARNER_VARIABLE]))
+        run = int(os.environ.get(pod_layout.RUN_VARIABLE, "1"))
+        sys.exit(main_in_pod(root, os.environ[pod_layout.LEARNER_VARIABLE], run))
     sys.exit(main(Path(sys.argv[1])))

@@ -59,7 +59,7 @@ def _fetch_into(
         _refuse_requirements(model_dir)
     elif assignment.plan.framework or (model_dir / "requirements.txt").exists():
         _prepare_environment(assignment, model_dir, result, progress)
-    if assignment.plan.checkpoint_attempts:
+    if assignment.checkpoint_attempts:
         from services.helper.fetch.checkpoints import restore
 
         restore(assignment, _gang(folder, assignment), staging / JOB_FOLDERS[Folder.CHECKPOINT], signer, progress)

@@ -32,6 +32,10 @@ STOP: Final = "weft.dev/stop"
 """Annotation of the owner and of pods that have not started: the stop mark, as JSON."""
 REMOVED: Final = "weft.dev/removed"
 """Annotation of the owner: the pods that a stop has deleted, as JSON ``{learner: Unix ms}``."""
+RUN: Final = "weft.dev/run"
+"""Annotation of a pod: which start of its learner within the attempt it is."""
+RUNS: Final = "weft.dev/runs"
+"""Annotation of the owner: the pods of later runs that may have been created, as JSON ``{learner: run}``."""
 SIZE: Final = "weft.dev/size"
 """Annotation of a pod: what its learner holds of its node, as JSON ``{cpus, memory, gpus}``."""
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -125,6 +129,12 @@ def attempt_of(document: Mapping[str, Any]) -> int:
     """The attempt that the object belongs to; 0 if its label is no number."""
     text = label(document, ATTEMPT)
     return int(text) if text.isdigit() and len(text) < 10 else 0
+
+
+def run_of(pod: Mapping[str, Any]) -> int:
+    """The run of its learner that the pod is; 1 if it names none."""
+    text = annotation(pod, RUN)
+    return int(text) if text.isdigit() and len(text) < 10 else 1
 
 
 def term_of(document: Mapping[str, Any]) -> int:
