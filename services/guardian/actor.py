@@ -21,6 +21,7 @@ import structlog
 from services.core.domain.errors import InvalidSpec, StaleFence, Unavailable, WeftError
 from services.core.domain.job import Claim, Job, Verdict, moved
 from services.core.domain.learner import LearnerStatus, step_times
+from services.core.domain.restart import as_running
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
 from services.core.domain.verdict import decide_verdict
@@ -33,6 +34,7 @@ from services.guardian.instrumentation import Instrumentation
 from services.guardian.learner_view import LearnerView
 from services.guardian.ports import GuardianPorts
 from services.guardian.provisioning import Provisioning, announce, check_current
+from services.guardian.restarts import Restarts
 from services.guardian.settings import GuardianSettings
 
 _RETRY_S: Final = 0.2
@@ -80,6 +82,7 @@ class Guardian:
         self._instrumentation = instrumentation
         self._log = structlog.get_logger().bind(job=job.id, term=self.claim.term, trace=job.trace)
         self._provisioning = Provisioning(self.claim, ports, settings, self._log)
+        self._restarts = Restarts(self.claim, ports, settings, instrumentation, self._log)
         self._ending = Ending(self.claim, ports, settings, instrumentation, self._log)
 
     def request_reconcile(self, *, cluster_changed: bool = False) -> None:
@@ -132,7 +135,8 @@ class Guardian:
         self.generation = job.generation
         spec = self._spec(job)
         ranks, attempt = observed_state.ranks(spec, job.attempt), job.attempt.number
-        reported = self._view.learners(job.id, attempt)  # before the observation: ends are recorded, then reported
+        # Before the observation: ends are recorded, then reported.
+        reported = observed_state.latest_reports(job.attempt, self._view.learners(job.id, attempt))
         await self._observe(job, reported)
         learners = observed_state.merge(ranks, attempt, reported, self._observed)
         if spec is not None and job.status in ADMITTED:
@@ -156,7 +160,7 @@ class Guardian:
             or job.verdict is not None
             or observed_state.contradicted(attempt, reported, self._observed)
         ):
-            self._observed = await self._ports.cluster.observe(job.id)
+            self._observed = observed_state.latest_runs(job.attempt, await self._ports.cluster.observe(job.id))
             self._cluster_changed = False
         for learner in observed_state.contradicted(attempt, reported, self._observed):
             if self._contradicted.get(learner.name) != learner:
@@ -197,23 +201,32 @@ class Guardian:
         ranks, attempt = observed_state.ranks(spec, job.attempt), job.attempt.number
         activated = job.attempt.committed or observed_state.all_activated(ranks, attempt, learners, self._observed)
         if job.attempt.committed:
-            learners = observed_state.with_lost(ranks, attempt, learners, self._observed, now=self._now)
+            unmade = self._restarts.unmade(job, self._observed)
+            expected = {name: rank for name, rank in ranks.items() if name not in unmade}
+            learners = observed_state.with_lost(expected, attempt, learners, self._observed, now=self._now)
         verdict = decide_verdict(job, spec, learners, now=self._now)
         if job.desired is Desired.HALT and (verdict is None or verdict.to is Status.HALTED):
             return await self._halt(job, spec, self._with_observed(spec, learners, activated=activated))
         if verdict is None:
             verdict = self._deadline_exceeded(job, spec, learners)
+            verdict = verdict or self._restarts.late(job, spec, learners, self._observed)
         if verdict is None and not activated:
             verdict = self._provisioning.late(job, self._observed) or await self._provisioning.provision(job, spec)
             if verdict is None:
-                self._observed = await self._ports.cluster.observe(job.id)
+                self._observed = observed_state.latest_runs(job.attempt, await self._ports.cluster.observe(job.id))
                 activated = observed_state.all_activated(ranks, attempt, learners, self._observed)
                 verdict = None if activated else self._provisioning.lost(job, self._observed)
         record = self._with_observed(spec, learners, activated=activated)
         if verdict is not None:
             return await self._write_verdict(job, verdict, record)
         await self._announce(job, spec)
-        return self._requeue_after(await self._update(job, record), spec)
+        job = await self._update(job, record)
+        if await self._restarts.decide(job, spec, learners) or await self._restarts.carry_out(
+            job, spec, self._observed
+        ):
+            self._cluster_changed = True  # what was observed is of the run before
+            return _REQUEUE
+        return self._requeue_after(job, spec)
 
     def _with_observed(
         self, spec: JobSpec, learners: Mapping[str, LearnerStatus], *, activated: bool
@@ -221,7 +234,7 @@ class Guardian:
         """A change that records the observed state; other changes of the same step go into the same replace."""
         now = self._now
         return lambda job: observed_state.with_observed(
-            job, learners, expected=spec.learners, activated=activated, now=now
+            job, as_running(job, spec, learners), expected=spec.learners, activated=activated, now=now
         )
 
     def _requeue_after(self, job: Job, spec: JobSpec) -> Result:
@@ -229,6 +242,8 @@ class Guardian:
         waits = [self._settings.observe_s]
         if spec.max_runtime is not None and job.attempt.started is not None:
             waits.append((job.attempt.started + spec.max_runtime - self._now) / 1000)
+        if (due := self._restarts.next_due_ms(job, self._observed)) is not None and due > self._now:
+            waits.append((due - self._now) / 1000)
         return Result(max(0.01, min(waits)))
 
     def _deadline_exceeded(self, job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> Verdict | None:

@@ -19,6 +19,7 @@ from services.core.domain.errors import WeftError
 from services.core.domain.job import Claim, Job, Verdict, advanced, moved, released
 from services.core.domain.learner import LearnerStatus, step_times
 from services.core.domain.outages import is_outage
+from services.core.domain.restart import AFTER_LOSS_MOST_MS, AFTER_LOSS_MS, BACKOFF_MOST_MS, back_off_ms
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
 from services.core.domain.status_keys import job_prefix
@@ -29,10 +30,6 @@ from services.guardian.instrumentation import Instrumentation
 from services.guardian.ports import GuardianPorts
 from services.guardian.settings import GuardianSettings
 
-_AFTER_LOSS_MS: Final = 1_000
-_AFTER_LOSS_MOST_MS: Final = 10_000
-"""First and longest back-off after a lost machine, in milliseconds: the loss is not the job's fault, so it is short."""
-_BACKOFF_MOST_MS: Final = 300_000
 _DEFAULTS: Final = parse_spec({"name": "unreadable", "command": "unreadable"})
 _Log = structlog.typing.FilteringBoundLogger
 
@@ -226,13 +223,11 @@ def _queued_again(job: Job, limits: Limits, verdict: Verdict, now: int, *, outag
         outages=counters.outages + outage,
     )
     if own:
-        first_ms, times, most_ms = limits.backoff, counters.retries, _BACKOFF_MOST_MS
+        first_ms, times, most_ms = limits.backoff, counters.retries, BACKOFF_MOST_MS
     elif outage:
-        first_ms, times, most_ms = _AFTER_LOSS_MS, counters.outages, outage_most_ms
+        first_ms, times, most_ms = AFTER_LOSS_MS, counters.outages, outage_most_ms
     elif undone:
-        first_ms, times, most_ms = max(limits.backoff, _AFTER_LOSS_MS), counters.rollbacks, _BACKOFF_MOST_MS
+        first_ms, times, most_ms = max(limits.backoff, AFTER_LOSS_MS), counters.rollbacks, BACKOFF_MOST_MS
     else:
-        first_ms, times, most_ms = _AFTER_LOSS_MS, counters.restarts, _AFTER_LOSS_MOST_MS
-    # An owner's back-off that is longer than the longest here stays as long as it is.
-    wait_ms = max(first_ms, min(first_ms * 2 ** min(times - 1, 20), most_ms))
-    return replace(job, counters=counters, not_before=now + wait_ms)
+        first_ms, times, most_ms = AFTER_LOSS_MS, counters.restarts, AFTER_LOSS_MOST_MS
+    return replace(job, counters=counters, not_before=now + back_off_ms(first_ms, times, most_ms))

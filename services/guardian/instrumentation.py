@@ -28,6 +28,11 @@ class Instrumentation:
             "Reports of a learner's end that the cluster's record contradicts. They have no effect.",
             registry=registry,
         )
+        self.restarts = Counter(
+            "weft_learner_restarts",
+            "Learners that were started again alone, by whose fault it was (job or infrastructure).", ("fault",),
+            registry=registry,
+        )  # fmt: skip
         self._succeeded = Counter("trainer_trainings_success", "Jobs that completed.", registry=registry)
         self._failed = Counter("trainer_trainings_failed", "Jobs that failed.", ("reason",), registry=registry)
         self._killed = Counter(

@@ -112,7 +112,7 @@ class LearnerView:
             raise ValueError("its checkpoint has a time, a number of files or a size that none has")
         learners = self._jobs.setdefault(job_id, _JobState()).learners
         known = learners.get(name)
-        if known is None or (report.attempt, report.seq) > (known.attempt, known.seq):
+        if known is None or report.order > known.order:
             learners[name] = report
             self._on_change(job_id)
 

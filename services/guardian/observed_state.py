@@ -35,6 +35,30 @@ def ranks(spec: JobSpec | None, attempt: Attempt) -> dict[str, int]:
     return {name: rank for rank, name in enumerate(names)}
 
 
+def latest_reports(attempt: Attempt, reported: Mapping[str, LearnerStatus]) -> dict[str, LearnerStatus]:
+    """The reports of the run that each learner is in. A learner that is started again has not reported yet."""
+    return {name: learner for name, learner in reported.items() if learner.run == attempt.run_of(name)}
+
+
+def latest_runs(attempt: Attempt, observed: Observation) -> Observation:
+    """The observation without what is left of earlier runs of this attempt's learners."""
+    learners = [
+        process
+        for process in observed.learners
+        if process.attempt != attempt.number or process.planned_run == attempt.run_of(process.name)
+    ]
+    return replace(observed, learners=learners)
+
+
+def unmade_reruns(attempt: Attempt, observed: Observation) -> dict[str, int]:
+    """Learner -> run, of the learners that are to be started again and are not on the cluster.
+
+    ``observed``: of latest runs only.
+    """
+    there = {process.name for process in observed.learners if process.attempt == attempt.number}
+    return {name: rerun.run for name, rerun in attempt.reruns.items() if name not in there}
+
+
 def merge(
     ranks: Mapping[str, int], attempt: int, reported: Mapping[str, LearnerStatus], observed: Observation
 ) -> dict[str, LearnerStatus]:

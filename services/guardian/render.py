@@ -24,7 +24,7 @@ _NOT_OF_THE_RUN: Final = (
     "job", "tenant", "attempt", "term", "trace", "checkpoint_attempts", "variables", "schema", "priority",
 )  # fmt: skip
 """Fields of a plan that differ between equal runs. ``variables`` name the job and follow from the other fields."""
-_NOT_OF_THE_LEARNER: Final = ("token", "node", "variables")
+_NOT_OF_THE_LEARNER: Final = ("token", "node", "variables", "run")
 
 
 def render(job: Job, spec: JobSpec, *, term: int, mint: MintToken, sizes: Mapping[str, Size]) -> AttemptPlan:
@@ -57,7 +57,7 @@ def _learners(job: Job, spec: JobSpec, mint: MintToken, sizes: Mapping[str, Size
                 memory=size.memory, gpus=size.gpus, node=job.attempt.placement.get(name, ""),
                 token=mint(identity), env=dict(spec.env),
                 gpu_type=(role.gpu_type or spec.resources.gpu_type or "") if size.gpus else "",
-                shm=spec.resources.shm or 0,
+                shm=spec.resources.shm or 0, run=job.attempt.run_of(name),
             )  # fmt: skip
             rank += 1
 

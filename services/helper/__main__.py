@@ -23,5 +23,6 @@ if __name__ == "__main__":
             from services.helper import probe
 
             sys.exit(probe.main(root, learner, os.environ[pod_layout.PROBE_VARIABLE]))
-        sys.exit(main_in_pod(root, learner))
+        run = int(os.environ.get(pod_layout.RUN_VARIABLE, "1"))
+        sys.exit(main_in_pod(root, learner, run))
     sys.exit(main(Path(sys.argv[1])))

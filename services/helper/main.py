@@ -72,12 +72,15 @@ def main(root: Path) -> int:
     return _run(folder, lambda: ShimWatch(folder))
 
 
-def main_in_pod(root: Path, learner: str) -> int:
-    """Runs the helper of a pod's learner, below ``root``. Returns 0 once the learner's container has ended, or HELD."""
+def main_in_pod(root: Path, learner: str, run: int) -> int:
+    """Runs the helper of a pod's learner, in this run, below ``root``.
+
+    Returns 0 once the learner's container has ended, or HELD.
+    """
     from services.helper.pod import PodLearner  # noqa: PLC0415 - a single machine loads no module of pods
     from services.helper.pod_folder import PodFolder  # noqa: PLC0415 - as above
 
-    folder = PodFolder(root, learner)
+    folder = PodFolder(root, learner, run)
     folder.prepare()
     return _run(folder, lambda: PodLearner(folder, folder.trust))
 
@@ -152,7 +155,7 @@ class Helper:
         learner, plan = self._assignment.learner, self._assignment.plan
         status = self._spool.load_report(
             LearnerStatus(
-                name=learner.name, role=learner.role, rank=learner.rank, attempt=plan.attempt, seq=0,
+                name=learner.name, role=learner.role, rank=learner.rank, attempt=plan.attempt, run=learner.run, seq=0,
                 phase=Phase.WAITING,
             )
         )  # fmt: skip
@@ -266,7 +269,6 @@ class Helper:
             self._assignment,
             self._spool,
             intake,
-            RUN,
             usage=self._learner.usage,
             on_point=reporter.set_first_point,
         )
@@ -342,7 +344,7 @@ class Helper:
 
         try:
             return await store_outputs(
-                self._folder, self._assignment, self._spool, RUN, signer=self._signer, digests=digests,
+                self._folder, self._assignment, self._spool, signer=self._signer, digests=digests,
                 report_waiting=reporter.set_message, report_checkpoint=reporter.set_checkpoint,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the edge of storing: no file may keep a job from ending

@@ -53,10 +53,10 @@ class PodFolder(LearnerFolder):
 
     has_image = True
 
-    def __init__(self, root: Path, learner: str) -> None:
-        """``learner``: its name."""
+    def __init__(self, root: Path, learner: str, run: int = 1) -> None:
+        """``learner``: its name. ``run``: which start of it within the attempt the pod is."""
         super().__init__(root)
-        self._learner = learner
+        self._learner, self._learner_run = learner, run
         self._plan, self._private = root / Path(layout.PLAN).name, root / Path(layout.PRIVATE).name
 
     def path(self, name: str) -> Path:
@@ -128,7 +128,7 @@ class PodFolder(LearnerFolder):
     def assignment(self) -> Assignment:
         stored = stored_plan.read(self._plan_document(), self._learner)
         token = (self.root / Path(layout.TOKEN).name / layout.TOKEN_FILE).read_text().strip()
-        learner = replace(stored.learner, token=token)
+        learner = replace(stored.learner, token=token, run=self._learner_run)
         return Assignment(
             plan=replace(stored.plan, learners=(learner,)), learner=learner, uid=os.geteuid(), gid=os.getegid(),
             addresses_file=str(self._plan / layout.ADDRESSES_FILE), objects="", cache=str(self._private / "cache"),

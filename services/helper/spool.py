@@ -56,8 +56,8 @@ class Spool:
             return first
         try:
             status = load(LearnerStatus, document)
-            if (status.name, status.role, status.rank, status.attempt) != (
-                first.name, first.role, first.rank, first.attempt,
+            if (status.name, status.role, status.rank, status.attempt, status.run) != (
+                first.name, first.role, first.rank, first.attempt, first.run,
             ):  # fmt: skip
                 raise ValueError("it is another learner's")
             if any(not 0 <= at <= MAX_TIME_MS for at in status.times.values()):

@@ -27,7 +27,7 @@ from typing import Final
 from services.core.domain.checkpoint import SavedFile, StoredCheckpoint
 from services.core.domain.errors import NoSpace, WeftError
 from services.core.domain.plan import Folder
-from services.core.runtime.learner_folder import MALFORMED, Assignment, LearnerFolder, job_folder
+from services.core.runtime.learner_folder import MALFORMED, RUN, RUNS_FOLDER, Assignment, LearnerFolder, job_folder
 from services.helper.checkpoints.snapshots import Digests, FileChanged, SnapshotStore, as_stored
 from services.helper.learner_files import LearnerFile, SkippedFile, list_files, open_file
 from services.helper.log import log_event
@@ -109,7 +109,6 @@ async def store_outputs(
     folder: LearnerFolder,
     assignment: Assignment,
     spool: Spool,
-    run: int,
     *,
     signer: UrlSigner,
     digests: Digests,
@@ -121,7 +120,7 @@ async def store_outputs(
     ``digests``: of checkpoints' files that were read while the learner trained. ``report_waiting`` gets the reason
     while storing waits, and "" afterwards. Returns after ``store_timeout`` at the latest.
     """
-    plan = assignment.plan
+    plan, run = assignment.plan, assignment.learner.run
     prefix = f"tenants/{plan.tenant}/jobs/{plan.job}/attempts/{plan.attempt}"
     waiting = _Waiting(report_waiting)
     objects = open_objects(assignment, signer, waiting.wait, spool)
@@ -236,7 +235,7 @@ async def _read_in_thread(chunks: Iterator[bytes]) -> AsyncGenerator[bytes]:
 
 
 async def _store_logs(storing: _Storing, key: str, spool: Spool, run: int) -> None:
-    streams = ("runs", str(run))
+    streams = (RUNS_FOLDER, str(RUN))
     files = list_files(storing.root, streams, storing.uid)
     sizes = {file.path: file.size for file in files if isinstance(file, LearnerFile)}
     present = [name for name in _STREAMS if name in sizes]

@@ -52,7 +52,8 @@ class LearnerState:
     """A learner's status in the view."""
 
     attempt: int
-    seq: int
+    order: tuple[int, int, int]
+    """(attempt, run, seq) of its last report."""
     ready: bool
     """In phase READY or a later one, and not given up."""
     stored: bool
@@ -160,8 +161,16 @@ class Attempts:
         if known is None or known.revision < revision:
             ready = PHASE_ORDER[status.phase] >= PHASE_ORDER[Phase.READY] and not status.helper_failed
             stored = status.phase is Phase.STORED
-            learners[status.name] = LearnerState(status.attempt, status.seq, ready, stored, revision)
+            learners[status.name] = LearnerState(status.attempt, status.order, ready, stored, revision)
+            if known is None or known.order[:2] < status.order[:2]:
+                self._forget_start(job_id, status)
             self._on_change(job_id)
+
+    def _forget_start(self, job_id: str, status: LearnerStatus) -> None:
+        """A new run of a learner may start only after a linearizable read of its own."""
+        started = self._started.get(job_id)
+        if started is not None and started.attempt == status.attempt:
+            started.learners.discard(status.name)
 
     def _delete(self, full_key: str) -> None:
         key = parse_job_key(full_key)
@@ -191,13 +200,13 @@ class Attempts:
         stop = job.stop if job is not None else None
         return stop if stop is not None and stop.attempt == learner.attempt else None
 
-    def is_reported(self, learner: LearnerIdentity, seq: int) -> bool:
+    def is_reported(self, learner: LearnerIdentity, status: LearnerStatus) -> bool:
         """True if the view has this state of the learner or a newer one, and its attempt as the current one."""
         job = self._jobs.get(learner.job)
         if job is None or job.attempt is None or job.attempt.number != learner.attempt:
             return False
         state = job.learners.get(learner.name)
-        return state is not None and (state.attempt, state.seq) >= (learner.attempt, seq)
+        return state is not None and state.order >= status.order
 
     def may_have_ended(self, learner: LearnerIdentity) -> bool:
         """True unless the view has this attempt as the current one, and a helper of this learner that goes on."""

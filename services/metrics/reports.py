@@ -1,6 +1,6 @@
 """Writes a learner's report to ``/jobs/<id>/learners/<name>``: only the newest, and only of the current attempt.
 
-A write is conditional: the key is unchanged since it was read, its value was older by (attempt, seq), and
+A write is conditional: the key is unchanged since it was read, its value was older by (attempt, run, seq), and
 ``/jobs/<id>/attempt`` is unchanged. So a delayed report never overwrites a newer one, nor one of a newer attempt.
 """
 
@@ -48,7 +48,7 @@ class Reports:
 
         Raises Unavailable if etcd does not answer, or has no current attempt of the job.
         """
-        if self._attempts.is_reported(learner, status.seq):
+        if self._attempts.is_reported(learner, status):
             return UNCHANGED
         key = learner_key(learner.job, learner.name)
         value = json.dumps(dump(status) | {"message": status.message[-_MESSAGE:]}, separators=(",", ":"))
@@ -59,11 +59,7 @@ class Reports:
                 return STALE
             entry = await self._status.get(key)
             stored = read_status(entry.value) if entry is not None else None
-            if (
-                entry is not None
-                and stored is not None
-                and (stored.attempt, stored.seq) >= (status.attempt, status.seq)
-            ):
+            if entry is not None and stored is not None and stored.order >= status.order:
                 self._attempts.record(learner.job, stored, entry.mod_revision, age=age)
                 return UNCHANGED
             revision = await self._status.put_while(

@@ -41,6 +41,7 @@ from services.node.cgroups import Groups
 from services.node.disk_reserve import ReserveWatch
 from services.node.disk_watch import CacheWatch, DiskWatch
 from services.node.fences import Fences
+from services.node.files import remove_tree
 from services.node.frozen_count import FrozenCount
 from services.node.instrumentation import Instrumentation
 from services.node.isolation import Isolation, choose
@@ -282,10 +283,28 @@ class Agent:
             reservation.make(folder, plan.attempt, documents, plan)
 
     async def _spawn(self, plan: AttemptPlan) -> None:
+        runs = {learner.name: learner.run for learner in plan.learners}
+        for learner in self._reserved(plan):
+            run = runs.get(learner.name, 1)
+            if run > learner.document.learner.run:
+                await self._start_again(learner, run)
         learners = self._reserved(plan)
         for learner in learners:
             self._supervisor.supervise(learner)
         await _gather(self._supervisor.wait_for_shim(learner) for learner in learners)
+
+    async def _start_again(self, learner: Learner, run: int) -> None:
+        """Ends what is left of the learner, and makes it anew with the same resources. Unavailable if a process stays.
+
+        The learners of a job may share a user, so only processes and groups of this one are ended.
+        """
+        await self._end([learner], all_of_job=False)
+        renewed, last = await asyncio.to_thread(reservation.replace_learner, learner, run)
+        self._groups.make(renewed.document)
+        self._learners[renewed.folder] = renewed
+        with suppress(OSError):  # what stays is removed with the attempt
+            await asyncio.to_thread(remove_tree, last, within_s=self._settings.node_remove_s)
+        log.info("learner.replaced", job=learner.job, attempt=learner.attempt, learner=learner.name, run=run)
 
     async def _activate(self, plan: AttemptPlan) -> None:
         await _gather(asyncio.to_thread(learner.activate) for learner in self._reserved(plan))
@@ -390,6 +409,8 @@ class Agent:
                 await asyncio.to_thread(
                     self._leftovers.remove, leftover, job=job.path.name, attempt=0, uid=owner_below(leftover)
                 )
+            for new, place in (pair for number in job.attempts() for pair in job.half_replaced(number)):
+                new.rename(place)
             for folder in job.learner_folders():
                 self._adopt_learner(folder)
         self._fences.prune({job.path.name for job in jobs})

@@ -21,8 +21,8 @@ from services.core.runtime.learner_folder import (
     ACTIVE_FILE,
     GPUS_FILE,
     JOB_FOLDER,
+    LEARNER_FILE,
     MALFORMED,
-    RUN,
     SHIM_FILE,
     SHIM_LOCK,
     STOP_FILE,
@@ -37,6 +37,10 @@ from services.core.runtime.processes import ProcessIdentity
 _ATTEMPT: Final = re.compile(r"(?:\.(?:new|gone)-)?([0-9]{1,9})")
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 """Of a job's or learner's folder."""
+NEXT_RUN: Final = ".next-"
+"""Begins the name of a learner's folder for its next run, until it has replaced the one before."""
+LAST_RUN: Final = ".last-"
+"""Begins the name of the folder that it has replaced, with its run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class Learner:
         """Writes ``exit.json`` in place of a shim that has died. The caller holds ``shim_lock``."""
         path = self.folder / exit_file()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(path, {**dump(end), "run": RUN})
+        write_json(path, {**dump(end), "run": self.document.learner.run})
 
     @contextmanager
     def shim_lock(self) -> Generator[bool]:
@@ -152,7 +156,8 @@ class Learner:
             name=self.name,
             attempt=self.attempt,
             state=state,
-            run=RUN if started is not None else 0,
+            run=self.document.learner.run if started is not None else 0,
+            planned_run=self.document.learner.run,
             pid=process.pid if process is not None else None,
             started=started,
             exit=end,
@@ -226,6 +231,13 @@ class JobFolder:
 
     def half_removed(self, number: int) -> Path:
         return self.path / f".gone-{number}"
+
+    def half_replaced(self, attempt: int) -> list[tuple[Path, Path]]:
+        """(new folder, its place) of learners that a crash kept from being replaced by their next run."""
+        folder = self.attempt(attempt)
+        found = [entry for entry in folder.iterdir() if entry.name.startswith(NEXT_RUN)] if is_folder(folder) else []
+        pairs = [(entry, folder / entry.name.removeprefix(NEXT_RUN)) for entry in sorted(found)]
+        return [(new, place) for new, place in pairs if not place.exists() and (new / LEARNER_FILE).exists()]
 
     def leftovers(self) -> list[Path]:
         """Folders that a crash has left half-made or half-removed."""

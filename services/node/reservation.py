@@ -33,7 +33,7 @@ from services.core.runtime.learner_folder import (
 from services.core.runtime.undo import undo_on_failure
 from services.node.environment import fill_environment
 from services.node.files import remove_tree
-from services.node.learner import NAME, JobFolder, Learner, write_gpus
+from services.node.learner import LAST_RUN, NAME, NEXT_RUN, JobFolder, Learner, write_gpus
 from services.node.sandbox import accounts
 
 _PASSABLE: Final = 0o711
@@ -119,6 +119,32 @@ def make(job: JobFolder, attempt: int, learner_documents: list[LearnerDocument],
         sync_folder(job.path)
         sync_folder(job.path.parent)
     return [Learner(place / document.learner.name, document) for document in learner_documents]
+
+
+def replace_learner(learner: Learner, run: int) -> tuple[Learner, Path]:
+    """Replaces the folder of a learner whose processes are gone by one for its next run, with the same resources.
+
+    Returns the new learner, and the old folder under its new name. A crash leaves the old folder in its place, or the
+    new one complete beside an empty place (``JobFolder.half_replaced``). Raises NoSpace, with the old one unchanged.
+    """
+    place, document = learner.folder, learner.document
+    own = replace(document.learner, run=run)
+    document = replace(document, learner=own, plan=replace(document.plan, learners=(own,)))
+    new = place.with_name(f"{NEXT_RUN}{place.name}")
+    last = place.with_name(f"{LAST_RUN}{learner.document.learner.run}-{place.name}")
+
+    def remove() -> None:
+        if new.exists():
+            remove_tree(new)
+
+    with undo_on_failure(remove), no_space_errors("the learner's folder"):
+        remove()
+        _make_learner(new, document)
+        sync_folder(place.parent)
+    place.rename(last)
+    new.rename(place)
+    sync_folder(place.parent)
+    return Learner(place, document), last
 
 
 def _make_learner(folder: Path, document: LearnerDocument) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -19,7 +20,7 @@ from services.core.domain.plan import AttemptPlan
 from services.core.domain.status_keys import job_prefix
 from services.core.ports.cluster import LearnerProcess
 from tests.testbed.cluster_rules import *  # noqa: F403 - the tests
-from tests.testbed.cluster_rules import FOREVER, Scene
+from tests.testbed.cluster_rules import FOREVER, Scene, waits_for_the_end
 from tests.testbed.gangs import await_all, await_exit, await_state, learner, start, stop, teardown
 from tests.testbed.kubernetes.accounts import Installed
 from tests.testbed.kubernetes.cluster import Cluster as Machines
@@ -78,7 +79,7 @@ def scene(cluster: KubernetesCluster, stand_in: StandIn, api: Api) -> Scene:
         await await_all(cluster, gang, "running")
         await until(output(stand_in, api, gang, "up\n"))
 
-    return Scene(cluster, ["node-1", "node-2"], prints_up)
+    return Scene(cluster, ["node-1", "node-2"], prints_up, partial(waits_for_the_end, cluster))
 
 
 def output(stand_in: StandIn, api: Api, gang: AttemptPlan, text: str) -> Callable[[], Awaitable[bool]]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Generator
+from functools import partial
 
 import pytest
 
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import Cluster, Node
 from tests.testbed.cluster_rules import *  # noqa: F403 - the tests
-from tests.testbed.cluster_rules import Scene
+from tests.testbed.cluster_rules import Scene, waits_for_the_end
 from tests.testbed.memory.cluster import MemoryCluster
 from tests.testbed.node import NodeProcess, node_process
 from tests.waiting import until
@@ -35,7 +36,12 @@ async def scene(request: pytest.FixtureRequest) -> AsyncGenerator[Scene]:
             memory.learner(gang.job).on_term = None
             memory.learner(gang.job).start()
 
-        yield Scene(memory, ["local"], started_in_memory)
+        async def ends_in_memory(gang: AttemptPlan) -> None:
+            for entry in gang.learners:
+                memory.learner(gang.job, entry.name).start()
+            memory.learner(gang.job).end(3)
+
+        yield Scene(memory, ["local"], started_in_memory, ends_in_memory)
         return
     agent: NodeProcess = request.getfixturevalue("node")
 
@@ -43,7 +49,7 @@ async def scene(request: pytest.FixtureRequest) -> AsyncGenerator[Scene]:
         await until(lambda: agent.output(gang) == "up\n")
 
     client = await agent.cluster()
-    yield Scene(client, ["local"], prints_up)
+    yield Scene(client, ["local"], prints_up, partial(waits_for_the_end, client))
     await client.close()
 
 

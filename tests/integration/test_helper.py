@@ -245,7 +245,7 @@ async def test_lines_refused_by_a_full_disk_are_sent_after_a_restart_of_the_serv
     stdout.write_text("x\n")
     os.chown(stdout, assignment.learner_uid, -1)
     intake = IntakeClient(Path(assignment.addresses_file), assignment.learner.token)
-    shipper = Shipper(folder, assignment, Spool(folder.root / "spool"), intake, 1)
+    shipper = Shipper(folder, assignment, Spool(folder.root / "spool"), intake)
     learner.intake.refuse = NoSpace("the disk is full", retry_after_s=0.1)
     shipping = asyncio.create_task(shipper.run())
     try:

@@ -92,6 +92,17 @@ def test_a_failure_is_retried_within_its_budget_and_not_beyond(client: Client) -
     assert path_of(job) == ["QUEUED", *once, "QUEUED", *once, "QUEUED", *once, "FAILED"]
 
 
+def test_a_failed_learner_is_started_again_alone_from_its_checkpoint(client: Client, weft_up: Platform) -> None:
+    once = 'cd "$CHECKPOINT_DIR"; if [ -e mark ]; then echo again; else echo first; touch mark; exit 3; fi'
+    roles = {"worker": {"count": 2, "on_failure": "restart"}}
+    command = f'if [ "$WEFT_RANK" = 1 ]; then {once}; else echo alone; fi'
+    job = client.jobs.submit(spec(command, roles=roles, retries={"max": 1, "backoff": "10ms"})).wait(DONE_S)
+    assert (job.status, job.attempt) == ("COMPLETED", 1)
+    assert path_of(job) == ["QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "COMPLETED"]
+    assert sorted((line.rank, line.text) for line in job.logs()) == [(0, "alone"), (1, "again"), (1, "first")]
+    assert weft_up.processes_of(job.id) == []
+
+
 def test_only_the_exit_codes_named_in_retries_are_retried(client: Client) -> None:
     retries = {"max": 5, "backoff": "10ms", "on": ["exit:9"]}
     job = client.jobs.submit(spec('[ "$WEFT_ATTEMPT" = 1 ] && exit 9; exit 8', retries=retries)).wait(DONE_S)

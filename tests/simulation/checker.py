@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.simulation.document_checker import LIVE, DocumentChecker
-from tests.simulation.learner_checker import LearnerChecker, LearnerRecord
+from tests.simulation.learner_checker import ONE_RUN, LearnerChecker, LearnerRecord
 
 _BLIND_S: Final = 10.0
 """A service decides on observations that are at most so old."""
@@ -33,6 +33,10 @@ class Declared:
     """Learners of deciding roles."""
     ignored: Collection[str]
     """Learners whose failure is ignored."""
+    restarted: Collection[str]
+    """Learners that are started again alone."""
+    least: Mapping[str, int]
+    """Role -> how many of its learners suffice after others were lost."""
     retries: int
     grace_s: float
     store_s: float
@@ -150,13 +154,17 @@ class Checker:
         succeeded = [name for name in declared.deciding if name in gang and gang[name].succeeded]
         passed = [name for name in declared.deciding if name in declared.ignored and name in gang and gang[name].ended]
         done = bool(succeeded) and len({*succeeded, *passed}) == len(declared.deciding)
+        away = [name for name in declared.deciding if name not in succeeded and _is_away(gang.get(name))]
+        enough = all(_count(succeeded, role) >= least for role, least in declared.least.items())
+        away = [name for name in away if name.rpartition("-")[0] in declared.least and enough]
+        done_without = bool(succeeded) and len({*succeeded, *passed, *away}) == len(declared.deciding)
         # An end after the last observation cannot be known to the service that decides.
         observed_at = max(self._observed_at.get((by, new.id), 0.0), self._clock() - _BLIND_S)
         known = done and not any(gang[name].vanished or gang[name].ended_at > observed_at for name in declared.deciding)
         if any(record.forged and (record.lost or record.vanished) for record in gang.values()):
             return  # the cluster has no record of how it ended, so the report counts
         text = f"{new.id}/{number} is to be {verdict.to} ({verdict.reason}) by {by}"
-        if verdict.to == "COMPLETED" and not done:
+        if verdict.to == "COMPLETED" and not done_without:
             self._breach("a verdict agrees with what happened", f"{text}, but only {succeeded} succeeded")
         if verdict.to == "KILLED" and new.desired != "kill":
             self._breach("a verdict agrees with what happened", f"{text}, which its owner did not request")
@@ -225,9 +233,28 @@ class Checker:
         declared = self._declared[plan.job]
         if {learner.name for learner in plan.learners} != set(declared.learners):
             self._breach("all or nothing", f"{what} is not for the whole gang")
-        self.learners.step_done(step, plan, learners, declared.learners)
+        for learner, before in self.learners.step_done(step, plan, learners, declared.learners):
+            self._check_restart(learner, before, document, declared)
         for node, (cpus, gpus) in self.learners.used_by_node().items():
             self._check_fits(node, cpus, gpus, f"after {what} learners hold")
+
+    def _check_restart(self, learner: Any, before: LearnerRecord | None, document: Any, declared: Declared) -> None:
+        """A learner was made again: that was decided before, nothing of its last run can run, its results are kept."""
+        what = f"run {learner.plan.run} of {learner.job}/{learner.attempt}/{learner.name}"
+        decided = document.attempt.reruns.get(learner.name)
+        if decided is None or decided.run != learner.plan.run or document.verdict is not None:
+            self._breach("a decision is durable before it is carried out", f"{what} was made without one")
+        if before is None or before.run >= learner.plan.run:
+            self._breach(ONE_RUN, f"{what} was made after {before}")
+            return
+        if not before.may_be_replaced:
+            self._breach(ONE_RUN, f"{what} was made although the run before had not ended: {before}")
+        role = learner.name.rpartition("-")[0]
+        if learner.name not in declared.restarted and role not in declared.least:
+            self._breach("only what its role allows is started again alone", what)
+        in_time = self._clock() < before.ended_at + declared.store_s
+        if before.started and before.natural and not (before.stored or before.lost or before.vanished) and in_time:
+            self._breach("results are stored before hardware is freed", f"{what} was made: {before}")
 
     def stopped(self, job_id: str, attempt: int, term: int, cause: str, alive: Sequence[str]) -> None:
         """A stop took effect. ``alive``: the learners whose processes ran or could start."""
@@ -286,6 +313,8 @@ class Checker:
 
     def _check_gang_ready(self, learner: Any, what: str) -> None:
         gang = self.learners.gang(learner.job, learner.attempt)
+        if self.learners.record_of(learner).run > 1:
+            return  # its gang has started before; another learner may be started again as well
         names = self._declared[learner.job].learners
         not_ready = [name for name in names if name not in gang or not (gang[name].active and gang[name].prepared)]
         if not_ready:
@@ -360,6 +389,15 @@ class Checker:
     def left_behind(self, leftovers: Sequence[str]) -> None:
         if leftovers:
             self._breach("nothing is left behind", ", ".join(leftovers))
+
+
+def _is_away(record: LearnerRecord | None) -> bool:
+    """Whether a learner is lost, or is started again and does not run."""
+    return record is None or record.lost or record.vanished or (record.run > 1 and not record.alive)
+
+
+def _count(names: Collection[str], role: str) -> int:
+    return sum(name.rpartition("-")[0] == role for name in names)
 
 
 def _brief(job: Any) -> str:

@@ -7,16 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Key = tuple[str, int, str]
+Key = tuple[str, int, str, int]
+"""Job, attempt, learner, run."""
 
 
 @dataclass
 class LearnerRecord:
-    """What really happened to one learner of one attempt."""
+    """What really happened to one run of a learner."""
 
     node: str
     cpus: float
     gpus: float
+    run: int = 1
     present: bool = True
     """It exists on the cluster."""
     active: bool = False
@@ -49,8 +51,20 @@ class LearnerRecord:
         return self.over or self.vanished or self.helper_failed
 
     @property
+    def may_be_replaced(self) -> bool:
+        """Nothing of this run can still run: it ended by itself, or the cluster has lost it."""
+        return self.ended_by_itself or self.vanished or self.helper_failed
+
+    @property
     def succeeded(self) -> bool:
         return self.natural and self.code == 0 and not self.lost
+
+
+ONE_RUN = "only one run of a learner at a time"
+
+
+def _key(learner: Any) -> Key:
+    return learner.job, learner.attempt, learner.name, learner.plan.run
 
 
 class LearnerChecker:
@@ -65,9 +79,10 @@ class LearnerChecker:
         self._sealed: dict[str, tuple[int, int]] = {}
 
     def record_of(self, learner: Any) -> LearnerRecord:
-        return self._all[learner.job, learner.attempt, learner.name]
+        return self._all[_key(learner)]
 
     def gang(self, job_id: str, attempt: int) -> Mapping[str, LearnerRecord]:
+        """The learners of the attempt by name, each in its latest run."""
         return self._gangs[job_id, attempt]
 
     def present(self, job_id: str) -> list[str]:
@@ -99,16 +114,21 @@ class LearnerChecker:
 
     def step_done(
         self, step: str, plan: Any, learners: Sequence[Any], needs: Mapping[str, tuple[float, float]]
-    ) -> None:
+    ) -> list[tuple[Any, LearnerRecord | None]]:
+        """Returns the learners that this step has made for a later run, each with the record of the run before."""
+        again: list[tuple[Any, LearnerRecord | None]] = []
         for learner in learners:
-            key = (learner.job, learner.attempt, learner.name)
+            key = _key(learner)
             if learner.attempt == plan.attempt and key not in self._all:
                 cpus, gpus = needs[learner.name]
-                record = LearnerRecord(learner.plan.node, cpus, gpus)
+                record = LearnerRecord(learner.plan.node, cpus, gpus, run=learner.plan.run)
+                if record.run > 1:
+                    again.append((learner, self._gangs[key[:2]].get(learner.name)))
                 self._all[key] = self._gangs[key[:2]][learner.name] = record
         if step == "activate":
             for learner in learners:
                 self.record_of(learner).active = True
+        return again
 
     def started(self, learner: Any) -> None:
         record, what = self.record_of(learner), f"{learner.job}/{learner.attempt}/{learner.name}"
@@ -117,9 +137,13 @@ class LearnerChecker:
         if record.over:
             self._breach("only one attempt runs at a time", f"{what} was started after its end")
         record.started = record.alive = True
-        for (job_id, attempt, name), other in self._all.items():
-            if job_id == learner.job and attempt != learner.attempt and other.alive:
+        for (job_id, attempt, name, run), other in self._all.items():
+            if job_id != learner.job or other is record or not other.alive:
+                continue
+            if attempt != learner.attempt:
                 self._breach("only one attempt runs at a time", f"{what} started while {attempt}/{name} still ran")
+            elif name == learner.name:
+                self._breach(ONE_RUN, f"{what} started in run {record.run} while it still ran in run {run}")
 
     def ends_by_itself(self, learner: Any, code: int | None, *, lost: bool) -> None:
         """The simulation is about to end a process. With a stop mark that end is not natural."""
@@ -140,6 +164,6 @@ class LearnerChecker:
             )
 
     def removed(self, learner: Any) -> None:
-        record = self._all.get((learner.job, learner.attempt, learner.name))
+        record = self._all.get(_key(learner))
         if record is not None:
             record.present = record.alive = False

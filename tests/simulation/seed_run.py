@@ -149,8 +149,13 @@ class SeedRun:
             roles["ps"] = {"count": 1}
             if chance.random() < 0.5:
                 roles["worker"]["decides"] = True
-        if chance.random() < 0.1:
+        kind = chance.random()
+        if kind < 0.1:
             roles["worker"]["on_failure"] = "ignore"
+        elif kind < 0.3:
+            roles["worker"]["on_failure"] = "restart"
+        elif kind < 0.4 and roles["worker"]["count"] > 1:
+            roles["worker"]["min"] = roles["worker"]["count"] - 1
         count = sum(role["count"] for role in roles.values())
         cpus, gpus = chance.choice([1, 2, 4]), chance.choice([0, 0, 1, 2 if count < 3 else 1])
         retries = chance.choice([0, 1, 1, 2])
@@ -165,7 +170,9 @@ class SeedRun:
         declared = Declared(
             learners=dict.fromkeys(names, (cpus, gpus)),
             deciding=[name for name in names if name.rpartition("-")[0] in decides],
-            ignored=[name for name in names if "on_failure" in roles[name.rpartition("-")[0]]],
+            ignored=[name for name in names if roles[name.rpartition("-")[0]].get("on_failure") == "ignore"],
+            restarted=[name for name in names if roles[name.rpartition("-")[0]].get("on_failure") == "restart"],
+            least={name: role["min"] for name, role in roles.items() if "min" in role},
             retries=retries, grace_s=1, store_s=6, refused=refused,
         )  # fmt: skip
         job_id = await self.platform.submit_job(spec, declared)

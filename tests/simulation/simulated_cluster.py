@@ -122,11 +122,12 @@ class LearnerSimulator:
         return [learner for learner in self._states if learner not in self._partitioned]
 
     def _on_spawned(self, learner: MemoryLearner) -> None:
-        fate = self.fates.get((learner.job, learner.name, learner.attempt), Fate())
+        # Further runs have fates of their own: those of later attempts, which are drawn by chance, too.
+        fate = self.fates.get((learner.job, learner.name, learner.attempt + 3 * (learner.plan.run - 1)), Fate())
         learner.on_term = fate.on_term
         status = LearnerStatus(
             name=learner.name, role=learner.plan.role, rank=learner.plan.rank, attempt=learner.attempt, seq=0,
-            phase=Phase.WAITING,
+            phase=Phase.WAITING, run=learner.plan.run,
         )  # fmt: skip
         self._states[learner] = _HelperState(fate, status)
         self._start_helper(learner)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from services.core.domain.errors import InvalidRequest, StaleFence
+from services.core.domain.errors import InvalidRequest, StaleFence, Unavailable
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import Cluster
-from tests.testbed.gangs import start, states, stop, teardown
+from tests.testbed.gangs import await_exit, await_state, learner, start, states, stop, teardown
 from tests.testbed.node import plan
 from tests.waiting import HANG_S, until
 
@@ -33,6 +33,14 @@ class Scene:
     """Names of its nodes, which are ready."""
     ignores_sigterm: Callable[[AttemptPlan], Awaitable[None]]
     """Returns once the started learners' processes, which print ``up``, ignore SIGTERM."""
+    one_ends: Callable[[AttemptPlan], Awaitable[None]]
+    """Returns once the process of rank 0 has exited with 3, and that of rank 1 runs."""
+
+
+async def waits_for_the_end(cluster: Cluster, gang: AttemptPlan) -> None:
+    """``Scene.one_ends`` of clusters with processes."""
+    await await_exit(cluster, gang)
+    await await_state(cluster, gang, "running", rank=1)
 
 
 async def test_ping_succeeds_and_nodes_are_ready(scene: Scene) -> None:
@@ -110,6 +118,39 @@ async def test_a_stronger_stop_overrides_and_a_weaker_one_is_ignored(scene: Scen
 
     await until(killed)
     await teardown(cluster, gang)
+
+
+async def test_a_learner_of_a_higher_run_replaces_the_one_that_has_ended_and_no_other(scene: Scene) -> None:
+    cluster = scene.cluster
+    gang = plan(["exit 3", FOREVER])
+    await start(cluster, gang)
+    await scene.one_ends(gang)
+    other = await learner(cluster, gang, rank=1)
+    first, second = gang.learners
+    again = replace(gang, learners=(replace(first, run=2), second))
+    await until(lambda: replaced(cluster, again))
+    for _ in range(2):  # a run is made once
+        await until(lambda: replaced(cluster, again))
+    await scene.one_ends(gang)
+    process = await learner(cluster, gang)
+    assert process.exit is not None
+    assert (process.planned_run, process.run, process.exit.code, process.exit.natural) == (2, 2, 3, True)
+    now = await learner(cluster, gang, rank=1)
+    assert (now.planned_run, now.started, now.state) == (1, other.started, "running")
+    with pytest.raises(StaleFence):
+        await cluster.do("learners", replace(gang, term=0))
+    await teardown(cluster, gang)
+    assert (await cluster.observe(gang.job)).attempts == []
+
+
+async def replaced(cluster: Cluster, gang: AttemptPlan) -> bool:
+    """Repeats the steps that start learners again. False while what is left of an earlier run is being removed."""
+    try:
+        for step in cluster.steps()[1:]:
+            await cluster.do(step, gang)
+    except Unavailable:
+        return False
+    return True
 
 
 async def test_calls_with_a_lower_attempt_or_term_are_refused(cluster: Cluster) -> None:

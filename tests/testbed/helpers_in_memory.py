@@ -75,7 +75,7 @@ class Metrics:
             return False
         if present is not None:
             stored = json.loads(present.value)
-            if (stored["attempt"], stored["seq"]) >= (status.attempt, status.seq):
+            if (stored["attempt"], stored["run"], stored["seq"]) >= status.order:
                 return True
         revision = present.mod_revision if present is not None else 0
         written = await self._status.put_while(
@@ -95,6 +95,7 @@ class Helpers:
     def __init__(self, cluster: MemoryCluster, metrics: Metrics, now_ms: Callable[[], int]) -> None:
         self._metrics, self._now_ms = metrics, now_ms
         self._fates: dict[tuple[str, str, int], Fate] = {}
+        self._fates_of_runs: dict[tuple[str, str, int, int], Fate] = {}
         self._tasks: dict[MemoryLearner, asyncio.Task[None]] = {}
         self.stored: list[tuple[str, int, str]] = []
         """(job, attempt, learner) whose results are in the object store."""
@@ -105,7 +106,14 @@ class Helpers:
         """Sets the fate of a job's learner; without a name of all, without an attempt in each."""
         self._fates[job, name, attempt] = replace(Fate(), **fields)  # type: ignore[arg-type]
 
+    def fate_of_run(self, job: str, run: int, *, name: str, attempt: int = 1, **fields: object) -> None:
+        """Sets the fate of one run of a learner."""
+        self._fates_of_runs[job, name, attempt, run] = replace(Fate(), **fields)  # type: ignore[arg-type]
+
     def _fate_of(self, learner: MemoryLearner) -> Fate:
+        of_run = self._fates_of_runs.get((learner.job, learner.name, learner.attempt, learner.plan.run))
+        if of_run is not None:
+            return of_run
         for key in ((learner.name, learner.attempt), ("", learner.attempt), (learner.name, 0), ("", 0)):
             if (fate := self._fates.get((learner.job, *key))) is not None:
                 return fate
@@ -136,7 +144,7 @@ class _Helper:
         learner.on_term = fate.on_term
         self._status = LearnerStatus(
             name=learner.name, role=learner.plan.role, rank=learner.plan.rank, attempt=learner.attempt, seq=0,
-            phase=Phase.WAITING,
+            phase=Phase.WAITING, run=learner.plan.run,
         )  # fmt: skip
 
     async def run(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.core.domain.failure import describe_failure
 from services.core.domain.job import Counters, Job
 from services.core.domain.learner import (
     Exit,
@@ -20,7 +21,7 @@ from services.core.domain.learner import (
 from services.core.domain.outages import Outage, is_outage
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
-from services.core.domain.verdict import decide_verdict, describe_failure
+from services.core.domain.verdict import decide_verdict
 from tests.documents import NOW, a_job
 
 OK = Exit(time=NOW, code=0)

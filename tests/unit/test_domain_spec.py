@@ -177,8 +177,6 @@ def test_resources_come_from_the_role_else_the_job_else_the_size() -> None:
         ({"image": "img:1"}, "/image"),
         ({"image_pull_secret": "s"}, "/image"),
         ({"distribution": "mpi"}, "/distribution"),
-        ({"roles": {"ps": {"count": 1, "on_failure": "restart"}}}, "/roles/ps/on_failure"),
-        ({"roles": {"ps": {"count": 2, "min": 1}}}, "/roles/ps/min"),
         ({"data_stores": [{"id": "d", "type": "s3"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "d", "type": "local", "path": "/x", "secret": "s"}]}, "/data_stores/0/secret"),
         ({"metrics": [{"type": "regex"}]}, "/metrics/0/type"),
@@ -246,5 +244,5 @@ def test_implemented_fields_are_not_refused() -> None:
         if key not in {"elastic", "outputs", "data_stores", "inputs", "priority", "checkpoint", "placement"}
     }
     implemented["data_stores"] = [FULL["data_stores"][0], {"id": "l", "type": "local", "path": "/data"}]
-    implemented["roles"] = {"worker": {"count": 2, "min": 2, "on_failure": "ignore"}}
+    implemented["roles"] = {"worker": {"count": 2, "min": 1, "on_failure": "restart"}}
     assert unsupported(parse_spec(implemented)) == ()

@@ -82,7 +82,7 @@ class World:
         await self.status.put(f"/jobs/{ID}/attempt", json.dumps({"attempt": attempt, "learners": 1}))
         report = LearnerStatus(name="worker-0", role="worker", rank=0, attempt=attempt, seq=1, phase=phase)
         await self.status.put(f"/jobs/{ID}/learners/worker-0", json.dumps(dump(report)))
-        await until(lambda: self.attempts.is_reported(learner(attempt), 1))
+        await until(lambda: self.attempts.is_reported(learner(attempt), report))
 
 
 @pytest.fixture

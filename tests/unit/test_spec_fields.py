@@ -50,6 +50,7 @@ EFFECT: dict[str, dict[str, Any]] = {
     "roles.gpu_type": {"roles": {"ps": {"count": 1, "gpu_type": "h100"}, "worker": BASE["roles"]["worker"]}},
     "roles.command": {"roles": {"ps": {"count": 1, "command": "x"}, "worker": BASE["roles"]["worker"]}},
     "roles.on_failure": {"roles": {"ps": {"count": 1}, "worker": {"count": 2}}},
+    "roles.min": {"roles": {"ps": {"count": 1}, "worker": {"count": 2, "min": 2, "on_failure": "ignore"}}},
     "roles.decides": {"roles": {"ps": {"count": 1, "decides": True}, "worker": BASE["roles"]["worker"]}},
     "distribution": {"distribution": "torchrun"},
     "resources.size": {"resources": {"size": "k80"}},
@@ -82,7 +83,6 @@ EFFECT: dict[str, dict[str, Any]] = {
 REFUSED: dict[str, dict[str, Any]] = {
     "image": {"image": "img:1", "framework": None},
     "image_pull_secret": {"image_pull_secret": "s"},
-    "roles.min": {"roles": {"worker": {"count": 2, "min": 1}}},
     "resources.devices": {"resources": {"devices": {"rdma/hca": 1}}},
     "resources.shm": {"resources": {"shm": "1GB"}},
     "resources.disk": {"resources": {"disk": "1GB"}},

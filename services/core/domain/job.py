@@ -44,6 +44,25 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rerun:
+    """The latest decision to start one learner again within its attempt (docs/adr/0023-restart-of-one-learner.md)."""
+
+    run: int
+    """The run that it starts: 2 or more."""
+    time: int
+    """Unix ms of the decision."""
+    not_before: int
+    """Unix ms: it is not started before (back-off)."""
+    reason: str
+    """How the run before ended: a stable word, e.g. ExitCode."""
+    message: str
+    """The same for people."""
+    budgeted: bool = False
+    """It counts against ``retries.max``."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One attempt to run the job. All that its learners write carries its number."""
 
@@ -68,7 +87,14 @@ class Attempt:
     """Digest of the data that the learners fetched."""
     direction: str = "forward"
     """forward | undo | stop."""
+    reruns: Mapping[str, Rerun] = field(default_factory=dict)
+    """Learner -> its latest restart. A learner without one is in run 1."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def run_of(self, learner: str) -> int:
+        """The number of the run that the learner is in, or is being started in."""
+        rerun = self.reruns.get(learner)
+        return rerun.run if rerun is not None else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +155,7 @@ class Counters:
     """How the earlier attempts of a job ended."""
 
     retries: int = 0
-    """Attempts that failed through the job's own fault. Limited by ``retries.max``."""
+    """Attempts, and runs of single learners, that failed through the job's own fault. Limited by ``retries.max``."""
     restarts: int = 0
     """Attempts that the platform ended (node lost, roll-back). Not limited."""
     preemptions: int = 0

@@ -56,7 +56,7 @@ class Exit:
 class LearnerStatus:
     """A helper's report of its learner: the value of ``/jobs/<id>/learners/<name>`` in the status store.
 
-    (attempt, seq) rises with each report. A report with a lower pair than the stored one is refused.
+    (attempt, run, seq) rises with each report. A report with a lower one than the stored is refused.
     """
 
     name: str
@@ -81,8 +81,15 @@ class LearnerStatus:
     """The newest of this attempt that is stored; None: there is none yet."""
     startup: Mapping[str, Span] = field(default_factory=dict)
     """Step of the start-up -> when it began and ended for this learner."""
+    run: int = 1
+    """Which start of the learner within the attempt it is about; ``LearnerPlan.run``."""
     schema: int = 1
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Rises with each report of a learner."""
+        return self.attempt, self.run, self.seq
 
     @property
     def helper_failed(self) -> bool:

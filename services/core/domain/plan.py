@@ -138,6 +138,8 @@ class LearnerPlan:
     """Model of GPU that its node must have; empty: any."""
     shm: int = 0
     """Bytes of /dev/shm; 0: the cluster's default."""
+    run: int = 1
+    """Which start of the learner within the attempt this is. The cluster replaces a learner of a lower run."""
     variables: Variables = field(default_factory=dict)
     """Weft's variables for this learner. They win over the attempt's, and both win over ``env``."""
     extra: Mapping[str, Any] = field(default_factory=dict)

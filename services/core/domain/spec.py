@@ -148,14 +148,15 @@ class Role(_Model):
     """Learners that do the same work. Its resources override those of the job."""
 
     count: int = Field(ge=1, le=MAX_LEARNERS, description="How many learners.")
-    min: int | None = Field(default=None, ge=1, description="Fewest learners the gang may run with; default: count.")
+    min: int | None = Field(default=None, ge=1, description="Fewest to go on with after losses; default: all.")
     cpus: float | None = Field(default=None, gt=0, le=4096, description="CPU cores per learner.")
     memory: Bytes | None = Field(default=None, ge=2**20, description="Memory per learner, e.g. 16GB.")
     gpus: Gpus | None = Field(default=None, description="GPUs per learner; a fraction below 1 shares one.")
     gpu_type: Text | None = Field(default=None, description="Model of GPU, e.g. v100.")
     command: Text | None = Field(default=None, description="Replaces the job's command.")
     on_failure: OnFailure = Field(
-        default="restart-gang", description="After a learner's failure: restart-gang ends the attempt, ignore does not."
+        default="restart-gang",
+        description="After a failure: restart-gang ends the attempt, restart starts the learner again, ignore goes on.",
     )
     decides: bool = Field(default=False, description="This role's success is the job's success.")
 

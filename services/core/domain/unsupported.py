@@ -50,11 +50,6 @@ def _unsupported_runs(spec: JobSpec) -> Iterator[FieldError]:
     if spec.distribution not in RUNNABLE_DISTRIBUTIONS:
         present = ", ".join(sorted(RUNNABLE_DISTRIBUTIONS))
         yield FieldError("/distribution", f"'{spec.distribution}' is {_LATER}", f"there are: {present}")
-    for name, role in spec.roles.items():
-        if role.on_failure == "restart":
-            yield FieldError(f"/roles/{name}/on_failure", f"'restart' is {_LATER}", "use restart-gang or ignore")
-        if role.min is not None and role.min != role.count:
-            yield FieldError(f"/roles/{name}/min", f"elastic roles are {_LATER}", "leave min out")
 
 
 def _unsupported_data(spec: JobSpec, *, in_pods: bool) -> Iterator[FieldError]:

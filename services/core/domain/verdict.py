@@ -6,12 +6,19 @@ were stopped because of that failure carry a stop cause and are never the reason
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 
+from services.core.domain.failure import (
+    describe_failure,
+    end_time,
+    failed,
+    is_infrastructure,
+    may_retry,
+    succeeded,
+)
 from services.core.domain.job import Job, Verdict
-from services.core.domain.learner import Exit, LearnerStatus
-from services.core.domain.outages import is_outage
+from services.core.domain.learner import LearnerStatus
+from services.core.domain.restart import goes_on_without, is_restartable, survivors
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
 
@@ -26,11 +33,11 @@ def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     """
     if job.desired is Desired.KILL:
         return Verdict(to=Status.KILLED, reason="Killed", message=f"killed by {job.requester}", time=now)
-    if _completed(spec, learners):
+    if _completed(job, spec, learners):
         return Verdict(to=Status.COMPLETED, reason="", message="", time=now)
-    failed = _first_failure(job, spec, learners, now)
-    if failed is not None:
-        return failed
+    failure = _first_failure(job, spec, learners, now)
+    if failure is not None:
+        return failure
     if job.desired is Desired.RUN and (changed := _mixed_data(job, spec, learners, now)) is not None:
         return changed
     if job.desired is Desired.HALT and sum(_is_over(learner) for learner in learners.values()) == spec.learners:
@@ -44,34 +51,38 @@ def _deciding_roles(spec: JobSpec) -> list[str]:
     return marked or list(spec.roles)
 
 
-def _completed(spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> bool:
-    """Whether all deciding roles finished acceptably and at least one of their learners succeeded.
-
-    A role finished acceptably when all its learners succeeded, or, with ``on_failure: ignore``, when all have ended.
-    """
+def _completed(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> bool:
+    """Whether all deciding roles finished acceptably and at least one of their learners succeeded."""
     roles = _deciding_roles(spec)
-    deciding = [learner for learner in learners.values() if learner.role in roles]
-    for role in roles:
-        finished = _is_over if spec.roles[role].on_failure == "ignore" else _succeeded
-        if sum(finished(learner) for learner in deciding if learner.role == role) < spec.roles[role].count:
-            return False
-    return any(_succeeded(learner) for learner in deciding)
+    if not all(_finished(job, spec, learners, role) for role in roles):
+        return False
+    return any(succeeded(learner) for learner in learners.values() if learner.role in roles)
 
 
-def _all_deciding_failed(spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> bool:
+def _finished(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], name: str) -> bool:
+    """Whether a role finished acceptably: all its learners succeeded, or all that can be expected.
+
+    With ``on_failure: ignore`` all have ended. With ``min`` so many succeeded, and the others were lost.
+    """
+    role = spec.roles[name]
+    of_role = [learner for learner in learners.values() if learner.role == name]
+    if role.on_failure == "ignore":
+        return sum(_is_over(learner) for learner in of_role) >= role.count
+    good = sum(succeeded(learner) for learner in of_role)
+    if role.min is None:
+        return good >= role.count
+    by_own_fault = any(failed(learner) and not is_infrastructure(learner) for learner in of_role)
+    return good >= role.min and good == survivors(job, spec, learners, name) and not by_own_fault
+
+
+def _all_deciding_failed(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> bool:
     """Whether every learner of the deciding roles failed. Then ignored failures count too: none can succeed."""
     roles = _deciding_roles(spec)
-    failed = sum(learner.role in roles and _failed(learner) for learner in learners.values())
-    return failed == sum(spec.roles[role].count for role in roles)
-
-
-def _succeeded(learner: LearnerStatus) -> bool:
-    return learner.exit is not None and learner.exit.ok
-
-
-def _failed(learner: LearnerStatus) -> bool:
-    """Whether it failed by itself: its process, or its helper before the process started."""
-    return learner.helper_failed or (learner.exit is not None and learner.exit.natural and not learner.exit.ok)
+    failures = sum(
+        learner.role in roles and failed(learner) and not is_restartable(job, spec, learner)
+        for learner in learners.values()
+    )
+    return failures == sum(spec.roles[role].count for role in roles)
 
 
 def _ran(learner: LearnerStatus) -> bool:
@@ -82,29 +93,25 @@ def _ran(learner: LearnerStatus) -> bool:
     return reported or (learner.exit is not None and not learner.exit.lost)
 
 
-def _end_time(learner: LearnerStatus, now: int) -> int:
-    """When its process ended or its helper failed, in Unix ms."""
-    return learner.exit.time if learner.exit is not None else learner.times.get(Phase.STORED.value, now)
-
-
 def _is_over(learner: LearnerStatus) -> bool:
-    return learner.exit is not None or _failed(learner)
+    return learner.exit is not None or failed(learner)
 
 
 def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], now: int) -> Verdict | None:
     """Returns the verdict for the failure that came first, or None where no failure ends the attempt."""
-    failures = [learner for learner in learners.values() if _failed(learner)]
+    failures = [learner for learner in learners.values() if failed(learner)]
     # All learners start together. Before that, a failed learner would keep the others waiting for ever, even where its
     # failure is ignored.
-    before_start = job.desired is Desired.RUN and not any(_ran(learner) for learner in learners.values())
-    fatal = [learner for learner in failures if before_start or spec.roles[learner.role].on_failure != "ignore"]
-    if not fatal and not _all_deciding_failed(spec, learners):
+    has_run = bool(job.attempt.reruns) or any(_ran(learner) for learner in learners.values())
+    before_start = job.desired is Desired.RUN and not has_run
+    fatal = [learner for learner in failures if before_start or not goes_on_without(job, spec, learners, learner)]
+    if not fatal and not _all_deciding_failed(job, spec, learners):
         return None
-    first = min(fatal or failures, key=lambda learner: (_end_time(learner, now), learner.rank))
+    first = min(fatal or failures, key=lambda learner: (end_time(learner, now), learner.rank))
     reason, message = describe_failure(first)
     end = first.exit
-    infrastructure = end.lost if end is not None else is_outage(first.reason)
-    retry = infrastructure or _may_retry(job, spec, end)
+    infrastructure = is_infrastructure(first)
+    retry = infrastructure or may_retry(job, spec, end)
     if retry and job.desired is Desired.HALT:
         return None  # instead of another attempt the job becomes HALTED, and its owner may resume it
     if retry:
@@ -130,7 +137,7 @@ def _mixed_data(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], 
         f"learners {fetched[0].name} and {other.name} fetched different versions of the data, which changed "
         "meanwhile; a gang must not train on two"
     )
-    retry = _may_retry(job, spec, None)
+    retry = may_retry(job, spec, None)
     return Verdict(
         to=Status.QUEUED if retry else Status.FAILED, reason="DataChanged",
         message=message + (_trying_again(job, spec) if retry else ""), time=now, learner=other.name, budgeted=True,
@@ -140,35 +147,3 @@ def _mixed_data(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], 
 def _trying_again(job: Job, spec: JobSpec) -> str:
     """The end of the message of an attempt that is followed by another one, which counts against ``retries.max``."""
     return f"; trying again (retry {job.counters.retries + 1} of {spec.retries.max})"
-
-
-def _may_retry(job: Job, spec: JobSpec, end: Exit | None) -> bool:
-    """Whether ``retries`` of the spec allows another attempt after this end; None: the helper failed."""
-    if job.counters.retries >= spec.retries.max:
-        return False
-    return not spec.retries.on or (end is not None and f"exit:{end.shell_code}" in spec.retries.on)
-
-
-def describe_failure(learner: LearnerStatus) -> tuple[str, str]:
-    """Returns (reason: a stable word for machines, message: what happened and where to look)."""
-    if learner.reason:
-        return learner.reason, learner.message or f"learner {learner.name} could not start"
-    end = learner.exit
-    if end is None or end.lost:
-        return "LearnerLost", f"learner {learner.name} disappeared: its process and the parent process are gone"
-    if end.oom:
-        return "OOMKilled", f"learner {learner.name} ran out of memory; raise resources.memory"
-    if end.disk_exceeded:
-        return "DiskExceeded", (
-            f"learner {learner.name} was ended: {end.disk_exceeded}, a bound that the operator has set; "
-            "write less, or remove files while it trains"
-        )
-    if end.port_taken:
-        return "PortTaken", f"learner {learner.name} was ended: {end.port_taken}; use the ports of its own variables"
-    if end.signal is not None:
-        try:
-            name = signal.Signals(end.signal).name
-        except ValueError:
-            name = f"signal {end.signal}"
-        return "Signalled", f"learner {learner.name} was ended by {name}; see its log (rank {learner.rank})"
-    return "ExitCode", f"learner {learner.name} exited with code {end.code}; see its log (rank {learner.rank})"

@@ -1,7 +1,8 @@
 """``plan.json``: the plan of an attempt as a learner's pod reads it (docs/adr/0019-learners-as-pods.md).
 
 It has a template for each role instead of a copy for each learner, so it stays below ``MAX_BYTES`` whatever the gang's
-size. It contains no token: a pod mounts the token of its own learner as a file. It names no node.
+size. It contains no token: a pod mounts the token of its own learner as a file. It names no node and no run, which are
+each pod's own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _RANK: Final = "rank"
 """A part of a template: the decimal text of the learner's rank plus ``offset``."""
 _INDEX: Final = "index"
 """The same with the learner's number within its role."""
-_OWN: Final = ("name", "role", "rank", "token", "node", "env", "variables")
+_OWN: Final = ("name", "role", "rank", "token", "node", "env", "variables", "run")
 """Fields of a learner that are not in its role's ``learner``."""
 
 
@@ -105,7 +106,7 @@ def _template(role: str, learners: Sequence[LearnerPlan], env: Mapping[str, str]
 
 def _shared(learner: LearnerPlan) -> LearnerPlan:
     """The part that is the same for all learners of a role."""
-    return replace(learner, name="", rank=0, token="", node="", variables=dict.fromkeys(learner.variables, ()))
+    return replace(learner, name="", rank=0, token="", node="", run=1, variables=dict.fromkeys(learner.variables, ()))
 
 
 def _value_template(name: str, learners: Sequence[LearnerPlan]) -> list[dict[str, Any]]:

@@ -55,6 +55,8 @@ class LearnerProcess:
     """
     run: int = 0
     """The number of its process's start within the attempt, from 1; 0: not started."""
+    planned_run: int = 1
+    """The ``LearnerPlan.run`` that it was made for."""
     pid: int | None = None
     started: int | None = None
     """Unix ms of the process's start; None: not started."""
@@ -112,6 +114,10 @@ class Cluster(Protocol):
 
     async def do(self, step: str, plan: AttemptPlan) -> None:
         """Carries out one step of a plan. A step that is already carried out has no further effect.
+
+        ``learners`` and ``activate`` are repeated on a running attempt to start a learner again, whose ``run`` is
+        higher than before. What is left of its earlier run is removed first; Unavailable until that is gone. A run is
+        made at most once: one that has vanished is not made again.
 
         Raises StaleFence for an attempt or term that is over. Raises ResourceExhausted or InvalidRequest, with the
         reason, where the cluster cannot carry it out.

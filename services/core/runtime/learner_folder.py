@@ -25,7 +25,7 @@ from services.core.runtime.processes import ProcessIdentity
 
 SCHEMA: Final = 1
 RUN: Final = 1
-"""A learner's process is started once per attempt."""
+"""The folder of its process's files: one start in each learner's folder. A restarted learner gets a new folder."""
 
 LEARNER_FILE: Final = "learner.json"
 GPUS_FILE: Final = "gpus.json"
@@ -113,6 +113,12 @@ class Assignment:
     objects_keep_free: int = 0
     """Bytes that stay free on the disk of the object store's folder when outputs are stored."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def checkpoint_attempts(self) -> tuple[int, ...]:
+        """Attempts whose checkpoints may be restored, newest first: a restarted learner begins with its own attempt."""
+        own = (self.plan.attempt,) if self.learner.run > 1 else ()
+        return (*own, *self.plan.checkpoint_attempts)
 
     @property
     def owner(self) -> tuple[int, int] | None:

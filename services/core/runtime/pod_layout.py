@@ -38,6 +38,8 @@ SDK: Final = f"{CONTROL}/sdk"
 
 LEARNER_VARIABLE: Final = "WEFT_POD_LEARNER"
 """In both containers: the learner's name."""
+RUN_VARIABLE: Final = "WEFT_POD_RUN"
+"""In the helper's container: which start of the learner within the attempt the pod is."""
 COMMAND_VARIABLE: Final = "WEFT_POD_COMMAND"
 """In the learner's container: the user's command, for ``/bin/sh -c``."""
 STORE_TIMEOUT_VARIABLE: Final = "WEFT_POD_STORE_TIMEOUT_S"

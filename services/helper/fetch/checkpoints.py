@@ -1,5 +1,6 @@
-"""Checkpoints of the newest earlier attempt that has any: the union of all its learners' files, in CHECKPOINT_DIR.
+"""Checkpoints of the newest attempt that has any: the union of all its learners' files, in CHECKPOINT_DIR.
 
+A learner that is started again begins with its own attempt, others with the newest earlier one.
 Each learner's files are those of one moment, the cut (``core.domain.checkpoint``): a learner on a lost machine may have
 stored less than the others. Of files with the same path a learner gets its own, else rank 0's, else that of the lowest
 rank: frameworks that save per rank under equal names find their own state, those that save on one rank find that one's.
@@ -58,7 +59,7 @@ def restore(
     Everything in it belongs to the learner afterwards. Does nothing where no earlier attempt has a checkpoint. Raises
     FetchFailed where a listed file is missing or damaged, FetchCancelled. ``gang``: names of all learners, by rank.
     """
-    if assignment.plan.checkpoint_attempts:
+    if assignment.checkpoint_attempts:
         asyncio.run(_Restoration(assignment, gang, target, signer, progress).run())
 
 
@@ -82,7 +83,7 @@ class _Restoration:
             await self._objects.close()
 
     async def _restore(self) -> None:
-        for attempt in self._assignment.plan.checkpoint_attempts:
+        for attempt in self._assignment.checkpoint_attempts:
             files = await self._saved_files(attempt)
             if files:
                 self._total = sum(restored.file.size for restored in files)

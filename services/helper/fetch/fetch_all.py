@@ -64,7 +64,7 @@ def _fetch_into(
     elif assignment.plan.framework or (model_dir / "requirements.txt").exists():
         with progress.step(Step.ENVIRONMENT, "looking for its environment"):
             _prepare_environment(assignment, model_dir, result, progress)
-    if assignment.plan.checkpoint_attempts:
+    if assignment.checkpoint_attempts:
         from services.helper.fetch.checkpoints import restore
 
         with progress.step(Step.CHECKPOINT, "looking for checkpoints of earlier attempts"):

@@ -15,7 +15,7 @@ from typing import Final
 from services.core.domain.errors import InvalidRequest, ResourceExhausted, Unavailable, WeftError
 from services.core.domain.plan import Folder
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
-from services.core.runtime.learner_folder import JOB_FOLDER, RUNS_FOLDER, Assignment, LearnerFolder, job_folder
+from services.core.runtime.learner_folder import JOB_FOLDER, RUN, RUNS_FOLDER, Assignment, LearnerFolder, job_folder
 from services.core.runtime.retry import Backoff
 from services.helper.log import log_event
 from services.helper.metrics_client import IntakeClient
@@ -44,16 +44,17 @@ WATCHED_S: Final = 1.0
 _FULL_AGAIN_S: Final = 1.0
 
 
-def source_files(folder: LearnerFolder, assignment: Assignment, run: int) -> list[SourceFile]:
-    """Every source of a run. Metrics come first: a flood of text must not delay them."""
+def source_files(folder: LearnerFolder, assignment: Assignment) -> list[SourceFile]:
+    """Every source of the learner's run. Metrics come first: a flood of text must not delay them."""
     names: Mapping[str, Sequence[str]] = {
         "metrics.jsonl": (JOB_FOLDER, "metrics.jsonl"),
         **{f"logs/{path}": (*job_folder(Folder.LOG), *path.split("/")) for path in assignment.plan.metrics_files},
     }
+    run = assignment.learner.run
     metrics = [
         SourceFile(name=name, run=run, root=folder.root, parts=parts, text=False) for name, parts in names.items()
     ]
-    streams = folder.path(f"{RUNS_FOLDER}/{run}")
+    streams = folder.path(f"{RUNS_FOLDER}/{RUN}")
     return metrics + [
         SourceFile(name=name, run=run, root=streams, parts=(name,), text=True, is_closed=not folder.has_image)
         for name in ("stdout", "stderr")
@@ -69,7 +70,6 @@ class Shipper:
         assignment: Assignment,
         spool: Spool,
         intake: IntakeClient,
-        run: int,
         *,
         usage: UsageReader | None = None,
         on_point: Callable[[int], None] = lambda _at: None,
@@ -92,7 +92,7 @@ class Shipper:
         self._changes = Changes()
         self._wake = Wakeup()
         learner = assignment.learner
-        identity = Source(attempt=assignment.plan.attempt, role=learner.role, rank=learner.rank, run=run)
+        identity = Source(attempt=assignment.plan.attempt, role=learner.role, rank=learner.rank, run=learner.run)
         self.sources: list[TailedSource | UsageSource] = [
             TailedSource(
                 file,
@@ -102,7 +102,7 @@ class Shipper:
                 clock=now_ms,
                 on_report=self._take_report,
             )
-            for file in source_files(folder, assignment, run)
+            for file in source_files(folder, assignment)
         ]
         if usage is not None:
             self.sources.insert(0, UsageSource(_with_name(identity, USAGE_SOURCE), usage, clock=now_ms))

@@ -104,7 +104,8 @@ class MemoryLearner:
 
     def observe(self) -> LearnerProcess:
         return LearnerProcess(
-            name=self.name, attempt=self.attempt, state=self.state, run=min(self.runs, 1),
+            name=self.name, attempt=self.attempt, state=self.state, run=min(self.runs, 1) * self.plan.run,
+            planned_run=self.plan.run,
             pid=None if self.started is None else 1, started=self.started, exit=self.exit, stored=self.stored,
             reason=self.reason, message=self.message, node=self.plan.node, cpus=self.plan.cpus,
             memory=self.plan.memory, gpus=self.plan.gpus,
@@ -141,6 +142,8 @@ class _JobState:
     sealed: tuple[int, int] = _NO_FENCE
     """(attempt, term): nothing is created under this pair or a lower one."""
     attempts: dict[int, dict[str, MemoryLearner]] = field(default_factory=dict)
+    runs: dict[tuple[int, str], int] = field(default_factory=dict)
+    """(attempt, learner) -> the last run that was made, also of one that has vanished."""
 
     def check_fence(self, attempt: int, term: int, *, creates: bool = False) -> None:
         """Records this pair. Raises StaleFence if it is superseded."""
@@ -208,7 +211,9 @@ class MemoryCluster:
 
     def drop(self, learner: MemoryLearner) -> None:
         """Removes a learner that was lost with its machine."""
-        attempts = self._jobs[learner.job].attempts
+        state = self._jobs[learner.job]
+        attempts = state.attempts
+        state.runs[learner.attempt, learner.name] = learner.plan.run
         del attempts[learner.attempt][learner.name]
         if not attempts[learner.attempt]:
             del attempts[learner.attempt]
@@ -245,6 +250,8 @@ class MemoryCluster:
             self._reserve(state, plan)
         elif plan.attempt not in state.attempts:
             raise InvalidRequest(f"attempt {plan.attempt} of job {plan.job} has not been reserved")
+        if step == "learners":
+            self._replace(state, plan)
         for learner in list(state.attempts[plan.attempt].values()):
             if step == "learners" and not learner.spawned:
                 learner.spawned = True
@@ -259,6 +266,20 @@ class MemoryCluster:
             state.attempts[plan.attempt] = {
                 learner.name: MemoryLearner(learner, plan.job, plan.attempt, self) for learner in plan.learners
             }
+
+    def _replace(self, state: _JobState, plan: AttemptPlan) -> None:
+        """Replaces learners of a lower run. Each run is made once."""
+        present = state.attempts[plan.attempt]
+        for learner in plan.learners:
+            before = present.get(learner.name)
+            known = before.plan.run if before is not None else state.runs.get((plan.attempt, learner.name), 1)
+            if learner.run <= known:
+                continue
+            if before is not None:
+                before.stop("kill", 0)
+                self.on_gone(before)
+            state.runs[plan.attempt, learner.name] = learner.run
+            present[learner.name] = MemoryLearner(learner, plan.job, plan.attempt, self)
 
     async def observe(self, job_id: str) -> Observation:
         await self._await_answer("observe")

@@ -36,6 +36,10 @@ PROBE: Final = "probe"
 """In place of a job's id: the pod that tries the cluster before the first job. Ids of jobs are longer."""
 PULL_SECRET: Final = "weft-pull"  # noqa: S105 - the name of an object
 """The Secret in a tenant's namespace with the operator's credentials of registries."""
+RUN: Final = "weft.dev/run"
+"""Annotation of a pod: which start of its learner within the attempt it is."""
+RUNS: Final = "weft.dev/runs"
+"""Annotation of the owner: the pods of later runs that may have been created, as JSON ``{learner: run}``."""
 SIZE: Final = "weft.dev/size"
 """Annotation of a pod: what its learner holds of its node, as JSON ``{cpus, memory, gpus}``."""
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -134,6 +138,12 @@ def attempt_of(document: Mapping[str, Any]) -> int:
     """The attempt that the object belongs to; 0 if its label is no number."""
     text = label(document, ATTEMPT)
     return int(text) if text.isdigit() and len(text) < 10 else 0
+
+
+def run_of(pod: Mapping[str, Any]) -> int:
+    """The run of its learner that the pod is; 1 if it names none."""
+    text = annotation(pod, RUN)
+    return int(text) if text.isdigit() and len(text) < 10 else 1
 
 
 def term_of(document: Mapping[str, Any]) -> int:

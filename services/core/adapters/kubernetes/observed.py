@@ -74,7 +74,8 @@ class Context:
 
 def observe(pod: Document, context: Context) -> LearnerProcess:
     """The learner of a pod that this adapter has rendered."""
-    report = context.report
+    report = context.report if context.report is not None and context.report.run == names.run_of(pod) else None
+    context = replace(context, report=report)
     terminated = container_state(pod, LEARNER_CONTAINER, "terminated")
     message = _message(terminated)
     problem = _end_by_cluster(pod, context)
@@ -90,7 +91,8 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
         name=names.label(pod, names.LEARNER),
         attempt=names.attempt_of(pod),
         state=state,
-        run=0 if started is None else 1,
+        run=0 if started is None else names.run_of(pod),
+        planned_run=names.run_of(pod),
         started=started,
         exit=end,
         stored=(report is not None and report.phase is Phase.STORED) or last.get("phase") == Phase.STORED.value,
@@ -122,6 +124,15 @@ def removals(owner: Document) -> dict[str, int]:
         return {}
 
 
+def later_runs(owner: Document) -> dict[str, int]:
+    """The runs after the first that may have been created, by learner. Empty if the annotation is damaged."""
+    try:
+        runs = json.loads(names.annotation(owner, names.RUNS) or "{}")
+        return {str(name): int(run) for name, run in runs.items()}
+    except _MALFORMED:
+        return {}
+
+
 def removed(name: str, attempt: int, time: int, mark: StopMark, report: LearnerStatus | None) -> LearnerProcess:
     """A learner whose pod a stop has deleted, and which is gone: the stop was its end, unless its helper knew one.
 
@@ -129,11 +140,13 @@ def removed(name: str, attempt: int, time: int, mark: StopMark, report: LearnerS
     """
     started = _started(report, None, None)
     end = report.exit if report is not None else None
+    run = report.run if report is not None else 1
     return LearnerProcess(
         name=name,
         attempt=attempt,
         state="exited",
-        run=0 if started is None else 1,
+        run=0 if started is None else run,
+        planned_run=run,
         started=started,
         exit=end or Exit(time=time, signal=_signal(mark), stop_cause=mark.cause),
         stored=report is not None and report.phase is Phase.STORED,

@@ -76,7 +76,11 @@ def pod(
             "name": names.pod_name(plan, learner),
             "namespace": names.namespace_of(plan.tenant, options.namespace_prefix),
             "labels": names.learner_labels(plan, learner, options.installation),
-            "annotations": {names.TERM: str(plan.term), names.SIZE: json.dumps(size)},
+            "annotations": {
+                names.TERM: str(plan.term),
+                names.SIZE: json.dumps(size),
+                names.RUN: str(learner.run),
+            },
         },
         "spec": spec,
     }
@@ -163,7 +167,10 @@ def _helper(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions)
         "image": options.helper_image,
         "imagePullPolicy": "IfNotPresent",
         "restartPolicy": "Always",
-        "env": [{"name": layout.LEARNER_VARIABLE, "value": learner.name}],
+        "env": [
+            {"name": layout.LEARNER_VARIABLE, "value": learner.name},
+            {"name": layout.RUN_VARIABLE, "value": str(learner.run)},
+        ],
         "resources": {"requests": size, "limits": size},
         "securityContext": _container_security(read_only=True),
         "volumeMounts": [

@@ -7,13 +7,14 @@ So does a status that the cluster writes: the step is carried out again from its
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from services.core.adapters.kubernetes import names, objects, pod_rules, pods
 from services.core.adapters.kubernetes.api import Api, Document, collection, gather, path_of
 from services.core.adapters.kubernetes.fences import Fences
-from services.core.adapters.kubernetes.observed import StopMark, is_gated
+from services.core.adapters.kubernetes.observed import StopMark, is_gated, later_runs
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.domain.errors import (
     Duplicate,
@@ -28,6 +29,8 @@ from services.core.domain.plan import SCHEMA, AttemptPlan
 
 STEPS: Final = ("reserve", "learners", "activate")
 _TRIES: Final = 10
+_EARLIER_GRACE_S: Final = 1
+"""Of a pod whose learner is started again: what it had to store is stored."""
 
 
 class Provision:
@@ -63,20 +66,44 @@ class Provision:
         await gather([self._create(document) for document in documents])
 
     async def _create_pods(self, plan: AttemptPlan) -> None:
-        """Inert pods of all learners. None of an attempt that was stopped before."""
+        """Inert pods of all learners. None of an attempt that was stopped before.
+
+        A learner in a later run than its pod gets a new pod of the same name, once the old one is gone: then its
+        kubelet has ended all its containers. The owner says which runs may have been created before they are, so none
+        is created twice.
+        """
         owner = await self._owner(plan)
         if StopMark.of(owner) is not None:
             return
         native = await self._gang() is GangMethod.NATIVE
         uid = owner["metadata"]["uid"]
         present = await self._pods(plan)
+        await self._remove_earlier_runs(plan, present)
         await gather([self._raise_term(pod, plan) for pod in present.values()])
         missing = [learner for learner in plan.learners if learner.name not in present]
         if missing and names.annotation(owner, names.ACTIVATED):
-            return  # they were there, and may have run: the Guardian sees that they are gone
+            # The others were there, and may have run: the Guardian sees that they are gone.
+            recorded = later_runs(owner)
+            missing = [learner for learner in missing if learner.run > recorded.get(learner.name, 1)]
+            if missing:
+                runs = recorded | {learner.name: learner.run for learner in missing}
+                change = {names.RUNS: json.dumps(runs), names.TERM: str(plan.term)}
+                await self._api.patch(path_of(owner), pods.annotated(owner, **change))
         await gather([
             self._create(pods.pod(plan, learner, self._options, uid, native_gang=native)) for learner in missing
         ])  # fmt: skip
+
+    async def _remove_earlier_runs(self, plan: AttemptPlan, present: Mapping[str, Document]) -> None:
+        """Deletes pods of lower runs than the plan's. Unavailable while one is there, e.g. on a node that is lost."""
+        runs = {learner.name: learner.run for learner in plan.learners}
+        earlier = {name: pod for name, pod in present.items() if names.run_of(pod) < runs.get(name, 1)}
+        await gather([
+            self._api.delete(path_of(pod), grace_s=_EARLIER_GRACE_S, uid=pod["metadata"]["uid"])
+            for pod in earlier.values()
+            if not pod["metadata"].get("deletionTimestamp")
+        ])  # fmt: skip
+        if earlier:
+            raise Unavailable(f"the pods of the earlier runs of {', '.join(sorted(earlier)[:5])} are being removed")
 
     async def _activate(self, plan: AttemptPlan) -> None:
         """Lifts the gates of all pods. A pod that was stopped keeps its gate."""
