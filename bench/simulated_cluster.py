@@ -92,7 +92,7 @@ def _of_weft(method: GangMethod) -> Callable[[Cluster, Count, int, int], Awaitab
             bound = await count.reach(lambda: count.bound, jobs * pods)
             await starting
             writes = gangs.api.writes - before
-            await gangs.remove(placed)
+            await gangs.remove()
             await count.reach(lambda: count.created, 0)
         return Result(created - began, bound - began, writes / jobs)
 

@@ -15,7 +15,7 @@ import pytest
 from services.core.adapters.kubernetes.options import GangMethod
 from tests.promises import Promise
 from tests.testbed.kubernetes.cluster import Cluster, cluster
-from tests.testbed.kubernetes.simulated_gangs import gang_of_pods, gangs_on, partial
+from tests.testbed.kubernetes.simulated_gangs import bound_in_part, gang_of_pods, gangs_on
 
 _GPUS: Final = 8
 """Of each simulated node."""
@@ -47,8 +47,8 @@ async def test_scheduler_binds_whole_gangs_only_when_many_more_are_started_than_
         started = [gang_of_pods(pods) for _ in range(count)]
         await gangs.start(started)
         bound = await gangs.await_whole(fit, pods)
-        await gangs.remove(started)
-        assert partial(bound, pods) == []
+        await gangs.remove()
+        assert bound_in_part(bound, pods) == []
         assert len(bound) == count
     promise.kept(count, f"gangs of {pods} pods by the native gang, {fit} fit: none is bound in part")
 
@@ -63,7 +63,7 @@ async def test_dispatcher_places_whole_gangs_only_where_the_cluster_has_no_nativ
         assert len(placed) == fit
         await gangs.start(placed)
         bound = await gangs.await_whole(fit, pods)
-        await gangs.remove(placed)
+        await gangs.remove()
         chosen = {gang.job: sorted(entry.node for entry in gang.learners) for gang in placed}
         assert {job: sorted(nodes) for job, nodes in bound.items()} == chosen
     promise.kept(count, f"gangs of {pods} pods by gates, {fit} fit: none is bound in part")
@@ -81,7 +81,7 @@ async def test_packed_jobs_share_nodes_and_spread_jobs_do_not(
             placed = await gangs.place(jobs, pods, placement)
             await gangs.start(placed)
             bound = await gangs.await_whole(jobs, pods)
-            await gangs.remove(placed)
+            await gangs.remove()
             per_job = [len(set(entry)) for entry in bound.values()]
             used = {node for entry in bound.values() for node in entry}
             promise.saw(f"{method}, {placement}: {sorted(per_job)} nodes for jobs of {pods} pods, {len(used)} in all")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from services.core.adapters.kubernetes.api import Api, Document
 from services.core.adapters.kubernetes.options import GangMethod
 from services.core.adapters.kubernetes.places import PODS
+from services.core.domain.errors import Unavailable
 from services.core.domain.plan import AttemptPlan
 from services.core.domain.sizes import Size
+from services.core.runtime.retry import Backoff
 from services.lcm.scheduling.placement import Gang, all_free, pieces, place, subtract
 from tests.testbed.cluster_rules import FOREVER
-from tests.testbed.gangs import start, teardown
+from tests.testbed.gangs import teardown
 from tests.testbed.kubernetes.cluster import Cluster as Machines
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.stand_in import AnnouncingCluster
@@ -43,6 +46,7 @@ class Gangs:
 
     api: CountingApi
     cluster: AnnouncingCluster
+    _present: list[AttemptPlan] = field(default_factory=list)
 
     async def place(self, count: int, learners: int, placement: str = "pack") -> list[AttemptPlan]:
         """Jobs of ``learners`` learners with a GPU each, placed by the dispatcher's rules one after the other.
@@ -64,10 +68,18 @@ class Gangs:
         return admitted
 
     async def start(self, gangs: Sequence[AttemptPlan]) -> None:
-        await asyncio.gather(*(start(self.cluster, gang) for gang in gangs))
+        """All at once; a step that the API server does not answer in time is repeated, as by a Guardian."""
+        self._present += gangs
+        await asyncio.gather(*(self._start(gang) for gang in gangs))
 
-    async def remove(self, gangs: Sequence[AttemptPlan]) -> None:
-        await asyncio.gather(*(teardown(self.cluster, gang) for gang in gangs))
+    async def _start(self, gang: AttemptPlan) -> None:
+        for step in self.cluster.steps():
+            await _repeated(partial(self.cluster.do, step, gang))
+
+    async def remove(self) -> None:
+        """All that were started."""
+        await asyncio.gather(*(_repeated(partial(teardown, self.cluster, gang)) for gang in self._present))
+        self._present.clear()
 
     async def bound(self) -> Mapping[str, list[str]]:
         """Job -> the nodes of its bound pods, one entry for each pod."""
@@ -99,7 +111,16 @@ def gang_of_pods(learners: int) -> AttemptPlan:
     return replace(gang, learners=small)
 
 
-def partial(bound: Mapping[str, list[str]], learners: int) -> list[str]:
+async def _repeated(call: Callable[[], Awaitable[None]]) -> None:
+    backoff = Backoff()
+    while True:
+        try:
+            return await call()
+        except Unavailable:
+            await backoff.wait()
+
+
+def bound_in_part(bound: Mapping[str, list[str]], learners: int) -> list[str]:
     """Jobs of which some pods are bound and some are not."""
     return [job for job, nodes in bound.items() if len(nodes) not in {0, learners}]
 
@@ -111,6 +132,8 @@ async def gangs_on(machines: Machines, method: GangMethod) -> AsyncGenerator[Gan
     cluster = AnnouncingCluster(api, replace(OPTIONS, gang=method), MemoryStatusStore())
     await cluster.prepare("t")
     try:
-        yield Gangs(api, cluster)
+        gangs = Gangs(api, cluster)
+        yield gangs
+        await gangs.remove()
     finally:
         await cluster.close()
