@@ -19,6 +19,8 @@ BENCHMARKS = {
     "tokens": "what the tokens of services cost per call",
     "takeover": "a part of the platform is killed -> it works again",
     "scale_history": "a million ended jobs beside a thousand: idle time, list, show, submit",
+    "k8s_create": "100 jobs x 4 -> their pods exist, beside plain pods and Kubernetes Jobs (as root)",
+    "k8s_gang": "400 gangs x 8 -> all bound on 500 simulated nodes, beside the same (as root)",
     "overhead": "a training run on the platform against the same bare processes",
 }
 

@@ -25,8 +25,14 @@ from tests.testbed.kubernetes.kubectl import Kubectl
 from tests.testbed.kubernetes.options import OPTIONS
 
 _GIVEN = os.environ.get("WEFT_TEST_KUBECONFIG", "")
-_TEST_BED_ONLY = ("test_testbed.py", "test_cluster_port.py", "test_crash_points.py", "test_life_in_pods.py",
-                  "test_walls.py")  # fmt: skip
+_TEST_BED_ONLY = (
+    "test_testbed.py",
+    "test_cluster_port.py",
+    "test_crash_points.py",
+    "test_life_in_pods.py",
+    "test_overload.py",
+    "test_walls.py",
+)
 """They use images that only the test bed has, its network, or break its nodes."""
 Untimed = Callable[[], AbstractContextManager[None]]
 Say = Callable[[str], None]

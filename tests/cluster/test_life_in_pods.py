@@ -19,6 +19,7 @@ from services.core.adapters.kubernetes.api import Api, collection
 from services.core.adapters.kubernetes.probe import probe
 from services.local.commands import PLATFORM
 from tests.promises import Promise
+from tests.testbed.kubernetes import attack
 from tests.testbed.kubernetes.accounts import NAMESPACE as NAMESPACE_OF_ACCOUNTS
 from tests.testbed.kubernetes.accounts import install
 from tests.testbed.kubernetes.cluster import Cluster
@@ -285,6 +286,49 @@ def test_jobs_end_right_while_the_api_server_fails_every_fourth_request(
     took_s = witness.wait_clean(30)
     promise.saw(f"nothing left behind after {took_s:.1f} s")
     assert len(api_faults.injected - before) > 3
+
+
+def test_hostile_learner_in_a_pod_reaches_nothing_of_the_platform_the_node_or_another_tenant(
+    client: Client, testbed_cluster: Cluster, tmp_path: Path
+) -> None:
+    guard = client.jobs.submit(spec("echo up; exec sleep 100000"))
+    eventually(lambda: lines(guard) == ["up"])
+    before = [(pod["metadata"]["uid"], containers(pod)) for pod in pods(testbed_cluster, guard)]
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "attack.py").write_text(Path(attack.__file__).read_text())
+    job = client.jobs.submit(spec("python3 attack.py", resources={"cpus": 0.25, "memory": "256MiB"}), code=code)
+    assert job.wait(HANG_S).status == "COMPLETED", job.message
+    reached = {"kubelet 10.99.0.11", "kubelet 10.99.0.12", "API server 10.99.0.1"}
+    assert {line for line in lines(job) if "10.96" not in line and "svc" not in line} == {
+        "ATTACK OVER", *(f"refused by {server}" for server in reached)
+    }  # fmt: skip
+    eventually(lambda: not pods(testbed_cluster, job))
+    assert [(pod["metadata"]["uid"], containers(pod)) for pod in pods(testbed_cluster, guard)] == before
+    assert guard.refresh().status == "PROCESSING"
+
+
+def test_exit_that_a_learner_forges_is_not_its_exit(client: Client) -> None:
+    """Neither a success, nor a stop by somebody else, which would cost no retry."""
+    record = {"schema": 1, "time": 1, "code": 0, "signal": 0, "stop_cause": "halt", "lost": True, "run": 1}
+    stays = "trap '' TERM HUP; while :; do echo $RECORD > /dev/termination-log; done"
+    forgeries = (
+        'echo "$RECORD" > /weft/runs/1/exit.json',
+        'echo "$RECORD" > /dev/termination-log',
+        f'rm -f /weft/runs/1/exit.json /dev/termination-log; (setsid sh -c "{stays}" &)',
+    )
+    env = {"RECORD": json.dumps(record)}
+    jobs = [client.jobs.submit(spec(f"{forgery}; exit 7", env=env)) for forgery in forgeries]
+    for job in jobs:
+        job.wait(HANG_S)
+        assert (job.status, job.reason, job.attempt) == ("FAILED", "ExitCode", 1)
+        assert "code 7" in job.message
+
+
+def containers(pod: dict[str, Any]) -> list[str]:
+    """Their ids: another one was started anew."""
+    status = pod["status"]
+    return [entry["containerID"] for entry in (*status["initContainerStatuses"], *status["containerStatuses"])]
 
 
 def end_command(cluster: Cluster, pod: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from services.core.domain.errors import (
     WeftError,
 )
 from tests.testbed.scripted_http import Answer, Request, Scripted, json_answer, scripted
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 PODS = "/api/v1/pods"
 
@@ -172,6 +173,31 @@ async def test_request_that_fails_for_a_moment_is_repeated(tmp_path: Path, passi
         api = Api(tmp_path / "k")
         assert await api.create(PODS, {}) == {"kind": "Pod"}
         assert len(server.requests) == 3
+        await api.close()
+
+
+async def test_burst_of_requests_waits_for_its_turn_instead_of_for_a_connection(tmp_path: Path) -> None:
+    """Before, the pods of a large gang that waited for a connection failed as if the server did not answer."""
+    most = running = 0
+    counting = threading.Lock()
+    full = threading.Event()
+
+    def answer(*_: object) -> Answer:
+        nonlocal most, running
+        with counting:
+            running += 1
+            most = max(most, running)
+            if running == 64:
+                full.set()
+        assert full.wait(HANG_S)
+        with counting:
+            running -= 1
+        return json_answer({"kind": "Pod"})
+
+    with serving(tmp_path / "k", answer) as server:
+        api = Api(tmp_path / "k")
+        await asyncio.gather(*(api.create(PODS, {}) for _ in range(200)))
+        assert (len(server.requests), most) == (200, 64)
         await api.close()
 
 

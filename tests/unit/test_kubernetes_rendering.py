@@ -238,3 +238,12 @@ def test_tenants_namespace_denies_traffic_and_gives_no_token() -> None:
     hard = by_kind["ResourceQuota"]["spec"]["hard"]
     assert (hard["requests.nvidia.com/gpu"], hard["services.loadbalancers"]) == ("8", "0")
     assert "count/secrets" in hard
+
+
+def test_pod_of_a_native_gang_prefers_the_node_that_the_dispatcher_chose() -> None:
+    gang = plan()
+    placed = replace(gang.learners[0], node="node-7", gpu_type="")
+    affinity = pods.pod(gang, placed, OPTIONS, UID, native_gang=True)["spec"]["affinity"]["nodeAffinity"]
+    (preferred,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert preferred["preference"]["matchFields"][0]["values"] == ["node-7"]
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in affinity

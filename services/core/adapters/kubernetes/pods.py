@@ -67,8 +67,8 @@ def pod(
         spec["priorityClassName"] = options.priority_classes[plan.priority]
     if native_gang:
         spec["schedulingGroup"] = {"podGroupName": names.attempt_name(plan.job, plan.attempt)}
-        if affinity := node_affinity(learner, options, node=""):
-            spec["affinity"] = affinity
+        if affinity := {**node_affinity(learner, options, node=""), **preferred_node(learner)}:
+            spec["affinity"] = {"nodeAffinity": affinity}
     document: Document = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -90,12 +90,12 @@ def pod(
 def activation(present: Document, learner: LearnerPlan, options: KubernetesOptions, *, native_gang: bool) -> Document:
     """The merge patch that lifts the gate of this pod as it is now, and binds it to the learner's node.
 
-    With a native gang the scheduler chooses the nodes.
+    With a native gang the scheduler chooses the nodes, and prefers the learner's.
     """
     metadata = {name: present["metadata"][name] for name in ("uid", "resourceVersion")}
     spec: Document = {"schedulingGates": None}
     if not native_gang and (affinity := node_affinity(learner, options, node=learner.node)):
-        spec["affinity"] = affinity
+        spec["affinity"] = {"nodeAffinity": affinity}
     return {"metadata": metadata, "spec": spec}
 
 
@@ -106,7 +106,7 @@ def annotated(present: Document, **annotations: str) -> Document:
 
 
 def node_affinity(learner: LearnerPlan, options: KubernetesOptions, *, node: str) -> Document:
-    """Binds a pod to nodes with its GPU type and, unless ``node`` is empty, to this node; empty: to none."""
+    """Node affinity with nodes of its GPU type and, unless ``node`` is empty, with this node; empty: with none."""
     term: Document = {}
     if learner.gpu_type and learner.gpus:
         label = {"key": options.gpu_label, "operator": "In", "values": [learner.gpu_type]}
@@ -115,7 +115,15 @@ def node_affinity(learner: LearnerPlan, options: KubernetesOptions, *, node: str
         term["matchFields"] = [{"key": "metadata.name", "operator": "In", "values": [node]}]
     if not term:
         return {}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+
+
+def preferred_node(learner: LearnerPlan) -> Document:
+    """Prefers the node that the dispatcher chose by the job's placement policy; the scheduler may take another."""
+    if not learner.node:
+        return {}
+    preference = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [learner.node]}]}
+    return {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": preference}]}
 
 
 def user_id(tenant: str, options: KubernetesOptions) -> int:

@@ -1,0 +1,169 @@
+"""Ways to get many pods into a cluster of simulated nodes: Weft's adapter, plain pods, Kubernetes' own Jobs.
+
+All three run against the same API server, scheduler and controller manager, one after the other, with pods of the same
+containers, requests and labels. A watch of its own counts pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from services.core.adapters.kubernetes.api import Api
+from services.core.adapters.kubernetes.options import GangMethod
+from services.core.adapters.kubernetes.places import PODS
+from services.core.adapters.kubernetes.reflector import Reflector
+from tests.testbed.kubernetes.cluster import Cluster
+from tests.testbed.kubernetes.simulated_gangs import gangs_on
+
+NAMESPACE: Final = "weft-t"
+_MARK: Final = "bench.weft.dev/way"
+_JOBS: Final = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+_TIMEOUT_S: Final = 900.0
+_PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
+
+
+@dataclass
+class Count:
+    """Of pods in the cluster, kept current by a watch."""
+
+    pods: Reflector
+
+    @property
+    def created(self) -> int:
+        return len(self.pods.objects)
+
+    @property
+    def bound(self) -> int:
+        return sum(bool(node) for node in self.pods.objects.values())
+
+    async def reach(self, count: Callable[[], int], target: int) -> float:
+        """Returns the time (monotonic) at which the count reached the target."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while count() != target:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{count()} of {target} pods after {_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(0.005)
+        return time.monotonic()
+
+
+@asynccontextmanager
+async def counting(kubeconfig: Path) -> AsyncGenerator[Count]:
+    """Counts the pods of all namespaces."""
+    api = Api(kubeconfig)
+    reflector = Reflector(api, PODS, keep=lambda pod: pod["spec"].get("nodeName", ""))
+    task = asyncio.create_task(reflector.run())
+    try:
+        await reflector.synced(_TIMEOUT_S)
+        yield Count(reflector)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await api.close()
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds from the first call."""
+
+    created_s: float
+    bound_s: float
+    writes_per_job: float
+
+
+async def measure(machines: Cluster, count: Count, way: str, jobs: int, pods: int) -> Result:
+    """One of ``WAYS``, from an empty cluster, which is empty again afterwards."""
+    return await WAYS[way](machines, count, jobs, pods)
+
+
+def _of_weft(method: GangMethod) -> Callable[[Cluster, Count, int, int], Awaitable[Result]]:
+    async def run(machines: Cluster, count: Count, jobs: int, pods: int) -> Result:
+        async with gangs_on(machines, method) as gangs:
+            await gangs.cluster.gang_method()
+            placed = await gangs.place(jobs, pods)
+            before, began = gangs.api.writes, time.monotonic()
+            starting = asyncio.create_task(gangs.start(placed))
+            created = await count.reach(lambda: count.created, jobs * pods)
+            bound = await count.reach(lambda: count.bound, jobs * pods)
+            await starting
+            writes = gangs.api.writes - before
+            await gangs.remove()
+            await count.reach(lambda: count.created, 0)
+        return Result(created - began, bound - began, writes / jobs)
+
+    return run
+
+
+async def _plain(machines: Cluster, count: Count, jobs: int, pods: int) -> Result:
+    """The same number of pods, without gangs and owners."""
+    api = Api(machines.kubeconfig)
+    began = time.monotonic()
+    creating = asyncio.gather(*(
+        api.create(_PODS, {"apiVersion": "v1", "kind": "Pod", **_pod(f"plain-{job}-{number}")})
+        for job in range(jobs)
+        for number in range(pods)
+    ))  # fmt: skip
+    created = await count.reach(lambda: count.created, jobs * pods)
+    bound = await count.reach(lambda: count.bound, jobs * pods)
+    await creating
+    await asyncio.gather(*(
+        api.delete(f"{_PODS}/plain-{job}-{number}", grace_s=0) for job in range(jobs) for number in range(pods)
+    ))  # fmt: skip
+    await count.reach(lambda: count.created, 0)
+    await api.close()
+    return Result(created - began, bound - began, pods)
+
+
+async def _kubernetes_jobs(machines: Cluster, count: Count, jobs: int, pods: int) -> Result:
+    """Kubernetes' own Job objects: the controller manager creates the pods, at its default rate."""
+    api = Api(machines.kubeconfig)
+    began = time.monotonic()
+    await asyncio.gather(*(api.create(_JOBS, _job(f"job-{job}", pods)) for job in range(jobs)))
+    created = await count.reach(lambda: count.created, jobs * pods)
+    bound = await count.reach(lambda: count.bound, jobs * pods)
+    await asyncio.gather(*(api.delete(f"{_JOBS}/job-{job}") for job in range(jobs)))
+    await count.reach(lambda: count.created, 0)
+    await api.close()
+    return Result(created - began, bound - began, 1)
+
+
+def _pod(name: str) -> dict[str, Any]:
+    size = {"cpu": "110m", "memory": "96Mi", "nvidia.com/gpu": "1"}
+    container = {
+        "name": "learner", "image": "none", "resources": {"requests": size, "limits": size},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }  # fmt: skip
+    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec = {"restartPolicy": "Never", "securityContext": security, "containers": [container]}
+    return {"metadata": {"name": name, "labels": {_MARK: "plain"}}, "spec": spec}
+
+
+def _job(name: str, pods: int) -> dict[str, Any]:
+    template = {"metadata": {"labels": {_MARK: "job"}}, "spec": _pod(name)["spec"]}
+    spec = {"parallelism": pods, "completions": pods, "completionMode": "Indexed", "template": template}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+
+
+WAYS: Final[dict[str, Callable[[Cluster, Count, int, int], Awaitable[Result]]]] = {
+    "Weft, native gangs": _of_weft(GangMethod.NATIVE),
+    "Weft, gates": _of_weft(GangMethod.GATES),
+    "plain pods": _plain,
+    "Kubernetes Jobs": _kubernetes_jobs,
+}
+
+
+async def measure_all(
+    machines: Cluster, ways: Sequence[str], *, jobs: int, pods: int, runs: int
+) -> dict[str, list[Result]]:
+    """Each way ``runs`` times, in turn."""
+    results: dict[str, list[Result]] = {way: [] for way in ways}
+    async with counting(machines.kubeconfig) as count:
+        for _ in range(runs):
+            for way in ways:
+                results[way].append(await measure(machines, count, way, jobs, pods))
+    return results
