@@ -4,7 +4,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-stress check fuzz promise chaos hostile test-cluster cluster-up cluster-down cluster-status
-.PHONY: images dist test-compose bench dashboard fmt lock proto sdk docs clean test-browser
+.PHONY: images dist test-compose test-helm bench dashboard fmt lock proto sdk docs clean test-browser
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -80,6 +80,9 @@ dist: setup ## Packages, images, SBOMs and checksums, in dist/
 
 test-compose: setup ## docker-compose.yml, really started and killed
 	@$(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/compose $(ARGS)
+
+test-helm: setup ## helm/weft, installed on a test cluster and upgraded
+	@$(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/helm $(ARGS)
 
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)
