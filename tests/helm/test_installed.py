@@ -78,9 +78,9 @@ def _may(installed: Installation, account: str, verb: str, kind: str) -> bool:
 
 def test_upgrade_with_more_replicas_keeps_every_key_and_trains(installed: Installation) -> None:
     before = _secrets(installed)
-    installed.upgrade("--set=api.replicas=2,lcm.replicas=2,guardian.replicas=2")
+    installed.upgrade("--set=api.replicas=2,guardian.replicas=2,worker.replicas=2")
     assert {service: len(_pods(installed, service)) for service in SERVICES} == {
-        "api": 2, "lcm": 2, "guardian": 2, "worker": 1,
+        "api": 2, "lcm": 1, "guardian": 2, "worker": 2,
     }  # fmt: skip
     assert _secrets(installed) == before
     assert "2 learners trained" in installed.helm("test", RELEASE, "--logs", "--timeout=10m")
@@ -103,7 +103,7 @@ def test_uninstall_keeps_volumes_keys_and_learners_namespaces_and_nothing_else(i
     before = _secrets(installed)
     installed.helm("uninstall", RELEASE, "--wait", "--timeout=5m")
     kept = [f"PersistentVolumeClaim data-weft-{store}-0" for store in ("etcd", "metrics", "mongodb", "rabbitmq", "s3")]
-    kept += [f"Secret {name}" for name in before]
+    kept += [f"Secret {name}" for name in before] + ["Pod weft-test-training"]
     # Pods and their endpoints end a little later.
     eventually(lambda: installed.objects(kinds) == sorted(kept))
     assert installed.objects("clusterroles,clusterrolebindings") == []

@@ -197,6 +197,6 @@ WEFT_KUBERNETES_QUOTA: {{ toJson . | squote }}
 {{- end }}
 WEFT_POD_HOSTS: {{ include "weft.hosts" $root | quote }}
 {{- if not $root.Values.etcd.enabled }}
-WEFT_POD_ETCD: {{ $root.Values.etcd.external.address | quote }}
+WEFT_POD_ETCD: {{ required "etcd.external.address: host:port is needed where etcd.enabled is false" $root.Values.etcd.external.address | quote }}
 {{- end }}
 {{- end -}}

@@ -17,6 +17,7 @@ spec:
   automountServiceAccountToken: {{ has $name (list "lcm" "guardian") }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: 30
+  {{- include "weft.scheduling" . | nindent 2 }}
   {{- include "weft.pullSecrets" $root | nindent 2 }}
   securityContext:
     {{- include "weft.podSecurity" $root | nindent 4 }}
@@ -126,4 +127,44 @@ spec:
           {{- end }}
           {{- include "weft.source" (dict "secret" (include "weft.secret" (dict "root" $root "given" $given "name" "s3")) "items" (dict "access-key" "s3-access-key" "secret-key" "s3-secret-key")) | nindent 10 }}
           {{- end }}
+{{- end -}}
+
+{{/* Where a pod runs: (dict "root" $ "name" "api"). */}}
+{{- define "weft.scheduling" -}}
+{{- with .root.Values.scheduling }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+tolerations:
+  {{- range list "not-ready" "unreachable" }}
+  - {key: node.kubernetes.io/{{ . }}, operator: Exists, effect: NoExecute, tolerationSeconds: {{ $.root.Values.scheduling.lostNodeSeconds }}}
+  {{- end }}
+  {{- with .tolerations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- if .spread }}
+topologySpreadConstraints:
+  {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "weft.selector" $ | nindent 8 }}
+  {{- end }}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "weft.selector" $ | nindent 14 }}
+{{- end }}
+{{- end }}
 {{- end -}}

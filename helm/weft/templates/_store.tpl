@@ -40,6 +40,7 @@ spec:
       automountServiceAccountToken: false
       enableServiceLinks: false
       terminationGracePeriodSeconds: 60
+      {{- include "weft.scheduling" . | nindent 6 }}
       {{- include "weft.pullSecrets" $root | nindent 6 }}
       securityContext:
         {{- include "weft.podSecurity" $root | nindent 8 }}
