@@ -75,7 +75,7 @@ cluster-status: setup ## What runs of it, and how to use it
 images: setup ## Build the images without pulls (NAME=helper: that one)
 	@$(BIN)/python -m scripts.images $(NAME) $(ARGS)
 
-dist: setup ## Packages, images, SBOMs and checksums, in dist/
+dist: setup ## Packages, chart, images, SBOMs and checksums, in dist/
 	@$(BIN)/python -m scripts.dist $(ARGS)
 
 test-compose: setup ## docker-compose.yml, really started and killed

@@ -54,7 +54,7 @@ class Helm:
             env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "HELM_NO_PLUGINS": "1"},
         )  # fmt: skip
         if done.returncode:
-            raise HelmError(f"helm {' '.join(map(str, arguments))}:\n{done.stdout[-4000:]}{done.stderr[-6000:]}")
+            raise HelmError(f"helm {' '.join(map(str, arguments))}:\n{done.stdout[-4000:]}{done.stderr[-30000:]}")
         return done.stdout
 
 
