@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.errors import WeftError
-from weft import Client
+from weft import Client, Job, NotFinished
 from weft import WeftError as ClientError
 
 LEARNERS: Final = 2
@@ -51,9 +52,7 @@ def train(client: Client, *, cpus: float, memory: str, within_s: float) -> str:
         (code / "train.py").write_text(_CODE.format(steps=_STEPS))
         job = client.jobs.submit(spec, code=code)
         try:
-            job.wait(within_s)
-            if job.status != "COMPLETED":
-                raise WeftError(f"job {job.id} is {job.status} after {within_s:.0f} s: {job.message}")
+            wait(job, within_s)
             curves = _curves(job.points())
             if sorted(curves) != list(range(LEARNERS)):
                 raise WeftError(f"job {job.id} has curves of the learners {sorted(curves)}, not of all {LEARNERS}")
@@ -66,9 +65,22 @@ def train(client: Client, *, cpus: float, memory: str, within_s: float) -> str:
             falls = ", ".join(f"{curve[0]:.2f} -> {curve[-1]:.2f}" for _, curve in sorted(curves.items()))
             return f"{LEARNERS} learners trained, loss {falls}, {len(models)} results"
         finally:
-            if not job.at_rest:
-                job.kill().wait(within_s)
-            job.delete()
+            remove(job, within_s)
+
+
+def wait(job: Job, within_s: float) -> None:
+    """Returns when the job is complete. Raises WeftError if it ends otherwise, or not within this time."""
+    with suppress(NotFinished):
+        job.wait(within_s)
+    if job.status != "COMPLETED":
+        raise WeftError(f"job {job.id} is {job.status} after {within_s:.0f} s at most: {job.message}")
+
+
+def remove(job: Job, within_s: float) -> None:
+    """Kills the job if it has not ended, and deletes it."""
+    if not job.at_rest:
+        job.kill().wait(within_s)
+    job.delete()
 
 
 def _curves(points: Any) -> dict[int, list[float]]:

@@ -37,6 +37,20 @@ def test_two_learners_train_on_the_installed_platform(installed: Installation) -
     assert "2 learners trained" in output
 
 
+def test_conformance_says_what_passes_and_what_this_cluster_lacks(installed: Installation) -> None:
+    command = ["exec", "deployment/weft-lcm", "--container=lcm", "--", "sh", "-c", "weft -o json conformance || true"]
+    checks = {entry["check"]: entry for entry in json.loads(installed.kubectl(*command))["checks"]}
+    verdicts = {name: entry["verdict"] for name, entry in checks.items()}
+    # The test cluster's network enforces no policy, and its GPUs are numbers without devices.
+    assert verdicts == {
+        "versions": "pass", "kubernetes version": "pass", "job store": "pass", "object store": "pass", "rights": "pass",
+        "gang": "pass", "two learners": "pass", "clocks": "pass", "walls": "fail", "gpu": "fail",
+        "job store fail-over": "not applicable", "broker": "not applicable",
+    }, checks  # fmt: skip
+    assert all(entry["fix"] for entry in checks.values() if entry["verdict"] == "fail")
+    assert "etcd" in checks["walls"]["detail"]
+
+
 def test_no_secret_is_in_a_variable_or_a_command_of_a_container(installed: Installation) -> None:
     selector = f"--selector=app.kubernetes.io/instance={RELEASE}"
     made = json.loads(installed.kubectl("get", "secrets", selector, "--output=json"))["items"]
