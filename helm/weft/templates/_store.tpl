@@ -109,7 +109,7 @@ spec:
 
 {{- define "weft.storeVolumes" -}}
 - name: private
-  emptyDir: {medium: Memory, sizeLimit: 1Mi}
+  emptyDir: {medium: Memory, sizeLimit: 16Mi}
 - name: keys
   projected:
     defaultMode: 0440
