@@ -17,19 +17,19 @@ Say = Callable[[str], None]
 Untimed = Callable[[], AbstractContextManager[None]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def helm_binary(announce: Say, untimed: Untimed) -> Path:
     with untimed():
         return helm_program(announce)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def helm(helm_binary: Path) -> Helm:
     """Without a cluster."""
     return Helm(helm_binary)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def new_cluster(helm_binary: Path, announce: Say, untimed: Untimed) -> Iterator[Installation]:
     """Images and volumes are there; nothing has been installed."""
     if os.geteuid() != 0:
@@ -43,7 +43,7 @@ def new_cluster(helm_binary: Path, announce: Say, untimed: Untimed) -> Iterator[
         yield Installation(running, Helm(helm_binary, running.kubeconfig))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def installed(new_cluster: Installation, untimed: Untimed) -> Installation:
     """The small profile, all pods ready."""
     with untimed():
