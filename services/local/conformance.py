@@ -21,7 +21,7 @@ from typing import Any, Final
 from services.core.adapters.kubernetes.api import Api
 from services.core.adapters.kubernetes.gangs import gang_method
 from services.core.adapters.kubernetes.options import KubernetesOptions
-from services.core.adapters.mongo.describing import describe
+from services.core.adapters.mongo.describing import members
 from services.core.bootstrap.wiring import check_broker, check_job_store, object_store
 from services.core.domain.errors import WeftError
 from services.core.runtime.kubernetes_settings import KubernetesSettings
@@ -124,13 +124,13 @@ def _job_store(subject: Subject, client: Client) -> Iterator[Check]:
         yield Check("job store", NOT_APPLICABLE, "files of one machine")
         return
     yield Check("job store", PASS, "one winner of each race, linearizable reads")
-    members = asyncio.run(describe(subject.settings.job_store)).members
-    if len(members) >= _ENOUGH_MEMBERS:
-        yield Check("job store fail-over", PASS, f"a majority of {len(members)} members elects another primary")
-    elif len(members) == 1:
+    count = len(asyncio.run(members(subject.settings.job_store)))
+    if count >= _ENOUGH_MEMBERS:
+        yield Check("job store fail-over", PASS, f"a majority of {count} members elects another primary")
+    elif count == 1:
         yield Check("job store fail-over", NOT_APPLICABLE, "one member: jobs wait while it restarts")
     else:
-        detail = f"{len(members)} members: no majority without one of them"
+        detail = f"{count} members: no majority without one of them"
         yield Check("job store fail-over", FAIL, detail, "add members until there are three")
 
 

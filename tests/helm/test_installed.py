@@ -38,7 +38,7 @@ def test_two_learners_train_on_the_installed_platform(installed: Installation) -
 
 
 def test_conformance_says_what_passes_and_what_this_cluster_lacks(installed: Installation) -> None:
-    command = ["exec", "deployment/weft-lcm", "--container=lcm", "--", "sh", "-c", "weft -o json conformance || true"]
+    command = ["exec", "deployment/weft-lcm", "--container=lcm", "--", "sh", "-c", "weft conformance -o json || true"]
     checks = {entry["check"]: entry for entry in json.loads(installed.kubectl(*command))["checks"]}
     verdicts = {name: entry["verdict"] for name, entry in checks.items()}
     # The test cluster's network enforces no policy, and its GPUs are numbers without devices.

@@ -1,27 +1,17 @@
-"""What a MongoDB server says of itself and of its replica set."""
+"""What the client has learned of a MongoDB replica set."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from services.core.adapters.mongo.connection import close, connect, translated
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaSet:
-    """``members``: host:port of each; empty for a server that is no replica set."""
-
-    members: tuple[str, ...]
-    primary: str
-
-
-async def describe(uri: str) -> ReplicaSet:
-    """Asks the primary. Raises Unavailable if there is none."""
+async def members(uri: str) -> list[str]:
+    """host:port of each member that has data. Raises Unavailable if there is no primary."""
     database = connect(uri)
     try:
         with translated():
-            hello = await database.client.admin.command("hello")
+            await database.client.admin.command("ping")
+            servers = database.client.topology_description.server_descriptions().values()
     finally:
         await close(database)
-    members = (*hello.get("hosts", ()), *hello.get("passives", ()))
-    return ReplicaSet(tuple(members), str(hello.get("primary", "")))
+    return sorted("{}:{}".format(*server.address) for server in servers if server.is_readable)
