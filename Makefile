@@ -4,7 +4,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-stress check fuzz promise chaos hostile test-cluster cluster-up cluster-down cluster-status
-.PHONY: images dist test-compose bench dashboard fmt lock proto sdk docs clean test-browser
+.PHONY: images dist test-compose test-helm bench dashboard fmt lock proto sdk docs clean test-browser
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -75,11 +75,14 @@ cluster-status: setup ## What runs of it, and how to use it
 images: setup ## Build the images without pulls (NAME=helper: that one)
 	@$(BIN)/python -m scripts.images $(NAME) $(ARGS)
 
-dist: setup ## Packages, images, SBOMs and checksums, in dist/
+dist: setup ## Packages, chart, images, SBOMs and checksums, in dist/
 	@$(BIN)/python -m scripts.dist $(ARGS)
 
 test-compose: setup ## docker-compose.yml, really started and killed
 	@$(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/compose $(ARGS)
+
+test-helm: setup ## helm/weft, installed on a test cluster and upgraded
+	@$(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/helm $(ARGS)
 
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)

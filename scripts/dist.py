@@ -1,8 +1,8 @@
-"""Makes what is published of a version, in dist/: wheels, source archives, images, SBOMs, checksums.
+"""Makes what is published of a version, in dist/: wheels, source archives, the chart, images, SBOMs, checksums.
 
     python -m scripts.dist               all; the images need root (scripts/images.py)
     python -m scripts.dist --docker      the images with the Docker engine of this machine
-    python -m scripts.dist --no-images   the packages only
+    python -m scripts.dist --no-images   the packages and the chart only
 
 Only tracked files enter, with the time of the commit: packages of two runs are equal. SBOMs are CycloneDX 1.5.
 """
@@ -10,6 +10,7 @@ Only tracked files enter, with the time of the commit: packages of two runs are 
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import json
 import os
@@ -17,17 +18,19 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.images import IMAGES, ROOT, Image, build, copy_sources, revision, say, version
+from scripts.images import IMAGES, ROOT, Image, build, copy_sources, copy_tracked, revision, say, version
 from tests.testbed.built import run
 from tests.testbed.docker.engine import Engine, MachinesEngine, engine
 
 DIST: Final = ROOT / "dist"
+CHART: Final = ROOT / "helm" / "weft"
 _PROJECTS: Final = ("cli", ".")
 _PINNED: Final = re.compile(r"^([a-z0-9][a-z0-9.-]*)(?:\[[^\]]*\])?==([^ ;\\]+)")
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -35,8 +38,7 @@ _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 def packages(target: Path) -> None:
     """Builds wheels and source archives of both projects."""
-    time = subprocess.run(["git", "-C", ROOT, "log", "-1", "--format=%ct"], capture_output=True, text=True, check=True)
-    os.environ["SOURCE_DATE_EPOCH"] = time.stdout.strip()
+    os.environ["SOURCE_DATE_EPOCH"] = _commit_time()
     uv = Path(sys.executable).with_name("uv")
     with tempfile.TemporaryDirectory() as folder:
         copy_sources(Path(folder))
@@ -47,6 +49,44 @@ def packages(target: Path) -> None:
                 f"--python={sys.executable}", f"--out-dir={target}", Path(folder) / project,
             )  # fmt: skip
     (target / ".gitignore").unlink(missing_ok=True)
+
+
+def chart(target: Path) -> Path:
+    """Packs helm/weft with this version, as `helm package` does: the chart's name is the archive's top folder.
+
+    Only tracked files, with the time of the commit and in order: two runs give the same archive. Returns its path.
+    """
+    archive = target / f"weft-chart-{version()}.tgz"
+    time = int(_commit_time())
+    with tempfile.TemporaryDirectory() as folder:
+        copy_tracked([str(CHART.relative_to(ROOT))], Path(folder))
+        source = Path(folder) / CHART.relative_to(ROOT)
+        described = (source / "Chart.yaml").read_text()
+        for name in ("version", "appVersion"):
+            described = re.sub(rf"(?m)^{name}: .*$", f"{name}: {version()}", described)
+        (source / "Chart.yaml").write_text(described)
+        # Helm reads Chart.yaml first.
+        files = sorted((path for path in source.rglob("*") if path.is_file()), key=_after_chart_yaml)
+        with (
+            archive.open("wb") as file,
+            gzip.GzipFile("", "wb", fileobj=file, mtime=time) as packed,
+            tarfile.open(fileobj=packed, mode="w") as tar,
+        ):
+            for path in files:
+                entry = tarfile.TarInfo(f"weft/{path.relative_to(source)}")
+                entry.size, entry.mtime, entry.mode = path.stat().st_size, time, 0o644
+                with path.open("rb") as content:
+                    tar.addfile(entry, content)
+    return archive
+
+
+def _after_chart_yaml(path: Path) -> tuple[bool, str]:
+    return path.name != "Chart.yaml", str(path)
+
+
+def _commit_time() -> str:
+    done = subprocess.run(["git", "-C", ROOT, "log", "-1", "--format=%ct"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def python_components(lock: str, without: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -121,12 +161,13 @@ def main() -> int:
     """Fills dist/ anew; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docker", action="store_true", help="build images with the Docker engine of this machine")
-    parser.add_argument("--no-images", action="store_true", help="packages only")
+    parser.add_argument("--no-images", action="store_true", help="packages and the chart only")
     arguments = parser.parse_args()
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     try:
         packages(DIST)
+        chart(DIST)
         if not arguments.no_images:
             with nullcontext(MachinesEngine()) if arguments.docker else engine(say) as running:
                 images(DIST, running)

@@ -332,6 +332,25 @@ class Platform(Backups):
 
         return manifests_text(namespace=namespace, one_account=one_account, helper_image=image("helper", registry))
 
+    def conformance(
+        self, home: str | None = None, *, skip: Sequence[str] = (), within_s: float = 600, report: Report = print
+    ) -> list[dict[str, str]]:
+        """Checks of an installation of containers or pods: ``[{check, verdict, detail, fix}]``.
+
+        ``verdict``: pass, fail or "not applicable". ``within_s``: time limit of each of its jobs. It runs where the
+        lcm runs.
+        """
+        from dataclasses import asdict
+
+        from services.core.runtime.settings import Settings
+        from services.local.conformance import Subject, examine
+
+        place = _home(home)
+        settings = Settings(home=place.root)
+        url = f"http://{place.address('api')}".replace("//0.0.0.0:", "//127.0.0.1:")
+        subject = Subject(settings, url, _admin_key(place), within_s)
+        return [asdict(check) for check in examine(subject, skip=skip, report=report)]
+
     def check_spec(self, document: object) -> dict[str, Any]:
         """Validates a job spec without a server. Returns ``{spec, errors: [{pointer, message, hint}]}``."""
         from services.local.spec_check import check

@@ -23,9 +23,9 @@ PASSWORDS: Final = (
     "mongodb", "mongodb-admin", "mongodb-key", "rabbitmq", "erlang-cookie", "s3-access", "s3-secret", "grafana",
 )  # fmt: skip
 _REST, _API_GRPC, _INNER, _OPERATIONS, _ETCD_PORT = 8080, 8081, 7000, 7001, 2379
-_JOB_STORE: Final = frozenset({"api", "lcm", "guardian", "metrics"})
-_BROKER: Final = frozenset({"api", "worker"})
-_OBJECT_STORE: Final = frozenset({"api", "lcm", "metrics"})
+USES_JOB_STORE: Final = frozenset({"api", "lcm", "guardian", "metrics"})
+USES_BROKER: Final = frozenset({"api", "worker"})
+USES_OBJECT_STORE: Final = frozenset({"api", "lcm", "metrics"})
 TLS_FOLDER: Final = "tls"
 
 
@@ -62,9 +62,15 @@ def volumes(made: Made) -> dict[str, Volume]:
         {"weft.key": passwords["mongodb-key"].encode(), "users.json": json.dumps(users).encode()}, ("data",)
     )
     content["rabbitmq"] = Volume(
-        {"weft.conf": _rabbitmq(passwords).encode(), ".erlang.cookie": passwords["erlang-cookie"].encode()}
+        {
+            "weft.conf": rabbitmq_settings(passwords["rabbitmq"]).encode(),
+            ".erlang.cookie": passwords["erlang-cookie"].encode(),
+        }
     )
-    content["s3"] = Volume({"variables.sh": _s3_variables(passwords).encode()}, ("objects", "objects/weft"))
+    content["s3"] = Volume(
+        {"variables.sh": s3_variables(passwords["s3-access"], passwords["s3-secret"]).encode()},
+        ("objects", "objects/weft"),
+    )
     content[ETCD] = Volume(_tls(made, ETCD), ("data",))
     content[SCRAPER] = Volume(
         {**_tls(made, SCRAPER), ADMIN_KEY: made.admin_key.encode(), "prometheus.yml": _prometheus().encode()}, ("data",)
@@ -85,9 +91,9 @@ def _home(service: str, made: Made) -> Files:
     files["secrets/public-keys.json"] = made.public_keys
     files["run/addresses.json"] = json.dumps(addresses(service)).encode()
     files["settings.env"] = settings(service, made.passwords).encode()
-    if service in _OBJECT_STORE:
+    if service in USES_OBJECT_STORE:
         access, secret = made.passwords["s3-access"], made.passwords["s3-secret"]
-        files["s3-credentials"] = f"[default]\naws_access_key_id={access}\naws_secret_access_key={secret}\n".encode()
+        files["s3-credentials"] = s3_credentials(access, secret).encode()
     return files
 
 
@@ -95,37 +101,58 @@ def _tls(made: Made, name: str) -> Files:
     return {f"{TLS_FOLDER}/{file}": content for file, content in made.certificates[name].items()}
 
 
-def addresses(service: str) -> dict[str, str]:
-    """The addresses of all, as one service sees them: its own are on all interfaces of its container."""
-    known = {"api": f"api:{_REST}", "api-grpc": f"api:{_API_GRPC}", ETCD: f"tls:{ETCD}:{_ETCD_PORT}"}
+def addresses(service: str, *, hosts: str = "{}", etcd: str = "") -> dict[str, str]:
+    """The addresses of all, as one service sees them: its own are on all interfaces of its container.
+
+    ``hosts``: the host name of a service, with ``{}`` for the service. ``etcd``: host:port, if it has another one.
+    """
+
+    def host(name: str) -> str:
+        return "0.0.0.0" if name == service else hosts.format(name)  # noqa: S104 - of a container
+
+    known = {"api": f"{host('api')}:{_REST}", "api-grpc": f"{host('api')}:{_API_GRPC}"}
+    known[ETCD] = f"tls:{etcd or f'{hosts.format(ETCD)}:{_ETCD_PORT}'}"
     for name in sorted(SERVICES):
-        known[f"{name}-ops"] = f"tls:{name}:{_OPERATIONS}"
+        known[f"{name}-ops"] = f"tls:{host(name)}:{_OPERATIONS}"
         if name not in {"api", "worker"}:
-            known[name] = f"tls:{name}:{_INNER}"
-    own = {service, f"{service}-ops", f"{service}-grpc"}
-    return {
-        name: address.replace(f"{service}:", "0.0.0.0:") if name in own else address for name, address in known.items()
-    }
+            known[name] = f"tls:{host(name)}:{_INNER}"
+    return known
 
 
 def settings(service: str, passwords: Mapping[str, str]) -> str:
     """The settings with passwords, as the file that ``WEFT_SETTINGS_FILE`` names."""
     lines: list[str] = []
-    if service in _JOB_STORE:
-        lines.append(f"WEFT_JOB_STORE=mongodb://weft:{passwords['mongodb']}@mongodb:27017/weft?replicaSet=weft")
-    if service in _BROKER:
-        lines.append(f"WEFT_BROKER_URL=amqp://weft:{passwords['rabbitmq']}@rabbitmq:5672/weft")
+    if service in USES_JOB_STORE:
+        lines.append(f"WEFT_JOB_STORE={mongodb_uri('mongodb', passwords['mongodb'])}")
+    if service in USES_BROKER:
+        lines.append(f"WEFT_BROKER_URL={rabbitmq_uri('rabbitmq', passwords['rabbitmq'])}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _rabbitmq(passwords: Mapping[str, str]) -> str:
+def mongodb_uri(host: str, password: str) -> str:
+    """Of the server that the installation has itself."""
+    return f"mongodb://weft:{password}@{host}:27017/weft?replicaSet=weft"
+
+
+def rabbitmq_uri(host: str, password: str) -> str:
+    """Of the server that the installation has itself."""
+    return f"amqp://weft:{password}@{host}:5672/weft"
+
+
+def s3_credentials(access: str, secret: str) -> str:
+    """The file that ``WEFT_S3_CREDENTIALS_FILE`` names."""
+    return f"[default]\naws_access_key_id={access}\naws_secret_access_key={secret}\n"
+
+
+def rabbitmq_settings(password: str) -> str:
+    """RabbitMQ's file of settings."""
     permissions = "".join(f"default_permissions.{name} = .*\n" for name in ("configure", "read", "write"))
-    user = f"default_vhost = weft\ndefault_user = weft\ndefault_pass = {passwords['rabbitmq']}\n"
+    user = f"default_vhost = weft\ndefault_user = weft\ndefault_pass = {password}\n"
     return f"{user}{permissions}listeners.tcp.default = 5672\n"
 
 
-def _s3_variables(passwords: Mapping[str, str]) -> str:
-    access, secret = passwords["s3-access"], passwords["s3-secret"]
+def s3_variables(access: str, secret: str) -> str:
+    """The S3 server's variables, to be read by a shell."""
     return f"export ROOT_ACCESS_KEY={access} ROOT_SECRET_KEY={secret}\n"
 
 

@@ -3,6 +3,7 @@
     python -m services.local.containers setup      makes and distributes keys, certificates and passwords
     python -m services.local.containers mongodb    makes the replica set and the users of a new MongoDB server
     python -m services.local.containers ready      exit code 0 if the service of this container is ready
+    python -m services.local.containers alive      exit code 0 if its event loop runs
 
 ``setup`` makes each value once, at random, and keeps all of them in a volume that only it mounts. It gives each
 container the part that it needs (``container_files``), at each start again: a value that was removed or has expired is
@@ -15,31 +16,17 @@ import argparse
 import http.client
 import json
 import os
-import secrets
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from services.core.domain.errors import WeftError
-from services.core.domain.ids import RANDOM_BITS, make_id
-from services.core.domain.service_access import SERVICES
 from services.core.ports.secret_store import escaped
 from services.core.runtime.address import Address, TlsFiles
 from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.home import SOCKETS, Home, default_home
 from services.core.runtime.operations_client import read_operations
-from services.local.container_files import (
-    ADMIN_KEY,
-    ETCD,
-    LEARNER_TOKENS,
-    PASSWORDS,
-    SCRAPER,
-    TLS_FOLDER,
-    Made,
-    Volume,
-    volumes,
-)
+from services.local.container_files import ADMIN_KEY, Volume, volumes
 from services.local.layout import prepare
 
 INSTALLATION: Final = Path("/installation")
@@ -61,48 +48,11 @@ def setup(installation: Path, targets: Path, *, uid: int = _UID) -> None:
     """
     import asyncio  # noqa: PLC0415 - ``ready`` runs every few seconds in each container, and needs little
 
+    from services.local.installation import make  # noqa: PLC0415 - as above
+
     made = asyncio.run(make(installation))
     for name, volume in volumes(made).items():
         _fill(targets / name, volume, owner=os.geteuid() if name in _ROOT else uid)
-
-
-async def make(installation: Path) -> Made:
-    """Returns what the installation has; makes what is missing. Raises WeftError and OSError."""
-    from services.core.adapters.certificates import issue  # noqa: PLC0415 - as above
-    from services.core.adapters.folder.secrets import FolderSecretStore  # noqa: PLC0415
-    from services.core.adapters.identity import PublicKeys  # noqa: PLC0415
-    from services.core.adapters.identity.learner_tokens import OVERLAP_MS  # noqa: PLC0415
-    from services.core.adapters.identity.service import own_key_pair  # noqa: PLC0415
-
-    store = FolderSecretStore(installation / "secrets")
-
-    async def once(name: str, fresh: str) -> str:
-        return (await store.get_or_create(name, fresh.encode())).decode().strip()
-
-    passwords = {name: await once(name, secrets.token_hex(24)) for name in PASSWORDS}
-    now_ms = round(datetime.now(UTC).timestamp() * 1000)
-    key_id = make_id("k", now_ms=now_ms, random_bits=secrets.randbits(RANDOM_BITS))
-    admin_key = await once(ADMIN_KEY, f"weft_{key_id}_{secrets.token_hex(32)}")
-    public_keys, private_keys = PublicKeys(installation / "public-keys.json"), {}
-    for owner in (*sorted(SERVICES), LEARNER_TOKENS):
-        name = owner if owner == LEARNER_TOKENS else f"identity-{owner}"
-        pair = await own_key_pair(store, owner, name=name)
-        public_keys.publish(pair, **({"overlap_ms": OVERLAP_MS} if owner == LEARNER_TOKENS else {}))
-        private_keys[owner] = await store.get(name) or b""
-    names = (*sorted(SERVICES), ETCD, SCRAPER)
-    issue(installation / TLS_FOLDER, names, datetime.now(UTC))
-    return Made(
-        passwords=passwords,
-        admin_key=admin_key,
-        private_keys=private_keys,
-        public_keys=(installation / "public-keys.json").read_bytes(),
-        certificates={name: _certificate(TlsFiles.of(installation / TLS_FOLDER, name)) for name in names},
-    )
-
-
-def _certificate(files: TlsFiles) -> dict[str, bytes]:
-    paths = {"authority.pem": files.authority, "certificate.pem": files.certificate, "key.pem": files.key}
-    return {name: path.read_bytes() for name, path in paths.items()}
 
 
 def _fill(root: Path, volume: Volume, *, owner: int) -> None:
@@ -149,15 +99,15 @@ def prepare_mongodb() -> None:
     install(wanted, port=_MONGODB_PORT, within_s=_MONGODB_WITHIN_S)
 
 
-def why_not_ready(home: Home) -> str:
-    """Why the service of this container is not ready; empty if it is."""
+def why_not_ready(home: Home, path: str = "/readyz") -> str:
+    """Why the service of this container is not ready; empty if it is. ``path``: with /healthz: is not alive."""
     own = [name for name, address in home.addresses().items() if address.startswith("tls:0.0.0.0:")]
     name = next(name for name in own if name.endswith("-ops"))
     address = Address(f"tls:localhost:{home.address(name).host_port[1]}", home.tls)
     try:
         key = (home / "secrets" / escaped(ADMIN_KEY)).read_text().strip()
         headers = {"Authorization": f"Bearer {key}"}
-        answer = read_operations(address, "/readyz", timeout_s=_READY_TIMEOUT_S, headers=headers)
+        answer = read_operations(address, path, timeout_s=_READY_TIMEOUT_S, headers=headers)
     except (OSError, http.client.HTTPException, WeftError) as error:
         return f"{name} does not answer: {error}"
     return "" if answer.status == http.HTTPStatus.OK else answer.body.decode(errors="replace")
@@ -168,16 +118,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m services.local.containers", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("command", choices=("setup", "mongodb", "ready"))
+    parser.add_argument("command", choices=("setup", "mongodb", "ready", "alive"))
     command = parser.parse_args().command
     try:
         if command == "setup":
             setup(INSTALLATION, VOLUMES)
         elif command == "mongodb":
             prepare_mongodb()
-        elif why := why_not_ready(Home(default_home(), TlsFiles.given())):
-            print(why)
-            return 1
+        else:
+            path = "/readyz" if command == "ready" else "/healthz"
+            if why := why_not_ready(Home(default_home(), TlsFiles.given()), path):
+                print(why)
+                return 1
     except (WeftError, OSError) as error:
         sys.stderr.write(f"{command}: {error}\n")
         return 1

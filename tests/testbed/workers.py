@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-FOLDERS: Final = ("tests/cluster", "tests/browser", "tests/compose")
+FOLDERS: Final = ("tests/cluster", "tests/browser", "tests/compose", "tests/helm")
 """Folders that are a unit: their tests share a Kubernetes cluster, a platform and a browser, or an installation. They
 are packages, whose fixtures end with them."""
 LONGEST: Final[Sequence[str]] = (

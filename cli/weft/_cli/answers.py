@@ -72,6 +72,12 @@ TYPES: Final[dict[str, Fields]] = {
         "address": ("text", "Where it listens; may be empty."),
         "why": ("text", "Why it is not ready, or what is unusual; may be empty."),
     },
+    "Conformance": {
+        "check": ("text", "Its name."),
+        "verdict": ("text", "pass, fail or not applicable."),
+        "detail": ("text", "What was found."),
+        "fix": ("text", "What to do; empty unless it failed."),
+    },
     "Check": {
         "check": ("text", "What was checked."),
         "ok": ("flag", "Nothing is wrong."),
@@ -179,6 +185,7 @@ COMMANDS: Final[dict[str, Fields | str]] = {
         "quarantine": ("GetQuarantineReply or null", "Data that cannot be read; null if unknown."),
     },
     "manifests": {"items": ("list of object", "Objects for `kubectl apply`.")},
+    "conformance": {"checks": ("list of Conformance", "What was tried.")},
     "doctor": {"checks": ("list of Check", "What was checked.")},
     "backup": {
         "file": ("text", "The backup."),

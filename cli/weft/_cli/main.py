@@ -50,6 +50,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         ),
         "dashboard": ("dashboard", "Open the dashboard in a browser, signed in."),
         "doctor": ("platform", "Find what is missing or unsafe here, and how to repair it."),
+        "conformance": ("platform", "Try an installation of containers or pods: what passes, what fails, what to do."),
         "backup": ("backup", "Write all of a platform into one file, while it runs."),
         "restore": ("backup", "Bring a platform back from a backup, on an empty one."),
         "master-key": ("backup", "Show or change the master key, which opens the platform's secrets."),

@@ -230,6 +230,41 @@ def doctor_command(call: Call, home: str | None) -> None:
         raise Stop(1)
 
 
+@command("conformance")
+@click.option("--home", metavar="DIR", help=HOME_HELP)
+@click.option("--skip", metavar="CHECK", multiple=True, help="Leave a check out; repeatable.")
+@click.option("--within", default=600.0, show_default=True, metavar="SECONDS", help="Time limit of each of its jobs.")
+def conformance_command(call: Call, home: str | None, skip: tuple[str, ...], within: float) -> None:
+    """Try an installation of containers or pods: what passes, what fails, what to do."""
+    from weft._cli.homes import chosen_home
+    from weft._cli.local import platform, translated
+    from weft._cli.output import emit
+    from weft._cli.text import plain
+
+    def report(name: str) -> None:
+        click.echo(f"trying: {name}", err=True)
+
+    with translated():
+        checks: list[dict[str, str]] = platform().conformance(
+            chosen_home(call, home), skip=skip, within_s=within, report=report
+        )
+
+    def people(_wide: bool) -> str:
+        colors = {"pass": "green", "fail": "red"}
+        lines: list[str] = []
+        for check in checks:
+            mark = click.style(check["verdict"].ljust(14), fg=colors.get(check["verdict"]))
+            lines.append(f"{mark} {plain(check['check'])}: {plain(check['detail'])}")
+            if check["fix"]:
+                lines.append(f"               -> {plain(check['fix'])}")
+        return "\n".join(lines)
+
+    failed = [check["check"] for check in checks if check["verdict"] == "fail"]
+    emit(call, {"checks": checks}, people=people, names=iter(failed))
+    if failed:
+        raise Stop(1)
+
+
 def _short(address: str) -> str:
     """The address for a table: the paths of sockets are long, and all lie in one folder (-o json has them)."""
     return "socket" if address.startswith("unix:") else address

@@ -1,0 +1,304 @@
+"""`weft conformance`: whether an installation of containers or pods keeps what Weft needs, and what to do if not.
+
+It runs in a container of the lcm, whose stores, certificates and rights are those of the platform:
+
+    kubectl --namespace weft-system exec deployment/weft-lcm --container lcm -- weft conformance
+    docker compose exec lcm weft conformance
+
+Each check gives pass, fail or not applicable. It trains small jobs, which it deletes, and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+from services.core.adapters.kubernetes.api import Api
+from services.core.adapters.kubernetes.gangs import gang_method
+from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.mongo.describing import members
+from services.core.bootstrap.wiring import check_broker, check_job_store, object_store
+from services.core.domain.errors import WeftError
+from services.core.runtime.kubernetes_settings import KubernetesSettings
+from services.core.runtime.settings import Settings
+from services.local import training_check
+from weft import Client
+from weft import WeftError as ClientError
+
+PASS: Final = "pass"  # noqa: S105 - a verdict
+FAIL: Final = "fail"
+NOT_APPLICABLE: Final = "not applicable"
+_OLDEST_KUBERNETES: Final = (1, 31)
+_ENOUGH_MEMBERS: Final = 3
+_SKEW_S: Final = 5.0
+RIGHTS: Final = (
+    ("list", "", "nodes"), ("watch", "", "nodes"), ("list", "", "namespaces"), ("create", "", "namespaces"),
+    ("create", "", "serviceaccounts"), ("create", "", "resourcequotas"), ("create", "", "limitranges"),
+    ("list", "", "pods"), ("watch", "", "pods"), ("create", "", "pods"), ("patch", "", "pods"), ("delete", "", "pods"),
+    ("create", "", "configmaps"), ("create", "", "secrets"), ("create", "", "services"), ("list", "", "events"),
+    ("create", "networking.k8s.io", "networkpolicies"),
+)  # fmt: skip
+"""Verb, API group, resource: what the lcm needs in the namespaces of tenants."""
+TOO_MUCH: Final = (
+    ("list", "", "secrets"), ("create", "", "pods/exec"), ("create", "rbac.authorization.k8s.io", "clusterroles"),
+    ("delete", "", "nodes"),
+)  # fmt: skip
+"""What it must not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``fix``: what to do; empty unless it failed."""
+
+    check: str
+    verdict: str
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The installation, as its lcm sees it."""
+
+    settings: Settings
+    url: str
+    """Of the api."""
+    key: str
+    within_s: float
+    """Time limit of each job."""
+    cpus: float = 0.25
+    memory: str = "64MiB"
+
+
+def examine(subject: Subject, *, skip: Sequence[str] = (), report: Callable[[str], None]) -> list[Check]:
+    """Runs all checks but those of ``skip``, one after another. Raises WeftError for an unknown name."""
+    if unknown := set(skip) - CHECKS.keys():
+        raise WeftError(f"there is no check {', '.join(sorted(unknown))}; there are: {', '.join(CHECKS)}")
+    checks: list[Check] = []
+    with Client(subject.url, subject.key) as client:
+        for name, run in CHECKS.items():
+            if name in skip:
+                checks.append(Check(name, NOT_APPLICABLE, "left out"))
+                continue
+            report(name)
+            checks += _guarded(name, run, subject, client)
+    return checks
+
+
+def _guarded(name: str, run: Run, subject: Subject, client: Client) -> list[Check]:
+    """The results of a check; a failure if it ends with an error."""
+    try:
+        return list(run(subject, client))
+    except (WeftError, ClientError, OSError) as error:
+        return [Check(name, FAIL, str(error), _ADVICE[name])]
+
+
+def _versions(subject: Subject, client: Client) -> Iterator[Check]:
+    own, api = version("weft-platform"), client.version()["version"]
+    same = own == api
+    yield Check(
+        "versions", PASS if same else FAIL, f"lcm {own}, api {api}",
+        "" if same else "wait for the end of the upgrade, or repeat it: all services have one version",
+    )  # fmt: skip
+    if subject.settings.cluster != "kubernetes":
+        yield Check("kubernetes version", NOT_APPLICABLE, "learners are not pods")
+        return
+    answer = asyncio.run(_kubernetes(lambda api: api.get("/version")))
+    number = tuple(int("".join(filter(str.isdigit, answer[part]))) for part in ("major", "minor"))
+    fits = number >= _OLDEST_KUBERNETES
+    yield Check(
+        "kubernetes version", PASS if fits else FAIL, str(answer["gitVersion"]),
+        "" if fits else "Weft needs Kubernetes 1.31 or later",
+    )  # fmt: skip
+
+
+def _job_store(subject: Subject, client: Client) -> Iterator[Check]:
+    del client
+    asyncio.run(check_job_store(subject.settings))
+    if subject.settings.job_store == "sqlite":
+        yield Check("job store", NOT_APPLICABLE, "files of one machine")
+        return
+    yield Check("job store", PASS, "one winner of each race, linearizable reads")
+    count = len(asyncio.run(members(subject.settings.job_store)))
+    if count >= _ENOUGH_MEMBERS:
+        yield Check("job store fail-over", PASS, f"a majority of {count} members elects another primary")
+    elif count == 1:
+        yield Check("job store fail-over", NOT_APPLICABLE, "one member: jobs wait while it restarts")
+    else:
+        detail = f"{count} members: no majority without one of them"
+        yield Check("job store fail-over", FAIL, detail, "add members until there are three")
+
+
+def _objects(subject: Subject, client: Client) -> Iterator[Check]:
+    del client
+    asyncio.run(object_store(subject.settings).ping())
+    yield Check("object store", PASS, f"{subject.settings.object_store} answers with these credentials")
+
+
+def _broker(subject: Subject, client: Client) -> Iterator[Check]:
+    del client
+    if subject.settings.hints == "drop" or subject.settings.broker_url == "filesystem://":
+        yield Check("broker", NOT_APPLICABLE, "this service has no broker; the readiness of the worker tells of it")
+        return
+    yield Check("broker", PASS, check_broker(subject.settings))
+
+
+def _rights(subject: Subject, client: Client) -> Iterator[Check]:
+    del client
+    if subject.settings.cluster != "kubernetes":
+        yield Check("rights", NOT_APPLICABLE, "learners are not pods")
+        return
+    missing = asyncio.run(_kubernetes(lambda api: _answers(api, RIGHTS, allowed=False)))
+    excess = asyncio.run(_kubernetes(lambda api: _answers(api, TOO_MUCH, allowed=True)))
+    if missing:
+        yield Check("rights", FAIL, f"the lcm may not {', '.join(missing)}", "install the ClusterRole of the chart")
+    elif excess:
+        detail = f"the lcm may {', '.join(excess)}, which it never needs"
+        yield Check("rights", FAIL, detail, "remove other bindings of its service account")
+    else:
+        yield Check("rights", PASS, "what it needs, and not more of what was tried")
+
+
+async def _answers(api: Api, rights: Sequence[tuple[str, str, str]], *, allowed: bool) -> list[str]:
+    """Those of the rights that this service account has, or has not."""
+    found: list[str] = []
+    for verb, group, resource in rights:
+        name, _, part = resource.partition("/")
+        wanted = {"verb": verb, "group": group, "resource": name, **({"subresource": part} if part else {})}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": wanted},
+        }
+        answer = await api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+        if bool(answer["status"].get("allowed")) is allowed:
+            found.append(f"{verb} {resource}")
+    return found
+
+
+def _gang(subject: Subject, client: Client) -> Iterator[Check]:
+    del client
+    if subject.settings.cluster != "kubernetes":
+        yield Check("gang", NOT_APPLICABLE, "learners are not pods")
+        return
+    options = KubernetesOptions(helper_image="-", learner_image="-", entry_script="", addresses={})
+    method = asyncio.run(_kubernetes(lambda api: gang_method(api, options)))
+    yield Check("gang", PASS, f"{method.value}: {_GANGS[method.value]}")
+
+
+_GANGS: Final = {
+    "native": "the scheduler binds all pods of a job or none",
+    "gates": "the lcm places all pods of a job, or none",
+}
+
+
+def _training(subject: Subject, client: Client) -> Iterator[Check]:
+    seen = training_check.train(client, cpus=subject.cpus, memory=subject.memory, within_s=subject.within_s)
+    yield Check("two learners", PASS, seen)
+
+
+_PROBE: Final = """\
+import json, socket, time
+reached = []
+for name, host, port in {targets}:
+    try:
+        socket.create_connection((host, port), 3).close()
+        reached.append(name)
+    except OSError:
+        pass
+print(json.dumps(dict(reached=reached, time=time.time())), flush=True)
+"""
+
+
+def _walls(subject: Subject, client: Client) -> Iterator[Check]:
+    """A learner tries to reach the stores, and says what time it has."""
+    etcd = subject.settings.installation.address("etcd").host_port
+    targets = [("etcd", *etcd), *_mongodb_hosts(subject.settings.job_store)]
+    began = time.time()
+    (line,) = _run(subject, client, f"python3 - <<'END'\n{_PROBE.format(targets=targets)}END")
+    ended = time.time()
+    answer = json.loads(line)
+    if answer["reached"]:
+        yield Check(
+            "walls", FAIL, f"a learner reached {', '.join(answer['reached'])}",
+            "NetworkPolicies are not enforced: install a network plugin that does, e.g. Cilium or Calico",
+        )  # fmt: skip
+    else:
+        yield Check("walls", PASS, f"a learner reached none of {', '.join(name for name, *_ in targets)}")
+    skew = max(began - answer["time"], answer["time"] - ended, 0.0)
+    yield Check(
+        "clocks", PASS if skew < _SKEW_S else FAIL, f"the learner's clock is off by {skew:.0f} s or less",
+        "" if skew < _SKEW_S else "run NTP on all nodes",
+    )  # fmt: skip
+
+
+def _mongodb_hosts(uri: str) -> list[tuple[str, str, int]]:
+    if not uri.startswith("mongodb://"):
+        return []
+    first = uri.removeprefix("mongodb://").rpartition("@")[2].partition("/")[0].partition(",")[0]
+    host, _, port = first.partition(":")
+    return [("mongodb", host, int(port or 27_017))]
+
+
+def _gpus(subject: Subject, client: Client) -> Iterator[Check]:
+    nodes = client.cluster(tenant="*")["nodes"]
+    if not any(node["gpus"] for node in nodes):
+        yield Check("gpu", NOT_APPLICABLE, "no node has GPUs")
+        return
+    (line,) = _run(subject, client, "ls /dev | grep -c '^nvidia[0-9]' || true", gpus=1)
+    seen = int(line)
+    yield Check(
+        "gpu", PASS if seen else FAIL, f"a learner with one GPU sees {seen} devices",
+        "" if seen else "install the device plugin and the container runtime of the GPUs' maker on the nodes",
+    )  # fmt: skip
+
+
+def _run(subject: Subject, client: Client, command: str, **resources: Any) -> list[str]:
+    """Runs a job of one learner, and deletes it. Returns its lines. Raises WeftError if it does not complete."""
+    wanted = {"cpus": subject.cpus, "memory": subject.memory, **resources}
+    job = client.jobs.submit({"name": "conformance", "command": command, "resources": wanted})
+    try:
+        training_check.wait(job, subject.within_s)
+        return [line.text for line in job.logs() if line.stream == "stdout"]
+    finally:
+        training_check.remove(job, subject.within_s)
+
+
+async def _kubernetes(call: Callable[[Api], Any]) -> Any:
+    """With the access of the settings."""
+    settings = KubernetesSettings()
+    api = Api(settings.kubeconfig, settings.context)
+    try:
+        return await call(api)
+    finally:
+        await api.close()
+
+
+Run = Callable[[Subject, Client], Iterator[Check]]
+CHECKS: Final[dict[str, Run]] = {
+    "versions": _versions,
+    "job store": _job_store,
+    "object store": _objects,
+    "broker": _broker,
+    "rights": _rights,
+    "gang": _gang,
+    "two learners": _training,
+    "walls": _walls,
+    "gpu": _gpus,
+}
+_ADVICE: Final = {
+    "versions": "see that api, and the API server of the cluster, answer",
+    "job store": 'see docs/operator-guide.md, "Job store on MongoDB"',
+    "object store": 'see docs/operator-guide.md, "Object stores"',
+    "broker": 'see docs/operator-guide.md, "Brokers"',
+    "rights": "see that the API server of the cluster answers, and that the pod has its token",
+    "gang": "see that the API server of the cluster answers",
+    "two learners": "`weft explain JOB` and `weft logs JOB` say more",
+    "walls": "`weft explain JOB` and `weft logs JOB` say more",
+    "gpu": "`weft explain JOB` and `weft logs JOB` say more",
+}

@@ -1,0 +1,51 @@
+"""The chart on a test cluster of two nodes: the images of this tree, installed by helm as the operator guide says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from tests.helm.installation import Helm, Installation, helm_program, import_images, make_volumes
+from tests.testbed.kubernetes import programs
+from tests.testbed.kubernetes.cluster import cluster
+
+Say = Callable[[str], None]
+Untimed = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture(scope="package")
+def helm_binary(announce: Say, untimed: Untimed) -> Path:
+    with untimed():
+        return helm_program(announce)
+
+
+@pytest.fixture(scope="package")
+def helm(helm_binary: Path) -> Helm:
+    """Without a cluster."""
+    return Helm(helm_binary)
+
+
+@pytest.fixture(scope="package")
+def new_cluster(helm_binary: Path, announce: Say, untimed: Untimed) -> Iterator[Installation]:
+    """Images and volumes are there; nothing has been installed."""
+    if os.geteuid() != 0:
+        pytest.skip("the test cluster needs root (namespaces, mounts, cgroups)")
+    with untimed():
+        programs.build(announce, simulated=False)
+    with cluster(nodes=2, say=announce) as running:
+        with untimed():
+            import_images(running, announce)
+            make_volumes(running)
+        yield Installation(running, Helm(helm_binary, running.kubeconfig))
+
+
+@pytest.fixture(scope="package")
+def installed(new_cluster: Installation, untimed: Untimed) -> Installation:
+    """The small profile, all pods ready."""
+    with untimed():
+        new_cluster.install()
+    return new_cluster

@@ -1,0 +1,346 @@
+"""What the chart renders: over many combinations of values, and wrong ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.dist import chart
+from scripts.images import version
+from services.core.domain.service_access import CALLERS
+from tests.helm.crds import definitions
+from tests.helm.installation import CHART, RELEASE, Helm, HelmError, Installation
+from tests.testbed.kubernetes.kubectl import KubectlError
+
+PRODUCTION = CHART / "values-production.yaml"
+SERVICES = ("api", "lcm", "guardian", "metrics", "worker")
+Object = dict[str, Any]
+MATRIX: dict[str, tuple[str, ...]] = {
+    "small": (),
+    "production": (f"--values={PRODUCTION}",),
+    "small with an operator's secrets": (
+        "--set=keys.adminKey.existingSecret=a,keys.masterKey.existingSecret=m",
+        "--set=mongodb.existingSecret=x,rabbitmq.existingSecret=y,s3.existingSecret=z",
+    ),
+    "production with its own keys": (
+        f"--values={PRODUCTION}",
+        "--set=certManager.enabled=false,keys.renewal.enabled=true",
+    ),
+    "some stores inside": (
+        f"--values={PRODUCTION}",
+        "--set=etcd.enabled=true,rabbitmq.enabled=true,ingress.enabled=false",
+    ),
+    "gateway and scheduler": (
+        "--set=gateway.enabled=true,gateway.host=weft.example,gateway.grpcHost=grpc.weft.example",
+        "--set=gateway.parentRefs[0].name=public,scheduler.enabled=true,learners.scheduler=weft-pack",
+    ),
+    "OpenShift": ("--set=security.uid=null",),
+    "air-gapped": ("--set=images.registry=mirror.example:5000/weft,images.pullSecrets={mirror}",),
+    "without walls": (
+        "--set=networkPolicy.enabled=false,scheduling.spread=false,metrics.persistence.storageClass=fast",
+    ),
+    "everything named": (
+        "--set=fullnameOverride=training,clusterDomain=corp.example,commonLabels.team=ml,scheduling.priorityClassName=high",
+        "--set=learners.priorityClasses.high=weft-high,images.frameworks.jax-0\\.10=weft/jax:0.10",
+        "--set=api.env.WEFT_TENANT_BYTES=5,networkPolicy.apiFrom[0].ipBlock.cidr=10.0.0.0/8",
+    ),
+}  # fmt: skip
+
+
+def rendered(helm: Helm, *options: str) -> list[Object]:
+    text = helm("template", RELEASE, CHART, "--namespace=default", *options)
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def pods(documents: list[Object]) -> Iterator[tuple[str, Object]]:
+    """Name and spec of all pods, also of those that others make."""
+    for document in documents:
+        spec = document.get("spec") or {}
+        if document["kind"] == "CronJob":
+            spec = spec["jobTemplate"]["spec"]
+        if "template" in spec:
+            yield document["metadata"]["name"], spec["template"]["spec"]
+        elif document["kind"] == "Pod":
+            yield document["metadata"]["name"], spec
+
+
+def one(documents: list[Object], kind: str, name: str) -> Object:
+    (found,) = (entry for entry in documents if (entry["kind"], entry["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def containers(pod: Object) -> list[Object]:
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+@pytest.fixture(scope="module")
+def matrix(helm: Helm) -> dict[str, list[Object]]:
+    return {name: rendered(helm, *options) for name, options in MATRIX.items()}
+
+
+@pytest.fixture(scope="module")
+def small(matrix: dict[str, list[Object]]) -> list[Object]:
+    return matrix["small"]
+
+
+@pytest.fixture(scope="module")
+def production(matrix: dict[str, list[Object]]) -> list[Object]:
+    return matrix["production"]
+
+
+def test_helm_finds_no_fault_in_either_profile(helm: Helm) -> None:
+    for options in ((), (f"--values={PRODUCTION}",)):
+        assert "1 chart(s) linted, 0 chart(s) failed" in helm("lint", "--strict", CHART, *options)
+
+
+WRONG: dict[str, tuple[str, str]] = {
+    "/fullnameOverride": ("fullnameOverride", "Upper_Case"),
+    "/clusterDomain": ("clusterDomain", "-dot."),
+    "/commonLabels/team": ("commonLabels.team", "{a}"),
+    "/images/pullPolicy": ("images.pullPolicy", "Sometimes"),
+    "/images/pullSecrets": ("images.pullSecrets", "mirror"),
+    "/images/registry": ("images.registry", "https registry"),
+    "/images/platform": ("images.platform", ""),
+    "/images": ("images.redis", "redis:7"),
+    "/logLevel": ("logLevel", "loud"),
+    "/security/uid": ("security.uid", "0"),
+    "/keys/adminKey/existingSecret": ("keys.adminKey.existingSecret", "Not A Name"),
+    "/keys/renewal/schedule": ("keys.renewal.schedule", "weekly"),
+    "/certManager/issuerRef/kind": ("certManager.issuerRef.kind", "Authority"),
+    "/scheduling/lostNodeSeconds": ("scheduling.lostNodeSeconds", "-1"),
+    "/api/replicas": ("api.replicas", "0"),
+    "/api/scratch": ("api.scratch", "much"),
+    "/api/service/type": ("api.service.type", "Public"),
+    "/api/autoscaling/targetCPUUtilizationPercentage": ("api.autoscaling.targetCPUUtilizationPercentage", "500"),
+    "/api/resources/limits/memory": ("api.resources.limits.memory", "1 GB"),
+    "/api/podDisruptionBudget/maxUnavailable": ("api.podDisruptionBudget.maxUnavailable", "half"),
+    "/lcm/replicas": ("lcm.replicas", "2"),
+    "/metrics/replicas": ("metrics.replicas", "3"),
+    "/metrics/persistence/size": ("metrics.persistence.size", "20 gigabytes"),
+    "/worker/env/WEFT_LOG_LEVEL": ("worker.env.WEFT_LOG_LEVEL", "{a}"),
+    "/learners/gang": ("learners.gang", "kueue"),
+    "/learners/namespacePrefix": ("learners.namespacePrefix", "no-dash-at-the-end"),
+    "/learners/helper/memory": ("learners.helper.memory", "1 apple"),
+    "/learners/egress/0": ("learners.egress", "{everything}"),
+    "/learners/priorityClasses": ("learners.priorityClasses.highest", "a"),
+    "/s3/bucket": ("s3.bucket", "UPPER"),
+    "/s3/external/endpoint": ("s3.external.endpoint", "s3.example"),
+    "/etcd/external/address": ("etcd.external.address", "https://etcd:2379"),
+    "/tests/timeoutSeconds": ("tests.timeoutSeconds", "1"),
+    "/monitoring/serviceMonitor/interval": ("monitoring.serviceMonitor.interval", "often"),
+}
+"""Path of a wrong value -> what sets it."""
+
+
+def test_each_wrong_value_is_refused_with_its_path(helm: Helm) -> None:
+    assert len(WRONG) >= 30
+    with pytest.raises(HelmError) as refused:
+        helm("template", RELEASE, CHART, *(f"--set={name}={value}" for name, value in WRONG.values()))
+    paths = set(re.findall(r"^ *- at '(\S*)':", str(refused.value), re.MULTILINE))
+    assert set(WRONG) <= paths
+
+
+def test_every_value_has_a_type_and_a_description() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def check(value: object, of: Object, path: str) -> Iterator[str]:
+        if not {"type", "description"} <= of.keys() and path:
+            yield f"{path} has no type or no description"
+        if isinstance(value, dict) and of.get("additionalProperties") is False:
+            yield from (f"{path}/{name} is not in the schema" for name in value.keys() - of["properties"].keys())
+            for name, part in of["properties"].items():
+                yield from check(value.get(name), part, f"{path}/{name}")
+
+    assert list(check(values, schema, "")) == []
+
+
+def test_values_that_contradict_one_another_say_what_is_missing(helm: Helm) -> None:
+    cases = {
+        "--set=mongodb.enabled=false": "mongodb.external.existingSecret",
+        "--set=rabbitmq.enabled=false": "rabbitmq.external.existingSecret",
+        "--set=s3.enabled=false": "s3.existingSecret",
+        "--set=etcd.enabled=false": "etcd.external.address",
+        "--set=certManager.enabled=true": "certManager.issuerRef.name",
+        "--set=ingress.enabled=true": "ingress.host",
+        "--set=gateway.enabled=true,gateway.host=a.example": "gateway.parentRefs",
+        "--set=api.autoscaling.enabled=true,api.autoscaling.maxReplicas=1": "api.autoscaling.minReplicas",
+    }
+    for option, name in cases.items():
+        with pytest.raises(HelmError, match=re.escape(name)):
+            helm("template", RELEASE, CHART, option)
+
+
+def test_all_combinations_pass_pod_security_restricted(matrix: dict[str, list[Object]]) -> None:
+    for combination, documents in matrix.items():
+        for name, pod in pods(documents):
+            assert pod["securityContext"]["runAsNonRoot"] is True, (combination, name)
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert not any("hostPath" in volume for volume in pod["volumes"])
+            for container in containers(pod):
+                context = container["securityContext"]
+                assert context["capabilities"] == {"drop": ["ALL"]}
+                assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)
+
+
+def test_only_pods_that_use_the_cluster_have_a_token_of_its_api(small: list[Object]) -> None:
+    with_token = {name for name, pod in pods(small) if pod["automountServiceAccountToken"]}
+    assert with_token == {"weft-lcm", "weft-guardian", "weft-keys"}
+
+
+def test_all_images_come_from_the_one_registry_of_an_air_gapped_site(matrix: dict[str, list[Object]]) -> None:
+    documents = matrix["air-gapped"]
+    images = {container["image"] for _, pod in pods(documents) for container in containers(pod)}
+    variables = one(documents, "Deployment", "weft-guardian")["spec"]["template"]["spec"]["containers"][0]["env"]
+    images |= {entry["value"] for entry in variables if entry["name"].endswith("_IMAGE")}
+    assert images == {
+        f"mirror.example:5000/weft/{name}"
+        for name in (
+            "weft/platform:0.1.0", "weft/helper:0.1.0", "mongo:8.0", "coreos/etcd:v3.6.5", "rabbitmq:3.13",
+            "versity/versitygw:v1.8.0",
+        )
+    }  # fmt: skip
+    assert all(pod["imagePullSecrets"] == [{"name": "mirror"}] for _, pod in pods(documents))
+
+
+def test_an_openshift_cluster_chooses_the_user(matrix: dict[str, list[Object]]) -> None:
+    contexts = [pod["securityContext"] for _, pod in pods(matrix["OpenShift"])]
+    assert not [context for context in contexts if {"runAsUser", "fsGroup", "runAsGroup"} & context.keys()]
+
+
+def test_an_operators_secrets_are_used_and_not_made(matrix: dict[str, list[Object]]) -> None:
+    documents = matrix["small with an operator's secrets"]
+    (command,) = (pod["containers"][0]["command"] for name, pod in pods(documents) if name == "weft-keys")
+    made = {argument.removeprefix("--write=") for argument in command if argument.startswith("--write=")}
+    assert made == {*SERVICES, "prometheus", "etcd"}
+    used = json.dumps([pod["volumes"] for _, pod in pods(documents)])
+    for name in "amxyz":
+        assert f'"name": "{name}"' in used
+
+
+def test_a_service_mounts_the_passwords_of_the_stores_that_it_uses_only(small: list[Object]) -> None:
+    mounted = {
+        name.removeprefix("weft-"): {
+            source["secret"]["name"]
+            for volume in pod["volumes"]
+            for source in volume.get("projected", {}).get("sources", [])
+        }
+        for name, pod in pods(small)
+    }  # fmt: skip
+    expected = {
+        "api": {"weft-mongodb", "weft-rabbitmq", "weft-s3"}, "lcm": {"weft-mongodb", "weft-s3"},
+        "guardian": {"weft-mongodb"}, "metrics": {"weft-mongodb", "weft-s3"}, "worker": {"weft-rabbitmq"},
+    }  # fmt: skip
+    for service, stores in expected.items():
+        assert mounted[service] == {f"weft-{service}", "weft-admin-key", *stores}
+    assert not [name for name, secrets in mounted.items() if "weft-installation" in secrets]
+
+
+def test_production_has_no_store_inside_and_three_replicas_that_are_spread(production: list[Object]) -> None:
+    assert {entry["metadata"]["name"] for entry in production if entry["kind"] == "StatefulSet"} == {"weft-metrics"}
+    scaled = {
+        entry["metadata"]["name"]: entry["spec"] for entry in production if entry["kind"] == "HorizontalPodAutoscaler"
+    }
+    assert {name: spec["minReplicas"] for name, spec in scaled.items()} == {"weft-api": 3, "weft-guardian": 3}
+    for name in scaled:  # the autoscaler's number would be overwritten by each upgrade
+        assert "replicas" not in one(production, "Deployment", name)["spec"]
+        pod = one(production, "Deployment", name)["spec"]["template"]["spec"]
+        assert len(pod["topologySpreadConstraints"]) == 2
+        assert "podAntiAffinity" in pod["affinity"]
+    budgets = {entry["metadata"]["name"] for entry in production if entry["kind"] == "PodDisruptionBudget"}
+    assert budgets == {"weft-api", "weft-guardian", "weft-worker"}
+
+
+def test_every_selector_of_a_policy_a_budget_and_a_service_matches_a_pod(matrix: dict[str, list[Object]]) -> None:
+    for combination, documents in matrix.items():
+        workloads = [entry for entry in documents if entry["kind"] in {"Deployment", "StatefulSet"}]
+        labels = [entry["spec"]["template"]["metadata"]["labels"] for entry in workloads]
+        for entry in documents:
+            spec = entry.get("spec") or {}
+            selector = spec.get("podSelector") or (
+                spec.get("selector") if entry["kind"] in {"Service", "PodDisruptionBudget"} else None
+            )
+            wanted = (selector or {}).get("matchLabels", selector) or {}
+            assert any(wanted.items() <= found.items() for found in labels), (combination, entry["metadata"]["name"])
+
+
+def test_policies_let_each_service_call_what_the_table_of_calls_permits(small: list[Object]) -> None:
+    for service in ("lcm", "guardian", "metrics"):
+        callers = set().union(*CALLERS[service].values()) - {"node"}
+        rules = one(small, "NetworkPolicy", f"weft-{service}")["spec"]["ingress"]
+        admitted = {
+            peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+            for rule in rules if {"port": 7000} in rule["ports"]
+            for peer in rule["from"]
+        }  # fmt: skip
+        assert admitted == callers
+
+
+def test_live_streams_pass_the_ingress_without_buffers_and_time_limits(
+    production: list[Object], matrix: dict[str, list[Object]]
+) -> None:
+    annotations = one(production, "Ingress", "weft-api-rest")["metadata"]["annotations"]
+    assert annotations["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
+    assert annotations["nginx.ingress.kubernetes.io/proxy-read-timeout"] == "3600"
+    (rule,) = one(matrix["gateway and scheduler"], "HTTPRoute", "weft-api-rest")["spec"]["rules"]
+    assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
+
+
+def test_the_metrics_of_alerts_and_dashboards_exist(production: list[Object]) -> None:
+    rules = one(production, "PrometheusRule", "weft-alerts")["spec"]["groups"][0]["rules"]
+    dashboard = one(production, "ConfigMap", "weft-grafana")["data"]["weft.json"]
+    used = set(re.findall(r"\bweft_[a-z_]+", dashboard + json.dumps([rule["expr"] for rule in rules])))
+    sources = "".join(path.read_text() for path in (CHART.parents[1] / "services").rglob("*.py"))
+    known = set(re.findall(r'"(weft_[a-z_]+)"', sources))
+    assert {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in used} <= known
+    assert len(used) > 8
+
+
+def test_profiles_of_the_scheduler_pack_and_spread(matrix: dict[str, list[Object]]) -> None:
+    text = one(matrix["gateway and scheduler"], "ConfigMap", "weft-scheduler")["data"]["scheduler.yaml"]
+    strategies = {
+        profile["schedulerName"]: profile["pluginConfig"][0]["args"]["scoringStrategy"]["type"]
+        for profile in yaml.safe_load(text)["profiles"]
+    }
+    assert strategies == {"weft-pack": "MostAllocated", "weft-spread": "LeastAllocated"}
+
+
+def test_the_api_server_accepts_every_combination_strictly(
+    matrix: dict[str, list[Object]], new_cluster: Installation
+) -> None:
+    kubectl = new_cluster.cluster.kubectl
+    for path in definitions():
+        kubectl("apply", "--server-side", f"--filename={path}")
+    kubectl("wait", "--for=condition=Established", "--timeout=120s", "customresourcedefinitions", "--all")
+    refused = {}
+    for combination, documents in matrix.items():
+        for namespace in {entry["metadata"].get("namespace", "default") for entry in documents}:
+            inside = [entry for entry in documents if entry["metadata"].get("namespace", "default") == namespace]
+            text = json.dumps({"apiVersion": "v1", "kind": "List", "items": inside})
+            try:
+                within = replace(kubectl, namespace=namespace)
+                within("create", "--dry-run=server", "--validate=strict", "--filename=-", text=text)
+            except KubectlError as error:
+                refused[combination] = str(error)
+    assert refused == {}
+
+
+def test_the_packed_chart_is_one_that_helm_installs_and_two_runs_give_the_same(helm: Helm, tmp_path: Path) -> None:
+    first, second = (chart(_folder(tmp_path / name)) for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+    assert "1 chart(s) linted, 0 chart(s) failed" in helm("lint", first)
+    shown = yaml.safe_load(helm("show", "chart", first))
+    assert (shown["version"], shown["appVersion"]) == (version(), version())
+    assert helm("template", RELEASE, first) == helm("template", RELEASE, CHART)
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
