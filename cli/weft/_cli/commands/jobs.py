@@ -146,9 +146,8 @@ def _fetched(call: Call, document: dict[str, Any]) -> str:
 
 def _details(job: dict[str, Any], wide: bool, fetched: str) -> str:
     from weft._cli.output import details
-    from weft._cli.plan import amounts
     from weft._cli.startup import summary
-    from weft._cli.text import ago
+    from weft._cli.text import ago, amounts
 
     resources, attempt, counters = job.get("resources") or {}, job.get("attempt") or {}, job.get("counters") or {}
     placement: dict[str, str] = attempt.get("placement") or {}
