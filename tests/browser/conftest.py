@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, StorageState
 
 from services.core.runtime.processes import ProcessIdentity
-from tests.testbed.browser import Visit, built, chromium, sign_in, visit
+from tests.testbed.browser import Visit, build_dashboard, chromium, sign_in, visit
 from tests.testbed.platform import Platform, platform
 from tests.waiting import HANG_S
 from weft import Client, Job
@@ -23,14 +23,15 @@ Submit = Callable[..., Job]
 
 @pytest.fixture(scope="package")
 def weft_up() -> Iterator[Platform]:
-    built()
+    build_dashboard()
     with platform({"WEFT_NODE_CPUS": "4"}) as running:
         yield running
 
 
 @pytest.fixture(scope="package")
 def browser(weft_up: Platform) -> Iterator[Browser]:
-    # Started after the platform: its library keeps an event loop running in this thread.
+    # Started after the platform: its library keeps an event loop running in this thread, to the last test of this
+    # package.
     assert weft_up.url
     with chromium() as running:
         yield running

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.api import jobs as jobs_module
 from tests.testbed.api import SPEC, Api
-from tests.testbed.etcd import Etcd
-from tests.testbed.learner_telemetry import Learner, api_over, running_learner
-from tests.testbed.metrics import MetricsProcess, running
-
-
-@pytest.fixture(scope="module")
-def metrics(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[MetricsProcess]:
-    with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
-        yield service
-
-
-@pytest.fixture
-async def api(tmp_path: Path, metrics: MetricsProcess) -> AsyncIterator[Api]:
-    async with api_over(tmp_path, metrics.address) as api:
-        yield api
-
-
-@pytest.fixture
-async def learner(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncIterator[Learner]:
-    async with running_learner(api, metrics, etcd) as learner:
-        yield learner
+from tests.testbed.learner_telemetry import Learner
 
 
 async def listed(api: Api, **params: Any) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ import inspect
 import pkgutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -28,8 +27,8 @@ from services.core.gen.weft.v1 import jobs_pb2 as pb
 from services.core.gen.weft.v1 import platform_pb2 as pp
 from tests.testbed.api import SPEC, Api, a_zip
 from tests.testbed.etcd import Etcd
-from tests.testbed.learner_telemetry import Learner, api_over, running_learner
-from tests.testbed.metrics import MetricsProcess, running
+from tests.testbed.learner_telemetry import Learner, running_learner
+from tests.testbed.metrics import MetricsProcess
 from tests.testbed.user_rpc import Rpc, as_json, bare, speaking, stream_of
 
 SERVICERS: tuple[type, ...] = (Jobs, Keys, Platform)
@@ -86,18 +85,6 @@ def rpc_calls() -> dict[str, set[str]]:
         for name in names_in(behaviour.__code__) & all_use_cases():
             out.setdefault(name, set()).add(str(rpc_permission(behaviour)))
     return out
-
-
-@pytest.fixture(scope="module")
-def metrics(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Any:
-    with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
-        yield service
-
-
-@pytest.fixture
-async def api(tmp_path: Path, metrics: MetricsProcess) -> AsyncIterator[Api]:
-    async with api_over(tmp_path, metrics.address) as api:
-        yield api
 
 
 @pytest.fixture

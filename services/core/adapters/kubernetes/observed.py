@@ -58,7 +58,7 @@ class StopMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What is known beside a pod."""
+    """State of the node, the quota and the events that belong to a pod."""
 
     now: int
     """Unix ms."""
