@@ -40,6 +40,7 @@ def render(job: Job, spec: JobSpec, *, term: int, mint: MintToken, sizes: Mappin
         store_timeout=spec.store_timeout, checkpoint_keep=spec.checkpoint.keep,
         metrics_files=tuple(source.path for source in spec.metrics if source.path),
         checkpoint_attempts=tuple(range(job.attempt.number - 1, 0, -1)), trace=job.trace,
+        checkpoint_path=spec.checkpoint.path or "",
     )  # fmt: skip
     return with_variables(plan)
 

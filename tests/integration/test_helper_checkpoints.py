@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.learner_folder import Assignment
 from services.helper.checkpoints.snapshots import SnapshotStore
 from services.helper.fetch.checkpoints import restore
-from services.helper.fetch.progress import FetchProgress
+from services.helper.fetch.code import link_checkpoints
+from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.learner_files import LearnerFile, list_files
 from services.helper.objects import FolderObjects, UrlSigner, own_checkpoints
 from services.helper.spool import Spool
@@ -57,13 +59,13 @@ class Training(Learner):
     def go_on(self) -> None:
         (self.folder / "job" / "next").touch()
 
-    async def until_restorable(self, *names: str) -> None:
-        """Waits until the newest snapshot has these files."""
-        await until(lambda: self._restorable() == sorted(names))
+    async def until_restorable(self, *names: str, attempt: int = 1) -> None:
+        """Waits until the newest snapshot of the attempt has these files."""
+        await until(lambda: self._restorable(attempt) == sorted(names))
 
-    def _restorable(self) -> list[str] | None:
+    def _restorable(self, attempt: int) -> list[str] | None:
         try:
-            return sorted(self.checkpoint())
+            return sorted(self.checkpoint(attempt=attempt))
         except (FileNotFoundError, KeyError):  # a snapshot was replaced while it was read
             return None
 
@@ -101,6 +103,30 @@ async def learner(intake: Intake) -> AsyncGenerator[Training]:
     made = Training(intake, {})
     yield made
     await made.end_all()
+
+
+async def test_training_that_writes_to_a_fixed_path_has_its_checkpoints_stored_and_restored(learner: Training) -> None:
+    for attempt in (1, 2):
+        learner.reserve(
+            f"bash -c '{PREPARE}; ls runs/best; echo 1 > runs/best/step-{attempt}; {AWAIT}'",
+            attempt=attempt, checkpoint_path="runs/best", checkpoint_attempts=tuple(range(1, attempt)),
+        )  # fmt: skip
+        learner.start()
+        await learner.until_restorable(*(f"step-{number}" for number in range(1, attempt + 1)), attempt=attempt)
+        await learner.lose_machine()
+
+
+async def test_a_checkpoint_path_that_the_code_contains_is_refused(tmp_path: Path) -> None:
+    assignment = assignment_of(tmp_path, attempt=1)
+    assignment = replace(assignment, plan=replace(assignment.plan, checkpoint_path="a/ckpt"))
+    for contained in ("a/ckpt/old", "a"):
+        model_dir = tmp_path / contained.replace("/", "-")
+        file = model_dir / contained
+        file.parent.mkdir(parents=True)
+        file.touch()
+        with pytest.raises(FetchFailed, match="the code has that itself") as refused:
+            link_checkpoints(assignment, model_dir)
+        assert refused.value.reason == "CodeInvalid"
 
 
 async def test_checkpoint_is_stored_while_the_learner_trains_and_restored_after_its_machine_is_lost(

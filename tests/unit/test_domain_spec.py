@@ -188,7 +188,6 @@ def test_resources_come_from_the_role_else_the_job_else_the_size() -> None:
         ({"stall_timeout": "1m"}, "/stall_timeout"),
         ({"priority": "high"}, "/priority"),
         ({"placement": "rack"}, "/placement"),
-        ({"checkpoint": {"path": "ckpt"}}, "/checkpoint/path"),
         ({"resources": {"shm": "1GB"}}, "/resources/shm"),
         ({"resources": {"disk": "1GB"}}, "/resources/disk"),
         ({"resources": {"devices": {"rdma/hca": 1}}}, "/resources/devices"),

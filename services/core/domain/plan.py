@@ -192,6 +192,8 @@ class AttemptPlan:
     """JSON-lines files of metrics, relative to LOG_DIR, in addition to that of weft.report and to stdout."""
     checkpoint_attempts: tuple[int, ...] = ()
     """Earlier attempts whose recorded checkpoints may be restored, newest first."""
+    checkpoint_path: str = ""
+    """Path in MODEL_DIR that leads to CHECKPOINT_DIR; empty: none."""
     variables: Variables = field(default_factory=dict)
     """Weft's variables that are the same for all learners."""
     trace: str = ""

@@ -215,7 +215,11 @@ class Output(_Model):
 class Checkpoint(_Model):
     """Where checkpoints are written, and how many are kept."""
 
-    path: RelativePath = Field(default="ckpt", description="Folder of checkpoints, a relative path.")
+    path: RelativePath | None = Field(
+        default=None,
+        description="Path in the job's code that leads to CHECKPOINT_DIR, e.g. ckpt, for training that writes its "
+        "checkpoints to a fixed place. The code must not contain it.",
+    )
     keep: int = Field(default=3, ge=1, le=1000, description="How many checkpoints are kept.")
 
 
@@ -379,7 +383,8 @@ def _contradictions(spec: JobSpec) -> Iterator[FieldError]:
     for name in spec.env:
         if is_reserved_variable(name):
             yield FieldError(f"/env/{name}", f"{name} is set by Weft and cannot be given", "use another name")
-    if _leaves_folder(spec.checkpoint.path):
+    path = spec.checkpoint.path
+    if path is not None and (_leaves_folder(path) or not path.strip("/.")):
         yield FieldError("/checkpoint/path", "a relative path without '..', e.g. ckpt")
     yield from _store_errors(spec)
     yield from _input_errors(spec)

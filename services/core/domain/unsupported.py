@@ -78,9 +78,6 @@ def _unsupported_fields(spec: JobSpec) -> Iterator[FieldError]:
         yield FieldError("/priority", f"priorities are {_LATER}", "leave it out")
     if spec.placement not in {"pack", "spread"}:
         yield FieldError("/placement", f"topology keys are {_LATER}", "there are: pack, spread")
-    if "path" in spec.checkpoint.model_fields_set:
-        where = "checkpoints are the files in $CHECKPOINT_DIR"
-        yield FieldError("/checkpoint/path", f"checkpoint.path is {_LATER}: {where}", "leave it out")
     for field in ("disk", "devices"):
         if getattr(spec.resources, field):
             yield FieldError(f"/resources/{field}", f"{field} is {_LATER}", "leave it out")

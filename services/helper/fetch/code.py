@@ -1,10 +1,13 @@
-"""The job's code: taken from the object store, checked against its digest, unpacked into MODEL_DIR."""
+"""The job's code in MODEL_DIR: taken from the object store, checked against its digest, unpacked; and its link to the
+checkpoints.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import hashlib
+import os
 import tempfile
 from collections.abc import Generator
 from contextlib import aclosing
@@ -14,8 +17,9 @@ from typing import IO, Final
 
 from services.core.domain.errors import InvalidArchive, NotFound
 from services.core.domain.outages import Outage
+from services.core.domain.plan import Folder
 from services.core.formats.archive import unpack
-from services.core.runtime.learner_folder import Assignment
+from services.core.runtime.learner_folder import JOB_FOLDERS, Assignment
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.objects import UrlSigner, open_objects
 
@@ -49,6 +53,31 @@ def fetch_code(assignment: Assignment, target: Path, signer: UrlSigner, progress
         ) from None
     except InvalidArchive as invalid:
         raise FetchFailed("CodeInvalid", invalid.message) from invalid
+
+
+def link_checkpoints(assignment: Assignment, model_dir: Path) -> None:
+    """Makes ``checkpoint.path`` in the code a link to CHECKPOINT_DIR, relative, so that it holds in a container, too.
+
+    ``model_dir``: the code, below a folder that learners cannot write; made if there is no code. Raises FetchFailed
+    where the code has something at this path.
+    """
+    parts = [part for part in assignment.plan.checkpoint_path.split("/") if part not in {"", "."}]
+    folder = model_dir
+    for missing in (model_dir, *(model_dir.joinpath(*parts[:count]) for count in range(1, len(parts)))):
+        if not missing.exists():
+            missing.mkdir(mode=0o755)
+            if assignment.owner is not None:
+                os.chown(missing, *assignment.owner)
+        folder = missing
+    link = folder / parts[-1]
+    if not folder.is_dir() or link.exists():
+        path = assignment.plan.checkpoint_path
+        raise FetchFailed(
+            "CodeInvalid", f"checkpoint.path is {path}, and the code has that itself; remove it there, or name another"
+        )
+    link.symlink_to(Path(*[".."] * len(parts), JOB_FOLDERS[Folder.CHECKPOINT]))
+    if assignment.owner is not None:
+        os.chown(link, *assignment.owner, follow_symlinks=False)
 
 
 def _is_store_away(assignment: Assignment) -> bool:

@@ -23,7 +23,7 @@ from services.core.runtime.learner_folder import (
     Assignment,
     LearnerFolder,
 )
-from services.helper.fetch.code import fetch_code
+from services.helper.fetch.code import fetch_code, link_checkpoints
 from services.helper.fetch.faults import outage_of
 from services.helper.fetch.progress import FetchFailed, FetchProgress, FetchResult
 from services.helper.fetch.versions import DataVersions
@@ -54,6 +54,8 @@ def _fetch_into(
     if assignment.plan.code_digest:
         with progress.step(Step.CODE, "fetching its code"):
             fetch_code(assignment, model_dir, signer, progress)
+    if assignment.plan.checkpoint_path:
+        link_checkpoints(assignment, model_dir)
     progress.check()
     if assignment.plan.inputs:
         versions = DataVersions(folder.data_versions)

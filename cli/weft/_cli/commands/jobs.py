@@ -145,10 +145,9 @@ def _reported(call: Call, job: dict[str, Any]) -> dict[str, Any]:
 
 def _details(job: dict[str, Any], reported: dict[str, Any], wide: bool) -> str:
     from weft._cli.output import details
-    from weft._cli.plan import amounts
     from weft._cli.reported import progress_text, usage_text
     from weft._cli.startup import fetching, summary
-    from weft._cli.text import ago
+    from weft._cli.text import ago, amounts
 
     resources, attempt, counters = job.get("resources") or {}, job.get("attempt") or {}, job.get("counters") or {}
     placement: dict[str, str] = attempt.get("placement") or {}
