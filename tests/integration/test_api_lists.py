@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.api import jobs as jobs_module
+from services.core.gen.weft.v1 import metrics_pb2 as pb
+from tests.testbed.answers import check_answer
 from tests.testbed.api import SPEC, Api
 from tests.testbed.etcd import Etcd
 from tests.testbed.learner_telemetry import Learner, api_over, running_learner
 from tests.testbed.metrics import MetricsProcess, running
+from tests.testbed.terminal import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +48,56 @@ async def listed(api: Api, **params: Any) -> list[dict[str, Any]]:
         if page.json()["next"] is None:
             return jobs
         after = {"after": page.json()["next"]}
+
+
+@pytest.fixture
+def weft(api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Terminal]:
+    with capture_logs():  # the log of the api, and no part of an answer
+        yield Terminal(api, monkeypatch, capsys)
+
+
+async def test_list_has_progress_and_a_chosen_metric_and_sorts_by_it(
+    api: Api, learner: Learner, metrics: MetricsProcess, etcd: Etcd, weft: Terminal
+) -> None:
+    await learner.write_points(0.9, 0.2, 0.5)
+    await learner.helper.call("Beat", pb.BeatRequest(progress=0.42, eta_ms=81_000))
+    waiting = (await api.submit())["id"]
+    async with running_learner(api, metrics, etcd) as better:
+        await better.write_points(0.3)
+        shown = await weft("list", "-m", "loss", "-m", "loss:min")
+        head, *rows = shown.out.splitlines()
+        assert head.split() == ["ID", "NAME", "STATUS", "LEARNERS", "AGE", "TOOK", "DONE", "LOSS", "LOSS:MIN", "WHY"]
+        assert [("42 %" in row, row.split()[-2:]) for row in rows if learner.job in row] == [(True, ["0.5", "0.2"])]
+        by_metric = (await weft("list", "--sort", "loss", "-o", "json")).json
+        assert [job["id"] for job in by_metric["jobs"]] == [better.job, learner.job, waiting]
+        check_answer("list", by_metric)
+        assert ("progress" in by_metric["jobs"][0], by_metric["jobs"][1]["progress"]) == (False, 0.42)
+        reverse = await weft("list", "--sort", "loss:min", "--reverse", "-n", "1", "-o", "name")
+        assert reverse.out.split() == [better.job]
+        assert (await weft("list", "--reverse")).code == 2
+
+
+async def test_show_has_progress_metrics_and_usage(api: Api, learner: Learner, weft: Terminal) -> None:
+    await learner.write_points(0.9, 0.2, 0.5)
+    await learner.helper.call("Beat", pb.BeatRequest(progress=0.42, eta_ms=81_000))
+    usage = [
+        pb.MetricPoint(offset=offset, time_ms=1000, name=name, value=value, context={"weft": "usage"})
+        for name, values in {"system/cpu": (1.5, 0.25), "system/memory": (8e8, 3e8)}.items()
+        for offset, value in enumerate(values)
+    ]
+    await learner.helper.append(pb.SourceBatch(source=learner.helper.source("usage"), end=2, points=usage))
+    shown = (await weft("show", learner.job)).out
+    lines = [line.split(maxsplit=1) for line in shown.splitlines()]
+    assert ["progress", "42 %, 1m21s left"] in lines
+    assert ["metrics", "loss 0.5 at step 2; best 0.2 at step 1"] in lines
+    assert ["usage", "0.25 CPUs, 300 MB; at most 1.5 CPUs, 800 MB"] in lines
+    only = (await weft("show", learner.job, "-m", "loss", "-o", "json")).json
+    check_answer("show", only)
+    assert [(metric["name"], metric["last"]) for metric in only["metrics"]] == [("loss", 0.5)]
+    await learner.complete_and_release()
+    lines = [line.split(maxsplit=1) for line in (await weft("show", learner.job)).out.splitlines()]
+    assert ["usage", "at most 1.5 CPUs, 800 MB"] in lines
+    assert not [line for line in lines if line[0] == "progress"]
 
 
 async def test_a_filter_finds_jobs_by_their_fields(api: Api) -> None:

@@ -10,6 +10,8 @@ from weft._cli.call import Call, Stop, command
 from weft._cli.groups import tag_of
 
 DEFAULT_LIMIT: Final = 20
+SORT_KEYS: Final = ("name", "status", "age", "took", "progress", "user")
+"""What --sort takes besides names of metrics."""
 
 
 @command("list")
@@ -28,6 +30,16 @@ DEFAULT_LIMIT: Final = 20
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="At most so many; default 20, with -o name all.")
 @click.option("--all", "everything", is_flag=True, help="Without a limit.")
 @click.option("--after", metavar="ID", help="Continue after this job: `next` of the JSON before.")
+@click.option(
+    "--metric",
+    "-m",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="A column with this metric: its last value, with NAME:min or NAME:max the best. Repeat for several.",
+)
+@click.option("--sort", metavar="KEY", help=f"Sort by a metric, or by {', '.join(SORT_KEYS)}.")
+@click.option("--reverse", is_flag=True, help="With --sort: the largest first.")
 def list_command(
     call: Call,
     status: tuple[str, ...],
@@ -40,13 +52,25 @@ def list_command(
     limit: int | None,
     everything: bool,
     after: str | None,
-) -> None:
+    metrics: tuple[str, ...],
+    sort: str | None,
+    reverse: bool,
+) -> None:  # fmt: skip
     """List jobs, newest first.
 
-    A list that ends before the last job says so on stderr; in JSON `next` is then the id to continue --after.
+    A list that ends before the last job says so on stderr; in JSON `next` is then the id to continue --after. --sort
+    reads all jobs that match, at most 10000, before it shows the first ones.
     """
+    from weft._cli.job_table import MOST_SORTED, job_table, sorted_jobs
     from weft._cli.notices import note
     from weft._cli.output import emit
+
+    if reverse and not sort:
+        raise click.UsageError("--reverse needs --sort KEY")
+    if sort and after:
+        raise click.UsageError("give --sort or --after, not both: a sorted list has no place to continue at")
+    if sort and sort not in SORT_KEYS and sort not in metrics:
+        metrics = (*metrics, sort)
 
     if tag and group:
         raise click.UsageError("give --tag or --group, not both: a group is a tag")
@@ -55,69 +79,49 @@ def list_command(
     most = None if everything else limit or (None if call.output == "name" else DEFAULT_LIMIT)
     jobs = call.client.jobs.list(
         status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, after=after, q=query,
-        limit=None if most is None else most + 1,
+        metrics=metrics, progress=call.output != "name",
+        limit=MOST_SORTED if sort else None if most is None else most + 1,
     )  # fmt: skip
     documents = [job.document for job in jobs]
+    read = len(documents)
+    if sort:
+        documents = sorted_jobs(documents, sort, reverse=reverse)
     more = most is not None and len(documents) > most
     documents = documents[:most]
     emit(
-        call, {"jobs": documents, "next": documents[-1]["id"] if more else None},
-        people=lambda wide: _job_table(documents, wide), names=(document["id"] for document in documents),
+        call, {"jobs": documents, "next": documents[-1]["id"] if more and not sort else None},
+        people=lambda wide: job_table(documents, metrics, wide), names=(document["id"] for document in documents),
     )  # fmt: skip
+    if sort and read == MOST_SORTED:
+        note(f"only the newest {MOST_SORTED} jobs were sorted; choose fewer with -q or another option")
     if more:
-        note(f"these are the newest {most}; --all shows all, -n N more of them")
+        note(f"these are the {'first' if sort else 'newest'} {most}; --all shows all, -n N more of them")
     elif call.for_people and not documents and (wanted or name or tag or user or query):
         note("no job matches; `weft list` without options shows all")
     elif call.for_people and not documents:
         note("no jobs yet; `weft init` writes one to start from, `weft train` submits it")
 
 
-def _job_table(documents: list[dict[str, Any]], wide: bool) -> str:
-    from weft._cli.output import Column, table
-    from weft._cli.text import ago, amount, size, span
-    from weft._records import parse_time
-
-    columns = [
-        Column("ID"), Column("NAME", flexible=True), Column("STATUS"), Column("LEARNERS", right=True),
-        Column("AGE", right=True), Column("TOOK", right=True), Column("WHY", flexible=True),
-        Column("USER", wide_only=True), Column("TENANT", wide_only=True), Column("CPUS", right=True, wide_only=True),
-        Column("MEMORY", right=True, wide_only=True), Column("GPUS", right=True, wide_only=True),
-        Column("FRAMEWORK", wide_only=True), Column("ATTEMPT", right=True, wide_only=True),
-    ]  # fmt: skip
-    rows: list[list[object]] = []
-    for job in documents:
-        resources, attempt = job.get("resources") or {}, job.get("attempt") or {}
-        started, finished = attempt.get("started"), job.get("finished")
-        took = ""
-        if started:
-            took = (
-                span((parse_time(finished) - parse_time(started)).total_seconds())
-                if finished
-                else ago(parse_time(started))
-            )
-        rows.append([
-            job["id"], job.get("name", ""), job.get("status", ""), job.get("learners", ""),
-            ago(parse_time(job["created"])), took, job.get("reason") or job.get("pending_reason") or "",
-            job.get("user", ""), job.get("tenant", ""), amount(resources.get("cpus", 0)),
-            size(resources.get("memory", 0)), amount(resources.get("gpus", 0)), job.get("framework") or "-",
-            attempt.get("number", 0),
-        ])  # fmt: skip
-    return table(columns, rows, wide=wide)
-
-
 @command("show")
 @click.argument("job")
-def show_command(call: Call, job: str) -> None:
-    """Show one job: state, reason, resources, attempt.
+@click.option(
+    "--metric",
+    "-m",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Show this metric; repeat it. Default: all, at most 20.",
+)
+def show_command(call: Call, job: str, metrics: tuple[str, ...]) -> None:
+    """Show one job: state, reason, progress, metrics, use of CPU and memory.
 
     JOB is an id, a name that only one job has, or @last.
     """
     from weft._cli.find import job_id
     from weft._cli.output import emit
 
-    document = call.client.jobs.document(job_id(call.client, job))
-    reported = _reported(call, document)
-    emit(call, document, people=lambda wide: _details(document, reported, wide), names=[document["id"]])
+    document = call.client.jobs.document(job_id(call.client, job), progress=True, metrics=metrics or ["*"])
+    emit(call, document, people=lambda wide: _details(document, wide), names=[document["id"]])
     if call.for_people and not document.get("at_rest"):
         warn_of_limits(call)
 
@@ -131,22 +135,10 @@ def warn_of_limits(call: Call) -> None:
         warn("the platform does not enforce memory limits: a learner may use more than resources.memory")
 
 
-def _reported(call: Call, job: dict[str, Any]) -> dict[str, Any]:
-    """What the learners report, and use of the hardware; empty for programs and before the first attempt."""
-    from weft._errors import WeftError
-
-    if not call.for_people or not (job.get("attempt") or {}).get("number"):
-        return {}
-    try:
-        return call.client.jobs.progress(job["id"])
-    except WeftError:  # the job is shown while the metrics service is away, too
-        return {}
-
-
-def _details(job: dict[str, Any], reported: dict[str, Any], wide: bool) -> str:
+def _details(job: dict[str, Any], wide: bool) -> str:
     from weft._cli.output import details
     from weft._cli.plan import amounts
-    from weft._cli.reported import progress_text, usage_text
+    from weft._cli.reported import metrics_text, progress_text, usage_text
     from weft._cli.text import ago
 
     resources, attempt, counters = job.get("resources") or {}, job.get("attempt") or {}, job.get("counters") or {}
@@ -181,8 +173,9 @@ def _details(job: dict[str, Any], reported: dict[str, Any], wide: bool) -> str:
             "placed",
             "\n".join(f"{learner} on {node}" for learner, node in placement.items()) if wide else _nodes(placement),
         ),
-        ("progress", "" if job.get("at_rest") else progress_text(reported)),
-        ("usage", usage_text(reported.get("usage") or (), ended=bool(job.get("at_rest")), by_rank=wide)),
+        ("progress", progress_text(job)),
+        ("metrics", metrics_text(job.get("metrics") or ())),
+        ("usage", usage_text(job.get("usage") or (), ended=bool(job.get("at_rest")), by_rank=wide)),
         ("checkpoint", _checkpoint(job.get("checkpoint"), job)),
         ("created", _when(job.get("created"))),
         ("started", _when(attempt.get("started"))),
