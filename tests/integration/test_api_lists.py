@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import math
+import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from structlog.testing import capture_logs
 
@@ -98,6 +104,32 @@ async def test_show_has_progress_metrics_and_usage(api: Api, learner: Learner, w
     lines = [line.split(maxsplit=1) for line in (await weft("show", learner.job)).out.splitlines()]
     assert ["usage", "at most 1.5 CPUs, 800 MB"] in lines
     assert not [line for line in lines if line[0] == "progress"]
+
+
+async def test_metrics_are_a_parquet_file_and_without_pyarrow_the_message_says_what_is_missing(
+    api: Api, learner: Learner, tmp_path: Path
+) -> None:
+    await learner.write_points(0.9, math.nan, 0.5)
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "pyarrow.py").write_text("raise ImportError('hidden')")
+    environment = {**os.environ, "WEFT_URL": api.url, "WEFT_KEY": api.admin_key, "XDG_CONFIG_HOME": str(tmp_path)}
+    command = [str(Path(sys.executable).with_name("weft")), "metrics", learner.job, "-o", "parquet"]
+
+    async def run(**more: str) -> tuple[int | None, bytes, str]:
+        process = await asyncio.create_subprocess_exec(
+            *command, env={**environment, **more}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, err = await process.communicate()
+        return process.returncode, out, err.decode()
+
+    code, out, err = await run()
+    assert (code, err) == (0, "")
+    table = pq.read_table(io.BytesIO(out)).to_pylist()
+    assert [(row["job"], row["metric"], row["step"]) for row in table] == [(learner.job, "loss", at) for at in range(3)]
+    assert repr([row["value"] for row in table]) == "[0.9, nan, 0.5]"
+    code, out, err = await run(PYTHONPATH=str(tmp_path / "without"))
+    assert (code, out) == (2, b"")
+    assert "-o parquet needs pyarrow: `pip install pyarrow`" in err
 
 
 async def test_a_filter_finds_jobs_by_their_fields(api: Api) -> None:
