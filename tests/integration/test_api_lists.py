@@ -132,6 +132,28 @@ async def test_metrics_are_a_parquet_file_and_without_pyarrow_the_message_says_w
     assert "-o parquet needs pyarrow: `pip install pyarrow`" in err
 
 
+async def test_following_the_logs_of_a_waiting_job_says_what_it_waits_for(
+    api: Api, weft: Terminal, tmp_path: Path
+) -> None:
+    job = await api.submit()
+    environment = {**os.environ, "WEFT_URL": api.url, "WEFT_KEY": api.admin_key, "XDG_CONFIG_HOME": str(tmp_path)}
+    following = await asyncio.create_subprocess_exec(
+        Path(sys.executable).with_name("weft"), "logs", "-f", job["id"], env=environment,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert following.stderr is not None
+    try:
+        assert (await following.stderr.readline()).decode().startswith("the job waits: ")
+        await weft("kill", job["id"], "--yes")
+        out, err = await following.communicate()
+        assert (following.returncode, out) == (103, b"")
+        assert b"KILLED" in err
+    finally:
+        if following.returncode is None:
+            following.kill()
+            await following.wait()
+
+
 async def test_a_filter_finds_jobs_by_their_fields(api: Api) -> None:
     plain = (await api.submit({**SPEC, "name": "plain"}))["id"]
     tagged = (await api.submit({**SPEC, "name": "tagged", "tags": ["x"], "env": {"LR": "0.1"}}))["id"]

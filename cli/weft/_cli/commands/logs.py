@@ -51,12 +51,14 @@ def logs_command(
     """Print or follow what the learners print.
 
     Lines of jobs with several learners begin with the learner. A cut connection is taken up where it stopped: no line
-    is lost or comes twice. With -o json, one JSON object per line; with -o yaml, one document each.
+    is lost or comes twice. While a followed job prints nothing, stderr says what it waits for. With -o json, one JSON
+    object per line; with -o yaml, one document each.
     """
     from weft._cli.ends import end_message, exit_code
     from weft._cli.find import job_id
     from weft._cli.lines import LineWriter
     from weft._cli.notices import following, note, reconnecting
+    from weft._cli.waiting import waits_shown
     from weft._errors import InvalidRequest
 
     jobs = call.client.jobs
@@ -73,8 +75,9 @@ def logs_command(
     if until is not None:
         raise InvalidRequest("--follow runs until the job ends or halts; leave out --until")
     followed = jobs.follow_logs(id_, tail=tail, on_cut=reconnecting, **which)
-    with following(f"weft logs -f {id_}"):
+    with following(f"weft logs -f {id_}"), waits_shown(call, id_) as over:
         for line in _lines(followed):
+            over.set()
             _print(call, line, writer)
     end = followed.end
     if end is None:  # pragma: no cover - a Follow ends with an end or an error
