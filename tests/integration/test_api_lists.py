@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from click.shell_completion import BashComplete
 from structlog.testing import capture_logs
 
 from services.api import jobs as jobs_module
@@ -23,6 +24,8 @@ from tests.testbed.etcd import Etcd
 from tests.testbed.learner_telemetry import Learner, api_over, running_learner
 from tests.testbed.metrics import MetricsProcess, running
 from tests.testbed.terminal import Terminal
+from weft._cli.call import Call
+from weft._cli.main import weft as group
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +155,25 @@ async def test_following_the_logs_of_a_waiting_job_says_what_it_waits_for(
         if following.returncode is None:
             following.kill()
             await following.wait()
+
+
+async def test_jobs_and_their_metrics_are_completed(api: Api, learner: Learner, weft: Terminal) -> None:
+    await learner.write_points(0.9)
+    await learner.write_points(0.75, name="accuracy")
+    twin = (await api.submit({**SPEC, "name": "twin"}))["id"]
+    await api.submit({**SPEC, "name": "twin"})
+
+    def completed(*words: str) -> list[str]:
+        shell = BashComplete(group, {"obj": Call()}, "weft", "_WEFT_COMPLETE")
+        return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+    async def offered(*words: str) -> list[str]:
+        return await asyncio.to_thread(completed, *words)
+
+    assert await offered("show", "") == ["@last", "digits"]
+    assert twin in await offered("kill", "digits", twin[:4])
+    assert await offered("metrics", learner.job, "-m", "") == ["accuracy", "loss"]
+    assert await offered("list", "-m", "l") == ["loss"]
 
 
 async def test_a_filter_finds_jobs_by_their_fields(api: Api) -> None:

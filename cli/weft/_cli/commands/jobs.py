@@ -7,6 +7,7 @@ from typing import Any, Final
 import click
 
 from weft._cli.call import Call, Stop, command
+from weft._cli.completion import complete_jobs, complete_metric, complete_status
 from weft._cli.groups import tag_of
 
 DEFAULT_LIMIT: Final = 20
@@ -15,7 +16,14 @@ SORT_KEYS: Final = ("name", "status", "age", "took", "progress", "user")
 
 
 @command("list")
-@click.option("--status", "-s", multiple=True, metavar="STATE", help="Only jobs in this state; repeat for several.")
+@click.option(
+    "--status",
+    "-s",
+    multiple=True,
+    metavar="STATE",
+    shell_complete=complete_status,
+    help="Only jobs in this state; repeat for several.",
+)
 @click.option("--name", metavar="NAME", help="Only jobs of this name.")
 @click.option("--tag", "-l", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--group", metavar="NAME", help="Only jobs of this group (`weft train --array`).")
@@ -36,6 +44,7 @@ SORT_KEYS: Final = ("name", "status", "age", "took", "progress", "user")
     "metrics",
     multiple=True,
     metavar="NAME",
+    shell_complete=complete_metric,
     help="A column with this metric: its last value, with NAME:min or NAME:max the best. Repeat for several.",
 )
 @click.option("--sort", metavar="KEY", help=f"Sort by a metric, or by {', '.join(SORT_KEYS)}.")
@@ -103,13 +112,14 @@ def list_command(
 
 
 @command("show")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 @click.option(
     "--metric",
     "-m",
     "metrics",
     multiple=True,
     metavar="NAME",
+    shell_complete=complete_metric,
     help="Show this metric; repeat it. Default: all, at most 20.",
 )
 def show_command(call: Call, job: str, metrics: tuple[str, ...]) -> None:
@@ -232,7 +242,7 @@ def _took(job: dict[str, Any]) -> str:
 
 
 @command("events")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 @click.option("--follow", "-f", is_flag=True, help="Follow until the job ends or halts; its end is the exit code.")
 def events_command(call: Call, job: str, follow: bool) -> None:
     """Show how a job's state changed, and why."""
@@ -290,7 +300,7 @@ def _follow_events(call: Call, id_: str) -> None:
 
 
 @command("explain")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 def explain_command(call: Call, job: str) -> None:
     """Explain why a job is in its state."""
     from weft._cli.find import job_id

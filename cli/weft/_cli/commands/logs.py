@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from weft._cli.call import Call, Stop, command
+from weft._cli.completion import complete_jobs
 
 _AGO = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
@@ -34,7 +35,7 @@ class When(click.ParamType[datetime]):
 
 
 @command("logs")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 @click.option("--follow", "-f", is_flag=True, help="Follow until the job ends or halts; its end is the exit code.")
 @click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
 @click.option("--since", type=When(), metavar="TIME", help="From this time on: 10m, 2h, 2026-11-21T13:20:00.")

@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from weft._cli.call import FORMS, Call, Stop, command
+from weft._cli.completion import complete_metric
 from weft._cli.groups import many_jobs, named_jobs
 
 _POINTS: Final = 500
@@ -18,7 +19,13 @@ _FILES: Final = ("csv", "parquet")
 @command("metrics", forms=(*FORMS, *_FILES))
 @many_jobs
 @click.option(
-    "--name", "-m", "names", multiple=True, metavar="NAME", help="Only this metric, and its curve large; repeat."
+    "--name",
+    "-m",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_metric,
+    help="Only this metric, and its curve large; repeat.",
 )
 @click.option("--rank", type=click.IntRange(min=0), help="Only this learner (0 is the first).")
 @click.option("--attempt", type=click.IntRange(min=1), help="Only this attempt; by default the newest for each step.")
