@@ -6,7 +6,7 @@ Completion never fails and never waits: without an answer there is nothing to co
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.shell_completion import CompletionItem
@@ -30,7 +30,8 @@ def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) 
     if client is None:
         return []
     try:
-        jobs = [(job.id, job.name, job.status) for job in client.jobs.list(limit=_NEWEST)]
+        with client:
+            jobs = [(job.id, job.name, job.status) for job in client.jobs.list(limit=_NEWEST)]
     except (WeftError, OSError):
         return []
     names = [name for _, name, _ in jobs]
@@ -69,17 +70,22 @@ def complete_metric(ctx: click.Context, _param: click.Parameter, incomplete: str
     named = ctx.params.get("job") or next(iter(ctx.params.get("jobs") or ()), None)
     names: dict[str, str] = {}
     try:
-        if named:
-            from weft._cli.find import job_id
-
-            jobs = [client.jobs.document(job_id(client, str(named)), metrics=["*"])]
-        else:
-            jobs = [job.document for job in client.jobs.list(limit=20, metrics=["*"])]
+        with client:
+            jobs = _documents(client, named)
     except (WeftError, OSError):
         return []
     for job in jobs:
         names |= {metric["name"]: f"last {metric['last']}" for metric in job.get("metrics") or ()}
     return _starting(sorted(names.items()), incomplete)
+
+
+def _documents(client: Client, named: str | None) -> list[dict[str, Any]]:
+    """The named job, else the newest ones, with their metrics."""
+    from weft._cli.find import job_id
+
+    if named:
+        return [client.jobs.document(job_id(client, str(named)), metrics=["*"])]
+    return [job.document for job in client.jobs.list(limit=20, metrics=["*"])]
 
 
 def complete_field(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
