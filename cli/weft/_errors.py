@@ -32,6 +32,8 @@ class FieldError:
     pointer: str
     message: str
     hint: str = ""
+    place: str = ""
+    """File and line of the field, FILE:LINE, if they are known."""
 
     @property
     def path(self) -> str:

@@ -262,6 +262,15 @@ class TelemetryClient:
             reply = await stub.Aggregates(request, timeout=_QUERY_S)
         return {job.job_id: [_aggregate(aggregate) for aggregate in job.aggregates] for job in reply.jobs}
 
+    async def progress(self, job_ids: Sequence[str]) -> Mapping[str, tuple[float, int | None]]:
+        """(share that is done, milliseconds left or None) of the jobs that report it. At most 500 jobs."""
+        if not job_ids:
+            return {}
+        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        with self._client.answering():
+            reply = await stub.Progress(metrics_pb2.ProgressRequest(job_ids=job_ids), timeout=_OPTIONAL_S)
+        return {job.job_id: (job.progress, job.eta_ms if job.eta_ms >= 0 else None) for job in reply.jobs}
+
     async def statistics(
         self, job_ids: Sequence[str], name: str, context: Mapping[str, str] | None, *, max_points: int
     ) -> StepStatistics:

@@ -12,6 +12,7 @@ from services.api.job_changes import Rendered
 from services.api.job_metrics import JobMetric
 from services.api.platform import spec_of
 from services.api.startup import StartupStep, startup
+from services.api.usage import LearnerUsage
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.codec import dump
 from services.core.domain.job import Attempt, Event, Verdict
@@ -124,7 +125,17 @@ class Job(Answer):
     spec: Annotated[dict[str, Any] | UnsetType, doc("The spec in normal form. Not in events of live streams.")] = UNSET
     metrics: Annotated[
         list[JobMetric] | UnsetType,
-        doc("The metrics that the request names, one for each name and context. Only in lists with `metrics`."),
+        doc("The metrics that the request names, one for each name and context. Only with `metrics`."),
+    ] = UNSET
+    progress: Annotated[
+        float | UnsetType, doc("Share of the training that is done, 0 to 1. Only with `progress`, if known.")
+    ] = UNSET
+    eta_ms: Annotated[
+        int | UnsetType, doc("Milliseconds until the training ends, as estimated. Only with `progress`, if known.")
+    ] = UNSET
+    usage: Annotated[
+        list[LearnerUsage] | UnsetType,
+        doc("What each learner of the newest attempt uses. Only of one job, with `progress`."),
     ] = UNSET
     warnings: Annotated[list[str] | UnsetType, doc("Warnings to its owner. Only in the answer to a submit.")] = UNSET
 

@@ -41,27 +41,51 @@ class WantedMetric:
     """The best value is the smallest one."""
 
 
-def wanted_metrics(text: str | None) -> list[WantedMetric]:
-    """The metrics of ``loss,accuracy:max``. Raises InvalidRequest for too many."""
+@dataclass(frozen=True, slots=True)
+class WantedMetrics:
+    """The metrics that a request names."""
+
+    named: Sequence[WantedMetric]
+    every: bool = False
+    """All metrics of a job, at most ``MOST_METRICS`` of them."""
+
+    def __bool__(self) -> bool:
+        return self.every or bool(self.named)
+
+    @property
+    def names(self) -> list[str]:
+        """For ``TelemetryClient.aggregates``."""
+        return [] if self.every else [metric.name for metric in self.named]
+
+    def of(self, aggregates: Sequence[Aggregate]) -> list[JobMetric]:
+        """One for each name and context, in the order of the request."""
+        if self.every:
+            return [_metric(of, smallest=_is_smallest_best(of.name)) for of in aggregates[:MOST_METRICS]]
+        return [
+            _metric(aggregate, smallest=metric.smallest)
+            for metric in self.named
+            for aggregate in aggregates
+            if aggregate.name == metric.name
+        ]
+
+
+def wanted_metrics(text: str | None) -> WantedMetrics:
+    """The metrics of ``loss,accuracy:max`` or ``*``. Raises InvalidRequest for too many."""
+    if (text or "").strip() == "*":
+        return WantedMetrics((), every=True)
     wanted: list[WantedMetric] = []
     for part in (part.strip() for part in (text or "").split(",") if part.strip()):
         name, _, best = part.rpartition(":")
         if not name or best not in {"min", "max"}:
-            name, best = part, "min" if "loss" in part.lower() or "err" in part.lower() else "max"
+            name, best = part, "min" if _is_smallest_best(part) else "max"
         wanted.append(WantedMetric(name, best == "min"))
     if len(wanted) > MOST_METRICS:
         raise wrong_parameter("metrics", f"a list shows at most {MOST_METRICS} metrics")
-    return wanted
+    return WantedMetrics(wanted)
 
 
-def job_metrics(wanted: Sequence[WantedMetric], aggregates: Sequence[Aggregate]) -> list[JobMetric]:
-    """One for each name and context, in the order of ``wanted``."""
-    return [
-        _metric(aggregate, smallest=metric.smallest)
-        for metric in wanted
-        for aggregate in aggregates
-        if aggregate.name == metric.name
-    ]
+def _is_smallest_best(name: str) -> bool:
+    return "loss" in name.lower() or "err" in name.lower()
 
 
 def _metric(aggregate: Aggregate, *, smallest: bool) -> JobMetric:

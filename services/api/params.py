@@ -13,6 +13,7 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.core.domain.errors import FieldError, InvalidRequest
+from services.core.domain.spec_errors import plain_message
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 Seq = Annotated[int | None, Field(ge=0, lt=2**53)]
@@ -46,8 +47,8 @@ def checked_digest(digest: str) -> str:
 def invalid_params(invalid: ValidationError, at: str) -> InvalidRequest:
     """The error that lists every invalid parameter by its pointer below ``at``. It repeats no value that was sent."""
     errors = tuple(
-        FieldError(at + "".join(f"/{part}" for part in error["loc"]), error["msg"])
-        for error in invalid.errors(include_url=False, include_input=False, include_context=False)
+        FieldError(at + "".join(f"/{part}" for part in error["loc"]), plain_message(error))
+        for error in invalid.errors(include_url=False, include_input=False)
     )
     first = errors[0]
     return InvalidRequest(f"{first.pointer.rpartition('/')[2]}: {first.message}", errors=errors)

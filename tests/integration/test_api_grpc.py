@@ -473,7 +473,7 @@ async def test_the_grpc_example_of_the_documentation_works(api: Api) -> None:
     first, *listed, refused = output.decode().splitlines()
     assert first.endswith(" QUEUED")
     assert f"{first.split()[0]} hello QUEUED" in listed
-    assert refused == "INVALID_ARGUMENT limit: Input should be less than or equal to 500"
+    assert refused == "INVALID_ARGUMENT limit: write at most 500"
 
 
 async def test_stale_answers_while_the_store_is_away_have_their_age(tmp_path: Path, own_mongo: Mongo) -> None:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import math
+import os
+import sys
 from typing import Any
 
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from click.shell_completion import BashComplete
+from structlog.testing import capture_logs
 
 from services.api import jobs as jobs_module
+from services.core.gen.weft.v1 import metrics_pb2 as pb
+from tests.testbed.answers import check_answer
 from tests.testbed.api import SPEC, Api
 from tests.testbed.learner_telemetry import Learner
+from tests.testbed.terminal import Terminal
+from weft._cli.call import Call
+from weft._cli.main import weft as group
 
 
 async def listed(api: Api, **params: Any) -> list[dict[str, Any]]:
@@ -22,6 +35,123 @@ async def listed(api: Api, **params: Any) -> list[dict[str, Any]]:
         if page.json()["next"] is None:
             return jobs
         after = {"after": page.json()["next"]}
+
+
+@pytest.fixture
+def weft(api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Terminal]:
+    with capture_logs():  # the log of the api, and no part of an answer
+        yield Terminal(api, monkeypatch, capsys)
+
+
+async def test_list_has_progress_and_a_chosen_metric_and_sorts_by_it(
+    api: Api, learner: Learner, metrics: MetricsProcess, etcd: Etcd, weft: Terminal
+) -> None:
+    await learner.write_points(0.9, 0.2, 0.5)
+    await learner.helper.call("Beat", pb.BeatRequest(progress=0.42, eta_ms=81_000))
+    waiting = (await api.submit())["id"]
+    async with running_learner(api, metrics, etcd) as better:
+        await better.write_points(0.3)
+        shown = await weft("list", "-m", "loss", "-m", "loss:min")
+        head, *rows = shown.out.splitlines()
+        assert head.split() == ["ID", "NAME", "STATUS", "LEARNERS", "AGE", "TOOK", "DONE", "LOSS", "LOSS:MIN", "WHY"]
+        assert [("42 %" in row, row.split()[-2:]) for row in rows if learner.job in row] == [(True, ["0.5", "0.2"])]
+        by_metric = (await weft("list", "--sort", "loss", "-o", "json")).json
+        assert [job["id"] for job in by_metric["jobs"]] == [better.job, learner.job, waiting]
+        check_answer("list", by_metric)
+        assert ("progress" in by_metric["jobs"][0], by_metric["jobs"][1]["progress"]) == (False, 0.42)
+        reverse = await weft("list", "--sort", "loss:min", "--reverse", "-n", "1", "-o", "name")
+        assert reverse.out.split() == [better.job]
+        assert (await weft("list", "--reverse")).code == 2
+
+
+async def test_show_has_progress_metrics_and_usage(api: Api, learner: Learner, weft: Terminal) -> None:
+    await learner.write_points(0.9, 0.2, 0.5)
+    await learner.helper.call("Beat", pb.BeatRequest(progress=0.42, eta_ms=81_000))
+    usage = [
+        pb.MetricPoint(offset=offset, time_ms=1000, name=name, value=value, context={"weft": "usage"})
+        for name, values in {"system/cpu": (1.5, 0.25), "system/memory": (8e8, 3e8)}.items()
+        for offset, value in enumerate(values)
+    ]
+    await learner.helper.append(pb.SourceBatch(source=learner.helper.source("usage"), end=2, points=usage))
+    shown = (await weft("show", learner.job)).out
+    lines = [line.split(maxsplit=1) for line in shown.splitlines()]
+    assert ["progress", "42 %, 1m21s left"] in lines
+    assert ["metrics", "loss 0.5 at step 2; best 0.2 at step 1"] in lines
+    assert ["usage", "0.25 CPUs, 300 MB; at most 1.5 CPUs, 800 MB"] in lines
+    only = (await weft("show", learner.job, "-m", "loss", "-o", "json")).json
+    check_answer("show", only)
+    assert [(metric["name"], metric["last"]) for metric in only["metrics"]] == [("loss", 0.5)]
+    await learner.complete_and_release()
+    lines = [line.split(maxsplit=1) for line in (await weft("show", learner.job)).out.splitlines()]
+    assert ["usage", "at most 1.5 CPUs, 800 MB"] in lines
+    assert not [line for line in lines if line[0] == "progress"]
+
+
+async def test_metrics_are_a_parquet_file_and_without_pyarrow_the_message_says_what_is_missing(
+    api: Api, learner: Learner, tmp_path: Path
+) -> None:
+    await learner.write_points(0.9, math.nan, 0.5)
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "pyarrow.py").write_text("raise ImportError('hidden')")
+    environment = {**os.environ, "WEFT_URL": api.url, "WEFT_KEY": api.admin_key, "XDG_CONFIG_HOME": str(tmp_path)}
+    command = [str(Path(sys.executable).with_name("weft")), "metrics", learner.job, "-o", "parquet"]
+
+    async def run(**more: str) -> tuple[int | None, bytes, str]:
+        process = await asyncio.create_subprocess_exec(
+            *command, env={**environment, **more}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, err = await process.communicate()
+        return process.returncode, out, err.decode()
+
+    code, out, err = await run()
+    assert (code, err) == (0, "")
+    table = pq.read_table(io.BytesIO(out)).to_pylist()
+    assert [(row["job"], row["metric"], row["step"]) for row in table] == [(learner.job, "loss", at) for at in range(3)]
+    assert repr([row["value"] for row in table]) == "[0.9, nan, 0.5]"
+    code, out, err = await run(PYTHONPATH=str(tmp_path / "without"))
+    assert (code, out) == (2, b"")
+    assert "-o parquet needs pyarrow: `pip install pyarrow`" in err
+
+
+async def test_following_the_logs_of_a_waiting_job_says_what_it_waits_for(
+    api: Api, weft: Terminal, tmp_path: Path
+) -> None:
+    job = await api.submit()
+    environment = {**os.environ, "WEFT_URL": api.url, "WEFT_KEY": api.admin_key, "XDG_CONFIG_HOME": str(tmp_path)}
+    following = await asyncio.create_subprocess_exec(
+        Path(sys.executable).with_name("weft"), "logs", "-f", job["id"], env=environment,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert following.stderr is not None
+    try:
+        assert (await following.stderr.readline()).decode().startswith("the job waits: ")
+        await weft("kill", job["id"], "--yes")
+        out, err = await following.communicate()
+        assert (following.returncode, out) == (103, b"")
+        assert b"KILLED" in err
+    finally:
+        if following.returncode is None:
+            following.kill()
+            await following.wait()
+
+
+async def test_jobs_and_their_metrics_are_completed(api: Api, learner: Learner, weft: Terminal) -> None:
+    await learner.write_points(0.9)
+    await learner.write_points(0.75, name="accuracy")
+    twin = (await api.submit({**SPEC, "name": "twin"}))["id"]
+    await api.submit({**SPEC, "name": "twin"})
+
+    def completed(*words: str) -> list[str]:
+        shell = BashComplete(group, {"obj": Call()}, "weft", "_WEFT_COMPLETE")
+        return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+    async def offered(*words: str) -> list[str]:
+        return await asyncio.to_thread(completed, *words)
+
+    assert await offered("show", "") == ["@last", "digits"]
+    assert twin in await offered("kill", "digits", twin[:4])
+    assert await offered("metrics", learner.job, "-m", "") == ["accuracy", "loss"]
+    assert await offered("list", "-m", "l") == ["loss"]
 
 
 async def test_a_filter_finds_jobs_by_their_fields(api: Api) -> None:

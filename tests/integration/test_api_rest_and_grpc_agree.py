@@ -152,6 +152,8 @@ ANSWERS = [
     Request(("GET", "/v1/statistics"), "GetStatistics", pb.GetStatisticsRequest(name="loss", q="created<1d", max_points=7), {"name": "loss", "q": "created<1d", "max_points": 7}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(q="metric.loss.max>0", metrics="loss", order="oldest"), {"q": "metric.loss.max>0", "metrics": "loss", "order": "oldest"}),
     Request(("GET", "/v1/jobs/{job}"), "GetJob", pb.GetJobRequest(job_id="{job}")),
+    Request(("GET", "/v1/jobs/{job}"), "GetJob", pb.GetJobRequest(job_id="{job}", progress=True, metrics="*"), {"progress": "true", "metrics": "*"}),
+    Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(progress=True), {"progress": "true"}),
     Request(("GET", "/v1/jobs/{fresh}"), "GetJob", pb.GetJobRequest(job_id="{fresh}"), varies=NEW),
     Request(("POST", "/v1/jobs/{fresh}/halt"), "HaltJob", pb.ChangeJobRequest(job_id="{fresh}"), varies=NEW),
     Request(("POST", "/v1/jobs/{halted}/resume"), "ResumeJob", pb.ChangeJobRequest(job_id="{halted}"), varies=NEW),
@@ -282,7 +284,7 @@ async def test_rest_and_grpc_give_the_same_answers(api: Api, rpc: Rpc, learner: 
         if request.rpc in {"GetMetrics", "GetProgress"}:  # JSON has words for numbers that are not finite
             for point in [*by_rest["latest"].values()] if "latest" in by_rest else by_rest["points"]:
                 point["value"] = float(point["value"])
-        for job in by_rest.get("jobs", ()) if "metrics" in request.params else ():
+        for job in by_rest.get("jobs", [by_rest]) if "metrics" in request.params else ():
             for metric in job["metrics"]:
                 metric.update({name: float(metric[name]) for name in ("last", "min", "max", "best")})
         for group in by_rest.get("groups", ()):

@@ -213,8 +213,8 @@ def test_wrong_spec_errors_name_the_line_and_the_reason(weft: Weft, code: Path) 
     (code / "weft.yaml").write_text(SPEC + "framwork: jax\nmax_runtime: soon\n")
     output = weft("train", code)
     assert (output.code, output.out) == (2, "")
-    assert "framwork: line 7: there is no field 'framwork' (did you mean 'framework'?)" in output.err
-    assert "max_runtime: line 8: write a duration" in output.err
+    assert "weft.yaml:7: framwork: there is no field 'framwork' (did you mean 'framework'?)" in output.err
+    assert "weft.yaml:8: max_runtime: write a duration" in output.err
 
 
 def test_unknown_job_exits_with_not_found(weft: Weft) -> None:

@@ -130,7 +130,10 @@ def test_wrong_fields_are_shown_with_their_lines(tmp_path: Path) -> None:
     single = located(InvalidSpec("x", errors=(FieldError("/retries/max", "too many", "at most 2"),)), file)
     assert str(single) == f"{file.path}:3: retries.max: too many; at most 2"
     several = located(InvalidSpec("x", errors=(FieldError("/retries/max", "m"), FieldError("/gone", "n"))), file)
-    assert [error.message for error in several.errors] == ["line 3: m", "n"]
+    assert [(error.place, error.message) for error in several.errors] == [
+        (f"{file.path}", "n"),
+        (f"{file.path}:3", "m"),
+    ]
 
 
 def test_committed_schema_matches_the_model() -> None:

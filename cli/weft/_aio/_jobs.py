@@ -180,9 +180,20 @@ class AsyncJobs:
         """One job. NotFound where there is none, or none of one's own."""
         return AsyncJob(self, await self.document(id))
 
-    async def document(self, id: str) -> dict[str, Any]:  # noqa: A002
-        """The job as the API gives it (docs/api.md, "A job")."""
-        return await self._http.json("GET", _path(id))
+    async def document(
+        self,
+        id: str,  # noqa: A002
+        *,
+        progress: bool = False,
+        metrics: Iterable[str] = (),
+    ) -> dict[str, Any]:
+        """The job as the API gives it (docs/api.md, "A job").
+
+        progress: with `progress`, `eta_ms` and `usage`, if they are known.
+        metrics: with `metrics` of these names; ["*"]: all.
+        """
+        params = {"progress": "true" if progress else None, "metrics": ",".join(metrics) or None}
+        return await self._http.json("GET", _path(id), params=params)
 
     async def list(
         self,
@@ -198,12 +209,14 @@ class AsyncJobs:
         q: str | None = None,
         metrics: Iterable[str] = (),
         order: str | None = None,
+        progress: bool = False,
     ) -> AsyncIterator[AsyncJob]:
         """Jobs, newest first, fetched page by page.
 
         q: only jobs that match this filter, e.g. `status=FAILED and created<2d and metric.loss<0.3`.
         metrics: names of metrics that each job's `document` has as `metrics`; `NAME:min` or `NAME:max`: what is best.
         order: `newest` or `oldest` first.
+        progress: the `document` of each job has `progress` (0 to 1) and `eta_ms`, if they are known.
 
         deleted: also jobs that were deleted; their `document` has the time as `deleted`.
         after: only jobs after this id in the order of the list, i.e. older ones.
@@ -212,7 +225,7 @@ class AsyncJobs:
         wanted = status if status is None or isinstance(status, str) else ",".join(status)
         params = {"status": wanted, "name": name, "tag": tag, "user": user, "tenant": tenant}
         params |= {"q": q, "metrics": ",".join(metrics) or None, "order": order}
-        params["deleted"] = "true" if deleted else None
+        params |= {"deleted": "true" if deleted else None, "progress": "true" if progress else None}
         left = limit
         while left is None or left > 0:
             page_size = 100 if left is None else min(left, 500)

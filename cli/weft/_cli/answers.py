@@ -100,7 +100,7 @@ TYPES: Final[dict[str, Fields]] = {
     "Error": {
         "code": ("text", "Stable code of the API (docs/api.md), or usage, machine, error, fault of the command line."),
         "message": ("text", "What happened and what to do."),
-        "errors": ("list of object", "Wrong fields: pointer, message and hint of each."),
+        "errors": ("list of object", "Wrong fields: pointer, message, hint and place (FILE:LINE) of each."),
         "exit_code": ("integer", "Exit code of the command."),
         "retryable": ("flag", "The same command may succeed later."),
         "trace_id": ("text", "Finds the request in the platform's logs; may be empty."),

@@ -78,6 +78,12 @@ def _json(ctx: click.Context, _param: click.Parameter, given: bool) -> None:
         ctx.ensure_object(Call).output = "json"
 
 
+def _complete_profile(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    from weft._cli.completion import complete_profile
+
+    return complete_profile(ctx, param, incomplete)
+
+
 def shared_options(command: F) -> F:
     """--profile and --debug: on `weft` itself and on every command, before or after its name."""
     profile = click.option(
@@ -85,6 +91,7 @@ def shared_options(command: F) -> F:
         metavar="NAME",
         expose_value=False,
         callback=_set("profile"),
+        shell_complete=_complete_profile,
         help="Use this platform (`weft profile`).",
     )
     debug = click.option(

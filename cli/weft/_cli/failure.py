@@ -49,7 +49,9 @@ def show(failure: BaseException, *, debug: bool, form: str = "table") -> int:
 def weft_error(failure: WeftError, *, form: str = "table") -> int:
     """Print an error of the SDK or the platform; its exit code."""
     if form in MACHINE:
-        fields = [{"pointer": e.pointer, "message": e.message, "hint": e.hint} for e in failure.errors]
+        fields = [
+            {"pointer": e.pointer, "message": e.message, "hint": e.hint, "place": e.place} for e in failure.errors
+        ]
         document = {
             "code": failure.code, "message": failure.message, "errors": fields, "exit_code": failure.exit_code,
             "retryable": failure.retryable, "trace_id": failure.trace_id,
@@ -60,7 +62,8 @@ def weft_error(failure: WeftError, *, form: str = "table") -> int:
         line(f"{len(failure.errors)} things are wrong:")
         for error in failure.errors:
             hint = f" ({error.hint})" if error.hint else ""
-            _say(f"  {error.path or 'spec'}: {error.message}{hint}")
+            place = f"{error.place}: " if error.place else ""
+            _say(f"  {place}{error.path or 'spec'}: {error.message}{hint}")
     else:
         unknown_key = isinstance(failure, Unauthenticated) and "`weft" not in failure.message
         line(failure.message, then=_KEY if unknown_key else "")

@@ -10,17 +10,22 @@ from typing import Any
 
 import click
 
+from weft._cli.field_examples import example_of
 from weft._errors import FieldError, InvalidRequest
 from weft._spec_file import SpecFile
 
 
 def located(refused: InvalidRequest, spec: SpecFile) -> InvalidRequest:
-    """The same error, each field's message beginning with its line. The command line's own changes have no line."""
-    errors = tuple(FieldError(e.pointer, f"{_place(spec, e.pointer)}{e.message}", e.hint) for e in refused.errors)
+    """The same error, with the file and line of each field, in the order of lines.
+
+    The command line's own changes have no line.
+    """
+    errors = tuple(
+        FieldError(e.pointer, e.message, e.hint, _place(spec, e.pointer))
+        for e in sorted(refused.errors, key=lambda error: spec.line_of(error.pointer) or 0)
+    )
     if len(errors) == 1:
-        hint = f"; {errors[0].hint}" if errors[0].hint else ""
-        line = spec.line_of(errors[0].pointer)
-        place = f"{spec.path}{f':{line}' if line else ''}"
+        hint, place = f"; {errors[0].hint}" if errors[0].hint else "", errors[0].place
         field = f" {errors[0].path}:" if errors[0].path else ""
         return type(refused)(f"{place}:{field} {refused.errors[0].message}{hint}", errors=errors, status=refused.status)
     return type(refused)(refused.message, errors=errors, status=refused.status, trace_id=refused.trace_id)
@@ -28,7 +33,7 @@ def located(refused: InvalidRequest, spec: SpecFile) -> InvalidRequest:
 
 def _place(spec: SpecFile, pointer: str) -> str:
     line = spec.line_of(pointer)
-    return f"line {line}: " if line else ""
+    return f"{spec.path}:{line}" if line else str(spec.path)
 
 
 def schema() -> dict[str, Any]:
@@ -52,6 +57,25 @@ def explain_field(path: str) -> str:
         node = inner
         walked.append(part)
     return _text(whole, node, ".".join(walked), required=required)
+
+
+def all_fields() -> list[tuple[str, str]]:
+    """The path of every field and what it means. Names that the user chooses are those of an example."""
+    whole = schema()
+    fields: list[tuple[str, str]] = []
+
+    def walk(node: Mapping[str, Any], path: str) -> None:
+        for name, child in _children(whole, node).items():
+            if name == "*":
+                if path == "roles":
+                    walk(child, "roles.worker")
+                continue
+            inner = f"{path}.{name}" if path else name
+            fields.append((inner, str(child.get("description") or "")))
+            walk(child, inner)
+
+    walk(whole, "")
+    return fields
 
 
 def _unknown(part: str, walked: list[str], names: list[str]) -> str:
@@ -112,6 +136,8 @@ def _text(whole: Mapping[str, Any], node: Mapping[str, Any], path: str, *, requi
     lines += [f"  {text}" for text in dict.fromkeys(limits)]
     if "default" in node and node["default"] not in (None, "", [], {}):
         lines.append(f"  default: {json.dumps(node['default'])}")
+    example = example_of(path)
+    lines += ["  example:", *(f"    {line}" for line in example.split("\n"))] if example else []
     children = _children(whole, node)
     for name, child in children.items():
         label = "NAME" if name == "*" and "properties" not in node else name

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from weft._cli.call import Call
+from weft._cli.completion import complete_jobs
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST: Final = 1_000
@@ -27,7 +28,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def many_jobs(command: F) -> F:
     """Several jobs: by id or name, --group, or -l TAG."""
-    argument = click.argument("jobs", nargs=-1, metavar="[JOB...]")
+    argument = click.argument("jobs", nargs=-1, metavar="[JOB...]", shell_complete=complete_jobs)
     group = click.option("--group", metavar="NAME", help="All jobs of this group (`weft train --array`).")
     tag = click.option("--tag", "-l", metavar="TAG", help="All jobs with this tag.")
     return argument(group(tag(command)))

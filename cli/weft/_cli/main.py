@@ -24,7 +24,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "train": ("train", "Submit a job: plan, upload, queue, follow."),
         "clone": ("compare", "Submit a job again, with the same code and some fields changed."),
         "list": ("jobs", "List jobs, newest first."),
-        "show": ("jobs", "Show one job: state, reason, resources, attempt."),
+        "show": ("jobs", "Show one job: state, reason, progress, metrics, use of CPU and memory."),
         "logs": ("logs", "Print or follow what the learners print."),
         "watch": ("watch", "Watch a job until it is at rest: status, progress, curve, output."),
         "metrics": ("metrics", "Show metrics and their curves, of one job or several."),

@@ -1,4 +1,4 @@
-"""What the learners of a job report and use, in words: progress, and usage of the hardware."""
+"""What the learners of a job report and use, in words: progress, metrics, and usage of the hardware."""
 
 from __future__ import annotations
 
@@ -15,6 +15,23 @@ def progress_text(reported: Mapping[str, Any]) -> str:
         return ""
     share = f"{fraction * 100:.0f} %"
     return f"{share}, {span(left / 1000)} left" if isinstance(left, (int, float)) and fraction < 1 else share
+
+
+def metrics_text(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each metric: last and best value, with their steps."""
+    from weft._cli.curves import label
+    from weft._cli.text import number
+
+    lines = []
+    for metric in metrics:
+        line = f"{label((metric['name'], tuple(sorted(metric['context'].items()))))} {number(float(metric['last']))}"
+        if metric.get("last_step") is not None:
+            line += f" at step {metric['last_step']}"
+        best, best_step = metric.get("best"), metric.get("best_step")
+        if best is not None and metric["count"] > 1:
+            line += f"; best {number(float(best))}" + (f" at step {best_step}" if best_step is not None else "")
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def usage_text(usage: Sequence[Mapping[str, Any]], *, ended: bool, by_rank: bool = False) -> str:

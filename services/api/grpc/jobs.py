@@ -83,7 +83,8 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
 
     @needs("jobs:read")
     async def GetJob(self, request: jobs_pb2.GetJobRequest, context: Context) -> jobs_pb2.Job:
-        return message(jobs_pb2.Job, await jobs.get_job(self._services, current().principal, request.job_id))
+        wanted = params(jobs.JobParams, request)
+        return message(jobs_pb2.Job, await jobs.get_job(self._services, current().principal, request.job_id, wanted))
 
     @needs("jobs:write")
     async def HaltJob(self, request: jobs_pb2.ChangeJobRequest, context: Context) -> jobs_pb2.Job:

@@ -17,7 +17,7 @@ from services.api.rest.bodies import body_schema, read_model
 from services.api.rest.openapi import JobId, ok
 from services.api.rest.permissions import Reader, Services, Writer
 from services.api.use_cases import jobs
-from services.api.use_cases.jobs import GetHistoryReply, HistoryParams, JobsParams, ListJobsReply
+from services.api.use_cases.jobs import GetHistoryReply, HistoryParams, JobParams, JobsParams, ListJobsReply
 from services.core.domain.errors import PreconditionFailed
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -39,8 +39,10 @@ async def list_jobs(services: Services, principal: Reader, params: Annotated[Job
 
 
 @router.get("/{job_id}", **ok(Job, "The job"))
-async def get_job(services: Services, principal: Reader, job_id: JobId) -> Response:
-    job = await jobs.get_job(services, principal, job_id)
+async def get_job(
+    services: Services, principal: Reader, job_id: JobId, params: Annotated[JobParams, Query()]
+) -> Response:
+    job = await jobs.get_job(services, principal, job_id, params)
     return answer(job, headers=_etag(job))
 
 

@@ -16,11 +16,12 @@ from services.api.causes import LAST_LINES, Cause, find_cause
 from services.api.explain import JobExplanation, explain
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
 from services.api.job_filter import parse_filter
-from services.api.job_metrics import job_metrics, wanted_metrics
+from services.api.job_metrics import WantedMetrics, wanted_metrics
 from services.api.job_search import matching
 from services.api.params import Params, wrong_parameter
 from services.api.platform import spec_of
 from services.api.services import ApiServices
+from services.api.usage import usage_answer
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.domain.ids import is_id
 from services.core.domain.job import Job as JobDocument
@@ -32,6 +33,12 @@ from services.core.ports.metric_store import Aggregate, LineQuery, StoredLine
 _OWN_FAILURES: Final = frozenset({"ExitCode", "Signalled", "OOMKilled"})
 """Reasons whose cause is in the output of the learner."""
 _FIELDS: Final = Job.__struct_fields__
+
+
+_METRICS: Final = (
+    "Names of metrics, separated by commas, that each job has as `metrics`; `NAME:min` and `NAME:max` say which value "
+    "is best. `*`: all metrics, at most 20."
+)
 
 
 class JobsParams(Params):
@@ -54,15 +61,21 @@ class JobsParams(Params):
         description="Only jobs that match this filter, e.g. `status=FAILED and created<2d and metric.loss<0.3`. A page "
         "may then have fewer jobs, or none, while `next` is not null.",
     )
-    metrics: str | None = Field(
-        default=None,
-        description="Names of metrics, separated by commas, that each job has as `metrics`; `NAME:min` and `NAME:max` "
-        "say which value is best.",
-    )
+    metrics: str | None = Field(default=None, description=_METRICS)
+    progress: bool = Field(default=False, description="Jobs have `progress` and `eta_ms`, if they are known.")
     order: Literal["newest", "oldest"] = Field(default="newest", description="Which jobs come first.")
     fields: str | None = Field(
         default=None,
         description="Names of top-level fields of a job, separated by commas. Default: all. `id` is always included.",
+    )
+
+
+class JobParams(Params):
+    """What to answer of a job besides its document."""
+
+    metrics: str | None = Field(default=None, description=_METRICS)
+    progress: bool = Field(
+        default=False, description="The job has `progress`, `eta_ms` and `usage`, if they are known."
     )
 
 
@@ -117,20 +130,31 @@ async def list_jobs(services: ApiServices, principal: Principal, params: JobsPar
     if fields:
         jobs = [_cut(job, fields) for job in jobs]
     if wanted:
-        aggregates: Mapping[str, Sequence[Aggregate]] = {}
+        jobs = await _with_metrics(services, jobs, wanted)
+    if params.progress:
+        running = {document.id for document in documents if not document.at_rest}
+        of_jobs: Mapping[str, tuple[float, int | None]] = {}
         with contextlib.suppress(Unavailable):  # the list does not depend on the metrics service
-            aggregates = await services.telemetry.aggregates(
-                [job.id for job in jobs], [metric.name for metric in wanted]
-            )
-        jobs = [replace(job, metrics=job_metrics(wanted, aggregates.get(job.id, ()))) for job in jobs]
+            of_jobs = await services.telemetry.progress([job.id for job in jobs if job.id in running])
+        jobs = [_with_progress(job, *of_jobs.get(job.id, (None, None))) for job in jobs]
     return ListJobsReply(jobs=jobs, next=following)
 
 
-async def get_job(services: ApiServices, principal: Principal, job_id: str) -> Job:
-    """The job, with its place in the queue while it waits. Raises NotFound, Quarantined."""
+async def get_job(services: ApiServices, principal: Principal, job_id: str, params: JobParams) -> Job:
+    """The job, with its place in the queue while it waits. Raises NotFound, Quarantined, InvalidRequest."""
+    wanted = wanted_metrics(params.metrics)
     document = await services.jobs.get_maybe_stale(principal, job_id)
     waiting = await services.platform.waiting([job_id]) if document.status is Status.QUEUED else {}
-    return job_answer(document, waiting.get(job_id))
+    job = job_answer(document, waiting.get(job_id))
+    if wanted:
+        [job] = await _with_metrics(services, [job], wanted)
+    if params.progress and document.attempt.number:
+        with contextlib.suppress(Unavailable):  # the job is shown without it
+            summary = await services.telemetry.summary(job_id)
+            job = replace(job, usage=usage_answer(summary.usage))
+            if not document.at_rest:
+                job = _with_progress(job, summary.progress, summary.eta_ms)
+    return job
 
 
 async def halt_job(
@@ -177,6 +201,17 @@ async def explain_job(services: ApiServices, principal: Principal, job_id: str) 
             left_out = (await services.telemetry.summary(job_id)).left_out
     cause = await _cause(services, document)
     return explain(document, waiting.get(job_id), now=services.jobs.now(), left_out=left_out, cause=cause)
+
+
+async def _with_metrics(services: ApiServices, jobs: Sequence[Job], wanted: WantedMetrics) -> list[Job]:
+    aggregates: Mapping[str, Sequence[Aggregate]] = {}
+    with contextlib.suppress(Unavailable):  # the jobs are shown without them
+        aggregates = await services.telemetry.aggregates([job.id for job in jobs], wanted.names)
+    return [replace(job, metrics=wanted.of(aggregates.get(job.id, ()))) for job in jobs]
+
+
+def _with_progress(job: Job, progress: float | None, eta_ms: int | None) -> Job:
+    return replace(job, progress=UNSET if progress is None else progress, eta_ms=UNSET if eta_ms is None else eta_ms)
 
 
 async def _cause(services: ApiServices, job: JobDocument) -> Cause | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated
@@ -19,11 +18,11 @@ from services.api.following import Changed, End
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
 from services.api.params import Params, Seq, Small, Step, unix_ms
 from services.api.services import ApiServices
+from services.api.usage import LearnerUsage, usage_answer
 from services.core.domain.errors import Unavailable
 from services.core.domain.job import Event
 from services.core.domain.status import Status
-from services.core.domain.usage import CPU, GPU, GPU_MEMORY, MEMORY
-from services.core.ports.metric_store import Aggregate, LineQuery, PointQuery, StoredLine, StoredPoint
+from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
 
 _SEARCH_CHECK_S = 2.0
 _MAX_SEQ = 2**53
@@ -158,20 +157,6 @@ class JobFetching(Answer):
     total_bytes: Annotated[int | None, doc("Bytes in all, an estimate for environments; null if unknown.")]
 
 
-class LearnerUsage(Answer):
-    """What a learner uses of the hardware, now and at most. Null: it was not measured."""
-
-    rank: Annotated[int, doc("Rank of the learner, over all roles.")]
-    cpus: Annotated[float | None, doc("CPU cores in use when they were measured last.")]
-    max_cpus: Annotated[float | None, doc("The most CPU cores that were measured.")]
-    memory: Annotated[int | None, doc("Bytes of memory in use when it was measured last.")]
-    max_memory: Annotated[int | None, doc("The most bytes of memory that were measured.")]
-    gpus: Annotated[float | None, doc("GPUs in use, e.g. 1.4 of 2, when they were measured last.")]
-    max_gpus: Annotated[float | None, doc("The most GPUs in use that were measured.")]
-    gpu_memory: Annotated[int | None, doc("Bytes of GPU memory in use when it was measured last.")]
-    max_gpu_memory: Annotated[int | None, doc("The most bytes of GPU memory that were measured.")]
-
-
 class JobProgress(Answer):
     """How far a job is."""
 
@@ -225,33 +210,8 @@ async def get_progress(services: ApiServices, principal: Principal, job_id: str)
             for entry in summary.fetching
             if job.status in _FETCHED and entry.attempt == job.attempt.number
         ],
-        usage=_usage(summary.usage),
+        usage=usage_answer(summary.usage),
     )
-
-
-def _usage(aggregates: Sequence[Aggregate]) -> list[LearnerUsage]:
-    """One entry for each learner, by rank."""
-    of_ranks: dict[int, dict[str, Aggregate]] = {}
-    for aggregate in aggregates:
-        if math.isfinite(aggregate.last) and math.isfinite(aggregate.high):
-            of_ranks.setdefault(aggregate.rank, {})[aggregate.name] = aggregate
-    return [_learner_usage(rank, of_ranks[rank]) for rank in sorted(of_ranks)]
-
-
-def _learner_usage(rank: int, of: Mapping[str, Aggregate]) -> LearnerUsage:
-    def now_and_most(name: str) -> tuple[float, float] | tuple[None, None]:
-        return (of[name].last, of[name].high) if name in of else (None, None)
-
-    def bytes_of(name: str) -> tuple[int, int] | tuple[None, None]:
-        now, most = now_and_most(name)
-        return (None, None) if now is None or most is None else (round(now), round(most))
-
-    (cpus, max_cpus), (memory, max_memory) = now_and_most(CPU), bytes_of(MEMORY)
-    (gpus, max_gpus), (gpu_memory, max_gpu_memory) = now_and_most(GPU), bytes_of(GPU_MEMORY)
-    return LearnerUsage(
-        rank=rank, cpus=cpus, max_cpus=max_cpus, memory=memory, max_memory=max_memory,
-        gpus=gpus, max_gpus=max_gpus, gpu_memory=gpu_memory, max_gpu_memory=max_gpu_memory,
-    )  # fmt: skip
 
 
 async def get_logs(services: ApiServices, principal: Principal, job_id: str, params: LinesParams) -> GetLogsReply:

@@ -30,6 +30,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from services.core.domain.errors import FieldError, InvalidSpec
 from services.core.domain.sizes import SIZES, Size
+from services.core.domain.spec_errors import plain_message
 from services.core.domain.units import format_bytes, format_duration, parse_bytes, parse_duration
 
 Duration = Annotated[int, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)]
@@ -491,10 +492,6 @@ def _summary(errors: tuple[FieldError, ...]) -> str:
     return f"{where}: {first.message}{'; ' + first.hint if first.hint else ''}{more}"
 
 
-# For a text with a validator of its own pydantic's message counts "items".
-_LENGTHS: Final = {"too_short": "write at least one character", "too_long": "write at most {max_length} characters"}
-
-
 def _field_errors(detail: ErrorDetails) -> Iterator[FieldError]:
     """Translates an error of pydantic."""
     context = detail.get("ctx") or {}
@@ -507,17 +504,13 @@ def _field_errors(detail: ErrorDetails) -> Iterator[FieldError]:
     kind = detail["type"]
     if kind == "extra_forbidden":
         yield FieldError(pointer, f"there is no field '{path[-1]}'", nearest(str(path[-1]), _fields_at(path[:-1])))
-    elif kind in _LENGTHS and isinstance(detail["input"], str):
-        yield FieldError(pointer, _LENGTHS[kind].format(**context))
-    elif kind == "missing":
-        yield FieldError(pointer, "this field is required")
     elif kind == "literal_error":
         expected = [word.strip(" '") for word in str(context["expected"]).replace(" or ", ",").split(",")]
         yield FieldError(
             pointer, "not one of the values this field may have", nearest(str(detail["input"])[:100], expected)
         )
     else:
-        yield FieldError(pointer, detail["msg"].removeprefix("Value error, "))
+        yield FieldError(pointer, plain_message(detail))
 
 
 def _fields_at(path: tuple[int | str, ...]) -> list[str]:

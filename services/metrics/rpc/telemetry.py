@@ -134,6 +134,14 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
                     reply.jobs.add(job_id=job_id, aggregates=messages)
         return reply
 
+    async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressReply:
+        reply = pb.ProgressReply()
+        for job_id in request.job_ids[:_MOST_JOBS]:
+            progress, eta_ms = self.heartbeats.progress(job_id)
+            if progress >= 0:
+                reply.jobs.add(job_id=job_id, progress=progress, eta_ms=eta_ms)
+        return reply
+
     async def StepStatistics(self, request: pb.StepStatisticsRequest, context: Any) -> pb.StepStatisticsReply:
         labels = None if request.any_context else dict(request.context)
         longest: Sequence[int] = []

@@ -7,11 +7,19 @@ from typing import Any
 import click
 
 from weft._cli.call import Call, command
+from weft._cli.completion import complete_jobs, complete_setting
 
 
 @command("clone")
-@click.argument("job")
-@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. env.SEED=2.")
+@click.argument("job", shell_complete=complete_jobs)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    shell_complete=complete_setting,
+    help="Change a field, e.g. env.SEED=2.",
+)
 @click.option("--name", metavar="NAME", help="Name of the copy; by default the job's.")
 def clone_command(call: Call, job: str, settings: tuple[str, ...], name: str | None) -> None:
     """Submit a job again, with the same code and some fields changed.

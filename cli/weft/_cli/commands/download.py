@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from weft._cli.call import Call, command
+from weft._cli.completion import complete_jobs
 
 
 @command("download")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 @click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--results",

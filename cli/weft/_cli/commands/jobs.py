@@ -7,13 +7,23 @@ from typing import Any, Final
 import click
 
 from weft._cli.call import Call, Stop, command
+from weft._cli.completion import complete_jobs, complete_metric, complete_status
 from weft._cli.groups import tag_of
 
 DEFAULT_LIMIT: Final = 20
+SORT_KEYS: Final = ("name", "status", "age", "took", "progress", "user")
+"""What --sort takes besides names of metrics."""
 
 
 @command("list")
-@click.option("--status", "-s", multiple=True, metavar="STATE", help="Only jobs in this state; repeat for several.")
+@click.option(
+    "--status",
+    "-s",
+    multiple=True,
+    metavar="STATE",
+    shell_complete=complete_status,
+    help="Only jobs in this state; repeat for several.",
+)
 @click.option("--name", metavar="NAME", help="Only jobs of this name.")
 @click.option("--tag", "-l", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--group", metavar="NAME", help="Only jobs of this group (`weft train --array`).")
@@ -28,6 +38,17 @@ DEFAULT_LIMIT: Final = 20
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="At most so many; default 20, with -o name all.")
 @click.option("--all", "everything", is_flag=True, help="Without a limit.")
 @click.option("--after", metavar="ID", help="Continue after this job: `next` of the JSON before.")
+@click.option(
+    "--metric",
+    "-m",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_metric,
+    help="A column with this metric: its last value, with NAME:min or NAME:max the best. Repeat for several.",
+)
+@click.option("--sort", metavar="KEY", help=f"Sort by a metric, or by {', '.join(SORT_KEYS)}.")
+@click.option("--reverse", is_flag=True, help="With --sort: the largest first.")
 def list_command(
     call: Call,
     status: tuple[str, ...],
@@ -40,13 +61,25 @@ def list_command(
     limit: int | None,
     everything: bool,
     after: str | None,
-) -> None:
+    metrics: tuple[str, ...],
+    sort: str | None,
+    reverse: bool,
+) -> None:  # fmt: skip
     """List jobs, newest first.
 
-    A list that ends before the last job says so on stderr; in JSON `next` is then the id to continue --after.
+    A list that ends before the last job says so on stderr; in JSON `next` is then the id to continue --after. --sort
+    reads all jobs that match, at most 10000, before it shows the first ones.
     """
+    from weft._cli.job_table import MOST_SORTED, job_table, sorted_jobs
     from weft._cli.notices import note
     from weft._cli.output import emit
+
+    if reverse and not sort:
+        raise click.UsageError("--reverse needs --sort KEY")
+    if sort and after:
+        raise click.UsageError("give --sort or --after, not both: a sorted list has no place to continue at")
+    if sort and sort not in SORT_KEYS and sort not in metrics:
+        metrics = (*metrics, sort)
 
     if tag and group:
         raise click.UsageError("give --tag or --group, not both: a group is a tag")
@@ -55,69 +88,51 @@ def list_command(
     most = None if everything else limit or (None if call.output == "name" else DEFAULT_LIMIT)
     jobs = call.client.jobs.list(
         status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, after=after, q=query,
-        limit=None if most is None else most + 1,
+        metrics=metrics, progress=call.output != "name",
+        limit=MOST_SORTED if sort else None if most is None else most + 1,
     )  # fmt: skip
     documents = [job.document for job in jobs]
+    read = len(documents)
+    if sort:
+        documents = sorted_jobs(documents, sort, reverse=reverse)
     more = most is not None and len(documents) > most
     documents = documents[:most]
     emit(
-        call, {"jobs": documents, "next": documents[-1]["id"] if more else None},
-        people=lambda wide: _job_table(documents, wide), names=(document["id"] for document in documents),
+        call, {"jobs": documents, "next": documents[-1]["id"] if more and not sort else None},
+        people=lambda wide: job_table(documents, metrics, wide), names=(document["id"] for document in documents),
     )  # fmt: skip
+    if sort and read == MOST_SORTED:
+        note(f"only the newest {MOST_SORTED} jobs were sorted; choose fewer with -q or another option")
     if more:
-        note(f"these are the newest {most}; --all shows all, -n N more of them")
+        note(f"these are the {'first' if sort else 'newest'} {most}; --all shows all, -n N more of them")
     elif call.for_people and not documents and (wanted or name or tag or user or query):
         note("no job matches; `weft list` without options shows all")
     elif call.for_people and not documents:
         note("no jobs yet; `weft init` writes one to start from, `weft train` submits it")
 
 
-def _job_table(documents: list[dict[str, Any]], wide: bool) -> str:
-    from weft._cli.output import Column, table
-    from weft._cli.text import ago, amount, size, span
-    from weft._records import parse_time
-
-    columns = [
-        Column("ID"), Column("NAME", flexible=True), Column("STATUS"), Column("LEARNERS", right=True),
-        Column("AGE", right=True), Column("TOOK", right=True), Column("WHY", flexible=True),
-        Column("USER", wide_only=True), Column("TENANT", wide_only=True), Column("CPUS", right=True, wide_only=True),
-        Column("MEMORY", right=True, wide_only=True), Column("GPUS", right=True, wide_only=True),
-        Column("FRAMEWORK", wide_only=True), Column("ATTEMPT", right=True, wide_only=True),
-    ]  # fmt: skip
-    rows: list[list[object]] = []
-    for job in documents:
-        resources, attempt = job.get("resources") or {}, job.get("attempt") or {}
-        started, finished = attempt.get("started"), job.get("finished")
-        took = ""
-        if started:
-            took = (
-                span((parse_time(finished) - parse_time(started)).total_seconds())
-                if finished
-                else ago(parse_time(started))
-            )
-        rows.append([
-            job["id"], job.get("name", ""), job.get("status", ""), job.get("learners", ""),
-            ago(parse_time(job["created"])), took, job.get("reason") or job.get("pending_reason") or "",
-            job.get("user", ""), job.get("tenant", ""), amount(resources.get("cpus", 0)),
-            size(resources.get("memory", 0)), amount(resources.get("gpus", 0)), job.get("framework") or "-",
-            attempt.get("number", 0),
-        ])  # fmt: skip
-    return table(columns, rows, wide=wide)
-
-
 @command("show")
-@click.argument("job")
-def show_command(call: Call, job: str) -> None:
-    """Show one job: state, reason, resources, attempt.
+@click.argument("job", shell_complete=complete_jobs)
+@click.option(
+    "--metric",
+    "-m",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_metric,
+    help="Show this metric; repeat it. Default: all, at most 20.",
+)
+def show_command(call: Call, job: str, metrics: tuple[str, ...]) -> None:
+    """Show one job: state, reason, progress, metrics, use of CPU and memory.
 
     JOB is an id, a name that only one job has, or @last.
     """
     from weft._cli.find import job_id
     from weft._cli.output import emit
 
-    document = call.client.jobs.document(job_id(call.client, job))
-    reported = _reported(call, document)
-    emit(call, document, people=lambda wide: _details(document, reported, wide), names=[document["id"]])
+    document = call.client.jobs.document(job_id(call.client, job), progress=True, metrics=metrics or ["*"])
+    fetched = _fetched(call, document) if call.for_people else ""
+    emit(call, document, people=lambda wide: _details(document, wide, fetched), names=[document["id"]])
     if call.for_people and not document.get("at_rest"):
         warn_of_limits(call)
 
@@ -131,22 +146,23 @@ def warn_of_limits(call: Call) -> None:
         warn("the platform does not enforce memory limits: a learner may use more than resources.memory")
 
 
-def _reported(call: Call, job: dict[str, Any]) -> dict[str, Any]:
-    """What the learners report, and use of the hardware; empty for programs and before the first attempt."""
+def _fetched(call: Call, document: dict[str, Any]) -> str:
+    """What is fetched for its learners now, in a line; empty if nothing is, or if it is unknown."""
+    from weft._cli.startup import fetching
     from weft._errors import WeftError
 
-    if not call.for_people or not (job.get("attempt") or {}).get("number"):
-        return {}
+    if document.get("status") not in {"PENDING", "DOWNLOADING"}:
+        return ""
     try:
-        return call.client.jobs.progress(job["id"])
-    except WeftError:  # the job is shown while the metrics service is away, too
-        return {}
+        return fetching(call.client.jobs.progress(document["id"]).get("fetching") or ())
+    except WeftError:  # the metrics service is away
+        return ""
 
 
-def _details(job: dict[str, Any], reported: dict[str, Any], wide: bool) -> str:
+def _details(job: dict[str, Any], wide: bool, fetched: str) -> str:
     from weft._cli.output import details
-    from weft._cli.reported import progress_text, usage_text
-    from weft._cli.startup import fetching, summary
+    from weft._cli.reported import metrics_text, progress_text, usage_text
+    from weft._cli.startup import summary
     from weft._cli.text import ago, amounts
 
     resources, attempt, counters = job.get("resources") or {}, job.get("attempt") or {}, job.get("counters") or {}
@@ -182,9 +198,10 @@ def _details(job: dict[str, Any], reported: dict[str, Any], wide: bool) -> str:
             "\n".join(f"{learner} on {node}" for learner, node in placement.items()) if wide else _nodes(placement),
         ),
         ("start-up", summary(job.get("startup") or (), at_rest=bool(job.get("at_rest")))),
-        ("fetching", fetching(reported.get("fetching") or ())),
-        ("progress", "" if job.get("at_rest") else progress_text(reported)),
-        ("usage", usage_text(reported.get("usage") or (), ended=bool(job.get("at_rest")), by_rank=wide)),
+        ("fetching", fetched),
+        ("progress", progress_text(job)),
+        ("metrics", metrics_text(job.get("metrics") or ())),
+        ("usage", usage_text(job.get("usage") or (), ended=bool(job.get("at_rest")), by_rank=wide)),
         ("checkpoint", _checkpoint(job.get("checkpoint"), job)),
         ("created", _when(job.get("created"))),
         ("started", _when(attempt.get("started"))),
@@ -241,7 +258,7 @@ def _took(job: dict[str, Any]) -> str:
 
 
 @command("events")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 @click.option("--follow", "-f", is_flag=True, help="Follow until the job ends or halts; its end is the exit code.")
 def events_command(call: Call, job: str, follow: bool) -> None:
     """Show how a job's state changed, and why."""
@@ -299,7 +316,7 @@ def _follow_events(call: Call, id_: str) -> None:
 
 
 @command("explain")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 def explain_command(call: Call, job: str) -> None:
     """Explain why a job is in its state, and where the time of its start-up went."""
     from weft._cli.find import job_id

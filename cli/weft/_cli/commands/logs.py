@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from weft._cli.call import Call, Stop, command
+from weft._cli.completion import complete_jobs
 
 _AGO = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
@@ -34,7 +35,7 @@ class When(click.ParamType[datetime]):
 
 
 @command("logs")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 @click.option("--follow", "-f", is_flag=True, help="Follow until the job ends or halts; its end is the exit code.")
 @click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
 @click.option("--since", type=When(), metavar="TIME", help="From this time on: 10m, 2h, 2026-11-21T13:20:00.")
@@ -51,12 +52,14 @@ def logs_command(
     """Print or follow what the learners print.
 
     Lines of jobs with several learners begin with the learner. A cut connection is taken up where it stopped: no line
-    is lost or comes twice. With -o json, one JSON object per line; with -o yaml, one document each.
+    is lost or comes twice. While a followed job prints nothing, stderr says what it waits for. With -o json, one JSON
+    object per line; with -o yaml, one document each.
     """
     from weft._cli.ends import end_message, exit_code
     from weft._cli.find import job_id
     from weft._cli.lines import LineWriter
     from weft._cli.notices import following, note, reconnecting
+    from weft._cli.waiting import waits_shown
     from weft._errors import InvalidRequest
 
     jobs = call.client.jobs
@@ -73,8 +76,9 @@ def logs_command(
     if until is not None:
         raise InvalidRequest("--follow runs until the job ends or halts; leave out --until")
     followed = jobs.follow_logs(id_, tail=tail, on_cut=reconnecting, **which)
-    with following(f"weft logs -f {id_}"):
+    with following(f"weft logs -f {id_}"), waits_shown(call, id_) as over:
         for line in _lines(followed):
+            over.set()
             _print(call, line, writer)
     end = followed.end
     if end is None:  # pragma: no cover - a Follow ends with an end or an error

@@ -8,20 +8,33 @@ from typing import Any, Final
 import click
 
 from weft._cli.call import FORMS, Call, Stop, command
+from weft._cli.completion import complete_metric
 from weft._cli.groups import many_jobs, named_jobs
 
 _POINTS: Final = 500
+_FILES: Final = ("csv", "parquet")
+"""Forms with every point, for other programs."""
 
 
-@command("metrics", forms=(*FORMS, "csv"))
+@command("metrics", forms=(*FORMS, *_FILES))
 @many_jobs
 @click.option(
-    "--name", "-m", "names", multiple=True, metavar="NAME", help="Only this metric, and its curve large; repeat."
+    "--name",
+    "-m",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_metric,
+    help="Only this metric, and its curve large; repeat.",
 )
 @click.option("--rank", type=click.IntRange(min=0), help="Only this learner (0 is the first).")
 @click.option("--attempt", type=click.IntRange(min=1), help="Only this attempt; by default the newest for each step.")
 @click.option(
-    "--points", "max_points", type=click.IntRange(min=2), metavar="N", help="Per curve, about; 500, with csv all."
+    "--points",
+    "max_points",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Per curve, about; 500, in files all.",
 )
 @click.option("--follow", "-f", is_flag=True, help="Every point as it comes; the job's end is the exit code.")
 def metrics_command(
@@ -30,23 +43,29 @@ def metrics_command(
 ) -> None:  # fmt: skip
     """Show metrics and their curves, of one job or several.
 
-    Several jobs are compared: a line for each curve of each. -o csv prints every point on a line.
+    Several jobs are compared: a line for each curve of each. -o csv prints every point on a line; -o parquet writes the
+    same columns as a Parquet file to stdout, and needs pyarrow.
     """
     from weft._cli.find import job_id
     from weft._cli.notices import note
+    from weft._cli.point_files import check_parquet, print_csv, write_parquet
 
     ids = [job_id(call.client, job) for job in named_jobs(call, jobs, group, tag)]
     if follow:
-        if len(ids) > 1 or call.output == "csv":
-            raise click.UsageError("--follow takes one job, and no -o csv")
+        if len(ids) > 1 or call.output in _FILES:
+            raise click.UsageError(f"--follow takes one job, and neither -o {' nor -o '.join(_FILES)}")
         raise Stop(_follow(call, ids[0], names, rank))
-    points = max_points or (None if call.output == "csv" else _POINTS)
+    if call.output == "parquet":
+        check_parquet()
+    points = max_points or (None if call.output in _FILES else _POINTS)
     curves = {
         id_: call.client.jobs.series(id_, name=names or None, rank=rank, attempt=attempt, max_points=points)
         for id_ in dict.fromkeys(ids)
     }
     if call.output == "csv":
-        _print_csv(curves)
+        print_csv(curves)
+    elif call.output == "parquet":
+        write_parquet(curves)
     elif len(curves) == 1:
         _print_one(call, curves[ids[0]], large=bool(names))
     else:
@@ -77,25 +96,6 @@ def _print_several(call: Call, curves: dict[str, list[Any]], *, large: bool) -> 
     rows = [(names[id_], curve) for id_, series in curves.items() for curve in series]
     rows.sort(key=lambda row: row[1].name)  # stable: the curves of one metric are beside one another
     emit(call, {"jobs": documents}, names=curves, people=lambda wide: _people(rows, wide=wide, large=large))
-
-
-def _print_csv(curves: dict[str, list[Any]]) -> None:
-    import csv
-    import json
-    import sys
-
-    from weft._records import time_text, value_json
-
-    lines = csv.writer(sys.stdout, lineterminator="\n")
-    lines.writerow(["job", "metric", "context", "role", "rank", "attempt", "step", "time", "value"])
-    for id_, series in curves.items():
-        for curve in series:
-            context = json.dumps(dict(curve.context), sort_keys=True) if curve.context else ""
-            for step, value, time, attempt in zip(curve.steps, curve.values, curve.times, curve.attempts, strict=True):
-                shown = "" if step is None else step
-                lines.writerow([
-                    id_, curve.name, context, curve.role, curve.rank, attempt, shown, time_text(time), value_json(value)
-                ])  # fmt: skip
 
 
 def _people(series: list[tuple[str, Any]], *, wide: bool, large: bool) -> str:

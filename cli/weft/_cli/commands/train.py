@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft._cli.call import Call, Stop, command
+from weft._cli.completion import complete_field, complete_metric, complete_setting
 
 if TYPE_CHECKING:
     from weft._archive import Archive
@@ -37,7 +38,14 @@ def _field_help(ctx: click.Context, _param: click.Parameter, field: str | None) 
 @click.argument("code", required=False, metavar="[CODE]")
 @click.option("--file", "-f", "file", type=click.Path(path_type=Path), help="The spec; by default FOLDER/weft.yaml.")
 @click.option("--name", metavar="NAME", help="Another name for the job.")
-@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. resources.gpus=1.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    shell_complete=complete_setting,
+    help="Change a field, e.g. resources.gpus=1.",
+)
 @click.option("--array", "arrays", multiple=True, metavar="NAME=V,V", help="A job for each value of a variable.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, metavar="N", help="Each N times: SEED=0, 1, ...")
 @click.option("--group", metavar="NAME", help="Name of the group of jobs; made by default.")
@@ -45,14 +53,20 @@ def _field_help(ctx: click.Context, _param: click.Parameter, field: str | None) 
 @click.option(
     "--follow/--no-follow", default=None, help="Watch until it is at rest; on a terminal that is the default."
 )
-@click.option("--metric", metavar="NAME", help="The curve to draw while following; by default the loss.")
+@click.option(
+    "--metric",
+    metavar="NAME",
+    shell_complete=complete_metric,
+    help="The curve to draw while following; by default the loss.",
+)
 @click.option(
     "--wait-placed", type=click.FloatRange(min=0), metavar="SECONDS", help="Exit code 6 if it still waits then."
 )
 @click.option("--idempotency-key", metavar="KEY", help="The same key never makes a second job; made by default.")
 @click.option(
-    "-h", "--help", "_help", is_flag=False, flag_value="", metavar="[FIELD]", is_eager=True, expose_value=False,
-    callback=_field_help, help="This, or what a field of the spec means: -h resources.gpus",
+    "-h", "--help", "_help", is_flag=False, flag_value="", metavar="[FIELD]", is_eager=True,
+    shell_complete=complete_field, expose_value=False, callback=_field_help,
+    help="This, or what a field of the spec means: -h resources.gpus",
 )  # fmt: skip
 def train_command(
     call: Call,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import click
 
 from weft._cli.call import Call, Stop, command
+from weft._cli.completion import complete_jobs, complete_metric
 
 
 @command("watch")
-@click.argument("job")
-@click.option("--metric", metavar="NAME", help="The curve to draw; by default the loss.")
+@click.argument("job", shell_complete=complete_jobs)
+@click.option(
+    "--metric", metavar="NAME", shell_complete=complete_metric, help="The curve to draw; by default the loss."
+)
 @click.option("--tail", "-n", type=click.IntRange(min=0), default=20, show_default=True, help="Begin with N lines.")
 def watch_command(call: Call, job: str, metric: str | None, tail: int) -> None:
     """Watch a job until it is at rest: status, progress, curve, output.

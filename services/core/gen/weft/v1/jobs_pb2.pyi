@@ -940,6 +940,9 @@ class Job(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     STARTUP_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    ETA_MS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the job: j and 22 characters."""
     name: _builtins.str
@@ -976,6 +979,10 @@ class Job(_message.Message):
     """Framework and version, e.g. jax:0.10; empty without one."""
     code_digest: _builtins.str
     """Digest of its code, sha256:<hex>; empty without code."""
+    progress: _builtins.float
+    """Share of the training that is done, 0 to 1. Only with `progress`, if known."""
+    eta_ms: _builtins.int
+    """Milliseconds until the training ends, as estimated. Only with `progress`, if known."""
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Tags from the spec."""
@@ -1044,6 +1051,10 @@ class Job(_message.Message):
     def startup(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartupStep]:
         """The start-up of the current or last attempt, in order. Not in lists."""
 
+    @_builtins.property
+    def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnerUsage]:
+        """What each learner of the newest attempt uses. Only of GetJob with `progress`."""
+
     def __init__(
         self,
         *,
@@ -1081,17 +1092,28 @@ class Job(_message.Message):
         metrics: _abc.Iterable[Global___JobMetric] | None = ...,
         checkpoint: Global___JobCheckpoint | None = ...,
         startup: _abc.Iterable[Global___StartupStep] | None = ...,
+        progress: _builtins.float | None = ...,
+        eta_ms: _builtins.int | None = ...,
+        usage: _abc.Iterable[Global___LearnerUsage] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message", "_queue_position", b"_queue_position", "attempt", b"attempt", "checkpoint", b"checkpoint", "counters", b"counters", "created", b"created", "deleted", b"deleted", "finished", b"finished", "pending_message", b"pending_message", "queue_position", b"queue_position", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "summary", b"summary", "updated", b"updated", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_pending_message", b"_pending_message", "_progress", b"_progress", "_queue_position", b"_queue_position", "attempt", b"attempt", "checkpoint", b"checkpoint", "counters", b"counters", "created", b"created", "deleted", b"deleted", "eta_ms", b"eta_ms", "finished", b"finished", "pending_message", b"pending_message", "progress", b"progress", "queue_position", b"queue_position", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "summary", b"summary", "updated", b"updated", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message", "_queue_position", b"_queue_position", "at_rest", b"at_rest", "attempt", b"attempt", "checkpoint", b"checkpoint", "code_digest", b"code_digest", "counters", b"counters", "created", b"created", "deleted", b"deleted", "desired", b"desired", "finished", b"finished", "framework", b"framework", "generation", b"generation", "id", b"id", "learners", b"learners", "message", b"message", "metrics", b"metrics", "name", b"name", "observed_generation", b"observed_generation", "pending_message", b"pending_message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "startup", b"startup", "status", b"status", "summary", b"summary", "tags", b"tags", "tenant", b"tenant", "updated", b"updated", "user", b"user", "verdict", b"verdict", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_pending_message", b"_pending_message", "_progress", b"_progress", "_queue_position", b"_queue_position", "at_rest", b"at_rest", "attempt", b"attempt", "checkpoint", b"checkpoint", "code_digest", b"code_digest", "counters", b"counters", "created", b"created", "deleted", b"deleted", "desired", b"desired", "eta_ms", b"eta_ms", "finished", b"finished", "framework", b"framework", "generation", b"generation", "id", b"id", "learners", b"learners", "message", b"message", "metrics", b"metrics", "name", b"name", "observed_generation", b"observed_generation", "pending_message", b"pending_message", "pending_reason", b"pending_reason", "progress", b"progress", "queue_position", b"queue_position", "reason", b"reason", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "startup", b"startup", "status", b"status", "summary", b"summary", "tags", b"tags", "tenant", b"tenant", "updated", b"updated", "usage", b"usage", "user", b"user", "verdict", b"verdict", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__eta_ms: _TypeAlias = _typing.Literal["eta_ms"]  # noqa: Y015
+    _WhichOneofArgType__eta_ms: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms"]  # noqa: Y015
     _WhichOneofReturnType__pending_message: _TypeAlias = _typing.Literal["pending_message"]  # noqa: Y015
     _WhichOneofArgType__pending_message: _TypeAlias = _typing.Literal["_pending_message", b"_pending_message"]  # noqa: Y015
+    _WhichOneofReturnType__progress: _TypeAlias = _typing.Literal["progress"]  # noqa: Y015
+    _WhichOneofArgType__progress: _TypeAlias = _typing.Literal["_progress", b"_progress"]  # noqa: Y015
     _WhichOneofReturnType__queue_position: _TypeAlias = _typing.Literal["queue_position"]  # noqa: Y015
     _WhichOneofArgType__queue_position: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eta_ms) -> _WhichOneofReturnType__eta_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pending_message) -> _WhichOneofReturnType__pending_message | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__progress) -> _WhichOneofReturnType__progress | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_position) -> _WhichOneofReturnType__queue_position | None: ...
 
@@ -1250,18 +1272,28 @@ class GetJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Id of the job."""
+    progress: _builtins.bool
+    """Only of GetJob: the job has `progress`, `eta_ms` and `usage`, if they are known."""
+    metrics: _builtins.str
+    """Only of GetJob: names of metrics, separated by commas, or *: the job has `metrics`."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
+        progress: _builtins.bool = ...,
+        metrics: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_metrics", b"_metrics", "metrics", b"metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_metrics", b"_metrics", "job_id", b"job_id", "metrics", b"metrics", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__metrics: _TypeAlias = _typing.Literal["metrics"]  # noqa: Y015
+    _WhichOneofArgType__metrics: _TypeAlias = _typing.Literal["_metrics", b"_metrics"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__metrics) -> _WhichOneofReturnType__metrics | None: ...
 
 Global___GetJobRequest: _TypeAlias = GetJobRequest  # noqa: Y015
 
@@ -1281,6 +1313,7 @@ class ListJobsRequest(_message.Message):
     Q_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."""
     name: _builtins.str
@@ -1305,6 +1338,8 @@ class ListJobsRequest(_message.Message):
     """Names of metrics, separated by commas, that each job has as `metrics`; NAME:min and NAME:max say which value is best."""
     order: _builtins.str
     """newest (default) or oldest: which jobs come first."""
+    progress: _builtins.bool
+    """Jobs have `progress` and `eta_ms`, if they are known."""
     @_builtins.property
     def status(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Statuses to list, in any case. Default: all."""
@@ -1324,10 +1359,11 @@ class ListJobsRequest(_message.Message):
         q: _builtins.str | None = ...,
         metrics: _builtins.str | None = ...,
         order: _builtins.str | None = ...,
+        progress: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "q", b"q", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "deleted", b"deleted", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "q", b"q", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "deleted", b"deleted", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "progress", b"progress", "q", b"q", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015

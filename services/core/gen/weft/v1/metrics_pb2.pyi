@@ -1390,6 +1390,78 @@ class AggregatesReply(_message.Message):
 Global___AggregatesReply: _TypeAlias = AggregatesReply  # noqa: Y015
 
 @_typing.final
+class ProgressRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the jobs; at most 500."""
+
+    def __init__(
+        self,
+        *,
+        job_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_ids", b"job_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProgressRequest: _TypeAlias = ProgressRequest  # noqa: Y015
+
+@_typing.final
+class ProgressOfJob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    ETA_MS_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """Id of the job."""
+    progress: _builtins.float
+    """Share of the training that is done, 0 to 1."""
+    eta_ms: _builtins.int
+    """Milliseconds until the training ends; negative: unknown."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        progress: _builtins.float = ...,
+        eta_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eta_ms", b"eta_ms", "job_id", b"job_id", "progress", b"progress"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProgressOfJob: _TypeAlias = ProgressOfJob  # noqa: Y015
+
+@_typing.final
+class ProgressReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProgressOfJob]:
+        """The jobs that report their progress."""
+
+    def __init__(
+        self,
+        *,
+        jobs: _abc.Iterable[Global___ProgressOfJob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProgressReply: _TypeAlias = ProgressReply  # noqa: Y015
+
+@_typing.final
 class StepStatisticsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

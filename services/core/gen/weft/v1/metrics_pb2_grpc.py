@@ -548,6 +548,11 @@ class TelemetryStub:
                 request_serializer=weft_dot_v1_dot_metrics__pb2.AggregatesRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_metrics__pb2.AggregatesReply.FromString,
                 _registered_method=True)
+        self.Progress = channel.unary_unary(
+                '/weft.v1.Telemetry/Progress',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.ProgressRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.ProgressReply.FromString,
+                _registered_method=True)
         self.StepStatistics = channel.unary_unary(
                 '/weft.v1.Telemetry/StepStatistics',
                 request_serializer=weft_dot_v1_dot_metrics__pb2.StepStatisticsRequest.SerializeToString,
@@ -615,6 +620,13 @@ class TelemetryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Progress(self, request, context):
+        """How far several jobs are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StepStatistics(self, request, context):
         """Statistics of one metric over several jobs, by step.
         """
@@ -666,6 +678,11 @@ def add_TelemetryServicer_to_server(servicer, server):
                     servicer.Aggregates,
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.AggregatesRequest.FromString,
                     response_serializer=weft_dot_v1_dot_metrics__pb2.AggregatesReply.SerializeToString,
+            ),
+            'Progress': grpc.unary_unary_rpc_method_handler(
+                    servicer.Progress,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.ProgressRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.ProgressReply.SerializeToString,
             ),
             'StepStatistics': grpc.unary_unary_rpc_method_handler(
                     servicer.StepStatistics,
@@ -868,6 +885,33 @@ class Telemetry:
             '/weft.v1.Telemetry/Aggregates',
             weft_dot_v1_dot_metrics__pb2.AggregatesRequest.SerializeToString,
             weft_dot_v1_dot_metrics__pb2.AggregatesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Progress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Telemetry/Progress',
+            weft_dot_v1_dot_metrics__pb2.ProgressRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.ProgressReply.FromString,
             options,
             channel_credentials,
             insecure,

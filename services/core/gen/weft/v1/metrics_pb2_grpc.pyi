@@ -213,6 +213,8 @@ class TelemetryStub:
     """Numbers of lines and points, latest values, progress."""
     Aggregates: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.AggregatesRequest, _metrics_pb2.AggregatesReply]
     """The last, smallest and largest value of metrics of several jobs."""
+    Progress: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ProgressRequest, _metrics_pb2.ProgressReply]
+    """How far several jobs are."""
     StepStatistics: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.StepStatisticsRequest, _metrics_pb2.StepStatisticsReply]
     """Statistics of one metric over several jobs, by step."""
     Forget: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]
@@ -240,6 +242,8 @@ class TelemetryAsyncStub(TelemetryStub):
     """Numbers of lines and points, latest values, progress."""
     Aggregates: _aio.UnaryUnaryMultiCallable[_metrics_pb2.AggregatesRequest, _metrics_pb2.AggregatesReply]  # type: ignore[assignment]
     """The last, smallest and largest value of metrics of several jobs."""
+    Progress: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ProgressRequest, _metrics_pb2.ProgressReply]  # type: ignore[assignment]
+    """How far several jobs are."""
     StepStatistics: _aio.UnaryUnaryMultiCallable[_metrics_pb2.StepStatisticsRequest, _metrics_pb2.StepStatisticsReply]  # type: ignore[assignment]
     """Statistics of one metric over several jobs, by step."""
     Forget: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]  # type: ignore[assignment]
@@ -306,6 +310,14 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.AggregatesReply, _abc.Awaitable[_metrics_pb2.AggregatesReply]]:
         """The last, smallest and largest value of metrics of several jobs."""
+
+    @_abc_1.abstractmethod
+    def Progress(
+        self,
+        request: _metrics_pb2.ProgressRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.ProgressReply, _abc.Awaitable[_metrics_pb2.ProgressReply]]:
+        """How far several jobs are."""
 
     @_abc_1.abstractmethod
     def StepStatistics(

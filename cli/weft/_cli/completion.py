@@ -1,0 +1,124 @@
+"""What the shell completes: jobs, statuses, profiles, metric names, fields of the spec.
+
+Completion never fails and never waits: without an answer there is nothing to complete. Imports click alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from weft._client import Client
+    from weft._errors import WeftError
+
+STATUSES: Final = (
+    "QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "HALTING", "HALTED", "COMPLETED", "FAILED", "KILLED",
+)  # fmt: skip
+_NEWEST: Final = 100
+"""Jobs that are offered."""
+
+
+def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """@last, and the newest jobs by name where it is theirs alone, else by id."""
+    from weft._errors import WeftError
+
+    client = _client(ctx)
+    if client is None:
+        return []
+    try:
+        with client:
+            jobs = [(job.id, job.name, job.status) for job in client.jobs.list(limit=_NEWEST)]
+    except (WeftError, OSError):
+        return []
+    names = [name for _, name, _ in jobs]
+    items = [CompletionItem("@last", help="the job that you submitted last")]
+    for id_, name, status in jobs:
+        if names.count(name) == 1:
+            items.append(CompletionItem(name, help=status))
+        items.append(CompletionItem(id_, help=f"{name} {status}"))
+    # Ids are offered once the beginning of one is typed: names are what people know.
+    ids = {id_ for id_, _, _ in jobs}
+    return [item for item in items if item.value.startswith(incomplete) and (incomplete or item.value not in ids)]
+
+
+def complete_status(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _starting([(status, "") for status in STATUSES], incomplete.upper())
+
+
+def complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from weft._errors import WeftError
+    from weft._profile import read_config
+
+    try:
+        profiles = read_config().profiles
+    except (WeftError, OSError):
+        return []
+    return _starting([(name, profile.url) for name, profile in profiles.items()], incomplete)
+
+
+def complete_metric(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Metrics of the job that the command line names, else of the newest jobs."""
+    from weft._errors import WeftError
+
+    client = _client(ctx)
+    if client is None:
+        return []
+    named = ctx.params.get("job") or next(iter(ctx.params.get("jobs") or ()), None)
+    names: dict[str, str] = {}
+    try:
+        with client:
+            jobs = _documents(client, named)
+    except (WeftError, OSError):
+        return []
+    for job in jobs:
+        names |= {metric["name"]: f"last {metric['last']}" for metric in job.get("metrics") or ()}
+    return _starting(sorted(names.items()), incomplete)
+
+
+def _documents(client: Client, named: str | None) -> list[dict[str, Any]]:
+    """The named job, else the newest ones, with their metrics."""
+    from weft._cli.find import job_id
+
+    if named:
+        return [client.jobs.document(job_id(client, str(named)), metrics=["*"])]
+    return [job.document for job in client.jobs.list(limit=20, metrics=["*"])]
+
+
+def complete_field(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Fields of the spec by their paths."""
+    return _starting(_fields(), incomplete)
+
+
+def complete_setting(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """As ``complete_field``, for FIELD=VALUE."""
+    return _starting([(f"{path}=", text) for path, text in _fields()], incomplete)
+
+
+def _fields() -> list[tuple[str, str]]:
+    from weft._cli.fields import all_fields
+
+    return all_fields()
+
+
+def _starting(values: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(value, help=text or None) for value, text in values if value.startswith(incomplete)]
+
+
+def _client(ctx: click.Context) -> Client | None:
+    """A client that tries nothing twice; None without a profile."""
+    from weft._cli.call import Call
+    from weft._client import Client
+    from weft._errors import WeftError
+
+    def give_up(why: WeftError) -> None:
+        raise why
+
+    call = ctx.find_object(Call)
+    try:
+        return Client(profile=call.profile if call is not None else None, on_wait=give_up)
+    except WeftError:
+        return None
