@@ -19,6 +19,7 @@ BENCHMARKS = {
     "tokens": "what the tokens of services cost per call",
     "takeover": "a part of the platform is killed -> it works again",
     "scale_history": "a million ended jobs beside a thousand: idle time, list, show, submit",
+    "dashboard": "the dashboard in Chromium: first row of many jobs, a long curve, many open pages",
     "overhead": "a training run on the platform against the same bare processes",
 }
 
