@@ -189,6 +189,29 @@ def test_mean_and_deviation_of_five_seeds_are_exact(open_visit: Open, finished: 
     expect(page.get_by_text("env.SEED", exact=True).locator("visible=true").first).to_be_visible()
 
 
+def test_the_jobs_of_a_group_are_compared_with_one_click(open_visit: Open, finished: dict[str, str]) -> None:
+    page = open_visit().open(f"/ui/jobs/{finished['seed-2']}")
+    page.get_by_role("link", name="Compare group").click()
+    expect(page.get_by_role("heading", name="Compare 5 jobs")).to_be_visible()
+    expect(page.locator("[data-exact]").first).to_have_attribute(
+        "data-exact", str(np.mean([1 / (19 + seed) for seed in range(1, 6)]))
+    )
+    page.get_by_role("link", name='tag="group=five"').click()
+    expect(page.locator(".tr.data")).to_have_count(5)
+
+
+def test_images_and_texts_of_a_job_are_shown_and_files_downloaded(open_visit: Open, finished: dict[str, str]) -> None:
+    page = open_visit().open(f"/ui/jobs/{finished['good']}?tab=files")
+    page.get_by_role("button", name="worker-0/plot.png").click()
+    expect(page.locator(".preview img")).to_be_visible()
+    eventually(lambda: page.evaluate("document.querySelector('.preview img').naturalWidth") == 1)
+    page.get_by_role("button", name="worker-1/answer.txt").click()
+    expect(page.locator(".preview pre")).to_have_text("42\n")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="worker-1/answer.txt").click()
+    assert download.value.path().read_text() == "42\n"
+
+
 def test_a_line_is_searched_among_a_million_and_its_address_leads_back_to_it(
     open_visit: Open, finished: dict[str, str]
 ) -> None:
