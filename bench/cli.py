@@ -1,4 +1,4 @@
-"""Measures the duration of command line calls: `weft --help`, `weft list`, `weft up`, `weft down`.
+"""Measures the duration of command line calls: `--help`, `list`, `show`, `submit` in a loop, `up`, `down` and others.
 
     python -m bench.cli [--runs 30] [--lives 6] [--quick]
 
@@ -30,10 +30,13 @@ SHORT = {
     BASE: ([sys.executable, "-c", "pass"], ""),
     "weft --help": ([WEFT, "--help"], "<= 150"),
     "weft version": ([WEFT, "version"], ""),
-    "weft list": ([WEFT, "list"], ""),
-    "weft status": ([WEFT, "status"], ""),
+    "weft list": ([WEFT, "list"], "base + 120"),
+    "weft show": ([WEFT, "show", "bench"], "base + 120"),
+    "weft status": ([WEFT, "status"], "base + 120"),
     "weft train --dry-run": ([WEFT, "train", "--dry-run", "-f", "job.yaml"], ""),
 }
+LOOP = 60
+SUBMIT = [WEFT, "submit", "-f", "job.yaml", "--set", "name=loop", "--no-follow"]
 JOB = "name: bench\ncommand: 'true'\n"
 
 
@@ -52,11 +55,18 @@ def measure(runs: int, lives: int, root: Path) -> list[Row]:
     (root / "job.yaml").write_text(JOB)
     ups: list[float] = []
     downs: list[float] = []
+    submits: list[float] = []
+    idle_downs: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in SHORT}
     for life in range(lives):
         try:
             ups.append(took([WEFT, "up"], environment, root))
             if life == lives - 1:
+                began = time.perf_counter()
+                for _ in range(LOOP):
+                    took(SUBMIT, environment, root)
+                submits.append((time.perf_counter() - began) * 1e3)
+                took([WEFT, "submit", "-f", "job.yaml", "--set", "name=bench", "--no-follow"], environment, root)
                 for name, (command, _) in SHORT.items():
                     took(command, environment, root)  # once, so that its files are in memory
                     times[name].clear()
@@ -64,13 +74,16 @@ def measure(runs: int, lives: int, root: Path) -> list[Row]:
                     for name, (command, _) in SHORT.items():
                         times[name].append(took(command, environment, root))
         finally:
-            downs.append(took([WEFT, "down"], environment, root))
+            downs.append(took([WEFT, "down", "--yes"], environment, root))
+            idle_downs.append(took([WEFT, "down"], environment, root))
     rows = [Row(name, times[name], promised=promised) for name, (_, promised) in SHORT.items()]
     return [
         *rows,
         Row("weft up, the first", ups[:1], promised="<= 4000"),
         Row("weft up", ups[1:], promised="<= 4000"),
         Row("weft down", downs),
+        Row("weft down, nothing runs", idle_downs, promised="<= 1000"),
+        Row(f"{LOOP} x weft submit, in a loop", submits, promised="<= 10000"),
     ]
 
 

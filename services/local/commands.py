@@ -232,7 +232,8 @@ class Platform(Backups):
         if was_running is not None:
             report("stopping the services")
         self._stop_services(place)
-        if (place / "node").is_dir() and not keep_jobs:
+        # The folder is empty without learners: no process is started to look for them.
+        if not keep_jobs and (place / "node").is_dir() and any((place / "node").iterdir()):
             end_all(place)
         if purge and place.root.exists():
             if not (place / "VERSION").exists():

@@ -1,22 +1,23 @@
 """``weft up --cluster kubernetes``: how learners in pods of another machine reach the services of this one.
 
 Pods reach one port: that of the metrics service for learners, at the advertised host, with TLS. The services get the
-rest as settings.
+rest as settings. `weft status` and `weft down` import this module, so it loads no settings library.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from services.core.domain.errors import WeftError
 from services.core.runtime.address import TLS, TlsFiles
 from services.core.runtime.home import Home
 from services.local.layout import last_port, listen_lasting
-from services.local.settings import LocalSettings
+
+if TYPE_CHECKING:
+    from services.local.settings import LocalSettings
 
 LEARNERS: Final = "metrics-learners"
 """The name of the address, and of the certificate, for pods."""
@@ -47,6 +48,8 @@ def settings_of_cluster(flags: Mapping[str, str]) -> dict[str, str]:
 
 def image(name: str, registry: str) -> str:
     """The name of an image of this version, e.g. ``registry.example/weft/helper:0.1.0``; ``registry`` may be empty."""
+    from importlib.metadata import version  # noqa: PLC0415 - see the module's docstring
+
     path = f"weft/{name}:{version('weft-platform')}"
     return f"{registry.rstrip('/')}/{path}" if registry else path
 

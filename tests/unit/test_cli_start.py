@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,69 @@ def test_a_list_of_jobs_is_printed_without_libraries_that_take_long_to_import() 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+LIBRARIES = {
+    "pydantic",
+    "pydantic_settings",
+    "pydantic_core",
+    "rich",
+    "yaml",
+    "pathspec",
+    "structlog",
+    "grpc",
+    "kubernetes",
+}
+"""Libraries that take long to import and that no command needs that only shows what is there."""
+
+
+JOB = {
+    "id": "j01m7z92xb6n2cp2729b7cb", "name": "n", "status": "COMPLETED", "at_rest": True, "attempt": {"number": 1},
+    "created": "2026-11-22T00:00:00.000Z", "finished": "2026-11-22T00:01:00.000Z", "user": "u", "tenant": "t",
+    "startup": [{"step": "queue", "began": "2026-11-22T00:00:00.000Z", "ended": "2026-11-22T00:00:01.000Z"}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def api() -> Generator[str]:
+    """The address of an API that answers every request with a job, a page of jobs and an explanation in one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({**JOB, "jobs": [JOB], "next": None, "summary": "is COMPLETED", "hints": ["do"]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [
+        (("list",), {"services", "asyncio"}),
+        (("show", JOB["id"]), {"services", "asyncio"}),
+        (("explain", JOB["id"]), {"services", "asyncio"}),
+        (("status",), {"httpx2", "httpcore2", "anyio"}),
+        (("down", "--yes"), {"httpx2", "httpcore2", "anyio"}),
+    ],
+)
+def test_commands_that_show_what_is_there_import_little(
+    arguments: tuple[str, ...], more: set[str], api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WEFT_URL", api)
+    monkeypatch.setenv("WEFT_KEY", "weft_k")
+    loaded = loaded_after(*arguments)
+    assert loaded & (LIBRARIES | more) == set()
+    assert len(loaded) < 360
 
 
 def test_importing_the_sdk_loads_nothing_heavy() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from weft._archive import Archive, Listing
 from weft._cli.output import width
-from weft._cli.text import count, one_line, plain, size, wrapped
+from weft._cli.text import amounts, count, one_line, plain, size, wrapped
 
 _LEFT_OUT_SHOWN = 5
 _FITS = {
@@ -71,9 +71,3 @@ def _framework(framework: dict[str, Any]) -> str:
     if not framework:
         return ""
     return one_line(f", {framework.get('name')} {framework.get('version')}")
-
-
-def amounts(of: dict[str, Any]) -> str:
-    """CPUs, memory and GPUs in words."""
-    parts = [count(of.get("cpus", 0), "CPU"), size(of.get("memory", 0))]
-    return ", ".join([*parts, count(of["gpus"], "GPU")] if of.get("gpus") else parts)

@@ -11,7 +11,7 @@ import os
 import re
 import textwrap
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
 # C0 but tab and newline, DEL, C1, and what turns the direction of text or hides it.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -115,6 +115,12 @@ def amount(value: float) -> str:
 def count(number: float, of: str) -> str:
     """A count with its noun: 1 file, 2 files, 0.5 GPUs."""
     return f"{amount(number)} {of}{'' if number == 1 else 's'}"
+
+
+def amounts(of: dict[str, Any]) -> str:
+    """CPUs, memory and GPUs in words."""
+    parts = [count(of.get("cpus", 0), "CPU"), size(of.get("memory", 0))]
+    return ", ".join([*parts, count(of["gpus"], "GPU")] if of.get("gpus") else parts)
 
 
 def local_time(time: datetime, *, with_date: bool = True) -> str:

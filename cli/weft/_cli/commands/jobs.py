@@ -116,7 +116,8 @@ def show_command(call: Call, job: str) -> None:
     from weft._cli.output import emit
 
     document = call.client.jobs.document(job_id(call.client, job))
-    emit(call, document, people=lambda wide: _details(document, wide), names=[document["id"]])
+    fetched = _fetched(call, document) if call.for_people else ""
+    emit(call, document, people=lambda wide: _details(document, wide, fetched), names=[document["id"]])
     if call.for_people and not document.get("at_rest"):
         warn_of_limits(call)
 
@@ -130,10 +131,23 @@ def warn_of_limits(call: Call) -> None:
         warn("the platform does not enforce memory limits: a learner may use more than resources.memory")
 
 
-def _details(job: dict[str, Any], wide: bool) -> str:
+def _fetched(call: Call, document: dict[str, Any]) -> str:
+    """What is fetched for its learners now, in a line; empty if nothing is, or if it is unknown."""
+    from weft._cli.startup import fetching
+    from weft._errors import WeftError
+
+    if document.get("status") not in {"PENDING", "DOWNLOADING"}:
+        return ""
+    try:
+        return fetching(call.client.jobs.progress(document["id"]).get("fetching") or ())
+    except WeftError:  # the metrics service is away
+        return ""
+
+
+def _details(job: dict[str, Any], wide: bool, fetched: str) -> str:
     from weft._cli.output import details
-    from weft._cli.plan import amounts
-    from weft._cli.text import ago
+    from weft._cli.startup import summary
+    from weft._cli.text import ago, amounts
 
     resources, attempt, counters = job.get("resources") or {}, job.get("attempt") or {}, job.get("counters") or {}
     placement: dict[str, str] = attempt.get("placement") or {}
@@ -167,6 +181,8 @@ def _details(job: dict[str, Any], wide: bool) -> str:
             "placed",
             "\n".join(f"{learner} on {node}" for learner, node in placement.items()) if wide else _nodes(placement),
         ),
+        ("start-up", summary(job.get("startup") or (), at_rest=bool(job.get("at_rest")))),
+        ("fetching", fetched),
         ("checkpoint", _checkpoint(job.get("checkpoint"), job)),
         ("created", _when(job.get("created"))),
         ("started", _when(attempt.get("started"))),
@@ -283,9 +299,10 @@ def _follow_events(call: Call, id_: str) -> None:
 @command("explain")
 @click.argument("job")
 def explain_command(call: Call, job: str) -> None:
-    """Explain why a job is in its state."""
+    """Explain why a job is in its state, and where the time of its start-up went."""
     from weft._cli.find import job_id
     from weft._cli.output import emit, width
+    from weft._cli.startup import ENDED, timeline
     from weft._cli.text import one_line, plain, wrapped
 
     answer = call.client.jobs.explain(job_id(call.client, job))
@@ -294,6 +311,8 @@ def explain_command(call: Call, job: str) -> None:
         lines = [f"{answer['id'] if job == '@last' else job} {answer['summary']}"]
         lines += [f"  cause: {one_line(answer['cause'])}"] if answer.get("cause") else []
         lines += [f"  - {hint}" for hint in answer.get("hints") or ()]
+        steps = timeline(answer.get("startup") or (), at_rest=answer["status"] in ENDED)
+        lines += ["  start-up:", *(f"    {step}" for step in steps)] if steps else []
         return wrapped(plain("\n".join(lines)), width(), indent="    ")
 
     emit(call, answer, people=people, names=[answer["id"]])
