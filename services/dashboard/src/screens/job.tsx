@@ -117,7 +117,7 @@ function JobPage({ id }: { id: string }) {
       <Strip job={job} explanation={explanation.data} progress={progress.data} />
       <div className="job-facts-row">
         <Facts job={job} />
-        <Timeline events={live.history} />
+        <Timeline job={job} events={live.history} />
       </div>
       <Tabs.Root value={tab} onValueChange={goTo} className="tabs" activationMode="manual">
         <Tabs.List className="tab-list" aria-label="Parts of the job">
