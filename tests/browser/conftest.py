@@ -17,6 +17,8 @@ from weft import Client, Job
 
 SMALL = {"cpus": 0.2, "memory": "64MiB"}
 JSONL = [{"type": "jsonl"}]
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+"""An image of one pixel."""
 Open = Callable[..., Visit]
 Submit = Callable[..., Job]
 
@@ -74,11 +76,19 @@ def finished(weft_up: Platform) -> Iterator[dict[str, str]]:
     )
     curve = f'python3 -c "{loss % "1 / (s + seed)"}"'
     wrong = f"echo ordinary line; {curve}; echo 'ValueError: label 11 is out of range' >&2; exit 3"
+    image = f"echo {PNG} | base64 -d > $RESULT_DIR/plot.png"
     green = r"printf '\033[32mgreen\033[0m\n'"
     jobs: dict[str, dict[str, Any]] = {
-        "good": {"name": "good", "command": f"{curve}; {green}; echo 42 > $RESULT_DIR/answer.txt", "learners": 2},
+        "good": {
+            "name": "good",
+            "command": f"{curve}; {green}; echo 42 > $RESULT_DIR/answer.txt; {image}",
+            "learners": 2,
+        },
         "failed": {"name": "broken", "command": wrong},
-        **{f"seed-{seed}": {"name": "seeds", "command": curve, "env": {"SEED": str(seed)}} for seed in range(1, 6)},
+        **{
+            f"seed-{seed}": {"name": "seeds", "command": curve, "env": {"SEED": str(seed)}, "tags": ["group=five"]}
+            for seed in range(1, 6)
+        },
         "long": {"name": "long", "command": "seq -f 'line %.0f' 1 1000000"},
     }
     with Client(weft_up.url, weft_up.key) as client:

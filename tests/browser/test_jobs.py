@@ -89,6 +89,9 @@ def test_a_job_is_watched_until_it_completes_while_its_curve_grows(open_visit: O
         expect(page.locator(".chart .legend-value")).to_have_text(f"0.{step}")
     status(page, "completed")
     expect(page.locator(".phases")).to_contain_text("Training")
+    page.locator(".start-up summary").click()
+    for step in ("In the queue", "Placed on nodes", "Learners launched", "First step"):
+        expect(page.locator(".start-up-steps")).to_contain_text(step)
     page.get_by_role("tab", name="Events").click()
     expect(page.locator(".events tbody tr").first).to_contain_text("completed")
 
@@ -187,6 +190,29 @@ def test_mean_and_deviation_of_five_seeds_are_exact(open_visit: Open, finished: 
     shown = [float(cell.get_attribute("data-exact") or "nan") for cell in cells.all()]
     assert shown == pytest.approx(expected, rel=1e-12)
     expect(page.get_by_text("env.SEED", exact=True).locator("visible=true").first).to_be_visible()
+
+
+def test_the_jobs_of_a_group_are_compared_with_one_click(open_visit: Open, finished: dict[str, str]) -> None:
+    page = open_visit().open(f"/ui/jobs/{finished['seed-2']}")
+    page.get_by_role("link", name="Compare group").click()
+    expect(page.get_by_role("heading", name="Compare 5 jobs")).to_be_visible()
+    expect(page.locator("[data-exact]").first).to_have_attribute(
+        "data-exact", str(np.mean([1 / (19 + seed) for seed in range(1, 6)]))
+    )
+    page.get_by_role("link", name='tag="group=five"').click()
+    expect(page.locator(".tr.data")).to_have_count(5)
+
+
+def test_images_and_texts_of_a_job_are_shown_and_files_downloaded(open_visit: Open, finished: dict[str, str]) -> None:
+    page = open_visit().open(f"/ui/jobs/{finished['good']}?tab=files")
+    page.get_by_role("button", name="worker-0/plot.png").click()
+    expect(page.locator(".preview img")).to_be_visible()
+    eventually(lambda: page.evaluate("document.querySelector('.preview img').naturalWidth") == 1)
+    page.get_by_role("button", name="worker-1/answer.txt").click()
+    expect(page.locator(".preview pre")).to_have_text("42\n")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="worker-1/answer.txt").click()
+    assert download.value.path().read_text() == "42\n"
 
 
 def test_a_line_is_searched_among_a_million_and_its_address_leads_back_to_it(

@@ -7,6 +7,8 @@ import io
 import math
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -18,7 +20,9 @@ from services.api import jobs as jobs_module
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from tests.testbed.answers import check_answer
 from tests.testbed.api import SPEC, Api
-from tests.testbed.learner_telemetry import Learner
+from tests.testbed.etcd import Etcd
+from tests.testbed.learner_telemetry import Learner, running_learner
+from tests.testbed.metrics import MetricsProcess
 from tests.testbed.terminal import Terminal
 from weft._cli.call import Call
 from weft._cli.main import weft as group

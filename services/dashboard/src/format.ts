@@ -54,6 +54,9 @@ export function number(value: number): string {
   return String(Number(value.toPrecision(4)));
 }
 
+/** Seconds with a tenth; longer times as duration() writes them. */
+export const tenths = (ms: number): string => (ms < 9950 ? `${(Math.max(0, ms) / 1000).toFixed(1)} s` : duration(ms));
+
 export const count = (value: number): string => Math.round(value).toLocaleString("en").replaceAll(",", " ");
 
 export function bytes(value: number): string {

@@ -2,7 +2,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { client, dataOf } from "../api/client.ts";
-import { count, duration, number, percent, plural, valueOf } from "../format.ts";
+import { count, duration, number, percent, plural, tenths, valueOf } from "../format.ts";
 import type { Job, JobEvent, JobExplanation, JobProgress } from "../api/types.ts";
 import { hasEnded, isLive } from "../api/types.ts";
 import { toneOf, StatusBadge } from "../ui/status.tsx";
@@ -11,6 +11,7 @@ import { spans } from "../logs/ansi.ts";
 import { splitLearner } from "./learners.tsx";
 import { attemptsOf, type Attempt } from "./phases.ts";
 import { Commands } from "./commands.tsx";
+import { Fetching, StartUp } from "./startup.tsx";
 
 export function Strip({ job, explanation, progress }: { job: Job; explanation: JobExplanation | undefined; progress: JobProgress | undefined }) {
   const live = isLive(job.status);
@@ -54,6 +55,7 @@ export function Strip({ job, explanation, progress }: { job: Job; explanation: J
         </ul>
       ) : null}
       {job.status === "FAILED" ? <LastWords job={job} /> : null}
+      {live ? <Fetching progress={progress} /> : null}
       {share === null || share === undefined ? null : (
         <div className="progress">
           <progress max={1} value={share} aria-label="Progress" />
@@ -96,7 +98,7 @@ function LastWords({ job }: { job: Job }) {
 
 const LAST_LINES = 8;
 
-export function Timeline({ events }: { events: JobEvent[] }) {
+export function Timeline({ job, events }: { job: Job; events: JobEvent[] }) {
   const attempts = attemptsOf(events);
   const shown = attempts.slice(-3);
   return (
@@ -105,6 +107,7 @@ export function Timeline({ events }: { events: JobEvent[] }) {
         <AttemptBar key={`${attempt.number}-${attempt.phases[0]?.fromMs}`} attempt={attempt} alone={attempts.length === 1} />
       ))}
       {attempts.length > shown.length ? <p className="faint">{plural(attempts.length - shown.length, "earlier attempt")} in the events</p> : null}
+      <StartUp job={job} />
     </div>
   );
 }
@@ -135,8 +138,6 @@ function AttemptBar({ attempt, alone }: { attempt: Attempt; alone: boolean }) {
     </div>
   );
 }
-
-const tenths = (ms: number): string => (ms < 9950 ? `${(Math.max(0, ms) / 1000).toFixed(1)} s` : duration(ms));
 
 export function Facts({ job }: { job: Job }) {
   const facts: [string, React.ReactNode][] = [

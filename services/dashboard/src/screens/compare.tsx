@@ -1,5 +1,5 @@
 // Curves of several jobs over one another, statistics of groups of them (computed by the server), and what differs.
-import { useQueries, useQuery } from "@tanstack/react-query";
+import { queryOptions, useQueries, useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { type FormEvent, useEffect, useMemo } from "react";
 import { client, dataOf } from "../api/client.ts";
@@ -19,14 +19,18 @@ const MOST_DRAWN = 24;
 export function CompareScreen() {
   const search = useSearch({ from: "/compare" });
   const navigate = useNavigate();
-  const ids = useMemo(() => [...new Set((search.jobs ?? "").split(",").filter(Boolean))].slice(0, MOST_JOBS), [search.jobs]);
+  const chosen = useMemo(() => [...new Set((search.jobs ?? "").split(",").filter(Boolean))].slice(0, MOST_JOBS), [search.jobs]);
+  // Of a filter, e.g. a group of jobs, the newest are shown; its statistics are of all.
+  const filter = chosen.length === 0 ? search.q : undefined;
+  const listed = useQuery({ ...comparedQuery(filter ?? ""), enabled: filter !== undefined });
+  const ids = useMemo(() => (filter === undefined ? chosen : (listed.data?.jobs.map((job) => job.id) ?? [])), [filter, chosen, listed.data]);
   useEffect(() => {
     document.title = "Compare · Weft";
   }, []);
   const patch = (next: Partial<typeof search>, replace = true): void => void navigate({ to: "/compare", search: { ...search, ...next }, replace });
 
-  const jobs = useQueries({ queries: ids.map((id) => ({ ...jobQuery(id), staleTime: 10_000 })) });
-  const loaded = jobs.flatMap((job) => (job.data ? [job.data as Job] : []));
+  const jobs = useQueries({ queries: chosen.map((id) => ({ ...jobQuery(id), staleTime: 10_000 })) });
+  const loaded = filter === undefined ? jobs.flatMap((job) => (job.data ? [job.data as Job] : [])) : ((listed.data?.jobs ?? []) as Job[]);
   const failed = jobs.find((job) => job.error);
   const drawn = ids.slice(0, MOST_DRAWN);
   const series = useQueries({ queries: drawn.map((id) => ({ ...seriesQuery(id, { maxPoints: 500 }), staleTime: 10_000 })) });
@@ -45,13 +49,15 @@ export function CompareScreen() {
     });
   });
 
+  if (listed.error) return <ErrorNote error={listed.error} retry={() => void listed.refetch()} />;
+  if (filter !== undefined && listed.isPending) return <Loading what="jobs" />;
   if (ids.length === 0)
     return (
       <section className="screen padded">
         <h1>Compare</h1>
         <Empty title="Nothing to compare yet">
           <p>
-            Select jobs in the <Link to="/jobs">list</Link> (with <kbd>x</kbd>), then press Compare (<kbd>c</kbd>).
+            {filter === undefined ? null : "No job matches the filter. "}Select jobs in the <Link to="/jobs">list</Link> (with <kbd>x</kbd>), then press Compare (<kbd>c</kbd>).
           </p>
         </Empty>
       </section>
@@ -60,6 +66,11 @@ export function CompareScreen() {
     <section className="screen padded" aria-labelledby="compare-title">
       <div className="screen-head">
         <h1 id="compare-title">Compare {plural(ids.length, "job")}</h1>
+        {filter === undefined ? null : (
+          <Link to="/jobs" search={{ q: filter }} className="tag">
+            {filter}
+          </Link>
+        )}
         {names.length > 0 ? (
           <label className="check-label">
             Metric
@@ -77,16 +88,24 @@ export function CompareScreen() {
         <>
           <CurveTools view={search} onView={patch} />
           <Chart title={`${metric} of each job`} lines={lines} xKind={kind} log={search.log === "1"} zoom={null} onZoom={() => undefined} height={260} />
-          <Groups ids={ids} jobs={loaded} metric={metric} group={search.group} log={search.log === "1"} onGroup={(group) => patch({ group })} />
+          <Groups ids={ids} filter={filter} jobs={loaded} metric={metric} group={search.group} log={search.log === "1"} onGroup={(group) => patch({ group })} />
         </>
       ) : null}
       <h2>Jobs</h2>
+      {listed.data?.next ? <p className="faint">The newest {count(ids.length)} are shown. Mean and spread are of all jobs that match.</p> : null}
       <Jobs jobs={loaded} onRemove={(id) => patch({ jobs: ids.filter((other) => other !== id).join(",") })} />
       {loaded.length > 1 ? <Differences jobs={loaded} /> : null}
       {ids.length === 2 && ids[0] && ids[1] ? <CodeDifferences a={ids[0]} b={ids[1]} /> : null}
     </section>
   );
 }
+
+const comparedQuery = (q: string) =>
+  queryOptions({
+    queryKey: ["compared", q],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/jobs", { params: { query: { q, limit: MOST_JOBS } }, signal })),
+    staleTime: 10_000,
+  });
 
 function labelOf(job: Job | undefined, all: Job[], id: string): string {
   if (!job) return id;
@@ -101,14 +120,14 @@ function grouping(group: string | undefined): { except?: string[]; by?: string[]
   return match?.[1] === "by" ? { by: fields } : { except: fields };
 }
 
-function Groups({ ids, jobs, metric, group, log, onGroup }: { ids: string[]; jobs: Job[]; metric: string; group: string | undefined; log: boolean; onGroup: (group: string | undefined) => void }) {
+function Groups({ ids, filter, jobs, metric, group, log, onGroup }: { ids: string[]; filter: string | undefined; jobs: Job[]; metric: string; group: string | undefined; log: boolean; onGroup: (group: string | undefined) => void }) {
   const { except, by } = grouping(group);
   const statistics = useQuery({
-    queryKey: ["statistics", ids.join(), metric, group ?? ""],
+    queryKey: ["statistics", filter ?? ids.join(), metric, group ?? ""],
     queryFn: async ({ signal }) =>
       dataOf(
         await client.GET("/v1/statistics", {
-          params: { query: { name: metric, job: ids, max_points: 500, ...(except ? { except } : {}), ...(by ? { by } : {}) } },
+          params: { query: { name: metric, ...(filter === undefined ? { job: ids } : { q: filter }), max_points: 500, ...(except ? { except } : {}), ...(by ? { by } : {}) } },
           signal,
         }),
       ),

@@ -28,6 +28,10 @@ const TABS = [
   ["spec", "Spec"],
 ] as const;
 
+/** The tag of jobs that `weft train --array` and `--repeat` submitted together. */
+const GROUP = "group=";
+const tagFilter = (tag: string): string => `tag="${tag.replaceAll('"', '\\"')}"`;
+
 export function JobScreen() {
   const { id } = useParams({ from: "/jobs/$id" });
   return <JobPage key={id} id={id} />;
@@ -69,6 +73,7 @@ function JobPage({ id }: { id: string }) {
     );
   if (!job) return <Loading what="the job" />;
 
+  const groups = job.tags.filter((tag) => tag.startsWith(GROUP));
   const doIt = (action: Action) => async (): Promise<void> => {
     if ((await act(action, [job])) && action === "delete") void navigate({ to: "/jobs" });
   };
@@ -86,12 +91,17 @@ function JobPage({ id }: { id: string }) {
             {job.id} <Symbol name="copy" size={12} />
           </button>
           {job.tags.map((tag) => (
-            <Link key={tag} to="/jobs" search={{ q: `tag="${tag.replaceAll('"', '\\"')}"` }} className="tag">
+            <Link key={tag} to="/jobs" search={{ q: tagFilter(tag) }} className="tag">
               {tag}
             </Link>
           ))}
         </div>
         <div className="actions">
+          {groups.map((tag) => (
+            <Link key={tag} to="/compare" search={{ q: tagFilter(tag), group: "except:env.SEED" }} className="button" title={`Compare the jobs of ${tag.slice(GROUP.length)}`}>
+              Compare group
+            </Link>
+          ))}
           {(["halt", "resume", "kill", "delete"] as const).map((action) =>
             allows(job, action) ? (
               <button key={action} type="button" className={`button${action === "kill" || action === "delete" ? " danger" : ""}`} onClick={() => void doIt(action)()}>
@@ -107,7 +117,7 @@ function JobPage({ id }: { id: string }) {
       <Strip job={job} explanation={explanation.data} progress={progress.data} />
       <div className="job-facts-row">
         <Facts job={job} />
-        <Timeline events={live.history} />
+        <Timeline job={job} events={live.history} />
       </div>
       <Tabs.Root value={tab} onValueChange={goTo} className="tabs" activationMode="manual">
         <Tabs.List className="tab-list" aria-label="Parts of the job">

@@ -1,9 +1,10 @@
 """Reads metric points, as reported and as curves.
 
 A curve is one (name, context, rank) of the newest attempt that reported anything: the last value of each step, by step.
-Points without a step follow, in the order of their arrival. SQLite thins long curves, without the interpreter's lock:
-it divides a curve into equal parts and keeps the smallest and the largest value of each part, and a NaN if it has one,
-so that neither a spike nor a divergence disappears. The first and the last step are kept, too.
+Points without a step follow, in the order of their arrival. Long curves are thinned: a curve is divided into equal
+parts, and the smallest and the largest value of each part are kept, and a NaN if it has one, so that neither a spike
+nor a divergence disappears. The first and the last step are kept, too. Very long curves are thinned from chunks
+(``pyramid``), others by SQLite, without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final
 import apsw
 import msgspec
 
+from services.core.adapters.sqlite.metrics.pyramid import bounds_of, thin
 from services.core.adapters.sqlite.metrics.tallies import NAMED, named
 from services.core.ports.metric_store import Point, PointQuery, SourceId, StoredPoint
 
@@ -35,6 +37,7 @@ _LATEST: Final = """
         UNION ALL SELECT seq, NULL FROM points WHERE series = :series AND step IS NULL {window})"""
 _COUNT: Final = "SELECT count(*) FROM latest"
 _CURVE: Final = f"SELECT {_COLUMNS} FROM latest JOIN points p ON p.seq = latest.seq {_IN_ORDER}"
+_KEPT: Final = f"SELECT {_COLUMNS} FROM points p WHERE p.seq IN (SELECT value FROM json_each(:seqs)) {_IN_ORDER}"
 # min() and max() also select the other columns of their row (SQLite, "bare columns in an aggregate").
 _THINNED: Final = f""",
     placed AS MATERIALIZED (
@@ -65,7 +68,7 @@ class PointReader:
                 "after": min(query.after_seq, 2**63 - 1),
                 "chosen": json.dumps(list(chosen)),
                 "limit": limit,
-                **_bounds(query),
+                **bounds_of(query),
             },
         ).fetchall()
         return list(self._stored(rows, chosen))
@@ -91,8 +94,16 @@ class PointReader:
         return {stored.point.name: stored for stored in self._stored(rows, chosen)}
 
     def _curve(self, series: int, query: PointQuery) -> Sequence[Sequence[Any]]:
-        latest, values = _LATEST.format(window=_window(query)), {"series": series, **_bounds(query)}
+        window, values = _window(query), {"series": series, **bounds_of(query)}
         most = query.max_points
+        if most is not None:
+            thinned = thin(self._reader, series, query, max(1, most // 2), window)
+            if thinned.seqs is not None:
+                return self._reader.execute(_KEPT, {"seqs": json.dumps(thinned.seqs)}).fetchall()
+            if thinned.near is not None:
+                window += " AND step >= :near_from AND step <= :near_to"
+                values["near_from"], values["near_to"] = thinned.near
+        latest = _LATEST.format(window=window)
         if most is None or self._reader.execute(latest + _COUNT, values).get <= most:
             return self._reader.execute(latest + _CURVE, values).fetchall()
         return self._reader.execute(latest + _THINNED, {**values, "stretches": max(1, most // 2)}).fetchall()
@@ -121,8 +132,3 @@ class PointReader:
 def _window(query: PointQuery) -> str:
     """SQL of the bounds that the query has."""
     return "".join(f" AND {term}" for name, term in _WINDOW.items() if getattr(query, name) is not None)
-
-
-def _bounds(query: PointQuery) -> dict[str, int]:
-    """The values of ``_window``."""
-    return {name: value for name in _WINDOW if (value := getattr(query, name)) is not None}

@@ -19,6 +19,8 @@ from typing import Any, Final
 import apsw
 
 from services.core.adapters.sqlite.metrics.ledger import Change, Ledger, NewBlock, Prepared, Series, Source
+from services.core.adapters.sqlite.metrics.pyramid import TABLES as CHUNKS
+from services.core.adapters.sqlite.metrics.pyramid import ChunkWriter
 from services.core.adapters.sqlite.metrics.segments import (
     Damaged,
     SegmentReader,
@@ -102,6 +104,8 @@ class JobFile:
                 self._create_tables()
                 self._writer.execute(_LEFT_OUT)
                 self._writer.execute(TALLIES)
+                self._writer.execute(CHUNKS)
+                self._chunks = ChunkWriter(self._writer)
                 self._ledger = self._load()
 
     def _refuse_newer(self) -> int:
@@ -214,6 +218,8 @@ class JobFile:
                 PUT_TALLY, [series.tally.row(series.id, series.last_seq) for series in change.series.values()]
             )
             db.executemany(_PUT_POINT, change.points)
+            for series in change.series.values():
+                self._chunks.extend(series.id, series.tally.count, stepped=series.tally.last_step is not None)
             db.executemany(_PUT_LEFT_OUT, [(bound, self._ledger.left_out[bound]) for bound in change.left_out])
             db.execute(_PUT_STATE, (self._ledger.lines, self._ledger.points, self._segment, self._length))
 

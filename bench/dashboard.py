@@ -1,0 +1,280 @@
+"""Measures the dashboard in Chromium, on a platform with many jobs and a very long curve.
+
+    python -m bench.dashboard [--jobs 100000] [--points 10000000] [--pages 200] [--visits 10] [--quick]
+
+* list: from the navigation of a browser with an empty cache until the first row of the job list is drawn, and the same
+  with a warm cache. The jobs are copies of one that ended, written to the job store.
+* script: what a page loads first, compressed.
+* curve: from the click on a job in the list until its curve is drawn: the job's page, and its points, of which the
+  server sends as many as the screen shows. The points are written to the metric store while the platform is down.
+* pages: processor time of the api while many pages are open and nothing happens, and while a job is submitted each
+  second, beside the same without pages.
+* point: a learner reports a point -> the page shows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gzip
+import math
+import os
+import re
+import statistics
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+from playwright.sync_api import Browser, Page, StorageState
+
+from bench.own_platform import SMALL, own_platform
+from bench.report import Row, show
+from bench.scale_history import NEVER_FITS, ended_document, fill
+from services.core.adapters.sqlite.metrics.store import SqliteMetricStore
+from services.core.ports.metric_store import Batch, Point, SourceId
+from tests.testbed.browser import build_dashboard, chromium, sign_in, visit
+from tests.testbed.platform import Platform
+from weft import Client
+
+DIST: Final = Path(__file__).parents[1] / "services/dashboard/dist"
+SOURCE: Final = SourceId(1, "worker", 0, 1, "long.jsonl")
+FIRST_MS: Final = 1_700_000_000_000
+BATCH: Final = 50_000
+SETTLE_S: Final = 5.0
+WATCH: Final = """
+window.__when = {};
+new MutationObserver(() => {
+  if (!window.__when.row && document.querySelector(".tr.data"))
+    requestAnimationFrame(() => requestAnimationFrame(() => { window.__when.row ??= performance.now(); }));
+}).observe(document, {subtree: true, childList: true});
+"""
+"""The second frame begins after the first one, with the row, was drawn."""
+CLICK: Final = """(name) => new Promise((resolve) => {
+  const link = [...document.querySelectorAll(".tr.data a")].find((a) => a.textContent === name);
+  const clicked = performance.now();
+  new MutationObserver((_, observer) => {
+    if (!document.querySelector(".chart canvas") || !/[0-9]/.test(document.querySelector(".legend-value")?.textContent))
+      return;
+    observer.disconnect();
+    requestAnimationFrame(() => requestAnimationFrame(() => resolve(performance.now() - clicked)));
+  }).observe(document.body, {subtree: true, childList: true, characterData: true});
+  link.click();
+})"""
+NOTE: Final = """() => {
+  window.__shown = {};
+  new MutationObserver(() => {
+    for (const line of document.querySelectorAll(".chart")) {
+      if (!line.textContent.startsWith("number")) continue;
+      const value = line.querySelector(".legend-value")?.textContent.replaceAll(/\\D/g, "");
+      if (value && !(value in window.__shown))
+        requestAnimationFrame(() => { window.__shown[value] ??= performance.timeOrigin + performance.now(); });
+    }
+  }).observe(document.body, {subtree: true, childList: true, characterData: true});
+}"""
+SPEAK: Final = (
+    'echo "state=$JOB_STATE_DIR"; until [ -e "$JOB_STATE_DIR/go" ]; do sleep 0.05; done; '
+    "n=0; while [ $n -lt {count} ]; do n=$((n+1)); "
+    'echo "{{\\"step\\": $n, \\"number\\": $n, \\"sent\\": $(date +%s%N)}}"; sleep 0.4; done; sleep 3'
+)
+
+
+@dataclass
+class Figures:
+    """Milliseconds, cores or kilobytes."""
+
+    cold: list[float] = field(default_factory=list)
+    warm: list[float] = field(default_factory=list)
+    curve: list[float] = field(default_factory=list)
+    script: list[float] = field(default_factory=list)
+    point: list[float] = field(default_factory=list)
+    idle: dict[int, float] = field(default_factory=dict)
+    """By the number of open pages."""
+    busy: dict[int, float] = field(default_factory=dict)
+
+
+async def write_curve(folder: Path, job_id: str, count: int) -> None:
+    """Writes a curve of ``count`` points to the store of a platform that is down."""
+    store = await SqliteMetricStore.open(folder)
+    try:
+        for first in range(0, count, BATCH):
+            end = min(first + BATCH, count)
+            points = [Point(step, FIRST_MS + step, "loss", step, _value(step)) for step in range(first, end)]
+            await store.append(job_id, [Batch(SOURCE, first, end, (), points)])
+    finally:
+        await store.close()
+
+
+def _value(step: int) -> float:
+    return math.exp(-step / 3e6) + 0.05 * math.sin(step / 1000)
+
+
+def first_load_kb() -> float:
+    """Kilobytes of the scripts that a page loads at once, compressed."""
+    names: set[str] = set()
+    left = re.findall(r"assets/([\w.-]+\.js)", (DIST / "index.html").read_text())
+    while left:
+        name = left.pop()
+        if name not in names:
+            names.add(name)
+            left += re.findall(r'from\s*"\./([\w.-]+\.js)"', (DIST / "assets" / name).read_text())
+    return sum(len(gzip.compress((DIST / "assets" / name).read_bytes(), 9)) for name in names) / 1000
+
+
+def first_row_ms(page: Page, url: str) -> float:
+    """Opens the job list; returns the time from the navigation until its first row was drawn."""
+    page.goto(f"{url}/ui/jobs")
+    page.locator(".tr.data").first.wait_for()
+    while not (when := page.evaluate("window.__when.row ?? 0")):
+        page.wait_for_timeout(5)
+    return float(when)
+
+
+def measure_list(browser: Browser, url: str, state: StorageState, figures: Figures, *, visits: int) -> None:
+    """Each visit has a cache of its own; its second navigation finds the scripts there."""
+    for _ in range(visits):
+        with visit(browser, url, state=state) as opened:
+            opened.context.add_init_script(WATCH)
+            figures.cold.append(first_row_ms(opened.page, url))
+            figures.warm.append(first_row_ms(opened.page, url))
+
+
+def measure_curve(browser: Browser, url: str, state: StorageState, figures: Figures, *, visits: int) -> None:
+    """A fresh page for each click: nothing of the job is in its memory."""
+    for _ in range(visits):
+        with visit(browser, url, state=state) as opened:
+            page = opened.open("/ui/jobs?q=name%3Dcurve")
+            page.locator(".tr.data").first.wait_for()
+            figures.curve.append(float(page.evaluate(CLICK, "curve")))
+
+
+def measure_point(
+    browser: Browser, platform: Platform, state: StorageState, client: Client, *, count: int
+) -> list[float]:
+    """Milliseconds from each report of a learner until the page shows it. Values that the next one overtook are left
+    out.
+    """
+    spec = {"name": "speaks", "command": SPEAK.format(count=count), "resources": SMALL, "metrics": [{"type": "jsonl"}]}
+    job = client.jobs.submit(spec)
+    with visit(browser, platform.url, state=state) as opened:
+        page = opened.open(f"/ui/jobs/{job.id}")
+        page.locator(".strip .status", has_text="processing").wait_for()
+        page.locator(".connection.live").wait_for()
+        page.evaluate(NOTE)
+        state_folder = next(line.text.removeprefix("state=") for line in job.logs(follow=True))
+        (Path(state_folder) / "go").touch()
+        job.wait(600)
+        shown: dict[str, float] = page.evaluate("window.__shown")
+    sent = {str(point.step): point.value / 1e6 for point in job.points(name="sent")}
+    return [shown[step] - at for step, at in sent.items() if step in shown]
+
+
+@contextlib.asynccontextmanager
+async def open_pages(platform: Platform, count: int) -> AsyncGenerator[None]:
+    """Streams of as many pages, that are read to their end."""
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(
+        base_url=platform.url, headers=platform.operator, timeout=None, limits=limits, trust_env=False
+    ) as client:
+        ready = asyncio.Semaphore(0)
+
+        async def read() -> None:
+            async with client.stream("GET", "/v1/stream", params={"list": "true"}) as answer:
+                answer.raise_for_status()
+                async for line in answer.aiter_lines():
+                    if line == "event: ready":
+                        ready.release()
+
+        reading = [asyncio.create_task(read()) for _ in range(count)]
+        try:
+            for _ in reading:
+                await ready.acquire()
+            yield
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+
+
+async def measure_pages(platform: Platform, figures: Figures, *, pages: Sequence[int], seconds: float) -> None:
+    """Cores that the api uses with so many open pages."""
+    async with httpx2.AsyncClient(base_url=platform.url, headers=platform.operator, trust_env=False) as client:
+        for count in pages:
+            async with open_pages(platform, count):
+                await asyncio.sleep(SETTLE_S)
+                before, began = _api_seconds(platform), time.monotonic()
+                await asyncio.sleep(seconds)
+                figures.idle[count] = (_api_seconds(platform) - before) / (time.monotonic() - began)
+                before, began = _api_seconds(platform), time.monotonic()
+                while time.monotonic() - began < seconds:
+                    (await client.post("/v1/jobs", json=NEVER_FITS)).raise_for_status()
+                    await asyncio.sleep(1)
+                figures.busy[count] = (_api_seconds(platform) - before) / (time.monotonic() - began)
+
+
+def _api_seconds(platform: Platform) -> float:
+    fields = Path(f"/proc/{platform.process('api').pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(args: argparse.Namespace) -> Figures:
+    """Fills a platform and measures everything."""
+    build_dashboard()
+    figures = Figures(script=[first_load_kb()])
+    with own_platform({"WEFT_MAX_CLIENT_CONNECTIONS": str(args.pages + 100)}) as (platform, client):
+        document: dict[str, Any] = ended_document(platform, client)
+        command = 'echo "{\\"step\\": 0, \\"first\\": 1}"'
+        spec = {"name": "curve", "command": command, "resources": SMALL, "metrics": [{"type": "jsonl"}]}
+        job = client.jobs.submit(spec).wait(600)
+        fill(platform, document, args.jobs)
+        platform.down()
+        began = time.monotonic()
+        asyncio.run(write_curve(platform.home / "metrics", job.id, args.points))
+        print(f"{args.points:,} points stored in {time.monotonic() - began:.0f} s", flush=True)
+        platform.up()
+        asyncio.run(measure_pages(platform, figures, pages=(0, args.pages), seconds=args.seconds))
+        with Client(platform.url, platform.key) as again, chromium() as browser:
+            with visit(browser, platform.url) as opened:
+                state = sign_in(opened, platform.key)
+            measure_list(browser, platform.url, state, figures, visits=args.visits)
+            measure_curve(browser, platform.url, state, figures, visits=args.visits)
+            figures.point = measure_point(browser, platform, state, again, count=args.visits * 10)
+    return figures
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=100_000, help="ended jobs (default: 100000)")
+    parser.add_argument("--points", type=int, default=10_000_000, help="of the long curve (default: 10000000)")
+    parser.add_argument("--pages", type=int, default=200, help="open pages (default: 200)")
+    parser.add_argument("--visits", type=int, default=10, help="visits of each kind (default: 10)")
+    parser.add_argument("--seconds", type=float, default=30, help="that the api is measured (default: 30)")
+    parser.add_argument("--quick", action="store_true", help="10,000 jobs, 1,000,000 points, 3 visits, 10 seconds")
+    args = parser.parse_args()
+    if args.quick:
+        args.jobs, args.points, args.visits, args.seconds = 10_000, 1_000_000, 3, 10
+    figures = measure(args)
+    pages = args.pages
+    show(
+        f"dashboard: {args.jobs:,} jobs, a curve of {args.points:,} points, in Chromium",
+        [
+            Row("list: first row, empty cache", figures.cold, promised="<= 1000"),
+            Row("list: first row, warm cache", figures.warm),
+            Row("script of the first load, gzip", figures.script, "kB", "<= 250"),
+            Row("curve: click -> drawn", figures.curve, promised="<= 200"),
+            Row("point reported -> drawn", figures.point, promised="p99 <= 500"),
+            Row("api, nothing happens, no page", [figures.idle[0]], "cores"),
+            Row(f"api, nothing happens, {pages} pages", [figures.idle[pages]], "cores"),
+            Row("api, a job a second, no page", [figures.busy[0]], "cores"),
+            Row(f"api, a job a second, {pages} pages", [figures.busy[pages]], "cores", "<= 1"),
+        ],
+        notes=[f"median of the curve: {statistics.median(figures.curve):.0f} ms"] if args.quick else (),
+    )
+
+
+if __name__ == "__main__":
+    main()
