@@ -81,11 +81,9 @@ def weft_up(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Platform]:
     kubeconfig = api_faults.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig")
-    settings = {
-        f"WEFT_KUBERNETES_{service}_ACCOUNT": f"{NAMESPACE_OF_ACCOUNTS}/life-up" for service in ("LCM", "GUARDIAN")
-    }
+    accounts = {f"WEFT_KUBERNETES_{name}_ACCOUNT": f"{NAMESPACE_OF_ACCOUNTS}/life-up" for name in ("LCM", "GUARDIAN")}
     with platform_in_pods(
-        testbed_cluster, helper_image, name="life", kubeconfig=kubeconfig, settings=settings
+        testbed_cluster, helper_image, name="life", kubeconfig=kubeconfig, settings=accounts
     ) as running:
         yield running
 

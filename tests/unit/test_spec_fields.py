@@ -87,6 +87,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "resources.devices": {"resources": {"devices": {"rdma/hca": 1}}},
     "resources.shm": {"resources": {"shm": "1GB"}},
     "resources.disk": {"resources": {"disk": "1GB"}},
+    "data_stores.claim": {"data_stores": [{"id": "d", "type": "pvc", "claim": "c"}]},
     "data_stores.secret": {"data_stores": [{**A_STORE, "secret": "s"}]},
     "outputs.store": {"outputs": {"store": "d"}},
     "outputs.path": {"outputs": {"store": "d", "path": "x"}},

@@ -189,6 +189,9 @@ class DataStore(_Model):
             raise PydanticCustomError("store_url", "a data store of type http needs 'url', http://... or https://...")
         if self.type == "pvc" and _CLAIM.fullmatch(self.claim or "") is None:
             raise PydanticCustomError("store_claim", "a data store of type pvc needs 'claim', the name of a claim")
+        if self.claim is not None and self.type != "pvc":
+            message = "a data store of type {type} has no field '{field}'"
+            raise PydanticCustomError("store_field", message, {"type": self.type, "field": "claim"})
         if self.type in {"local", "host", "http", "pvc"} and self.__pydantic_extra__:
             raise PydanticCustomError(
                 "store_field",
