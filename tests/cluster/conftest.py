@@ -23,7 +23,13 @@ from tests.testbed.kubernetes.images import TINY_IMAGE
 from tests.testbed.kubernetes.kubectl import Kubectl
 
 _GIVEN = os.environ.get("WEFT_TEST_KUBECONFIG", "")
-_TEST_BED_ONLY = ("test_testbed.py", "test_cluster_port.py", "test_crash_points.py", "test_life_in_pods.py")
+_TEST_BED_ONLY = (
+    "test_testbed.py",
+    "test_cluster_port.py",
+    "test_failures.py",
+    "test_crash_points.py",
+    "test_life_in_pods.py",
+)
 """They use images that only the test bed has, its network, or break its nodes."""
 Untimed = Callable[[], AbstractContextManager[None]]
 Say = Callable[[str], None]
