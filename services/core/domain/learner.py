@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.core.domain.checkpoint import StoredCheckpoint
+from services.core.domain.startup import Span
 from services.core.domain.status import PHASE_ORDER, Phase, Status
 
 
@@ -80,6 +81,8 @@ class LearnerStatus:
     """The newest of this attempt that is stored; None: there is none yet."""
     run: int = 1
     """Which start of the learner within the attempt it is about; ``LearnerPlan.run``."""
+    startup: Mapping[str, Span] = field(default_factory=dict)
+    """Step of the start-up -> when it began and ended for this learner."""
     schema: int = 1
     extra: Mapping[str, Any] = field(default_factory=dict)
 
