@@ -235,8 +235,8 @@ class JobFolder:
     def half_replaced(self, attempt: int) -> list[tuple[Path, Path]]:
         """(new folder, its place) of learners that a crash kept from being replaced by their next run."""
         folder = self.attempt(attempt)
-        found = [entry for entry in folder.iterdir() if entry.name.startswith(NEXT_RUN)] if is_folder(folder) else []
-        pairs = [(entry, folder / entry.name.removeprefix(NEXT_RUN)) for entry in sorted(found)]
+        entries = [entry for entry in folder.iterdir() if entry.name.startswith(NEXT_RUN)] if is_folder(folder) else []
+        pairs = [(entry, folder / entry.name.removeprefix(NEXT_RUN)) for entry in sorted(entries)]
         return [(new, place) for new, place in pairs if not place.exists() and (new / LEARNER_FILE).exists()]
 
     def leftovers(self) -> list[Path]:

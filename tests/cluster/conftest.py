@@ -28,6 +28,7 @@ _GIVEN = os.environ.get("WEFT_TEST_KUBECONFIG", "")
 _TEST_BED_ONLY = (
     "test_testbed.py",
     "test_cluster_port.py",
+    "test_failures.py",
     "test_crash_points.py",
     "test_life_in_pods.py",
     "test_overload.py",

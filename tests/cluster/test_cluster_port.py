@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -255,6 +257,58 @@ async def test_learner_of_a_lost_node_is_lost_and_its_attempt_can_be_removed(
     finally:
         await asyncio.to_thread(testbed_cluster.restart_node, machine)
     assert (await cluster.observe(gang.job)).attempts == []
+
+
+async def test_learner_on_a_node_that_is_cut_off_is_replaced_elsewhere_and_ends_when_its_node_is_back(
+    cluster: KubernetesCluster, testbed_cluster: Machines, api: Api
+) -> None:
+    gang = small_plan([FOREVER])
+    await start(cluster, gang)
+    node = (await await_state(cluster, gang, "running")).node
+    pod = (await pods_of(api, OPTIONS, gang.job))["worker-0"]
+    (machine,) = (entry for entry in testbed_cluster.nodes if entry.name == node)
+    machine.cut_network()
+    try:
+        await await_exit(cluster, gang)
+        lost = await learner(cluster, gang)
+        assert (lost.reason, lost.exit is not None and lost.exit.lost) == ("NodeLost", True)
+        # It may still run, so it is not started again beside itself: only another attempt may take its place.
+        again = replace(gang, learners=(replace(gang.learners[0], run=2),))
+        with pytest.raises(Unavailable, match="being removed"):
+            await cluster.do("learners", again)
+        assert processes_of(pod)
+        await teardown(cluster, gang)
+        successor = replace(gang, attempt=2, term=2)
+        await start(cluster, successor)
+
+        async def runs_elsewhere() -> bool:
+            process = await learner(cluster, successor)
+            return process.state in {"waiting", "running"} and process.node not in {"", node}
+
+        await until(runs_elsewhere)  # no further: the stand-in waits for the log of the lost one
+        assert processes_of(pod)
+    finally:
+        machine.mend_network()
+    await until(lambda: not processes_of(pod))
+    await until(lambda: nodes_ready(cluster))
+    await await_state(cluster, successor, "running")
+    await teardown(cluster, successor)
+
+
+async def nodes_ready(cluster: KubernetesCluster) -> bool:
+    return all(node.ready for node in await cluster.capacity())
+
+
+def processes_of(pod: Document) -> list[int]:
+    """The processes of a pod's command FOREVER, on this machine."""
+    pids: list[int] = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if not folder.name.isdigit() or (folder / "cmdline").read_bytes() != b"sleep\0001000\0":
+                continue
+            if pod["metadata"]["uid"] in (folder / "mountinfo").read_text():
+                pids.append(int(folder.name))
+    return pids
 
 
 async def test_late_step_of_a_released_job_creates_nothing(

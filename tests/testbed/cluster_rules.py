@@ -122,7 +122,7 @@ async def test_a_stronger_stop_overrides_and_a_weaker_one_is_ignored(scene: Scen
 
 async def test_a_learner_of_a_higher_run_replaces_the_one_that_has_ended_and_no_other(scene: Scene) -> None:
     cluster = scene.cluster
-    gang = plan(["exit 3", FOREVER])
+    gang = plan([f'[ "$WEFT_RANK" = 1 ] || exit 3; {FOREVER}'] * 2)
     await start(cluster, gang)
     await scene.one_ends(gang)
     other = await learner(cluster, gang, rank=1)

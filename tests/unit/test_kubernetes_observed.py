@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from services.core.adapters.kubernetes import names, nodes, reasons
-from services.core.adapters.kubernetes.observed import Context, StopMark, never_created, observe, removals, removed
+from services.core.adapters.kubernetes.observed import (
+    Context,
+    StopMark,
+    never_created,
+    observe,
+    removals,
+    removed,
+    vanished,
+)
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.domain.codec import dump
 from services.core.domain.learner import Exit, LearnerStatus
@@ -377,3 +386,24 @@ def test_pressure_of_a_node_is_said_in_words() -> None:
 )
 def test_quantities_are_read_as_kubernetes_writes_them(text: str, number: float) -> None:
     assert nodes.parse_quantity(text) == pytest.approx(number)
+
+
+def test_learner_whose_pod_vanished_from_an_activated_attempt_is_lost_in_the_run_that_was_made_last() -> None:
+    labels = {names.ATTEMPT: "3"}
+    owner = {"metadata": {"labels": labels, "annotations": {names.RUNS: json.dumps({"worker-1": 2})}}}
+    lost = [vanished(name, owner, now=ENDED_MS) for name in ("worker-0", "worker-1")]
+    assert [(process.attempt, process.planned_run, process.exit) for process in lost] == [
+        (3, 1, Exit(time=ENDED_MS, lost=True)), (3, 2, Exit(time=ENDED_MS, lost=True)),
+    ]  # fmt: skip
+    damaged = {"metadata": {"labels": labels, "annotations": {names.RUNS: "[1]"}}}
+    assert vanished("worker-1", damaged, now=ENDED_MS).planned_run == 1
+
+
+def test_report_of_an_earlier_run_says_nothing_of_the_pod_of_a_later_one() -> None:
+    later = pod(RUNNING, RUNNING, annotations={names.RUN: "2"})
+    end = Exit(time=5, code=3)
+    earlier = report(Phase.STORED, exit=end, times={"PROCESSING": 3})
+    process = observe(later, Context(now=ENDED_MS, report=earlier))
+    assert (process.planned_run, process.exit, process.started, process.stored) == (2, None, None, False)
+    process = observe(later, Context(now=ENDED_MS, report=replace(earlier, run=2)))
+    assert (process.run, process.exit, process.started, process.stored) == (2, end, 3, True)

@@ -79,10 +79,10 @@ class LearnerStatus:
     data_digest: str = ""
     checkpoint: StoredCheckpoint | None = None
     """The newest of this attempt that is stored; None: there is none yet."""
-    startup: Mapping[str, Span] = field(default_factory=dict)
-    """Step of the start-up -> when it began and ended for this learner."""
     run: int = 1
     """Which start of the learner within the attempt it is about; ``LearnerPlan.run``."""
+    startup: Mapping[str, Span] = field(default_factory=dict)
+    """Step of the start-up -> when it began and ended for this learner."""
     schema: int = 1
     extra: Mapping[str, Any] = field(default_factory=dict)
 

@@ -115,8 +115,8 @@ class KubernetesCluster:
             for pod in pods
         ]
         for owner in owners:
-            learners += await self._never_created(owner, {(entry.attempt, entry.name) for entry in learners})
             learners += _removed(owner, {(entry.attempt, entry.name) for entry in learners}, reports)
+            learners += await self._without_pod(owner, {(entry.attempt, entry.name) for entry in learners}, selector)
         attempts = {names.attempt_of(document) for document in (*pods, *owners)}
         return Observation(learners=learners, attempts=sorted(attempts))
 
@@ -187,19 +187,30 @@ class KubernetesCluster:
             by_pod.setdefault(str(event["involvedObject"].get("uid")), []).append(event)
         return by_pod
 
-    async def _never_created(self, owner: Document, present: set[tuple[int, str]]) -> list[LearnerProcess]:
-        """The learners of a reserved attempt that have no pod yet. After the activation a missing pod is lost."""
-        attempt = names.attempt_of(owner)
-        if names.annotation(owner, names.ACTIVATED):
-            return []
-        path = collection("ConfigMap", owner["metadata"]["namespace"], owner["metadata"]["name"])
+    async def _without_pod(self, owner: Document, present: set[tuple[int, str]], selector: str) -> list[LearnerProcess]:
+        """The learners of an attempt that have no pod: not yet, or, if none of the gang has one any more, lost.
+
+        Of a gang whose other pods are there the Guardian sees itself which learners are gone.
+        """
+        attempt, namespace = names.attempt_of(owner), owner["metadata"]["namespace"]
+        activated = bool(names.annotation(owner, names.ACTIVATED))
+        if activated:
+            if any(number == attempt for number, _ in present):
+                return []
+            # The pods were listed before the owner: they may have been created and activated in between.
+            pods, _ = await self._api.list(collection("Pod", namespace), selector=selector)
+            if any(names.attempt_of(pod) == attempt for pod in pods):
+                return []
+        path = collection("ConfigMap", namespace, owner["metadata"]["name"])
         try:
             plan = json.loads((await self._api.get(path))["data"][PLAN_FILE])
             gang = [f"{role['role']}-{index}" for role in plan["roles"] for index in range(int(role["count"]))]
         except (NotFound, *_MALFORMED):
             return []
-        mark = StopMark.of(owner)
-        return [observed.never_created(name, attempt, mark) for name in gang if (attempt, name) not in present]
+        missing = [name for name in gang if (attempt, name) not in present]
+        if activated:
+            return [observed.vanished(name, owner, now=self._now_ms()) for name in missing]
+        return [observed.never_created(name, attempt, StopMark.of(owner)) for name in missing]
 
 
 def _removed(

@@ -115,6 +115,14 @@ def never_created(name: str, attempt: int, mark: StopMark | None) -> LearnerProc
     return replace(process, state="exited", exit=_stopped_before(mark)) if mark is not None else process
 
 
+def vanished(name: str, owner: Document, *, now: int) -> LearnerProcess:
+    """A learner of an activated attempt whose pod is gone, and not by a stop. ``now``: Unix ms."""
+    run = later_runs(owner).get(name, 1)
+    return LearnerProcess(
+        name=name, attempt=names.attempt_of(owner), state="exited", planned_run=run, exit=Exit(time=now, lost=True)
+    )
+
+
 def removals(owner: Document) -> dict[str, int]:
     """When a stop has deleted pods of this attempt, by learner, in Unix ms. Empty if the annotation is damaged."""
     try:
