@@ -137,7 +137,7 @@ def a_struct(values: dict[str, Any]) -> Struct:
     return struct
 
 
-NEW = frozenset({"id", "since", "created", "updated", "trace_id"})
+NEW = frozenset({"id", "since", "created", "updated", "startup", "trace_id"})
 AT = Timestamp(seconds=1_700_000_000)
 JSON_BODY = {"Content-Type": "application/json"}
 ANSWERS = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from services.core.domain.errors import InvalidRequest, ResourceExhausted, Unavailable, WeftError
@@ -23,7 +23,10 @@ from services.helper.reporter import now_ms
 from services.helper.ship.changes import Changes
 from services.helper.ship.points import ParsedReport
 from services.helper.ship.source import SourceFile, TailedSource
+from services.helper.ship.usage_source import NAME as USAGE_SOURCE
+from services.helper.ship.usage_source import UsageSource
 from services.helper.spool import Spool
+from services.helper.usage import UsageReader
 from services.helper.wakeup import Wakeup
 
 BATCH_BYTES: Final = 2**20
@@ -61,8 +64,20 @@ class Shipper:
     """``run`` is a task beside the learner that returns when everything is committed. Call ``finish`` at its exit."""
 
     def __init__(
-        self, folder: LearnerFolder, assignment: Assignment, spool: Spool, intake: IntakeClient, run: int
+        self,
+        folder: LearnerFolder,
+        assignment: Assignment,
+        spool: Spool,
+        intake: IntakeClient,
+        run: int,
+        *,
+        usage: UsageReader | None = None,
+        on_point: Callable[[int], None] = lambda _at: None,
     ) -> None:
+        """``usage``: measures what the learner uses; None: it is not measured.
+
+        ``on_point`` is called with the time, in Unix ms, of each report of the learner that has a metric.
+        """
         self.progress: tuple[float, int] = (-1.0, -1)
         """(fraction, milliseconds left) of the learner's last report; -1: unknown."""
         self.refused_since: float | None = None
@@ -70,6 +85,7 @@ class Shipper:
         self.stuck_since: float | None = None
         """Since when it takes nothing, whether it answers or not."""
         self._intake = intake
+        self._on_point = on_point
         self._exited = False
         self._gather_s = IDLE_S
         self._last_error = ""
@@ -77,7 +93,7 @@ class Shipper:
         self._wake = Wakeup()
         learner = assignment.learner
         identity = Source(attempt=assignment.plan.attempt, role=learner.role, rank=learner.rank, run=run)
-        self.sources = [
+        self.sources: list[TailedSource | UsageSource] = [
             TailedSource(
                 file,
                 _with_name(identity, file.name),
@@ -88,6 +104,8 @@ class Shipper:
             )
             for file in source_files(folder, assignment, run)
         ]
+        if usage is not None:
+            self.sources.insert(0, UsageSource(_with_name(identity, USAGE_SOURCE), usage, clock=now_ms))
         self._first_text = len(self.sources) - 2
 
     def finish(self) -> None:
@@ -121,7 +139,7 @@ class Shipper:
 
     async def _resume(self, backoff: Backoff) -> None:
         """Gets the committed offsets from the metrics service. Nothing is sent before."""
-        by_name = {source.file.name: source for source in self.sources}
+        by_name = {source.name: source for source in self.sources}
         hello = None
         while hello is None:
             try:
@@ -192,7 +210,7 @@ class Shipper:
     def _accept(self, batches: Sequence[SourceBatch], committed: Sequence[int]) -> None:
         for batch, offset in zip(batches, committed, strict=True):
             for source in self.sources:
-                if source.file.name == batch.source.source:
+                if source.name == batch.source.source:
                     source.accept(batch, offset)
 
     def _record_success(self) -> None:
@@ -240,6 +258,8 @@ class Shipper:
     def _take_report(self, report: ParsedReport) -> None:
         if report.progress is not None:
             self.progress = report.progress
+        if report.values:
+            self._on_point(now_ms())
 
 
 def _with_name(identity: Source, name: str) -> Source:

@@ -116,7 +116,8 @@ def show_command(call: Call, job: str) -> None:
     from weft._cli.output import emit
 
     document = call.client.jobs.document(job_id(call.client, job))
-    emit(call, document, people=lambda wide: _details(document, wide), names=[document["id"]])
+    reported = _reported(call, document)
+    emit(call, document, people=lambda wide: _details(document, reported, wide), names=[document["id"]])
     if call.for_people and not document.get("at_rest"):
         warn_of_limits(call)
 
@@ -130,9 +131,23 @@ def warn_of_limits(call: Call) -> None:
         warn("the platform does not enforce memory limits: a learner may use more than resources.memory")
 
 
-def _details(job: dict[str, Any], wide: bool) -> str:
+def _reported(call: Call, job: dict[str, Any]) -> dict[str, Any]:
+    """What the learners report, and use of the hardware; empty for programs and before the first attempt."""
+    from weft._errors import WeftError
+
+    if not call.for_people or not (job.get("attempt") or {}).get("number"):
+        return {}
+    try:
+        return call.client.jobs.progress(job["id"])
+    except WeftError:  # the job is shown while the metrics service is away, too
+        return {}
+
+
+def _details(job: dict[str, Any], reported: dict[str, Any], wide: bool) -> str:
     from weft._cli.output import details
     from weft._cli.plan import amounts
+    from weft._cli.reported import progress_text, usage_text
+    from weft._cli.startup import fetching, summary
     from weft._cli.text import ago
 
     resources, attempt, counters = job.get("resources") or {}, job.get("attempt") or {}, job.get("counters") or {}
@@ -167,6 +182,10 @@ def _details(job: dict[str, Any], wide: bool) -> str:
             "placed",
             "\n".join(f"{learner} on {node}" for learner, node in placement.items()) if wide else _nodes(placement),
         ),
+        ("start-up", summary(job.get("startup") or (), at_rest=bool(job.get("at_rest")))),
+        ("fetching", fetching(reported.get("fetching") or ())),
+        ("progress", "" if job.get("at_rest") else progress_text(reported)),
+        ("usage", usage_text(reported.get("usage") or (), ended=bool(job.get("at_rest")), by_rank=wide)),
         ("checkpoint", _checkpoint(job.get("checkpoint"), job)),
         ("created", _when(job.get("created"))),
         ("started", _when(attempt.get("started"))),
@@ -283,9 +302,10 @@ def _follow_events(call: Call, id_: str) -> None:
 @command("explain")
 @click.argument("job")
 def explain_command(call: Call, job: str) -> None:
-    """Explain why a job is in its state."""
+    """Explain why a job is in its state, and where the time of its start-up went."""
     from weft._cli.find import job_id
     from weft._cli.output import emit, width
+    from weft._cli.startup import ENDED, timeline
     from weft._cli.text import one_line, plain, wrapped
 
     answer = call.client.jobs.explain(job_id(call.client, job))
@@ -294,6 +314,8 @@ def explain_command(call: Call, job: str) -> None:
         lines = [f"{answer['id'] if job == '@last' else job} {answer['summary']}"]
         lines += [f"  cause: {one_line(answer['cause'])}"] if answer.get("cause") else []
         lines += [f"  - {hint}" for hint in answer.get("hints") or ()]
+        steps = timeline(answer.get("startup") or (), at_rest=answer["status"] in ENDED)
+        lines += ["  start-up:", *(f"    {step}" for step in steps)] if steps else []
         return wrapped(plain("\n".join(lines)), width(), indent="    ")
 
     emit(call, answer, people=people, names=[answer["id"]])
