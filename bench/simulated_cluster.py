@@ -7,6 +7,7 @@ containers, requests and labels. A watch of its own counts pods.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -42,10 +43,12 @@ class Count:
     def bound(self) -> int:
         return sum(bool(node) for node in self.pods.objects.values())
 
-    async def reach(self, count: Callable[[], int], target: int) -> float:
-        """Returns the time (monotonic) at which the count reached the target."""
+    async def reach(self, count: Callable[[], int], target: int, cause: asyncio.Future[Any] | None = None) -> float:
+        """Returns the time (monotonic) at which the count reached the target. Raises the error of ``cause``."""
         deadline = time.monotonic() + _TIMEOUT_S
         while count() != target:
+            if cause is not None and cause.done():
+                cause.result()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{count()} of {target} pods after {_TIMEOUT_S:.0f} s")
             await asyncio.sleep(0.005)
@@ -86,10 +89,12 @@ def _of_weft(method: GangMethod) -> Callable[[Cluster, Count, int, int], Awaitab
         async with gangs_on(machines, method) as gangs:
             await gangs.cluster.gang_method()
             placed = await gangs.place(jobs, pods)
+            if len(placed) != jobs:
+                raise RuntimeError(f"{len(placed)} of {jobs} jobs fit on the nodes")
             before, began = gangs.api.writes, time.monotonic()
             starting = asyncio.create_task(gangs.start(placed))
-            created = await count.reach(lambda: count.created, jobs * pods)
-            bound = await count.reach(lambda: count.bound, jobs * pods)
+            created = await count.reach(lambda: count.created, jobs * pods, starting)
+            bound = await count.reach(lambda: count.bound, jobs * pods, starting)
             await starting
             writes = gangs.api.writes - before
             await gangs.remove()
@@ -108,8 +113,8 @@ async def _plain(machines: Cluster, count: Count, jobs: int, pods: int) -> Resul
         for job in range(jobs)
         for number in range(pods)
     ))  # fmt: skip
-    created = await count.reach(lambda: count.created, jobs * pods)
-    bound = await count.reach(lambda: count.bound, jobs * pods)
+    created = await count.reach(lambda: count.created, jobs * pods, creating)
+    bound = await count.reach(lambda: count.bound, jobs * pods, creating)
     await creating
     await asyncio.gather(*(
         api.delete(f"{_PODS}/plain-{job}-{number}", grace_s=0) for job in range(jobs) for number in range(pods)
@@ -166,4 +171,5 @@ async def measure_all(
         for _ in range(runs):
             for way in ways:
                 results[way].append(await measure(machines, count, way, jobs, pods))
+                print(f"  {way}: {results[way][-1]}", file=sys.stderr, flush=True)
     return results

@@ -53,6 +53,7 @@ class Gangs:
 
         Returns those that fit; then ``count`` were admitted at most.
         """
+        await until(self._all_ready, _LATE_S)
         free = all_free(await self.cluster.capacity())
         admitted: list[AttemptPlan] = []
         for _ in range(count):
@@ -66,6 +67,10 @@ class Gangs:
             placed = tuple(replace(entry, node=nodes[entry.name]) for entry in gang.learners)
             admitted.append(replace(gang, learners=placed))
         return admitted
+
+    async def _all_ready(self) -> bool:
+        """A new node keeps its taint for a moment after it is Ready."""
+        return all(node.ready for node in await self.cluster.capacity())
 
     async def start(self, gangs: Sequence[AttemptPlan]) -> None:
         """All at once; a step that the API server does not answer in time is repeated, as by a Guardian."""
