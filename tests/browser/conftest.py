@@ -24,7 +24,8 @@ Submit = Callable[..., Job]
 @pytest.fixture(scope="package")
 def weft_up() -> Iterator[Platform]:
     build_dashboard()
-    with platform({"WEFT_NODE_CPUS": "4"}) as running:
+    # A search of a million lines may take long on a busy machine.
+    with platform({"WEFT_NODE_CPUS": "4", "WEFT_METRICS_SEARCH_S": "100", "WEFT_TENANT_SEARCH_S": "600"}) as running:
         yield running
 
 
@@ -73,10 +74,12 @@ def finished(weft_up: Platform) -> Iterator[dict[str, str]]:
     )
     curve = f'python3 -c "{loss % "1 / (s + seed)"}"'
     wrong = f"echo ordinary line; {curve}; echo 'ValueError: label 11 is out of range' >&2; exit 3"
+    green = r"printf '\033[32mgreen\033[0m\n'"
     jobs: dict[str, dict[str, Any]] = {
-        "good": {"name": "good", "command": f"{curve}; echo 42 > $RESULT_DIR/answer.txt", "learners": 2},
+        "good": {"name": "good", "command": f"{curve}; {green}; echo 42 > $RESULT_DIR/answer.txt", "learners": 2},
         "failed": {"name": "broken", "command": wrong},
         **{f"seed-{seed}": {"name": "seeds", "command": curve, "env": {"SEED": str(seed)}} for seed in range(1, 6)},
+        "long": {"name": "long", "command": "seq -f 'line %.0f' 1 1000000"},
     }
     with Client(weft_up.url, weft_up.key) as client:
         common = {"resources": SMALL, "metrics": JSONL}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -103,6 +103,8 @@ def test_a_job_is_halted_resumed_and_killed(open_visit: Open, submit: Submit) ->
     page.get_by_role("button", name="Resume").click()
     expect(page.locator(".log-text", has_text=re.compile("^up$"))).to_have_count(2)  # of both attempts
     status(page, "processing")
+    page.get_by_label("Attempt").select_option("Attempt 2")
+    expect(page.locator(".log-text", has_text=re.compile("^up$"))).to_have_count(1)
     page.get_by_role("button", name="Kill").click()
     dialog = page.get_by_role("alertdialog")
     dialog.get_by_role("button", name="Cancel").click()
@@ -181,16 +183,17 @@ def test_mean_and_deviation_of_five_seeds_are_exact(open_visit: Open, finished: 
     cells = page.locator("[data-exact]")
     expect(cells).to_have_count(4)
     last = [1 / (19 + seed) for seed in seeds]
-    expected = (statistics.fmean(last), statistics.pstdev(last), min(last), max(last))
+    expected = (np.mean(last), np.std(last), np.min(last), np.max(last))
     shown = [float(cell.get_attribute("data-exact") or "nan") for cell in cells.all()]
     assert shown == pytest.approx(expected, rel=1e-12)
     expect(page.get_by_text("env.SEED", exact=True).locator("visible=true").first).to_be_visible()
 
 
-def test_a_line_is_searched_among_many_and_its_address_leads_back_to_it(open_visit: Open, submit: Submit) -> None:
-    job = submit("seq -f 'line %g' 1 30000", name="long").wait(HANG_S)
-    page = open_visit().open(f"/ui/jobs/{job.id}?tab=logs")
-    expect(page.locator(".log-text").last).to_have_text("line 30000")
+def test_a_line_is_searched_among_a_million_and_its_address_leads_back_to_it(
+    open_visit: Open, finished: dict[str, str]
+) -> None:
+    page = open_visit().open(f"/ui/jobs/{finished['long']}?tab=logs")
+    expect(page.locator(".log-text").last).to_have_text("line 1000000")
     assert page.locator(".log-row").count() < 200  # only what is visible exists
     page.keyboard.press("/")
     page.keyboard.type("line 12?345$")
@@ -202,6 +205,20 @@ def test_a_line_is_searched_among_many_and_its_address_leads_back_to_it(open_vis
     page.reload()
     expect(page.locator(".log-row.marked .log-text")).to_have_text("line 12345")
     expect(page.locator(".log-row.marked")).to_be_in_viewport()
+
+
+def test_the_log_is_merged_or_of_one_learner_and_its_colours_are_those_of_a_terminal(
+    open_visit: Open, finished: dict[str, str]
+) -> None:
+    page = open_visit().open(f"/ui/jobs/{finished['good']}?tab=logs")
+    expect(page.locator(".log-rank", has_text="worker-0").first).to_be_visible()
+    expect(page.locator(".log-rank", has_text="worker-1").first).to_be_visible()
+    times = [text for text in page.locator(".log-time").all_inner_texts() if text]
+    assert times == sorted(times)
+    expect(page.locator(".log-text .a-2", has_text="green")).to_have_count(2)
+    page.get_by_label("Learner", exact=True).select_option("worker-1")
+    expect(page.locator(".log-rank", has_text="worker-0")).to_have_count(0)
+    expect(page.locator(".log-text .a-2", has_text="green")).to_have_count(1)
 
 
 def test_a_job_is_submitted_from_yaml_after_its_wrong_field_was_marked(open_visit: Open, client: Client) -> None:
