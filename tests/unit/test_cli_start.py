@@ -90,7 +90,7 @@ def api() -> Generator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *args: object) -> None: ...
+        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - the name of the base class
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
