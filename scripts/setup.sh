@@ -5,7 +5,8 @@
 # Run by every make target, so the second run must cost nothing: a stamp in .venv
 # holds the hash of all that it was made from.
 #
-#   WEFT_PYTHON   the interpreter to use (3.11 or newer); otherwise one is found
+#   WEFT_PYTHON   the interpreter to use (3.11 or newer); otherwise that of .venv,
+#                 or one is found
 set -euo pipefail
 cd "$(dirname "$0")/.."
 umask 022 # as root, learners run under other uids and read this environment
@@ -14,6 +15,13 @@ say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 # --- nothing to do? ---------------------------------------------------------
+
+# A later run without WEFT_PYTHON keeps the interpreter that was chosen before: a
+# platform may be running in this environment.
+chosen=$(cat .venv/.python 2> /dev/null || true)
+if [ -z "${WEFT_PYTHON:-}" ] && [ -n "$chosen" ] && command -v "$chosen" > /dev/null; then
+    WEFT_PYTHON=$chosen
+fi
 
 # Two stamps: what the environment holds, and how our own packages are installed
 # into it. Where it lies is part of both: an environment cannot be moved.
@@ -42,16 +50,36 @@ step() {
     "$@" > "$log" 2>&1 && return
     # What the network said comes first: pip's last word on it is 'no such version'.
     local said
-    said=$(grep -ioE 'connection refused|name or service not known|temporary failure in name resolution|network is unreachable|timed out|certificate verify failed|no space left on device' "$log" | head -n 1 || true)
+    said=$(grep -ioE "$network|no space left on device" "$log" | head -n 1 || true)
     [ -n "$said" ] || said=$(grep -iE 'error|cause|fail|could not' "$log" | tail -n 1 | sed 's/^ *//' || true)
     [ -n "$said" ] || said=$(tail -n 1 "$log")
-    die "FAILED: $what: ${said:-it gave no reason}. $hint (everything that was said: $log)"
+    # Advice about the network fits only where the network failed.
+    [ "$hint" != "$online" ] || grep -qiE "$network" "$log" || hint=""
+    die "FAILED: $what: ${said:-it gave no reason}.${hint:+ $hint} (everything that was said: $log)"
 }
+network='connection refused|connection reset|name or service not known|temporary failure in name resolution|network is unreachable|no route to host|timed out|certificate verify failed|invalid peer certificate|dns error'
 online="This step needs the package index: check the network (or pip's index-url, if you use a mirror) and run it again."
+
+# --- caches and certificates --------------------------------------------------
+
+# pip and uv keep downloads below HOME; without one that can be written, in .venv.
+cache=${XDG_CACHE_HOME:-${HOME:-/}/.cache}
+if [ -z "${XDG_CACHE_HOME:-}" ] && { [ -z "${HOME:-}" ] || [ "$HOME" = / ] || ! mkdir -p "$cache" 2> /dev/null || [ ! -w "$cache" ]; }; then
+    say "note: there is no home folder that can be written (HOME='${HOME:-}'): downloads are kept in .venv/.cache"
+    export XDG_CACHE_HOME=$PWD/.venv/.cache
+fi
+
+# An authority that only the system knows (a company's) counts for pip and uv, too.
+for bundle in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/ca-bundle.pem; do
+    [ -s "$bundle" ] || continue
+    export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-true} PIP_CERT=${PIP_CERT:-$bundle}
+    break
+done
 
 # --- an interpreter ---------------------------------------------------------
 
 new_enough() { [ "$("$1" -c 'import sys; print(sys.version_info >= (3, 11))' 2> /dev/null)" = True ]; }
+version_of() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2> /dev/null || true; }
 has_venv() { "$1" -c 'import ensurepip, venv' 2> /dev/null; }
 
 # True if a user other than root can run it: learners do. The interpreter is tried
@@ -103,7 +131,11 @@ install_debian() {
 
 if [ -n "${WEFT_PYTHON:-}" ]; then
     python=$(command -v "$WEFT_PYTHON") || die "WEFT_PYTHON=$WEFT_PYTHON: there is no such interpreter"
-    new_enough "$python" || die "WEFT_PYTHON=$WEFT_PYTHON is no Python 3.11 or newer"
+    if ! new_enough "$python"; then
+        version=$(version_of "$python")
+        [ -n "$version" ] || die "WEFT_PYTHON=$WEFT_PYTHON is no Python"
+        die "WEFT_PYTHON=$WEFT_PYTHON is Python $version; Weft needs 3.11 or newer"
+    fi
     has_venv "$python" || die "WEFT_PYTHON=$WEFT_PYTHON lacks the modules venv and ensurepip"
     [ "$(id -u)" != 0 ] || others_can_run "$python" \
         || say "note: other users cannot run $python; learners of a platform started by root will need one that they can"
@@ -130,6 +162,7 @@ if ! stamp_is locks "$locks"; then
         find .venv -mindepth 1 -maxdepth 1 ! -name .setup-lock ! -name setup.log -exec rm -rf {} +
         step "making .venv with $("$python" --version 2>&1) ($python)" "" "$python" -m venv .venv
         printf '%s\n' "$identity" > .venv/.made_for
+        printf '%s\n' "${WEFT_PYTHON:-}" > .venv/.python
     fi
 
     step "fetching uv" "$online" .venv/bin/python -m pip install --quiet --disable-pip-version-check \

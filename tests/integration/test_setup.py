@@ -46,9 +46,46 @@ def test_without_a_network_it_says_so_in_one_line_and_leaves_nothing_that_looks_
 
 @pytest.mark.parametrize(
     ("interpreter", "message"),
-    [("/nowhere/python3", "there is no such interpreter"), ("/bin/true", "is no Python 3.11 or newer")],
+    [("/nowhere/python3", "there is no such interpreter"), ("/bin/true", "is no Python")],
 )
 def test_an_interpreter_that_cannot_be_used_is_named(checkout: Path, interpreter: str, message: str) -> None:
     done = set_up(checkout, WEFT_PYTHON=interpreter)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"setup: WEFT_PYTHON={interpreter}{':' if 'no such' in message else ''} {message}\n"
+
+
+def interpreter_that(checkout: Path, says: str) -> Path:
+    """A program in the place of an interpreter: it prints ``says``."""
+    program = checkout / "old python"
+    program.write_text(f"#!/bin/sh\ncase $2 in *'>='*) echo False ;; *) echo {says} ;; esac\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_too_old_a_python_is_named_with_both_versions(checkout: Path) -> None:
+    old = interpreter_that(checkout, "3.9.2")
+    done = set_up(checkout, WEFT_PYTHON=str(old))
+    assert done.stderr == f"setup: WEFT_PYTHON={old} is Python 3.9.2; Weft needs 3.11 or newer\n"
+
+
+def test_advice_about_the_network_is_given_only_where_the_network_failed(checkout: Path) -> None:
+    (checkout / "requirements" / "bootstrap.txt").write_text("uv==not-a-version\n")
+    done = set_up(checkout, PIP_NO_INDEX="1")
+    assert (done.returncode, "FAILED: fetching uv" in done.stderr) == (1, True)
+    assert "network" not in done.stderr
+
+
+@pytest.mark.parametrize("home", ["/", "/proc", None])
+def test_without_a_home_that_can_be_written_downloads_are_kept_in_the_environment(
+    checkout: Path, home: str | None
+) -> None:
+    done = set_up(checkout, HOME=home or "", WEFT_PYTHON="/nowhere/python3")
+    assert f"there is no home folder that can be written (HOME='{home or ''}')" in done.stdout
+    assert not Path("/.cache/pip").exists()
+
+
+def test_a_later_run_without_weft_python_keeps_the_interpreter_that_was_chosen(checkout: Path) -> None:
+    chosen = interpreter_that(checkout, "3.9.2")
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv" / ".python").write_text(f"{chosen}\n")
+    assert f"WEFT_PYTHON={chosen} is Python 3.9.2" in set_up(checkout).stderr
