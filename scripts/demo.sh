@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From nothing to a trained model: starts the platform, trains examples/digits with two
-# learners, shows the result, and stops everything again. KEEP=1 leaves it up.
+# learners, shows the result, and stops everything again. KEEP=1 leaves it up, and prints
+# the address of the dashboard. The first time it builds the dashboard.
 #
 # Uses its own folder, so that your platform is not touched. The learners' environment is
 # kept there, which makes the next demo fast.
@@ -22,6 +23,9 @@ bold=$'\e[1m' plain=$'\e[0m'
 [ -t 1 ] || bold='' plain=''
 say() { printf '\n%s== %s%s\n' "$bold" "$*" "$plain"; }
 run() { printf '%s$ weft %s%s\n' "$bold" "$*" "$plain"; "$weft" "$@"; }
+
+# Prints nothing if the build is current. Without it everything else still works.
+scripts/dashboard.sh || echo "The demo goes on without the dashboard."
 
 stop() {
   if [ "${KEEP:-}" = 1 ] && [ "${1:-}" = well ]; then
@@ -63,3 +67,8 @@ PY
 
 stop well
 say "done: make test runs every test, weft up starts a platform of your own"
+if [ "${KEEP:-}" = 1 ]; then
+  say "the dashboard, signed in"
+  run dashboard --no-open
+  echo "The address works once. For another one: weft dashboard"
+fi

@@ -6,7 +6,8 @@
 #   scripts/test-packages.sh [--all | --browser]
 #
 # --all: also packages of few tests, whose fixtures otherwise install them (as root): Maven
-# and a JDK, which build the MongoDB stand-in, and faketime.
+# and a JDK, which build the MongoDB stand-in, faketime, the browser, and for root those of
+# the test bed's Kubernetes and Docker engine.
 # --browser: only what the tests of the dashboard need.
 #
 # Run by `make test`. Prints nothing if nothing is missing; installs with apt, with messages,
@@ -24,7 +25,10 @@ can_be_root() { [ "$(id -u)" = 0 ] || command -v sudo > /dev/null; }
 
 # package=a program of it. RabbitMQ's own is not on everybody's PATH.
 needed=(bubblewrap=bwrap redis-server=redis-server rabbitmq-server=/usr/lib/rabbitmq/bin/rabbitmq-server)
-[ "${1:-}" != --all ] || needed+=(maven=mvn default-jdk-headless=javac faketime=faketime)
+[ "${1:-}" != --all ] || needed+=(maven=mvn default-jdk-headless=javac faketime=faketime chromium=chromium)
+if [ "${1:-}" = --all ] && [ "$(id -u)" = 0 ]; then
+    needed+=(iproute2=ip iptables=iptables busybox-static=busybox docker.io=dockerd mmdebstrap=mmdebstrap)
+fi
 [ "${1:-}" != --browser ] || needed=(bubblewrap=bwrap chromium=chromium)
 missing=()
 for wanted in "${needed[@]}"; do

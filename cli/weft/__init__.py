@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
     from weft._job import Job
     from weft._learner import checkpoint_requested, checkpoint_saved, progress, report
-    from weft._records import Artifact, HistoryEvent, LogLine, Point, Series
+    from weft._records import Artifact, HistoryEvent, LogLine, Point, Series, StartupStep
 
 __all__ = [
     "Artifact",
@@ -67,6 +67,7 @@ __all__ = [
     "PreconditionFailed",
     "ResourceExhausted",
     "Series",
+    "StartupStep",
     "TooLarge",
     "Unauthenticated",
     "Unavailable",
@@ -83,7 +84,7 @@ _HOMES = {
     "AsyncJob": "weft._aio._job",
     "Client": "weft._client",
     "Job": "weft._job",
-    **dict.fromkeys(("Artifact", "HistoryEvent", "LogLine", "Point", "Series"), "weft._records"),
+    **dict.fromkeys(("Artifact", "HistoryEvent", "LogLine", "Point", "Series", "StartupStep"), "weft._records"),
     **dict.fromkeys(("checkpoint_requested", "checkpoint_saved", "progress", "report"), "weft._learner"),
 }
 

@@ -247,7 +247,9 @@ class Jobs:
         return self._http.json("GET", _path(id, "explain"))
 
     def progress(self, id: str) -> dict[str, Any]:  # noqa: A002
-        """How far it is: `progress` (0..1 or None), `eta_ms`, counts of lines and points, `latest` by metric."""
+        """How far it is: `progress` (0..1 or None), `eta_ms`, counts of lines and points, `latest` by metric, and
+        what is fetched for its learners (`fetching`).
+        """
         return self._http.json("GET", _path(id, "progress"))
 
     # --- to change --------------------------------------------------------------------

@@ -187,6 +187,27 @@ class HistoryEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class StartupStep:
+    """A step of a job's start-up."""
+
+    step: str
+    """queue, schedule, image, code, data, environment, checkpoint, launch or first_step."""
+    began: datetime
+    ended: datetime | None
+    """None: it lasts, or its attempt ended before."""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> StartupStep:
+        ended = document.get("ended")
+        return cls(str(document["step"]), parse_time(document["began"]), parse_time(ended) if ended else None)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; None without an end."""
+        return None if self.ended is None else (self.ended - self.began).total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
 class Artifact:
     """A file that a job left behind."""
 

@@ -93,6 +93,24 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnerFetching:
+    """A step of the start-up that a helper carries out."""
+
+    learner: str
+    attempt: int
+    step: str
+    """code, data, environment or checkpoint."""
+    began: int
+    """Unix ms."""
+    message: str
+    """The current activity, for people."""
+    done: int | None
+    """Bytes; None: the activity counts none."""
+    total: int | None
+    """Bytes; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What a job has reported up to now."""
 
@@ -108,6 +126,8 @@ class Summary:
     """Milliseconds until the end; None if it is not known."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Lines and points beyond a bound of the job: bound -> count."""
+    fetching: Sequence[LearnerFetching] = ()
+    """What helpers fetch, or did when they were last heard of."""
     usage: Sequence[Aggregate] = ()
     """What each learner of the newest attempt uses of the hardware, by name and rank."""
 
@@ -275,6 +295,7 @@ class TelemetryClient:
             lines=reply.lines, points=reply.points, latest=latest,
             progress=reply.progress if reply.progress >= 0 else None,
             eta_ms=reply.eta_ms if reply.eta_ms >= 0 else None, left_out=dict(reply.left_out),
+            fetching=[_fetching(entry) for entry in reply.fetching],
             usage=[_aggregate(aggregate) for aggregate in reply.usage],
         )  # fmt: skip
 
@@ -292,6 +313,15 @@ def _points_request(job_id: str, query: PointQuery, limit: int) -> metrics_pb2.P
         job_id=job_id, after_seq=query.after_seq, names=query.names, rank=query.rank, attempt=query.attempt,
         max_points=query.max_points, limit=limit, from_step=query.from_step, to_step=query.to_step,
         since_ms=query.since_ms, until_ms=query.until_ms,
+    )  # fmt: skip
+
+
+def _fetching(entry: metrics_pb2.LearnerFetching) -> LearnerFetching:
+    step = entry.step
+    return LearnerFetching(
+        learner=entry.learner, attempt=entry.attempt, step=step.step, began=step.began_ms, message=step.message,
+        done=step.done_bytes if step.HasField("done_bytes") else None,
+        total=step.total_bytes if step.HasField("total_bytes") else None,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from services.api.answers import Answer, doc
 from services.api.causes import Cause
 from services.api.clients import Waiting
 from services.api.platform import spec_of
+from services.api.startup import StartupStep, startup
 from services.core.domain.job import Job
 from services.core.domain.outages import Outage, is_outage
 from services.core.domain.status import Desired, PendingReason, Status
@@ -64,6 +65,7 @@ class JobExplanation(Answer):
         doc("What went wrong, read from the output of the learner that failed first; empty if nothing is recognised."),
     ]
     hints: Annotated[list[str], doc("What its owner can do, with commands that can be typed as they stand.")]
+    startup: Annotated[list[StartupStep], doc("The start-up of the current or last attempt, in order.")]
     queue_position: Annotated[
         int | UnsetType, doc("Place in the queue, from 1. Only while it waits and the dispatcher answers.")
     ] = UNSET
@@ -104,6 +106,7 @@ def explain(
             *_hints(job, pending),
             *_bounds_reached(left_out or {}),
         ],
+        startup=startup(job),
         queue_position=waiting.position if waiting else UNSET,
     )
 

@@ -11,6 +11,7 @@ from services.api.clients import Waiting
 from services.api.job_changes import Rendered
 from services.api.job_metrics import JobMetric
 from services.api.platform import spec_of
+from services.api.startup import StartupStep, startup
 from services.api.usage import LearnerUsage
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.codec import dump
@@ -118,6 +119,9 @@ class Job(Answer):
     deleted: Annotated[
         Time | UnsetType, doc("When it was deleted. Only in replayed answers, and in lists with `deleted`.")
     ] = UNSET
+    startup: Annotated[
+        list[StartupStep] | UnsetType, doc("The start-up of the current or last attempt, in order. Not in lists.")
+    ] = UNSET
     spec: Annotated[dict[str, Any] | UnsetType, doc("The spec in normal form. Not in events of live streams.")] = UNSET
     metrics: Annotated[
         list[JobMetric] | UnsetType,
@@ -192,13 +196,14 @@ def job_answer(document: JobDocument, waiting: Waiting | None = None) -> Job:
         released=as_time_or_none(document.released),
         deleted=UNSET if document.deleted is None else as_time(document.deleted),
         summary=dump(document.summary),
+        startup=startup(document),
         spec=dump(document.spec),
     )
 
 
 def listed(document: JobDocument) -> Rendered:
     """The job without its spec, for lists that are live. Two documents that differ in ``updated`` alone look alike."""
-    job = structs.replace(job_answer(document), spec=UNSET)
+    job = structs.replace(job_answer(document), spec=UNSET, startup=UNSET)
     return Rendered(to_json(job).decode(), hash(to_json(structs.replace(job, updated=Time(0)))))
 
 

@@ -100,9 +100,10 @@ class LearnerView:
         report = load(LearnerStatus, document)
         if report.name != name:
             raise ValueError(f"it says that it is {report.name}")
-        if any(not 0 <= time <= MAX_TIME_MS for time in report.times.values()) or (
-            report.exit and not 0 <= report.exit.time <= MAX_TIME_MS
-        ):
+        times = [*report.times.values(), *(span.began for span in report.startup.values())]
+        times += [span.ended for span in report.startup.values() if span.ended is not None]
+        times += [report.exit.time] if report.exit else []
+        if any(not 0 <= time <= MAX_TIME_MS for time in times):
             raise ValueError("it has a time before 1970 or after 9999")
         checkpoint = report.checkpoint
         if checkpoint and not (

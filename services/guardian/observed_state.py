@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from services.core.domain import startup
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.job import Attempt, Job, advanced
 from services.core.domain.learner import Exit, LearnerStatus, job_status, learner_name, step_times
@@ -20,6 +21,9 @@ from services.core.ports.cluster import LearnerProcess, Observation
 
 _CHECKPOINT_MS: Final = 5_000
 """A newer checkpoint is recorded so much later at the earliest: each is a write of the job's document."""
+_STARTUP_MS: Final = 1_000
+"""A step of the start-up is recorded with the next change of the job, and after so long by a write of its own: most
+steps of a quick start cost no write."""
 EMPTY: Final = Observation(learners=(), attempts=())
 
 
@@ -44,7 +48,7 @@ def merge(
             continue
         if process.name in merged and _contradicts(merged[process.name], process):
             merged[process.name] = _without_end(merged[process.name], process)
-        if process.started is None and process.exit is None and not process.reason:
+        if process.started is None and process.exit is None and not process.reason and not process.startup:
             continue
         learner = merged.get(process.name) or _waiting(process.name, ranks[process.name], attempt)
         merged[process.name] = _with_process(learner, process)
@@ -141,6 +145,7 @@ def _with_process(learner: LearnerStatus, process: LearnerProcess) -> LearnerSta
         exit=_recorded_exit(learner, process),
         reason=reason,
         message=message or learner.message,
+        startup={**learner.startup, **process.startup},
     )
 
 
@@ -234,8 +239,13 @@ def with_observed(job: Job, learners: Mapping[str, LearnerStatus], *, expected: 
     counters = replace(counters, outages=0) if attempt.started else counters
     ahead = advanced(job, job_status(learners.values(), expected), actor="guardian", now=now, times=times)
     checkpoint = newest_checkpoint(job, learners, now=now, least_ms=_CHECKPOINT_MS)
-    if (ahead, attempt, counters, checkpoint) == (job, job.attempt, job.counters, job.checkpoint):
+    known = attempt.startup
+    steps = startup.observed(known, (learner.startup for learner in learners.values()), expected=expected, now=now)
+    if (ahead, attempt, counters, checkpoint) == (job, job.attempt, job.counters, job.checkpoint) and (
+        not startup.is_news(known, steps, now=now, after_ms=_STARTUP_MS)
+    ):
         return job
+    attempt = replace(attempt, startup=steps)
     return replace(ahead, attempt=attempt, counters=counters, checkpoint=checkpoint, updated=now)
 
 

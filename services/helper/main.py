@@ -14,13 +14,14 @@ import asyncio
 import contextlib
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from services.core.domain.errors import NoSpace
 from services.core.domain.learner import Exit, LearnerStatus
+from services.core.domain.startup import Fetching, Span
 from services.core.domain.status import Phase
 from services.core.runtime.durable_files import write_reserved
 from services.core.runtime.learner_folder import (
@@ -145,7 +146,7 @@ class Helper:
 
     def _connect(self) -> tuple[Reporter, IntakeClient]:
         # Imported only now: see the module's docstring.
-        from services.helper.metrics_client import IntakeClient  # noqa: PLC0415
+        from services.helper.metrics_client import IntakeClient, Progress  # noqa: PLC0415
         from services.helper.reporter import Reporter  # noqa: PLC0415
 
         learner, plan = self._assignment.learner, self._assignment.plan
@@ -161,11 +162,15 @@ class Helper:
             from services.core.failpoints.ports import at_failpoint  # noqa: PLC0415 - as above
 
             intake = at_failpoint(intake, "intake", "helper")
-        reporter = Reporter(
-            intake, self._spool, status, lambda: self._shipper.progress if self._shipper is not None else (-1.0, -1)
-        )
+        reporter = Reporter(intake, self._spool, status, lambda: Progress(*self._trained(), self._fetching()))
         reporter.enter(Phase.WAITING)
         return reporter, intake
+
+    def _trained(self) -> tuple[float, int]:
+        return self._shipper.progress if self._shipper is not None else (-1.0, -1)
+
+    def _fetching(self) -> Fetching | None:
+        return self._fetch.fetching if self._fetch is not None else None
 
     # --- until the process may start ---------------------------------------------------------------------------------
 
@@ -190,13 +195,14 @@ class Helper:
         if self._fetch is None:
             self._begin_fetching()
         if self._fetch is not None:
-            reporter.enter(Phase.DOWNLOADING)
+            reporter.enter(Phase.DOWNLOADING, startup=self._steps(reporter))
             try:
                 await self._finish_fetching(self._fetch, reporter)
             except FetchCancelled:
                 return True
             except FetchFailed as failure:
-                reporter.enter(Phase.STORED, reason=failure.reason, message=failure.message)
+                steps = self._steps(reporter)
+                reporter.enter(Phase.STORED, reason=failure.reason, message=failure.message, startup=steps)
                 return False
         try:
             prepared = self._folder.read(PREPARED_FILE) or {}
@@ -223,8 +229,14 @@ class Helper:
                 fetch.cancel()
             if fetch.message != reporter.status.message and loop.time() - message_at >= MESSAGE_S:
                 message_at = loop.time()
+                reporter.set_fields(startup=self._steps(reporter))
                 reporter.set_message(fetch.message)
+        reporter.set_fields(startup=self._steps(reporter))
         self._folder.write(PREPARED_FILE, asdict(fetch.result()))
+
+    def _steps(self, reporter: Reporter) -> Mapping[str, Span]:
+        """The steps of the start-up as they are now."""
+        return {**reporter.status.startup, **(self._fetch.steps if self._fetch is not None else {})}
 
     async def _wait_until(self, condition: Callable[[], bool], wakeup: Wakeup | None = None) -> bool:
         """Waits for the condition; ``wakeup`` makes it look at once.
@@ -250,7 +262,13 @@ class Helper:
             self._folder, self._assignment, self._spool, self._signer, report=reporter.set_checkpoint
         )
         self._shipper = shipper = Shipper(
-            self._folder, self._assignment, self._spool, intake, RUN, usage=self._learner.usage
+            self._folder,
+            self._assignment,
+            self._spool,
+            intake,
+            RUN,
+            usage=self._learner.usage,
+            on_point=reporter.set_first_point,
         )
         shipping = asyncio.create_task(shipper.run())
         try:

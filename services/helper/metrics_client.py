@@ -16,6 +16,8 @@ import grpc.aio
 
 from services.core.adapters.rpc.client import LearnerCredential, connect, streaming, translating
 from services.core.domain.errors import Unavailable
+from services.core.domain.startup import Fetching
+from services.core.domain.text import storable
 from services.core.gen.weft.v1.metrics_pb2 import (
     AppendReply,
     AppendRequest,
@@ -24,6 +26,7 @@ from services.core.gen.weft.v1.metrics_pb2 import (
     ControlReply,
     ControlRequest,
     DeleteObjectRequest,
+    FetchingStep,
     GetObjectRequest,
     HeadObjectReply,
     HeadObjectRequest,
@@ -45,6 +48,21 @@ _TIMEOUT_S: Final = 5.0
 """A slower service counts as away. Calls may be repeated: all are idempotent."""
 _APPEND_TIMEOUT_S: Final = 30.0
 """A batch may wait for a slow disk."""
+_MESSAGE_CHARS: Final = 500
+
+
+class Progress(NamedTuple):
+    """How far the learner is."""
+
+    fraction: float = -1.0
+    """0..1; -1: unknown."""
+    eta_ms: int = -1
+    """Milliseconds left; -1: unknown."""
+    fetching: Fetching | None = None
+    """What its helper fetches; None: nothing."""
+
+
+UNKNOWN: Final = Progress()
 
 
 class Desired(NamedTuple):
@@ -78,9 +96,11 @@ class IntakeClient:
         """Sends a LearnerStatus as JSON. Returns whether the attempt is the job's current one."""
         return bool((await self._call("Report", ReportRequest(status=status))).current)
 
-    async def beat(self, progress: float, eta_ms: int) -> Desired:
-        """Sends a heartbeat. ``progress`` 0..1, ``eta_ms`` milliseconds left; -1: unknown."""
-        return _desired(await self._call("Beat", BeatRequest(progress=progress, eta_ms=eta_ms)))
+    async def beat(self, progress: Progress) -> Desired:
+        """Sends a heartbeat."""
+        fetching = _fetching_message(progress.fetching) if progress.fetching is not None else None
+        request = BeatRequest(progress=progress.fraction, eta_ms=progress.eta_ms, fetching=fetching)
+        return _desired(await self._call("Beat", request))
 
     async def control(self) -> AsyncGenerator[Desired]:
         """What the platform wants, at once and after each change. Ends by an error only."""
@@ -166,6 +186,13 @@ class IntakeClient:
             return Address(json.loads(self._addresses_file.read_bytes())["metrics"], self._tls)
         except (OSError, ValueError, KeyError):
             raise Unavailable("the metrics service has no address yet") from None
+
+
+def _fetching_message(fetching: Fetching) -> FetchingStep:
+    return FetchingStep(
+        step=fetching.step.value, began_ms=fetching.began, message=storable(fetching.message)[:_MESSAGE_CHARS],
+        done_bytes=fetching.done, total_bytes=fetching.total,
+    )  # fmt: skip
 
 
 def _desired(reply: BeatReply | ControlReply) -> Desired:

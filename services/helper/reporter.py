@@ -19,12 +19,13 @@ from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.codec import dump
 from services.core.domain.errors import WeftError
 from services.core.domain.learner import LearnerStatus
+from services.core.domain.startup import Span, Step
 from services.core.domain.status import PHASE_ORDER, Phase
 from services.core.domain.text import storable
 from services.core.runtime.learner_folder import StopMark
 from services.core.runtime.retry import Backoff
 from services.helper.log import log_event
-from services.helper.metrics_client import Desired, IntakeClient
+from services.helper.metrics_client import UNKNOWN, Desired, IntakeClient, Progress
 from services.helper.spool import Spool
 from services.helper.wakeup import Wakeup
 
@@ -35,7 +36,7 @@ NOT_CURRENT_REPEAT_S: Final = 0.5
 BEAT_S: Final = 2.0
 """Between heartbeats without a change. Each costs a millisecond: most of what an idle helper costs."""
 PROGRESS_S: Final = 1.0
-"""The same of a learner that reports its progress."""
+"""The same of a learner that reports its progress, or is being fetched for."""
 GO_FIRST_S: Final = 0.02
 GO_MOST_S: Final = 1.0
 """READY: how often to ask for ``go``, at first and at last. The first moments are a warm start's latency."""
@@ -57,9 +58,8 @@ class Reporter:
     """``run`` is a task beside the main flow, which changes the status by ``enter`` and ``set_message``."""
 
     def __init__(
-        self, intake: IntakeClient, spool: Spool, status: LearnerStatus, progress: Callable[[], tuple[float, int]]
+        self, intake: IntakeClient, spool: Spool, status: LearnerStatus, progress: Callable[[], Progress]
     ) -> None:
-        """``progress`` returns (fraction 0..1, milliseconds left), -1 for unknown."""
         self.on_stop: Callable[[StopMark], None] | None = None
         """Called with each stop that the platform answers; None: another process is responsible for stops."""
         self.status = replace(status, seq=status.seq + TAKE_OVER) if status.seq else status
@@ -74,7 +74,7 @@ class Reporter:
         self._acknowledged_seq = 0
         self._answered = Wakeup()
         self._not_current_since: float | None = None
-        self._sent_progress: tuple[float, int] = (-1.0, -1)
+        self._sent_progress = UNKNOWN
 
     def enter(self, phase: Phase, *, at: int | None = None, **changes: Any) -> None:
         """Moves to a phase, never back, and records the time (``at``: Unix ms). ``changes``: other fields."""
@@ -91,6 +91,12 @@ class Reporter:
     def set_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
         """Reports the newest stored checkpoint."""
         self._change(replace(self.status, checkpoint=checkpoint))
+
+    def set_first_point(self, at: int) -> None:
+        """Reports when the training wrote its first metric point, Unix ms. The first call counts."""
+        if Step.FIRST_STEP not in self.status.startup:
+            span = Span(began=min(at, self.status.times.get(Phase.PROCESSING.value, at)), ended=at)
+            self._change(replace(self.status, startup={**self.status.startup, Step.FIRST_STEP: span}))
 
     def set_fields(self, **changes: Any) -> None:
         """Sets fields that are sent with the next change; they cause no report of their own."""
@@ -139,7 +145,7 @@ class Reporter:
                         next_beat = time.monotonic() + go_every
                         go_every = min(GO_MOST_S, go_every * 1.2)
                     else:
-                        next_beat = time.monotonic() + (BEAT_S if self._sent_progress[0] < 0 else PROGRESS_S)
+                        next_beat = time.monotonic() + (BEAT_S if self._sent_progress == UNKNOWN else PROGRESS_S)
                 backoff.reset()
                 self._last_error = ""
             except WeftError as error:
@@ -165,7 +171,7 @@ class Reporter:
 
     async def _beat(self) -> None:
         progress = self._progress()
-        desired = await self._intake.beat(*progress)
+        desired = await self._intake.beat(progress)
         self._sent_progress = progress
         self.take_desired(desired)
 

@@ -36,7 +36,7 @@ async def quarantine_check(home: Home) -> tuple[str, bool, str, str]:
     """The check of `weft doctor`: (check, ok, detail, fix)."""
     report = await reported_quarantine(home)
     if report is None:
-        return "quarantine", True, "not asked: the api does not run", ""
+        return "quarantine", True, "unknown: the api does not run", ""
     held = report["held"]
     silent = f"; not asked: {', '.join(report['silent'])}" if report["silent"] else ""
     if not held:

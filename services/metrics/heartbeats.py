@@ -1,15 +1,39 @@
-"""The progress that learners report with their heartbeats. Kept in memory: etcd could not take so many writes."""
+"""What learners report with their heartbeats: progress, and what is fetched. In memory: etcd could not take it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from services.core.domain.document import MAX_TIME_MS
+from services.core.domain.startup import FETCHED
+from services.core.domain.text import storable
 from services.core.domain.tokens import LearnerIdentity
 from services.core.ports.clock import Clock
 
 UNKNOWN: Final = -1
 _FORGET_EVERY_S: Final = 60.0
+
+
+_MESSAGE_CHARS: Final = 500
+_MOST_FETCHING: Final = 100
+_MOST_BYTES: Final = 2**53
+
+
+class Fetching(NamedTuple):
+    """A step of the start-up that a helper carries out."""
+
+    step: str
+    """code, data, environment or checkpoint."""
+    began_ms: int
+    """Unix ms."""
+    message: str
+    """The current activity, for people."""
+    done_bytes: int | None
+    """None: the activity counts none."""
+    total_bytes: int | None
+    """None: unknown."""
 
 
 @dataclass(slots=True)
@@ -18,6 +42,7 @@ class _Learner:
     last_seen_ms: int
     progress: float = UNKNOWN
     eta_ms: int = UNKNOWN
+    fetching: Fetching | None = None
 
 
 class Heartbeats:
@@ -40,6 +65,24 @@ class Heartbeats:
         if known.attempt == learner.attempt:
             known.progress = progress if 0 <= progress <= 1 else UNKNOWN
             known.eta_ms = max(UNKNOWN, eta_ms)
+
+    def set_fetching(self, learner: LearnerIdentity, fetching: Fetching | None) -> None:
+        """None: nothing is fetched. What names an impossible step or number counts as None. As ``set_progress``."""
+        known = self._jobs[learner.job][learner.name]
+        if known.attempt == learner.attempt:
+            is_possible = fetching is not None and _is_possible(fetching)
+            known.fetching = _bounded(fetching) if fetching is not None and is_possible else None
+
+    def fetching(self, job_id: str) -> Sequence[tuple[str, int, Fetching]]:
+        """(learner, attempt, step) of learners of the newest attempt that are fetched for, by name; the first 100."""
+        learners = self._jobs.get(job_id, {})
+        newest = max((learner.attempt for learner in learners.values()), default=0)
+        steps = [
+            (name, learner.attempt, learner.fetching)
+            for name, learner in sorted(learners.items())
+            if learner.attempt == newest and learner.fetching is not None
+        ]
+        return steps[:_MOST_FETCHING]
 
     def progress(self, job_id: str) -> tuple[float, int]:
         """(progress, eta_ms) of the slowest learner of the newest attempt that reports any; negative: unknown."""
@@ -71,3 +114,15 @@ class Heartbeats:
         ]
         for job_id in silent:
             del self._jobs[job_id]
+
+
+def _is_possible(fetching: Fetching) -> bool:
+    sizes = [size for size in (fetching.done_bytes, fetching.total_bytes) if size is not None]
+    steps = {step.value for step in FETCHED}
+    return (
+        fetching.step in steps and 0 <= fetching.began_ms <= MAX_TIME_MS and all(size < _MOST_BYTES for size in sizes)
+    )
+
+
+def _bounded(fetching: Fetching) -> Fetching:
+    return fetching._replace(message=storable(fetching.message)[:_MESSAGE_CHARS])

@@ -1,6 +1,6 @@
 """Statistics of one metric over jobs, step by step: how many values, mean, standard deviation, minimum, maximum.
 
-Every number that is shown is exact: of all jobs that reported the step. Where there are more steps than were asked for,
+Every number that is shown is exact: of all jobs that reported the step. Where there are more steps than were requested,
 steps are left out, and no values are averaged over steps. The steps are those of the job that reported most of them.
 """
 

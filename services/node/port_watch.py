@@ -1,8 +1,9 @@
 """Ends learners that listen on a port which another gang of this machine was given.
 
 Learners share the machine's network. A gang's port is held by a shim until its learner starts
-(``services.node.shim.hold_port``), so another one can take it only in the moment between, on purpose. It would get the
-connections of the gang's other learners. The kernel says which user listens, so this works where each job has a user.
+(``services.node.shim_child.hold_port``), so another one can take it only in the moment between, on purpose. It would
+get the connections of the gang's other learners. The kernel says which user listens, so this works where each job has
+a user.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, StorageState
 
 from services.core.runtime.processes import ProcessIdentity
-from tests.testbed.browser import Visit, built, chromium, sign_in, visit
+from tests.testbed.browser import Visit, build_dashboard, chromium, sign_in, visit
 from tests.testbed.platform import Platform, platform
 from tests.waiting import HANG_S
 from weft import Client, Job
@@ -23,14 +23,16 @@ Submit = Callable[..., Job]
 
 @pytest.fixture(scope="package")
 def weft_up() -> Iterator[Platform]:
-    built()
-    with platform({"WEFT_NODE_CPUS": "4"}) as running:
+    build_dashboard()
+    # A search of a million lines may take long on a busy machine.
+    with platform({"WEFT_NODE_CPUS": "4", "WEFT_METRICS_SEARCH_S": "100", "WEFT_TENANT_SEARCH_S": "600"}) as running:
         yield running
 
 
 @pytest.fixture(scope="package")
 def browser(weft_up: Platform) -> Iterator[Browser]:
-    # Started after the platform: its library keeps an event loop running in this thread.
+    # Started after the platform: its library keeps an event loop running in this thread, to the last test of this
+    # package.
     assert weft_up.url
     with chromium() as running:
         yield running
@@ -72,10 +74,12 @@ def finished(weft_up: Platform) -> Iterator[dict[str, str]]:
     )
     curve = f'python3 -c "{loss % "1 / (s + seed)"}"'
     wrong = f"echo ordinary line; {curve}; echo 'ValueError: label 11 is out of range' >&2; exit 3"
+    green = r"printf '\033[32mgreen\033[0m\n'"
     jobs: dict[str, dict[str, Any]] = {
-        "good": {"name": "good", "command": f"{curve}; echo 42 > $RESULT_DIR/answer.txt", "learners": 2},
+        "good": {"name": "good", "command": f"{curve}; {green}; echo 42 > $RESULT_DIR/answer.txt", "learners": 2},
         "failed": {"name": "broken", "command": wrong},
         **{f"seed-{seed}": {"name": "seeds", "command": curve, "env": {"SEED": str(seed)}} for seed in range(1, 6)},
+        "long": {"name": "long", "command": "seq -f 'line %.0f' 1 1000000"},
     }
     with Client(weft_up.url, weft_up.key) as client:
         common = {"resources": SMALL, "metrics": JSONL}

@@ -33,7 +33,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if _GIVEN and collection_path.name in _TEST_BED_ONLY else None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def testbed_programs(announce: Say, untimed: Untimed) -> None:
     """Builds them, which is not the time of a test. Only root can run the test cluster."""
     if os.geteuid() != 0:
@@ -42,14 +42,14 @@ def testbed_programs(announce: Say, untimed: Untimed) -> None:
         programs.build(announce)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def testbed_cluster(testbed_programs: None, announce: Say) -> Iterator[Cluster]:
     """Two nodes with four fake GPUs each. A test leaves them Ready."""
     with cluster(nodes=2, say=announce) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def access(request: pytest.FixtureRequest, announce: Say) -> Access:
     if not _GIVEN:
         running: Cluster = request.getfixturevalue("testbed_cluster")

@@ -11,13 +11,13 @@ from tests.compose.stack import Stack, stack
 from tests.testbed.kubernetes import traces
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def machine_before() -> Mapping[str, object]:
     """Links, addresses, routes and firewall of this machine before the engine starts."""
     return traces.host()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def new_stack(
     machine_before: Mapping[str, object],
     announce: Callable[[str], None],
@@ -30,7 +30,7 @@ def new_stack(
         yield built
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def installed(new_stack: Stack) -> Stack:
     """Started from nothing by `docker compose up --wait`."""
     new_stack.up()

@@ -21,7 +21,7 @@ from weft import Client
 ROOT: Final = Path(__file__).parents[2]
 COMPOSE_FILE: Final = ROOT / "docker-compose.yml"
 OVERRIDE: Final = Path(__file__).with_name("override.yml")
-_MODULE: Final = Path(__file__).with_name("modules") / "compose"
+COMPOSE_MODULE: Final = Path(__file__).with_name("modules") / "compose"
 SERVICES: Final = ("api", "lcm", "guardian", "metrics", "worker", "node")
 STORES: Final = ("mongodb", "etcd", "rabbitmq", "s3")
 
@@ -71,7 +71,7 @@ class Stack:
 @contextmanager
 def stack(say: Say) -> Generator[Stack]:
     """The engine and everything that `docker compose up` needs; nothing of the installation yet. All is removed."""
-    program = go_build("docker-compose", _MODULE, say)
+    program = go_build("docker-compose", COMPOSE_MODULE, say)
     with engine(say) as running:
         build_stores(running, say)
         images.build(images.Image.read(images.IMAGES / "platform"), running)

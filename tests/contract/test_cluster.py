@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.core.domain.errors import InvalidRequest, ResourceExhausted, StaleFence, Unavailable
+from services.core.domain.errors import InvalidRequest, ResourceExhausted, Unavailable
 from services.core.domain.plan import SCHEMA, Part, PartKind
 from services.core.ports.cluster import Cluster
 from tests.testbed.gangs import await_all, await_exit, await_state, learners, start, stop, teardown
@@ -222,33 +222,6 @@ async def test_teardown_removes_earlier_attempts(cluster: Cluster) -> None:
     await teardown(cluster, new)
     assert (await cluster.observe(old.job)).attempts == []
     assert living_with(old.job) == []
-
-
-async def test_calls_with_a_lower_attempt_or_term_are_refused(cluster: Cluster) -> None:
-    gang = plan([FOREVER], attempt=2, term=5)
-    await start(cluster, gang)
-    for attempt, term in ((2, 4), (1, 5), (1, 9)):
-        old = replace(gang, attempt=attempt, term=term)
-        with pytest.raises(StaleFence):
-            await cluster.do("reserve", old)
-        with pytest.raises(StaleFence):
-            await stop(cluster, old, "kill", 0)
-        with pytest.raises(StaleFence):
-            await teardown(cluster, old)
-    assert (await learners(cluster, gang))["worker-0"].state != "exited"
-    await teardown(cluster, replace(gang, term=6))
-
-
-async def test_a_late_step_makes_nothing_after_teardown(cluster: Cluster) -> None:
-    gang = plan([FOREVER])
-    await start(cluster, gang)
-    await teardown(cluster, gang)
-    for step in cluster.steps():
-        with pytest.raises(StaleFence):
-            await cluster.do(step, gang)
-    successor = replace(gang, term=2)
-    await cluster.do("reserve", successor)
-    await teardown(cluster, successor)
 
 
 async def test_a_gang_that_does_not_fit_reserves_nothing(cluster: Cluster, node: NodeProcess) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 from tests import promises
 from tests.promises import Promise
 from tests.testbed import sets
+from tests.testbed.api import Api
+from tests.testbed.etcd import Etcd
+from tests.testbed.learner_telemetry import Learner, api_over, running_learner
+from tests.testbed.metrics import MetricsProcess, running
 from tests.testbed.platform import Platform, platform
 from weft import Client
 
@@ -51,3 +56,24 @@ def weft_up(request: pytest.FixtureRequest) -> Iterator[Platform]:
 def client(weft_up: Platform) -> Iterator[Client]:
     with Client(weft_up.url, weft_up.key) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def metrics(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[MetricsProcess]:
+    """A metrics service of the test file's own."""
+    with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
+        yield service
+
+
+@pytest.fixture
+async def api(tmp_path: Path, metrics: MetricsProcess) -> AsyncIterator[Api]:
+    """The api in this process, over the metrics service."""
+    async with api_over(tmp_path, metrics.address) as api:
+        yield api
+
+
+@pytest.fixture
+async def learner(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncIterator[Learner]:
+    """Writes logs and metrics of a running job."""
+    async with running_learner(api, metrics, etcd) as learner:
+        yield learner

@@ -6,30 +6,14 @@ import io
 import math
 import statistics as reference
 import zipfile
-from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.testbed.api import SPEC, Api
 from tests.testbed.etcd import Etcd
-from tests.testbed.learner_telemetry import Learner, api_over, running_learner
-from tests.testbed.metrics import MetricsProcess, running
+from tests.testbed.learner_telemetry import Learner, running_learner
+from tests.testbed.metrics import MetricsProcess
 from weft import AsyncClient
-
-
-@pytest.fixture(scope="module")
-def metrics(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[MetricsProcess]:
-    with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
-        yield service
-
-
-@pytest.fixture
-async def api(tmp_path: Path, metrics: MetricsProcess) -> AsyncIterator[Api]:
-    async with api_over(tmp_path, metrics.address) as api:
-        yield api
 
 
 def packed(**files: str) -> bytes:

@@ -7,7 +7,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +21,11 @@ from services.core.gen.weft.v1 import metrics_pb2 as pb
 from tests.testbed.answers import check_answer
 from tests.testbed.api import SPEC, Api
 from tests.testbed.etcd import Etcd
-from tests.testbed.learner_telemetry import Learner, api_over, running_learner
-from tests.testbed.metrics import MetricsProcess, running
+from tests.testbed.learner_telemetry import Learner, running_learner
+from tests.testbed.metrics import MetricsProcess
 from tests.testbed.terminal import Terminal
 from weft._cli.call import Call
 from weft._cli.main import weft as group
-
-
-@pytest.fixture(scope="module")
-def metrics(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[MetricsProcess]:
-    with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
-        yield service
-
-
-@pytest.fixture
-async def api(tmp_path: Path, metrics: MetricsProcess) -> AsyncIterator[Api]:
-    async with api_over(tmp_path, metrics.address) as api:
-        yield api
-
-
-@pytest.fixture
-async def learner(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncIterator[Learner]:
-    async with running_learner(api, metrics, etcd) as learner:
-        yield learner
 
 
 async def listed(api: Api, **params: Any) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ import inspect
 import pkgutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -28,8 +27,8 @@ from services.core.gen.weft.v1 import jobs_pb2 as pb
 from services.core.gen.weft.v1 import platform_pb2 as pp
 from tests.testbed.api import SPEC, Api, a_zip
 from tests.testbed.etcd import Etcd
-from tests.testbed.learner_telemetry import Learner, api_over, running_learner
-from tests.testbed.metrics import MetricsProcess, running
+from tests.testbed.learner_telemetry import Learner, running_learner
+from tests.testbed.metrics import MetricsProcess
 from tests.testbed.user_rpc import Rpc, as_json, bare, speaking, stream_of
 
 SERVICERS: tuple[type, ...] = (Jobs, Keys, Platform)
@@ -88,18 +87,6 @@ def rpc_calls() -> dict[str, set[str]]:
     return out
 
 
-@pytest.fixture(scope="module")
-def metrics(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Any:
-    with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
-        yield service
-
-
-@pytest.fixture
-async def api(tmp_path: Path, metrics: MetricsProcess) -> AsyncIterator[Api]:
-    async with api_over(tmp_path, metrics.address) as api:
-        yield api
-
-
 @pytest.fixture
 async def rpc(api: Api) -> AsyncIterator[Rpc]:
     async with speaking(api.grpc, api.admin_key) as rpc:
@@ -150,7 +137,7 @@ def a_struct(values: dict[str, Any]) -> Struct:
     return struct
 
 
-NEW = frozenset({"id", "since", "created", "updated", "trace_id"})
+NEW = frozenset({"id", "since", "created", "updated", "startup", "trace_id"})
 AT = Timestamp(seconds=1_700_000_000)
 JSON_BODY = {"Content-Type": "application/json"}
 ANSWERS = [

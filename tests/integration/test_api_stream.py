@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,8 @@ import pytest
 
 from services.api.use_cases import stream
 from tests.testbed.api import SPEC, Api
-from tests.testbed.etcd import Etcd
-from tests.testbed.learner_telemetry import Learner, api_over, running_learner
-from tests.testbed.metrics import MetricsProcess, running
+from tests.testbed.learner_telemetry import Learner, api_over
+from tests.testbed.metrics import MetricsProcess
 from tests.waiting import HANG_S, until
 
 
@@ -67,22 +66,10 @@ async def page(client: httpx2.AsyncClient, last: str = "", **params: Any) -> Asy
             await asyncio.wait({reading})
 
 
-@pytest.fixture(scope="module")
-def metrics(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[MetricsProcess]:
-    with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
-        yield service
-
-
 @pytest.fixture
 async def api(tmp_path: Path, metrics: MetricsProcess) -> AsyncIterator[Api]:
     async with api_over(tmp_path, metrics.address, key_cache_s=0) as api:
         yield api
-
-
-@pytest.fixture
-async def learner(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncIterator[Learner]:
-    async with running_learner(api, metrics, etcd) as learner:
-        yield learner
 
 
 async def test_a_list_shows_new_changed_and_deleted_jobs(api: Api) -> None:
@@ -199,6 +186,25 @@ async def test_a_job_that_is_resumed_is_shown_going_on(api: Api) -> None:
         await until(lambda: len(shown.named("end")) == 2)
         await api.admin.delete(f"/v1/jobs/{job}")
         await until(lambda: shown.named("left") == [{"id": job}])
+
+
+async def test_lines_and_points_go_on_after_a_halted_job_was_resumed(api: Api, learner: Learner) -> None:
+    job = learner.job
+    async with page(api.admin, job=job, points=f"{job}:0", lines=f"{job}:0") as shown:
+        await learner.write_lines("before")
+        await learner.write_points(1.0)
+        await api.admin.post(f"/v1/jobs/{job}/halt")
+        await learner.halt_and_release()
+        await until(lambda: {end["part"] for end in shown.named("end")} == {"job", "points", "lines"})
+        await api.admin.post(f"/v1/jobs/{job}/resume")
+        await learner.write_lines("after")
+        await learner.write_points(2.0)
+        await until(
+            lambda: [line["text"] for lines in shown.named("lines") for line in lines["lines"]] == ["before", "after"]
+        )
+        await until(
+            lambda: [point["value"] for points in shown.named("points") for point in points["points"]] == [1.0, 2.0]
+        )
 
 
 async def test_a_stream_ends_with_the_session_it_was_opened_in(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

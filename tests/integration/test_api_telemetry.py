@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from services.core.domain.status import Status
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from tests.testbed.api import Api
 from tests.testbed.etcd import Etcd
-from tests.testbed.learner_telemetry import Learner, api_over, running_learner
+from tests.testbed.learner_telemetry import Learner, api_over
 from tests.testbed.metrics import Helper, MetricsProcess, running
 from tests.waiting import HANG_S, until
 
@@ -29,24 +29,6 @@ class Event:
     name: str
     id: int | None
     data: Any
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[MetricsProcess]:
-    with running(tmp_path_factory.mktemp("metrics"), etcd.address) as service:
-        yield service
-
-
-@pytest.fixture
-async def api(tmp_path: Path, shared: MetricsProcess) -> AsyncGenerator[Api]:
-    async with api_over(tmp_path, shared.address) as api:
-        yield api
-
-
-@pytest.fixture
-async def learner(api: Api, shared: MetricsProcess, etcd: Etcd) -> AsyncGenerator[Learner]:
-    async with running_learner(api, shared, etcd) as learner:
-        yield learner
 
 
 async def events(client: httpx2.AsyncClient, path: str, **options: Any) -> AsyncGenerator[Event]:
@@ -310,8 +292,8 @@ async def test_a_disconnected_stream_is_closed_without_warnings(api: Api, learne
     assert [entry for entry in logs if entry["log_level"] in {"warning", "error"}] == []
 
 
-async def test_a_silent_stream_gets_keep_alive_comments(tmp_path: Path, shared: MetricsProcess) -> None:
-    async with api_over(tmp_path, shared.address, keepalive_s=0.05) as api:
+async def test_a_silent_stream_gets_keep_alive_comments(tmp_path: Path, metrics: MetricsProcess) -> None:
+    async with api_over(tmp_path, metrics.address, keepalive_s=0.05) as api:
         job = (await api.submit())["id"]
         async with api.admin.stream("GET", f"/v1/jobs/{job}/logs", params={"follow": "true"}) as answer:
             comments = 0
@@ -321,8 +303,8 @@ async def test_a_silent_stream_gets_keep_alive_comments(tmp_path: Path, shared: 
                     break
 
 
-async def test_a_stopping_service_cuts_streams_without_an_end(tmp_path: Path, shared: MetricsProcess) -> None:
-    async with api_over(tmp_path, shared.address) as api:
+async def test_a_stopping_service_cuts_streams_without_an_end(tmp_path: Path, metrics: MetricsProcess) -> None:
+    async with api_over(tmp_path, metrics.address) as api:
         job = (await api.submit())["id"]
         reading = Reading(api.admin, f"/v1/jobs/{job}/events")
         await reading.has(lambda reader: len(reader.events_read) == 2)

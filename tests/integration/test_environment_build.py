@@ -7,10 +7,12 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from services.core.domain.startup import Fetching, Step
 from services.helper.fetch.environment import EnvironmentSpec, find_interpreter, prepare
 from services.helper.fetch.progress import FetchProgress
 
@@ -80,3 +82,21 @@ def test_using_an_environment_again_marks_it_as_used(cache: Path) -> None:
     os.utime(place / ".ok", (1, 1))
     assert prepare(spec(), cache, FetchProgress()) == place
     assert (place / ".ok").stat().st_mtime > 1
+
+
+def test_the_bytes_of_an_environment_are_counted_while_it_is_built(cache: Path) -> None:
+    recorded: list[Fetching] = []
+
+    class Recorded(FetchProgress):
+        def report_bytes(self, done: int, total: int | None) -> None:
+            super().report_bytes(done, total)
+            assert self.fetching is not None
+            recorded.append(self.fetching)
+
+    progress = Recorded()
+    with progress.step(Step.ENVIRONMENT, "looking for it"):
+        prepare(replace(spec(), size=10_000), cache, progress)
+    written = [fetching.done or 0 for fetching in recorded]
+    assert written == sorted(written)
+    assert {fetching.total for fetching in recorded} == {10_000 if os.geteuid() == 0 else 20_000}
+    assert progress.steps["environment"].ended is not None

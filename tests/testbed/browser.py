@@ -38,7 +38,7 @@ _AXE_RUN: Final = """async () => {
 }"""
 
 
-def built() -> None:
+def build_dashboard() -> None:
     """Builds the dashboard, if its sources are newer."""
     subprocess.run([ROOT / "scripts" / "dashboard.sh"], check=True, stdout=subprocess.DEVNULL)
 

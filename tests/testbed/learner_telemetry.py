@@ -42,9 +42,21 @@ class Learner:
 
     async def complete_and_release(self) -> None:
         """Marks the job as completed and released, as a Guardian does."""
+        await self._move(Status.COMPLETED)
+        await self._release()
+
+    async def halt_and_release(self) -> None:
+        """Marks the job as halted and released, as a Guardian does."""
+        await self._move(Status.HALTING)
+        await self._move(Status.HALTED)
+        await self._release()
+
+    async def _move(self, status: Status) -> None:
         await self.api.change(
-            self.job, lambda document: moved(document, Status.COMPLETED, actor="guardian", now=document.updated)
+            self.job, lambda document: moved(document, status, actor="guardian", now=document.updated)
         )
+
+    async def _release(self) -> None:
         await self.api.change(self.job, lambda document: released(document, now=document.updated))
 
 

@@ -7,13 +7,19 @@ Says nothing where all is built. What fails here fails again, with its reason, i
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from scripts.images import IMAGES, ROOT, Image, wheels
+from tests.compose.stack import COMPOSE_MODULE
+from tests.testbed.browser import build_dashboard
+from tests.testbed.docker.base import base_archive
 from tests.testbed.go import SERVERS, go_build
+from tests.testbed.kubernetes import programs
 from tests.testbed.mongo import mongo_build
 
 _AT_ONCE: Final = 2
@@ -30,9 +36,21 @@ def _go(name: str) -> Callable[[], object]:
     return lambda: go_build(name, SERVERS / name, _say)
 
 
+def _image_parts() -> None:
+    base_archive(_say)
+    for name in ("helper", "platform"):
+        image = Image.read(IMAGES / name)
+        wheels(ROOT / image.requirements, image.without)
+
+
 def main() -> None:
     builds: dict[str, Callable[[], object]] = {path.name: _go(path.name) for path in sorted(SERVERS.iterdir())}
     builds["the MongoDB stand-in"] = lambda: mongo_build(_say)
+    builds["the dashboard"] = build_dashboard
+    if os.geteuid() == 0:
+        builds["Kubernetes"] = lambda: programs.build(_say)
+        builds["docker compose"] = lambda: go_build("docker-compose", COMPOSE_MODULE, _say)
+        builds["what images are made of"] = _image_parts
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         running = {name: threads.submit(build) for name, build in builds.items()}
     for name, built in running.items():

@@ -16,10 +16,12 @@ from typing import Any, Final
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-FOLDERS: Final = ("tests/cluster", "tests/browser")
-"""Folders that are a unit: their tests share a Kubernetes cluster, or a platform and a browser."""
+FOLDERS: Final = ("tests/cluster", "tests/browser", "tests/compose")
+"""Folders that are a unit: their tests share a Kubernetes cluster, a platform and a browser, or an installation. They
+are packages, whose fixtures end with them."""
 LONGEST: Final[Sequence[str]] = (
     "tests/cluster",
+    "tests/compose",
     "tests/browser",
     "tests/integration/test_digits.py",
     "tests/integration/test_up.py",

@@ -18,6 +18,7 @@ from weft._cli.chart import chart, sparkline, thin
 from weft._cli.curves import Curves
 from weft._cli.lines import LineWriter
 from weft._cli.output import Column, details, emit, table
+from weft._cli.startup import fetching, summary, timeline
 from weft._cli.text import ago, bytes_of, number, one_line, plain, size, span, wrapped
 from weft._records import LogLine, Point
 
@@ -255,3 +256,37 @@ def test_a_size_of_a_spec_is_read_as_the_platform_writes_it(count: int) -> None:
 @pytest.mark.parametrize("text", ["1.5GiB", "300MiB", "16Gb", "64MB", "512", "2k"])
 def test_a_size_of_a_spec_is_read_as_the_platform_reads_it(text: str) -> None:
     assert bytes_of(text) == parse_bytes(text)
+
+
+STARTUP: list[dict[str, Any]] = [
+    {"step": "queue", "began": "2026-11-21T13:20:00Z", "ended": "2026-11-21T13:20:00.200Z"},
+    {"step": "environment", "began": "2026-11-21T13:20:01Z", "ended": "2026-11-21T13:20:53Z"},
+    {"step": "launch", "began": "2026-11-21T13:20:53Z", "ended": None},
+]
+
+
+def test_the_start_up_says_how_long_each_step_took() -> None:
+    assert timeline(STARTUP, at_rest=True) == [
+        "STEP                 TOOK  ENDED AT",
+        "queue                0.2s     +0.2s  waited in the queue",
+        "environment           52s      +53s  environment built or found",
+        "launch       not finished            all learners ready, process started",
+    ]
+    assert max(map(len, timeline(STARTUP, at_rest=True))) < 76
+    assert summary(STARTUP, at_rest=True) == "queue 0.2s, environment 52s, launch not finished"
+    assert summary(STARTUP[2:], at_rest=False).endswith(" so far")
+    assert timeline([], at_rest=True) == []
+
+
+def test_what_is_fetched_is_that_of_the_learner_that_is_furthest_behind() -> None:
+    began = datetime.now(UTC).isoformat()
+    entry: dict[str, Any] = {"learner": "worker-0", "step": "environment", "began": began, "message": "building jax"}
+    ahead = {**entry, "done_bytes": 900_000_000, "total_bytes": 1_000_000_000}
+    behind = {**ahead, "learner": "worker-1", "done_bytes": 250_000_000}
+    behind_all = fetching([ahead, behind])
+    assert behind_all.startswith("worker-1: building jax, 250 MB of 1 GB (25%), ")
+    assert behind_all.endswith("s, and 1 more learners")
+    assert fetching([{**ahead, "done_bytes": 2_000_000_000}]).startswith("worker-0: building jax, 1 GB of 1 GB (99%), ")
+    assert fetching([{**ahead, "total_bytes": None}]).startswith("worker-0: building jax, 900 MB, ")
+    assert fetching([{**entry, "done_bytes": None}]).startswith("worker-0: building jax, ")
+    assert fetching([]) == ""

@@ -15,6 +15,7 @@ from services.core.domain.job import Attempt, Job, State, new_job
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.sizes import SIZES
 from services.core.domain.spec import parse_spec
+from services.core.domain.startup import Span
 from services.core.domain.status import Phase, Status
 from services.core.ports.cluster import LearnerProcess, Observation
 from services.core.ports.status_store import Change, Entry
@@ -249,3 +250,44 @@ def test_a_plan_gives_every_learner_its_rank_its_node_and_its_own_token() -> Non
     assert plan.checkpoint_attempts == (1,)
     # The digest of a repeatable run depends neither on secrets nor on the Guardian's term.
     assert digest(plan) == digest(render(job, SPEC, term=9, mint=lambda _: "other", sizes=SIZES))
+
+
+def fetching(name: str, rank: int, **startup: Span) -> LearnerStatus:
+    return replace(report(name, rank, Phase.DOWNLOADING), times={"DOWNLOADING": 1_000}, startup=startup)
+
+
+def test_a_quick_start_costs_no_write_of_its_own() -> None:
+    begun = {"worker-0": fetching("worker-0", 0, environment=Span(began=1_000))}
+    job = observed_state.with_observed(a_job(Status.DOWNLOADING), begun, expected=1, activated=True, now=1_000)
+    done = {"worker-0": fetching("worker-0", 0, environment=Span(began=1_000, ended=1_500))}
+    assert observed_state.with_observed(job, done, expected=1, activated=True, now=2_499) == job
+    running = {"worker-0": replace(done["worker-0"], phase=Phase.PROCESSING, times={"PROCESSING": 1_600})}
+    started = observed_state.with_observed(job, running, expected=1, activated=True, now=1_600)
+    assert started.attempt.startup == {"environment": Span(began=1_000, ended=1_500)}
+
+
+def test_a_step_that_lasts_is_recorded_after_a_second() -> None:
+    job = a_job(Status.DOWNLOADING)
+    job = replace(job, attempt=replace(job.attempt, committed=True))
+    begun = {"worker-0": fetching("worker-0", 0, environment=Span(began=1_000))}
+    assert observed_state.with_observed(job, begun, expected=1, activated=True, now=1_999) is job
+    recorded = observed_state.with_observed(job, begun, expected=1, activated=True, now=2_000)
+    assert recorded.attempt.startup == {"environment": Span(began=1_000)}
+    assert observed_state.with_observed(recorded, begun, expected=1, activated=True, now=9_000) is recorded
+
+
+def test_a_pod_that_is_being_pulled_shows_its_steps_before_its_helper_reports() -> None:
+    steps = {"schedule": Span(began=1, ended=2), "image": Span(began=2)}
+    process = LearnerProcess(name="worker-0", attempt=1, state="starting", startup=steps)
+    known = merged(observed=Observation(learners=[process], attempts=[1]))
+    assert (known["worker-0"].phase, known["worker-0"].startup) == (Phase.WAITING, steps)
+    assert not observed_state.all_activated({"worker-0": 0}, 1, known, Observation(learners=[process], attempts=[1]))
+
+
+@pytest.mark.parametrize("span", [{"began": -1}, {"began": 2**60}, {"began": 1, "ended": -5}, {"began": "soon"}])
+def test_report_with_an_impossible_step_is_held_back(span: dict[str, object]) -> None:
+    view = LearnerView(lambda _: None, Quarantine(lambda: 5, CollectorRegistry()))
+    document = dump(report("worker-0", 1, Phase.PROCESSING)) | {"startup": {"code": span}}
+    key = "/jobs/j1/learners/worker-0"
+    view.apply(Change("put", key, Entry(key, json.dumps(document), 1)))
+    assert view.learners("j1", 1) == {}

@@ -12,6 +12,7 @@ from services.core.adapters.kubernetes.observed import Context, StopMark, never_
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.domain.codec import dump
 from services.core.domain.learner import Exit, LearnerStatus
+from services.core.domain.startup import Span
 from services.core.domain.status import Phase
 
 Document = dict[str, Any]
@@ -115,6 +116,44 @@ def test_end_is_the_kubelets_record(learner: Document, mark: StopMark | None, en
     assert process.exit is not None
     assert (process.exit.code, process.exit.signal, process.exit.stop_cause, process.exit.oom) == end
     assert (process.exit.time, process.exit.lost) == (ENDED_MS, False)
+
+
+CREATED, BOUND = "2027-01-15T07:59:00Z", "2027-01-15T07:59:20Z"
+CREATED_MS, BOUND_MS = ENDED_MS - 50_000, ENDED_MS - 30_000
+
+
+@pytest.mark.parametrize(
+    ("helper", "learner", "bound", "startup"),
+    [
+        (None, None, "False", {"schedule": Span(began=CREATED_MS)}),
+        (None, None, "True", {"schedule": Span(began=CREATED_MS, ended=BOUND_MS), "image": Span(began=BOUND_MS)}),
+        (
+            RUNNING,
+            {"waiting": {"reason": "ImagePullBackOff"}},
+            "True",
+            {"schedule": Span(began=CREATED_MS, ended=BOUND_MS), "image": Span(began=BOUND_MS)},
+        ),
+        (
+            RUNNING,
+            RUNNING,
+            "True",
+            {"schedule": Span(began=CREATED_MS, ended=BOUND_MS), "image": Span(began=BOUND_MS, ended=ENDED_MS)},
+        ),
+    ],
+)
+def test_start_up_of_a_pod_is_read_from_its_conditions_and_containers(
+    helper: Document | None, learner: Document | None, bound: str, startup: dict[str, Span]
+) -> None:
+    conditions = [{"type": "PodScheduled", "status": bound, "lastTransitionTime": BOUND}]
+    document = pod(helper, learner, conditions=conditions)
+    document["metadata"]["creationTimestamp"] = CREATED
+    assert observe(document, Context(now=NOW)).startup == startup
+
+
+def test_an_inert_pod_has_no_start_up() -> None:
+    document = pod(gated=True)
+    document["metadata"]["creationTimestamp"] = CREATED
+    assert observe(document, Context(now=NOW)).startup == {}
 
 
 def test_report_counts_until_the_container_has_ended() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from typing import Any
 
 import pytest
 
 from services.core.domain.errors import Unavailable
 from services.core.domain.tokens import LearnerIdentity
 from services.metrics.following import Follower, Notifier, Page
-from services.metrics.heartbeats import Heartbeats
+from services.metrics.heartbeats import Fetching, Heartbeats
 from tests.waiting import until
 
 
@@ -84,6 +85,40 @@ def test_progress_of_a_job_is_that_of_the_slowest_reporting_learner_of_its_newes
         heartbeats.mark_seen(identity)
         heartbeats.set_progress(identity, progress, round(progress * 100))
     assert heartbeats.progress("j0") == (0.5, 75)
+
+
+FETCHING = Fetching("environment", 1_000, "building the environment: jax", 5, 10)
+
+
+def test_what_is_fetched_is_that_of_the_newest_attempt_by_learner(heartbeats: Heartbeats) -> None:
+    for identity, fetching in (
+        (learner(0, 1), FETCHING),
+        (learner(2, 2), FETCHING),
+        (learner(1, 2), FETCHING._replace(done_bytes=None)),
+        (learner(3, 2), None),
+    ):
+        heartbeats.mark_seen(identity)
+        heartbeats.set_fetching(identity, fetching)
+    heartbeats.set_fetching(learner(2, 1), None)
+    assert heartbeats.fetching("j0") == [
+        ("worker-1", 2, FETCHING._replace(done_bytes=None)),
+        ("worker-2", 2, FETCHING),
+    ]
+    assert heartbeats.fetching("j1") == []
+
+
+@pytest.mark.parametrize("forged", [{"step": "queue"}, {"began_ms": -1}, {"began_ms": 2**62}, {"total_bytes": 2**63}])
+def test_a_forged_step_is_not_shown(heartbeats: Heartbeats, forged: dict[str, Any]) -> None:
+    heartbeats.mark_seen(learner())
+    heartbeats.set_fetching(learner(), FETCHING._replace(**forged))
+    assert heartbeats.fetching("j0") == []
+
+
+def test_the_text_of_a_step_is_bounded_and_storable(heartbeats: Heartbeats) -> None:
+    heartbeats.mark_seen(learner())
+    heartbeats.set_fetching(learner(), FETCHING._replace(message="\0" + "x" * 9_000))
+    ((_, _, shown),) = heartbeats.fetching("j0")
+    assert (len(shown.message), shown.message[:5]) == (500, "\\x00x")
 
 
 async def test_jobs_silent_for_long_are_dropped(heartbeats: Heartbeats, clock: HandClock) -> None:

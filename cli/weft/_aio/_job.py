@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft._records import Artifact, HistoryEvent, LogLine, Point, Series, parse_time
+from weft._records import Artifact, HistoryEvent, LogLine, Point, Series, StartupStep, parse_time
 
 if TYPE_CHECKING:
     from weft._aio._jobs import AsyncJobs
@@ -53,6 +53,11 @@ class AsyncJob:
     def at_rest(self) -> bool:
         """It has ended or is HALTED, and everything it held is given back."""
         return bool(self.document.get("at_rest"))
+
+    @property
+    def startup(self) -> list[StartupStep]:
+        """The start-up of its current or last attempt, in order; empty for a job of a list before a `refresh`."""
+        return [StartupStep.of(step) for step in self.document.get("startup") or ()]
 
     @property
     def attempt(self) -> int:

@@ -22,6 +22,7 @@ from weft._cli.ends import end_message, exit_code
 from weft._cli.lines import LineWriter
 from weft._cli.notices import note
 from weft._cli.output import STATUS_STYLES
+from weft._cli.startup import fetching
 from weft._cli.text import one_line, span
 from weft._errors import WeftError
 from weft._follow import End, Event, Follow
@@ -86,6 +87,7 @@ def _run(job: Job, view: _View, tail: int | None) -> End:
                 view.cut()
             elif name == "progress":
                 view.progress = message if isinstance(message, dict) else {}
+                view.fetched(fetching(view.progress.get("fetching") or ()))
             elif name == "waits":
                 view.waits(message if isinstance(message, dict) else {})
             elif isinstance(message, Event):
@@ -153,6 +155,8 @@ class _View:
         self.progress: dict[str, Any] = {}
         self.status = job.status
         self.why = ""
+        self.fetching = ""
+        """What is fetched for its learners; empty once they run."""
         self.began = time.monotonic()
         self.writer = LineWriter(several=int(job.document.get("learners", 1)) > 1)
 
@@ -172,6 +176,10 @@ class _View:
     def waits(self, document: dict[str, Any]) -> None:
         """The job as it stands now; of interest is why it is not admitted."""
         self.why = one_line(document.get("pending_message") or document.get("pending_reason") or "")
+
+    def fetched(self, what: str) -> None:
+        """``what``: is fetched now, in a line; empty: nothing."""
+        self.fetching = what
 
     def line(self, line: LogLine) -> None: ...
 
@@ -215,6 +223,12 @@ class _Plain(_View):
     """One line per thing that happens."""
 
     _said_at = -_PLAIN_METRICS_S
+    _fetched_at = 0.0
+
+    def fetched(self, what: str) -> None:
+        if what and time.monotonic() - self._fetched_at >= _PLAIN_METRICS_S:
+            self._fetched_at = time.monotonic()
+            print(f"[{self.status}] {what}", flush=True)
 
     def line(self, line: LogLine) -> None:
         print(self.writer.text(line), end="", flush=True)
@@ -314,6 +328,8 @@ class _Screen(_View):
             parts.append(self.curves.summary(most=3))
         if self.why and self.status == "QUEUED":
             parts.append(self.why)
+        if self.fetching and self.status in {"PENDING", "DOWNLOADING"}:
+            parts.append(self.fetching)
         if self._lost:
             parts = ["the connection was lost; reconnecting"]
         line = Text(no_wrap=True, overflow="ellipsis")

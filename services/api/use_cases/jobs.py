@@ -126,7 +126,7 @@ async def list_jobs(services: ApiServices, principal: Principal, params: JobsPar
         )
     queued = [document.id for document in documents if document.status is Status.QUEUED]
     waiting = await services.platform.waiting(queued) if queued else {}
-    jobs = [job_answer(document, waiting.get(document.id)) for document in documents]
+    jobs = [replace(job_answer(document, waiting.get(document.id)), startup=UNSET) for document in documents]
     if fields:
         jobs = [_cut(job, fields) for job in jobs]
     if wanted:

@@ -108,7 +108,7 @@ class StreamLines(Answer):
 
 
 class StreamEnd(Answer):
-    """A part has ended: the job is at rest and all was sent. The stream goes on."""
+    """All of a part was sent and the job is at rest. The stream goes on; the part does if the job is resumed."""
 
     part: Annotated[str, doc("job, points or lines.")]
     end: Annotated[JobEnd, doc("How the job ended.")]
@@ -279,9 +279,7 @@ async def _job(services: ApiServices, principal: Principal, job_id: str, after: 
                     yield _Item("job", event)
                 else:
                     yield _Item("end", StreamEnd(part="job", end=event))
-        try:
-            await services.following.until_resumed(await services.jobs.get(principal, job_id))
-        except NotFound:
+        if not await _resumed(services, principal, job_id):
             yield _Item("left", StreamLeft(id=job_id))
             return
 
@@ -289,31 +287,51 @@ async def _job(services: ApiServices, principal: Principal, job_id: str, after: 
 async def _points(
     services: ApiServices, principal: Principal, params: StreamParams, job_id: str, after: int | None
 ) -> _Items:
+    """Points of a job, also after it was at rest and was resumed."""
     if after is None:
         after = await _count(services, job_id, lambda summary: summary.points)
     yield _Item("start", StreamStart(part="points", id=job_id, seq=after), after)
-    batches = await telemetry.follow_metrics(services, principal, job_id, PointsParams(name=params.name), resumed=after)
-    async with aclosing(batches):
-        async for batch in batches:
-            if isinstance(batch, JobEnd):
-                yield _Item("end", StreamEnd(part="points", end=batch))
-            elif batch:
-                yield _Item("points", StreamPoints(id=job_id, points=batch), batch[-1].seq)
+    wanted = PointsParams(name=params.name)
+    while True:
+        batches = await telemetry.follow_metrics(services, principal, job_id, wanted, resumed=after)
+        async with aclosing(batches):
+            async for batch in batches:
+                if isinstance(batch, JobEnd):
+                    yield _Item("end", StreamEnd(part="points", end=batch))
+                elif batch:
+                    after = batch[-1].seq
+                    yield _Item("points", StreamPoints(id=job_id, points=batch), after)
+        if not await _resumed(services, principal, job_id):
+            return
 
 
 async def _lines(
     services: ApiServices, principal: Principal, _params: StreamParams, job_id: str, after: int | None
 ) -> _Items:
+    """Log lines of a job, also after it was at rest and was resumed."""
     if after is None:
         after = await _count(services, job_id, lambda summary: summary.lines)
     yield _Item("start", StreamStart(part="lines", id=job_id, seq=after), after)
-    batches = await telemetry.follow_logs(services, principal, job_id, LinesParams(), resumed=after)
-    async with aclosing(batches):
-        async for batch in batches:
-            if isinstance(batch, JobEnd):
-                yield _Item("end", StreamEnd(part="lines", end=batch))
-            elif batch:
-                yield _Item("lines", StreamLines(id=job_id, lines=batch), batch[-1].seq)
+    while True:
+        batches = await telemetry.follow_logs(services, principal, job_id, LinesParams(), resumed=after)
+        async with aclosing(batches):
+            async for batch in batches:
+                if isinstance(batch, JobEnd):
+                    yield _Item("end", StreamEnd(part="lines", end=batch))
+                elif batch:
+                    after = batch[-1].seq
+                    yield _Item("lines", StreamLines(id=job_id, lines=batch), after)
+        if not await _resumed(services, principal, job_id):
+            return
+
+
+async def _resumed(services: ApiServices, principal: Principal, job_id: str) -> bool:
+    """Waits until a job at rest goes on. False: it was deleted."""
+    try:
+        await services.following.until_resumed(await services.jobs.get(principal, job_id))
+    except NotFound:
+        return False
+    return True
 
 
 async def _count(services: ApiServices, job_id: str, count: Callable[[Summary], int]) -> int:

@@ -21,10 +21,13 @@ from services.api.services import ApiServices
 from services.api.usage import LearnerUsage, usage_answer
 from services.core.domain.errors import Unavailable
 from services.core.domain.job import Event
+from services.core.domain.status import Status
 from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
 
 _SEARCH_CHECK_S = 2.0
 _MAX_SEQ = 2**53
+_FETCHED = frozenset({Status.PENDING, Status.DOWNLOADING, Status.PROCESSING})
+"""Statuses in which helpers may fetch; a learner that is started again fetches while others run."""
 
 
 class LinesParams(Params):
@@ -143,6 +146,17 @@ class GetSeriesReply(Answer):
     through: Annotated[int, doc("Follow the points after this `seq`: the curves lack none before it.")]
 
 
+class JobFetching(Answer):
+    """A step of the start-up that is carried out for a learner now."""
+
+    learner: Annotated[str, doc("Name of the learner, e.g. worker-0.")]
+    step: Annotated[str, doc("code, data, environment or checkpoint.")]
+    began: Annotated[Time, doc("When the step began.")]
+    message: Annotated[str, doc("The current activity, in words.")]
+    done_bytes: Annotated[int | None, doc("Bytes that are there; null if the activity counts none.")]
+    total_bytes: Annotated[int | None, doc("Bytes in all, an estimate for environments; null if unknown.")]
+
+
 class JobProgress(Answer):
     """How far a job is."""
 
@@ -152,6 +166,10 @@ class JobProgress(Answer):
     lines: Annotated[int, doc("Log lines that are stored.")]
     points: Annotated[int, doc("Metric points that are stored.")]
     latest: Annotated[dict[str, JobPoint], doc("The last point of each metric, by its name.")]
+    fetching: Annotated[
+        list[JobFetching],
+        doc("What is fetched for its learners now, by learner; at most 100. Empty once they run."),
+    ]
     usage: Annotated[
         list[LearnerUsage], doc("What each learner of the newest attempt uses; empty until it was measured.")
     ]
@@ -180,6 +198,18 @@ async def get_progress(services: ApiServices, principal: Principal, job_id: str)
         lines=summary.lines,
         points=summary.points,
         latest={name: _point(point) for name, point in summary.latest.items()},
+        fetching=[
+            JobFetching(
+                learner=entry.learner,
+                step=entry.step,
+                began=as_time(entry.began),
+                message=entry.message,
+                done_bytes=entry.done,
+                total_bytes=entry.total,
+            )
+            for entry in summary.fetching
+            if job.status in _FETCHED and entry.attempt == job.attempt.number
+        ],
         usage=usage_answer(summary.usage),
     )
 

@@ -68,7 +68,11 @@ def _check_numbers(job: Job) -> None:
 
 def _check_times(job: Job) -> None:
     times = [job.created, job.updated, job.state.since, job.not_before]
-    optional_times = (job.finished, job.released, job.deleted, job.erased, job.attempt.admitted, job.attempt.started)
+    attempt = job.attempt
+    optional_times = (
+        job.finished, job.released, job.deleted, job.erased, attempt.queued, attempt.admitted, attempt.started,
+        *(time for span in attempt.startup.values() for time in (span.began, span.ended)),
+    )  # fmt: skip
     times += [time for time in optional_times if time is not None]
     times += [event.time for event in job.history_tail]
     times += [job.verdict.time] if job.verdict is not None else []

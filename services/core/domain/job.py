@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.errors import Conflict, IllegalTransition, NotFound
+from services.core.domain.startup import Span
 from services.core.domain.status import RESTING, TERMINAL, Desired, Status, allowed
 
 SCHEMA: Final = 1
@@ -48,10 +49,14 @@ class Attempt:
 
     number: int = 0
     """Counts from 1; 0: the job was never admitted."""
+    queued: int | None = None
+    """Unix ms since when the job had waited for its admission; None: an older version admitted it."""
     admitted: int | None = None
     """Unix ms of the admission."""
     started: int | None = None
     """Unix ms of the start of the first learner's process; ``max_runtime`` counts from here."""
+    startup: Mapping[str, Span] = field(default_factory=dict)
+    """Step of its start-up (``startup.OBSERVED``) -> when it began and ended, as far as it is known."""
     placement: Mapping[str, str] = field(default_factory=dict)
     """Learner (``worker-0``) -> node."""
     committed: bool = False
@@ -312,7 +317,7 @@ def admitted(job: Job, *, placement: Mapping[str, str], dispatcher_term: int, no
 
     ``placement``: learner -> node. Raises IllegalTransition for another status.
     """
-    attempt = Attempt(number=job.attempt.number + 1, admitted=now, placement=placement)
+    attempt = Attempt(number=job.attempt.number + 1, queued=job.state.since, admitted=now, placement=placement)
     job = replace(
         job, attempt=attempt, dispatcher_term=dispatcher_term, verdict=None, released=None,
         guardian=replace(job.guardian, holder="", nonce=""),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.core.domain.checkpoint import StoredCheckpoint
+from services.core.domain.startup import Span
 from services.core.domain.status import PHASE_ORDER, Phase, Status
 
 
@@ -78,6 +79,8 @@ class LearnerStatus:
     data_digest: str = ""
     checkpoint: StoredCheckpoint | None = None
     """The newest of this attempt that is stored; None: there is none yet."""
+    startup: Mapping[str, Span] = field(default_factory=dict)
+    """Step of the start-up -> when it began and ended for this learner."""
     schema: int = 1
     extra: Mapping[str, Any] = field(default_factory=dict)
 

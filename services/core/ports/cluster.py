@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
+from services.core.domain.startup import Span
 
 ISOLATION_LABEL: Final = "weft.dev/isolation"
 """Label of a node: how its learners are isolated (sandbox | process | trusted)."""
@@ -72,6 +73,8 @@ class LearnerProcess:
     """Waiting cannot help: the attempt should be undone."""
     readable: bool = True
     """False: the cluster's record of it is damaged, so its helper's report says how it ended."""
+    startup: Mapping[str, Span] = field(default_factory=dict)
+    """Steps of the start-up that the cluster carries out (``schedule``, ``image``) -> when they began and ended."""
     node: str = ""
     cpus: float = 0
     """CPU cores that it holds of its node, as long as it is observed here, whatever its job's document says."""

@@ -72,6 +72,8 @@ class _Restoration:
         self._objects = open_objects(assignment, signer, progress.wait_for_objects)
         self._target = target
         self._progress = progress
+        self._done = self._total = 0
+        """Bytes that are restored, and of all files."""
 
     async def run(self) -> None:
         try:
@@ -83,10 +85,10 @@ class _Restoration:
         for attempt in self._assignment.plan.checkpoint_attempts:
             files = await self._saved_files(attempt)
             if files:
-                mib = sum(restored.file.size for restored in files) // 2**20
+                self._total = sum(restored.file.size for restored in files)
                 self._make_folder(self._target)
-                for number, restored in enumerate(files, 1):
-                    self._progress.report(f"restoring checkpoints: {number} of {len(files)} files ({mib} MiB)")
+                self._progress.report(f"restoring {len(files)} files of the checkpoint of attempt {attempt}")
+                for restored in files:
                     await self._fetch(restored)
                 return
 
@@ -144,7 +146,8 @@ class _Restoration:
                 async for chunk in self._objects.get(restored.key):
                     hashing.update(chunk)
                     out.write(chunk)
-                    self._progress.check()
+                    self._done += len(chunk)
+                    self._progress.report_bytes(self._done, self._total)
         except WeftError as error:
             if (outage := outage_of(error)) is not None:
                 raise outage from error

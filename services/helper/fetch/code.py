@@ -84,6 +84,6 @@ async def _download(
         async with aclosing(objects.get(key)) as chunks:
             async for chunk in chunks:
                 target.write(chunk)
-                progress.check()
+                progress.report_bytes(target.tell(), None)
     finally:
         await objects.close()

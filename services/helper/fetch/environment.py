@@ -20,6 +20,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -60,6 +61,8 @@ class EnvironmentSpec:
     requirements: str
     label: str
     """For people: ``jax 0.10.2 (565 MB)``."""
+    size: int | None = None
+    """Bytes of its files, roughly; None: unknown."""
 
     @property
     def digest(self) -> str:
@@ -86,7 +89,9 @@ def required_environment(framework: str, model_dir: Path) -> EnvironmentSpec | N
         return None
     entry = _entry(framework) if framework else None
     label = f"{entry.name} {entry.version} ({entry.size_mb} MB)" if entry is not None else "requirements.txt"
-    return EnvironmentSpec(find_interpreter(), entry.lock_text() if entry is not None else "", requirements, label)
+    lock = entry.lock_text() if entry is not None else ""
+    size = entry.size_mb * 10**6 if entry is not None else None
+    return EnvironmentSpec(find_interpreter(), lock, requirements, label, size)
 
 
 def prepare(spec: EnvironmentSpec, cache: Path, progress: FetchProgress) -> Path:
@@ -183,7 +188,7 @@ def _build(spec: EnvironmentSpec, place: Path, cache: Path, lock: int, progress:
     place.chmod(0o755)
     with hold_lock(cache / "uv.lock", progress, "waiting for room in the package cache", shared=True) as packages:
         os.utime(packages)
-        uv = _Uv(cache, lock, progress)
+        uv = _Uv(cache, lock, progress, size=spec.size)
         give(place, uv.user)
         _install(spec, place, uv)
     progress.report(f"compiling the environment: {spec.label}")
@@ -235,7 +240,8 @@ def _make_readable(place: Path) -> None:
 
 
 class _Uv:
-    def __init__(self, cache: Path, lock: int, progress: FetchProgress) -> None:
+    def __init__(self, cache: Path, lock: int, progress: FetchProgress, *, size: int | None) -> None:
+        """``size``: bytes of the environment, roughly; None: unknown."""
         import uv  # noqa: PLC0415 - needed for a build only, not for an environment that exists
 
         self._binary = uv.find_uv_bin()
@@ -244,6 +250,12 @@ class _Uv:
         own_folder(self._cache, self.user)
         self._lock = lock
         self._progress = progress
+        self._is_shared = os.geteuid() == 0
+        """As root, learners cannot write to the package cache: one file for all environments that have it."""
+        # A copy is written twice: to the package cache, and to the environment.
+        self._size = size if size is None or self._is_shared else 2 * size
+        self._written = 0
+        """Bytes that earlier runs have written."""
 
     def run(self, *arguments: str) -> None:
         """Runs uv with the arguments. Raises FetchFailed with the last lines of its output."""
@@ -253,7 +265,15 @@ class _Uv:
                 [self._binary, *arguments], cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 pass_fds=(self._lock,), env=self._environment(), **as_user(self.user),
             )  # fmt: skip
-            code = _wait(process, self._progress, None)
+            written = 0
+
+            def watch() -> None:
+                nonlocal written
+                written = max(written, _written(process.pid))
+                self._progress.report_bytes(self._written + written, self._size)
+
+            code = _wait(process, self._progress, None, watch)
+            self._written += written
             out.seek(0)
             output = out.read().decode("utf-8", "replace")
         if code != 0:
@@ -268,8 +288,7 @@ class _Uv:
     def _environment(self) -> dict[str, str]:
         out = {
             **os.environ, "UV_PYTHON_DOWNLOADS": "never", "UV_CACHE_DIR": str(self._cache), "UV_NO_PROGRESS": "1",
-            # As root, learners cannot write to it: one file for all environments that have it.
-            "UV_LINK_MODE": "hardlink" if os.geteuid() == 0 else "copy", "NO_COLOR": "1",
+            "UV_LINK_MODE": "hardlink" if self._is_shared else "copy", "NO_COLOR": "1",
         }  # fmt: skip
         if self.user is not None:  # it cannot read the configuration in root's home
             out |= {"HOME": str(self._cache), "TMPDIR": str(self._cache)}
@@ -299,11 +318,28 @@ def _advice(output: str) -> str:
     return "Check the job's requirements.txt."
 
 
-def _wait(process: subprocess.Popen[bytes], progress: FetchProgress, timeout_s: float | None) -> int | None:
-    """The exit code; None after ``timeout_s``. Kills the process when it takes too long or the learner is stopped."""
+def _written(pid: int) -> int:
+    """Bytes that a process has written to files: what uv unpacks while it downloads. 0 if the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = dict(line.split(": ", 1) for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        return int(fields.get("wchar", 0))
+    return 0
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    progress: FetchProgress,
+    timeout_s: float | None,
+    watch: Callable[[], None] = lambda: None,
+) -> int | None:
+    """The exit code; None after ``timeout_s``. Kills the process when it takes too long or the learner is stopped.
+
+    ``watch`` is called ten times a second.
+    """
     left = timeout_s
     try:
         while left is None or left > 0:
+            watch()
             try:
                 return process.wait(0.1)
             except subprocess.TimeoutExpired:

@@ -15,6 +15,7 @@ from pathlib import Path
 from services.core.domain.errors import WeftError
 from services.core.domain.outages import Outage
 from services.core.domain.plan import Folder, Input
+from services.core.domain.startup import Step
 from services.core.runtime.learner_folder import (
     JOB_FOLDER,
     JOB_FOLDERS,
@@ -50,19 +51,24 @@ def _fetch_into(
 ) -> FetchResult:
     result = FetchResult()
     model_dir = staging / JOB_FOLDERS[Folder.MODEL]
-    fetch_code(assignment, model_dir, signer, progress)
+    if assignment.plan.code_digest:
+        with progress.step(Step.CODE, "fetching its code"):
+            fetch_code(assignment, model_dir, signer, progress)
     progress.check()
     if assignment.plan.inputs:
         versions = DataVersions(folder.data_versions)
-        result.data_digest = _fetch_data(assignment, staging / JOB_FOLDERS[Folder.DATA], versions, progress)
+        with progress.step(Step.DATA, "fetching its data"):
+            result.data_digest = _fetch_data(assignment, staging / JOB_FOLDERS[Folder.DATA], versions, progress)
     if folder.has_image:
         _refuse_requirements(model_dir)
     elif assignment.plan.framework or (model_dir / "requirements.txt").exists():
-        _prepare_environment(assignment, model_dir, result, progress)
+        with progress.step(Step.ENVIRONMENT, "looking for its environment"):
+            _prepare_environment(assignment, model_dir, result, progress)
     if assignment.plan.checkpoint_attempts:
         from services.helper.fetch.checkpoints import restore
 
-        restore(assignment, _gang(folder, assignment), staging / JOB_FOLDERS[Folder.CHECKPOINT], signer, progress)
+        with progress.step(Step.CHECKPOINT, "looking for checkpoints of earlier attempts"):
+            restore(assignment, _gang(folder, assignment), staging / JOB_FOLDERS[Folder.CHECKPOINT], signer, progress)
     return result
 
 

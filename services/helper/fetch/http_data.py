@@ -123,9 +123,9 @@ def _download(url: str, name: str, place: Path, settings: HelperSettings, progre
             raise FetchFailed("DataTooLarge", f"{url} is larger than the operator allows (WEFT_HTTP_MAX_BYTES)")
         etag = response.headers.get("ETag", "")
         write_json(place / "part.json", {"etag": "" if etag.startswith("W/") else etag}, durable=False)
-        of_total = f" of {total // 2**20}" if total else ""
+        progress.report(f"downloading {name}")
         for received in _receive(response, place / "part", resumed, settings.http_max_bytes):
-            progress.report(f"downloading {name}: {received // 2**20}{of_total} MiB")
+            progress.report_bytes(received, total)
         if total is not None and (place / "part").stat().st_size < total:
             raise _TemporaryFailure(f"the connection broke before its {total} bytes had come")
     with (place / "part").open("rb") as file:

@@ -6,6 +6,7 @@ Data that the learner's user cannot read is copied: the operator has allowed it 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -55,7 +56,7 @@ def fetch_local(
         target.symlink_to(real)
     else:
         progress.report(f"copying {source}")
-        _copy(real, target, progress)
+        _copy(real, target, progress, total=_total(files) if len(files) < _DIGEST_FILES else None)
     return _digest(real, files)
 
 
@@ -86,11 +87,24 @@ def _readable(root: Path, files: list[Path], uid: int, gid: int) -> bool:
         return False
 
 
-def _copy(source: Path, target: Path, progress: FetchProgress) -> None:
-    """Copies files and folders, readable for all. Links inside are left out: they could lead anywhere."""
+def _total(files: list[Path]) -> int:
+    """Bytes of the files; those that vanish meanwhile count nothing."""
+    total = 0
+    for path in files:
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total
+
+
+def _copy(source: Path, target: Path, progress: FetchProgress, *, total: int | None) -> None:
+    """Copies files and folders, readable for all. Links inside are left out: they could lead anywhere.
+
+    ``total``: their bytes, if known.
+    """
     if source.is_file():
         _copy_file(source, target)
         return
+    done = 0
     for folder, folders, names in os.walk(source):
         progress.check()
         copied = target / Path(folder).relative_to(source)
@@ -100,6 +114,8 @@ def _copy(source: Path, target: Path, progress: FetchProgress) -> None:
             path = Path(folder, name)
             if path.is_file() and not path.is_symlink():
                 _copy_file(path, copied / name)
+                done += (copied / name).stat().st_size
+                progress.report_bytes(done, total)
 
 
 def _copy_file(source: Path, target: Path) -> None:

@@ -1,10 +1,14 @@
-"""What a fetching thread and the event loop exchange: the current activity, cancellation, failure, result."""
+"""What a fetching thread and the event loop exchange: the step, how far it is, cancellation, failure, result."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from services.core.domain.startup import Fetching, Span, Step
 
 
 class FetchFailed(Exception):
@@ -36,7 +40,22 @@ class FetchProgress:
 
     def __init__(self) -> None:
         self.message = ""
+        self.steps: Mapping[str, Span] = {}
+        """When each step began and ended; replaced as a whole by each change."""
+        self.fetching: Fetching | None = None
+        """The current step; None between steps."""
         self._cancelled = threading.Event()
+
+    @contextmanager
+    def step(self, step: Step, message: str) -> Generator[None]:
+        """The context is this step of the start-up, which ends with it unless it fails."""
+        began = _now_ms()
+        self.steps = {**self.steps, step: Span(began=began)}
+        self.fetching = Fetching(step, began, message)
+        self.message = message
+        yield
+        self.steps = {**self.steps, step: Span(began=began, ended=_now_ms())}
+        self.fetching = None
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -44,6 +63,14 @@ class FetchProgress:
     def report(self, message: str) -> None:
         """Sets the current activity. Raises FetchCancelled after a stop: call it between the steps of long work."""
         self.message = message
+        if self.fetching is not None:
+            self.fetching = self.fetching._replace(message=message, done=None, total=None)
+        self.check()
+
+    def report_bytes(self, done: int, total: int | None) -> None:
+        """Sets how far the current activity is. ``total``: None for unknown. Raises FetchCancelled after a stop."""
+        if self.fetching is not None:
+            self.fetching = self.fetching._replace(done=done, total=total)
         self.check()
 
     def check(self) -> None:
@@ -60,3 +87,7 @@ class FetchProgress:
         """Waits for the object store, in a fetching thread's own event loop, which has no other task."""
         self.report(f"waiting: {why}")
         self.wait(seconds)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import threading
 import traceback
+from collections.abc import Mapping
 from concurrent.futures import Future
 
+from services.core.domain.startup import Fetching, Span
 from services.core.runtime.learner_folder import Assignment, LearnerFolder
 from services.core.runtime.outcomes import Outcome, outcome_of
 from services.helper.fetch.progress import FetchCancelled, FetchFailed, FetchProgress, FetchResult
@@ -30,6 +32,16 @@ class FetchThread:
     @property
     def message(self) -> str:
         return self._progress.message
+
+    @property
+    def fetching(self) -> Fetching | None:
+        """The current step; None between steps."""
+        return self._progress.fetching
+
+    @property
+    def steps(self) -> Mapping[str, Span]:
+        """When each step began and ended."""
+        return self._progress.steps
 
     def cancel(self) -> None:
         self._progress.cancel()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from services.core.domain.errors import InvalidRequest, ResourceExhausted, Unavailable, WeftError
@@ -64,10 +64,20 @@ class Shipper:
     """``run`` is a task beside the learner that returns when everything is committed. Call ``finish`` at its exit."""
 
     def __init__(
-        self, folder: LearnerFolder, assignment: Assignment, spool: Spool, intake: IntakeClient, run: int, *,
+        self,
+        folder: LearnerFolder,
+        assignment: Assignment,
+        spool: Spool,
+        intake: IntakeClient,
+        run: int,
+        *,
         usage: UsageReader | None = None,
-    ) -> None:  # fmt: skip
-        """``usage``: measures what the learner uses; None: it is not measured."""
+        on_point: Callable[[int], None] = lambda _at: None,
+    ) -> None:
+        """``usage``: measures what the learner uses; None: it is not measured.
+
+        ``on_point`` is called with the time, in Unix ms, of each report of the learner that has a metric.
+        """
         self.progress: tuple[float, int] = (-1.0, -1)
         """(fraction, milliseconds left) of the learner's last report; -1: unknown."""
         self.refused_since: float | None = None
@@ -75,6 +85,7 @@ class Shipper:
         self.stuck_since: float | None = None
         """Since when it takes nothing, whether it answers or not."""
         self._intake = intake
+        self._on_point = on_point
         self._exited = False
         self._gather_s = IDLE_S
         self._last_error = ""
@@ -247,6 +258,8 @@ class Shipper:
     def _take_report(self, report: ParsedReport) -> None:
         if report.progress is not None:
             self.progress = report.progress
+        if report.values:
+            self._on_point(now_ms())
 
 
 def _with_name(identity: Source, name: str) -> Source:

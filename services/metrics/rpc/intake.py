@@ -29,7 +29,7 @@ from services.metrics.heartbeats import Heartbeats
 from services.metrics.instrumentation import Instrumentation
 from services.metrics.object_calls import ObjectCalls
 from services.metrics.reports import STALE, UNCHANGED, Reports, status_of
-from services.metrics.rpc.messages import batch_of, source_message
+from services.metrics.rpc.messages import batch_of, fetching_of, source_message
 from services.metrics.signing import Signing
 
 PROTOCOL: Final = 1
@@ -118,6 +118,7 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
         learner = calling_learner()
         self.heartbeats.mark_seen(learner)
         self.heartbeats.set_progress(learner, request.progress, request.eta_ms)
+        self.heartbeats.set_fetching(learner, fetching_of(request.fetching) if request.HasField("fetching") else None)
         desired = await self.control.read(learner)
         return pb.BeatReply(current=desired.current, go=desired.go, stop=_stop_message(desired.stop))
 

@@ -19,6 +19,7 @@ from services.core.ports.metric_store import (
     StoredLine,
     StoredPoint,
 )
+from services.metrics.heartbeats import Fetching
 
 PAGE_BYTES: Final = 3 * 2**20
 """Characters in one reply: at four bytes each, a reply stays below the client's message limit."""
@@ -71,6 +72,18 @@ def source_message(source: SourceId) -> pb.Source:
         source=source.source,
         generation=source.generation,
     )
+
+
+def fetching_of(message: pb.FetchingStep) -> Fetching:
+    return Fetching(
+        message.step, message.began_ms, message.message,
+        message.done_bytes if message.HasField("done_bytes") else None,
+        message.total_bytes if message.HasField("total_bytes") else None,
+    )  # fmt: skip
+
+
+def fetching_message(learner: str, attempt: int, fetching: Fetching) -> pb.LearnerFetching:
+    return pb.LearnerFetching(learner=learner, attempt=attempt, step=pb.FetchingStep(**fetching._asdict()))
 
 
 def line_messages(lines: Iterable[StoredLine]) -> list[pb.StoredLine]:

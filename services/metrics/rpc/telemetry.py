@@ -22,6 +22,7 @@ from services.metrics.rpc.messages import (
     PAGE_BYTES,
     Stored,
     aggregate_message,
+    fetching_message,
     line_messages,
     line_query,
     line_size,
@@ -119,6 +120,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         return pb.SummaryReply(
             lines=lines, points=points, latest=point_messages(_cut(latest, point_size)), progress=progress,
             eta_ms=eta_ms, left_out=await self.store.left_out(request.job_id),
+            fetching=[fetching_message(*entry) for entry in self.heartbeats.fetching(request.job_id)],
             usage=list(map(aggregate_message, usage)),
         )  # fmt: skip
 

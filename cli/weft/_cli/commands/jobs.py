@@ -131,7 +131,8 @@ def show_command(call: Call, job: str, metrics: tuple[str, ...]) -> None:
     from weft._cli.output import emit
 
     document = call.client.jobs.document(job_id(call.client, job), progress=True, metrics=metrics or ["*"])
-    emit(call, document, people=lambda wide: _details(document, wide), names=[document["id"]])
+    fetched = _fetched(call, document)
+    emit(call, document, people=lambda wide: _details(document, fetched, wide), names=[document["id"]])
     if call.for_people and not document.get("at_rest"):
         warn_of_limits(call)
 
@@ -145,10 +146,23 @@ def warn_of_limits(call: Call) -> None:
         warn("the platform does not enforce memory limits: a learner may use more than resources.memory")
 
 
-def _details(job: dict[str, Any], wide: bool) -> str:
+def _fetched(call: Call, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is fetched for its learners now; empty for programs, and where nothing is."""
+    from weft._errors import WeftError
+
+    if not call.for_people or job.get("status") not in {"PENDING", "DOWNLOADING"}:
+        return []
+    try:
+        return list(call.client.jobs.progress(job["id"]).get("fetching") or ())
+    except WeftError:  # the job is shown while the metrics service is away, too
+        return []
+
+
+def _details(job: dict[str, Any], fetched: list[dict[str, Any]], wide: bool) -> str:
     from weft._cli.output import details
     from weft._cli.plan import amounts
     from weft._cli.reported import metrics_text, progress_text, usage_text
+    from weft._cli.startup import fetching, summary
     from weft._cli.text import ago
 
     resources, attempt, counters = job.get("resources") or {}, job.get("attempt") or {}, job.get("counters") or {}
@@ -183,6 +197,8 @@ def _details(job: dict[str, Any], wide: bool) -> str:
             "placed",
             "\n".join(f"{learner} on {node}" for learner, node in placement.items()) if wide else _nodes(placement),
         ),
+        ("start-up", summary(job.get("startup") or (), at_rest=bool(job.get("at_rest")))),
+        ("fetching", fetching(fetched)),
         ("progress", progress_text(job)),
         ("metrics", metrics_text(job.get("metrics") or ())),
         ("usage", usage_text(job.get("usage") or (), ended=bool(job.get("at_rest")), by_rank=wide)),
@@ -302,9 +318,10 @@ def _follow_events(call: Call, id_: str) -> None:
 @command("explain")
 @click.argument("job", shell_complete=complete_jobs)
 def explain_command(call: Call, job: str) -> None:
-    """Explain why a job is in its state."""
+    """Explain why a job is in its state, and where the time of its start-up went."""
     from weft._cli.find import job_id
     from weft._cli.output import emit, width
+    from weft._cli.startup import ENDED, timeline
     from weft._cli.text import one_line, plain, wrapped
 
     answer = call.client.jobs.explain(job_id(call.client, job))
@@ -313,6 +330,8 @@ def explain_command(call: Call, job: str) -> None:
         lines = [f"{answer['id'] if job == '@last' else job} {answer['summary']}"]
         lines += [f"  cause: {one_line(answer['cause'])}"] if answer.get("cause") else []
         lines += [f"  - {hint}" for hint in answer.get("hints") or ()]
+        steps = timeline(answer.get("startup") or (), at_rest=answer["status"] in ENDED)
+        lines += ["  start-up:", *(f"    {step}" for step in steps)] if steps else []
         return wrapped(plain("\n".join(lines)), width(), indent="    ")
 
     emit(call, answer, people=people, names=[answer["id"]])

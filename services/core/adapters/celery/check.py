@@ -1,4 +1,4 @@
-"""Whether the broker can carry hints: asked by `weft doctor`. Services never ask; without a broker they work on."""
+"""Checks for `weft doctor` that the broker can carry hints. Services do not check: they work without a broker, too."""
 
 from __future__ import annotations
 

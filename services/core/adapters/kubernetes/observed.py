@@ -18,6 +18,7 @@ from services.core.adapters.kubernetes import names, reasons
 from services.core.domain.codec import load
 from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import Exit, LearnerStatus
+from services.core.domain.startup import Span, Step
 from services.core.domain.status import Phase
 from services.core.ports.cluster import LearnerProcess
 from services.core.runtime.pod_layout import HELPER_CONTAINER, LEARNER_CONTAINER
@@ -57,7 +58,7 @@ class StopMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What is known beside a pod."""
+    """State of the node, the quota and the events that belong to a pod."""
 
     now: int
     """Unix ms."""
@@ -102,6 +103,7 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
         blocked=blocked.reason.value if blocked else "",
         blocked_message=blocked.message if blocked else "",
         blocked_for_good=blocked.final if blocked else False,
+        startup=_startup(pod),
     )
 
 
@@ -161,6 +163,36 @@ def has_begun(pod: Document) -> bool:
         for name in (HELPER_CONTAINER, LEARNER_CONTAINER)
         for state in begun
     )
+
+
+def _startup(pod: Document) -> Mapping[str, Span]:
+    """When the pod was bound to a node, and when its containers ran. The kubelet's times are whole seconds."""
+    created = _time_ms(pod["metadata"].get("creationTimestamp"))
+    if created is None or is_gated(pod):
+        return {}
+    bound = next(
+        (
+            _time_ms(condition.get("lastTransitionTime"))
+            for condition in (pod.get("status") or {}).get("conditions") or ()
+            if condition.get("type") == "PodScheduled" and condition.get("status") == "True"
+        ),
+        None,
+    )
+    spans = {Step.SCHEDULE.value: Span(began=created, ended=bound)}
+    if bound is not None:
+        starts = [_container_start(pod, name) for name in (HELPER_CONTAINER, LEARNER_CONTAINER)]
+        running = [start for start in starts if start is not None]
+        spans[Step.IMAGE.value] = Span(began=bound, ended=max(bound, *running) if len(running) == len(starts) else None)
+    return spans
+
+
+def _container_start(pod: Document, container: str) -> int | None:
+    """When the container started, Unix ms; None: it has not."""
+    for state in ("running", "terminated"):
+        present = container_state(pod, container, state)
+        if present is not None:
+            return _time_ms(present.get("startedAt"))
+    return None
 
 
 def _state(pod: Document, end: Exit | None, started: int | None) -> str:

@@ -1,4 +1,4 @@
-"""One list+watch loop for many objects: a copy of a collection, kept current, whoever reads it.
+"""One list+watch loop for many objects: one current copy of a collection for all its readers.
 
 The library's own informer has no back-off and hangs on a half-open connection. This loop lists, watches from the list's
 resource version with bookmarks, and lists again where the server has forgotten that version (410). After other failures

@@ -1,7 +1,7 @@
 // The page's one live stream, as a hook. The parameters say what the page shows; a change of them opens a new stream.
 import { useEffect, useRef } from "react";
 import { follow } from "./stream.ts";
-import type { Job, JobEnd, JobEvent, JobLine, JobPoint } from "./types.ts";
+import type { Job, JobEvent, JobLine, JobPoint } from "./types.ts";
 
 export interface Handlers {
   /** False: changes may have been missed, so everything is to be read again. */
@@ -11,7 +11,6 @@ export interface Handlers {
   onHistory?: (id: string, event: JobEvent) => void;
   onPoints?: (id: string, points: JobPoint[]) => void;
   onLines?: (id: string, lines: JobLine[]) => void;
-  onEnd?: (part: string, end: JobEnd) => void;
 }
 
 /** Follows `/v1/stream?parameters`; null: nothing (yet). */
@@ -43,5 +42,4 @@ function dispatch(event: string, text: string, handlers: Handlers): void {
   else if (event === "history") handlers.onHistory?.(data.id, data.event);
   else if (event === "points") handlers.onPoints?.(data.id, data.points);
   else if (event === "lines") handlers.onLines?.(data.id, data.lines);
-  else if (event === "end") handlers.onEnd?.(data.part, data.end);
 }

@@ -1,4 +1,5 @@
-// Who is signed in. The session itself is a cookie that scripts cannot read; this holds what its answer tells.
+// The user of the session. The session itself is a cookie that scripts cannot read; this holds the user's name, the
+// CSRF token and the expiry from the api's answer.
 import { Store } from "../store.ts";
 import { BASE } from "../base.ts";
 import { ApiError, errorOf } from "./problem.ts";

@@ -9,7 +9,6 @@ export type JobEvent = Schemas["JobEvent"];
 export type JobLine = Schemas["JobLine"];
 export type JobPoint = Schemas["JobPoint"];
 export type JobSeries = Schemas["JobSeries"];
-export type JobEnd = Schemas["JobEnd"];
 export type JobArtifact = Schemas["JobArtifact"];
 export type JobPlan = Schemas["JobPlan"];
 export type JobProgress = Schemas["JobProgress"];

@@ -8,13 +8,13 @@ import { say, sayError } from "../ui/toast.tsx";
 
 export type Action = "halt" | "resume" | "kill" | "delete";
 
-/** Whether the platform would accept it now. */
+/** Whether the platform would accept it now. A job is resumed or deleted only once it has released its hardware. */
 export function allows(job: Job, action: Action): boolean {
   const ends = job.desired === "kill" || hasEnded(job.status);
   if (action === "halt") return !ends && job.desired === "run" && isLive(job.status);
-  if (action === "resume") return job.status === "HALTED";
+  if (action === "resume") return job.status === "HALTED" && job.at_rest;
   if (action === "kill") return !ends;
-  return hasEnded(job.status) || job.status === "HALTED";
+  return job.at_rest;
 }
 
 const DONE: Record<Action, string> = {

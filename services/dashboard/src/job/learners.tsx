@@ -1,4 +1,4 @@
-// The learners of the current attempt, with what is known of each.
+// The learners of the current attempt, with phase, node, exit code and reason.
 import { Link } from "@tanstack/react-router";
 import { isLive, type Job } from "../api/types.ts";
 import type { Curve } from "../charts/series.ts";

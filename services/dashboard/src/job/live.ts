@@ -52,14 +52,10 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
     through: through === undefined ? undefined : Math.max(through, seen.current.point),
     after: Math.max(log?.after ?? 0, log ? seen.current.line : 0),
   };
-  // Points and lines end when the job comes to rest; a job that is resumed needs them again.
-  const ended = useRef(false);
-  const [resumes, setResumes] = useState(0);
-  const parts = series.isPending ? null : `${id}|${resumes}|${series.data ? "p" : ""}|${log ? "l" : ""}`;
+  const parts = series.isPending ? null : `${id}|${series.data ? "p" : ""}|${log ? "l" : ""}`;
   const [stream, setStream] = useState<string | null>(null);
   useEffect(() => {
     if (parts === null) return setStream(null);
-    ended.current = false;
     const words = new URLSearchParams({ job: id });
     if (parts.includes("|p|")) words.append("points", begin.current.through === undefined ? id : `${id}:${begin.current.through}`);
     if (parts.endsWith("|l")) words.append("lines", `${id}:${begin.current.after}`);
@@ -73,10 +69,6 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
     },
     onJob: (next) => {
       if (next.id !== id) return;
-      if (ended.current && !next.at_rest) {
-        ended.current = false;
-        setResumes((now) => now + 1);
-      }
       const before = queries.getQueryData(jobQuery(id).queryKey);
       if (before && before.updated > next.updated) return;
       queries.setQueryData(jobQuery(id).queryKey, (now) => ({ ...(now ?? next), ...next, ...(now?.spec ? { spec: now.spec } : {}) }));
@@ -98,9 +90,6 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
       if (of !== id) return;
       log?.onLines(lines);
       seen.current.line = Math.max(seen.current.line, lines.at(-1)?.seq ?? 0);
-    },
-    onEnd: (part) => {
-      if (part !== "job") ended.current = true;
     },
   });
   return {

@@ -47,7 +47,7 @@ function queryOf(view: LogView): Query {
 const fetchLines = async (id: string, query: Query & { after?: number; limit?: number; tail?: number }, signal?: AbortSignal) =>
   dataOf(await client.GET("/v1/jobs/{job_id}/logs", { params: { path: { job_id: id }, query }, ...(signal ? { signal } : {}) }));
 
-/** `lines`: gives the lines of the live stream to whoever sets it. `onStart`: the stream may begin after this line. */
+/** `lines`: a callback that gets each line of the live stream. `onStart`: the stream may begin after this line. */
 export function LogPanel({
   job,
   view,

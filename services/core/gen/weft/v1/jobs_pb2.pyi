@@ -942,6 +942,7 @@ class Job(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     ETA_MS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    STARTUP_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the job: j and 22 characters."""
     name: _builtins.str
@@ -1050,6 +1051,10 @@ class Job(_message.Message):
     def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnerUsage]:
         """What each learner of the newest attempt uses. Only of GetJob with `progress`."""
 
+    @_builtins.property
+    def startup(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartupStep]:
+        """The start-up of the current or last attempt, in order. Not in lists."""
+
     def __init__(
         self,
         *,
@@ -1089,10 +1094,11 @@ class Job(_message.Message):
         progress: _builtins.float | None = ...,
         eta_ms: _builtins.int | None = ...,
         usage: _abc.Iterable[Global___LearnerUsage] | None = ...,
+        startup: _abc.Iterable[Global___StartupStep] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_pending_message", b"_pending_message", "_progress", b"_progress", "_queue_position", b"_queue_position", "attempt", b"attempt", "checkpoint", b"checkpoint", "counters", b"counters", "created", b"created", "deleted", b"deleted", "eta_ms", b"eta_ms", "finished", b"finished", "pending_message", b"pending_message", "progress", b"progress", "queue_position", b"queue_position", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "summary", b"summary", "updated", b"updated", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_pending_message", b"_pending_message", "_progress", b"_progress", "_queue_position", b"_queue_position", "at_rest", b"at_rest", "attempt", b"attempt", "checkpoint", b"checkpoint", "code_digest", b"code_digest", "counters", b"counters", "created", b"created", "deleted", b"deleted", "desired", b"desired", "eta_ms", b"eta_ms", "finished", b"finished", "framework", b"framework", "generation", b"generation", "id", b"id", "learners", b"learners", "message", b"message", "metrics", b"metrics", "name", b"name", "observed_generation", b"observed_generation", "pending_message", b"pending_message", "pending_reason", b"pending_reason", "progress", b"progress", "queue_position", b"queue_position", "reason", b"reason", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "status", b"status", "summary", b"summary", "tags", b"tags", "tenant", b"tenant", "updated", b"updated", "usage", b"usage", "user", b"user", "verdict", b"verdict", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_pending_message", b"_pending_message", "_progress", b"_progress", "_queue_position", b"_queue_position", "at_rest", b"at_rest", "attempt", b"attempt", "checkpoint", b"checkpoint", "code_digest", b"code_digest", "counters", b"counters", "created", b"created", "deleted", b"deleted", "desired", b"desired", "eta_ms", b"eta_ms", "finished", b"finished", "framework", b"framework", "generation", b"generation", "id", b"id", "learners", b"learners", "message", b"message", "metrics", b"metrics", "name", b"name", "observed_generation", b"observed_generation", "pending_message", b"pending_message", "pending_reason", b"pending_reason", "progress", b"progress", "queue_position", b"queue_position", "reason", b"reason", "released", b"released", "resources", b"resources", "since", b"since", "spec", b"spec", "startup", b"startup", "status", b"status", "summary", b"summary", "tags", b"tags", "tenant", b"tenant", "updated", b"updated", "usage", b"usage", "user", b"user", "verdict", b"verdict", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eta_ms: _TypeAlias = _typing.Literal["eta_ms"]  # noqa: Y015
     _WhichOneofArgType__eta_ms: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms"]  # noqa: Y015
@@ -1112,6 +1118,41 @@ class Job(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_position) -> _WhichOneofReturnType__queue_position | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class StartupStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    BEGAN_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    step: _builtins.str
+    """queue (until the admission), schedule (until all learners are on nodes), image (until their containers run; pods
+    only), code, data, environment, checkpoint (fetched by the helpers, maybe during image), launch (until the first
+    process runs) or first_step (until the first metric point). Steps that the job does not have are left out.
+    """
+    @_builtins.property
+    def began(self) -> _timestamp_pb2.Timestamp:
+        """When it began: with the first learner."""
+
+    @_builtins.property
+    def ended(self) -> _timestamp_pb2.Timestamp:
+        """When it ended: with the last learner; absent while it lasts, or if the attempt ended before."""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.str = ...,
+        began: _timestamp_pb2.Timestamp | None = ...,
+        ended: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["began", b"began", "ended", b"ended"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began", b"began", "ended", b"ended", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartupStep: _TypeAlias = StartupStep  # noqa: Y015
 
 @_typing.final
 class JobMetric(_message.Message):
@@ -1562,6 +1603,7 @@ class JobExplanation(_message.Message):
     QUEUE_POSITION_FIELD_NUMBER: _builtins.int
     HINTS_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
+    STARTUP_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the job."""
     status: _builtins.str
@@ -1582,6 +1624,10 @@ class JobExplanation(_message.Message):
     def hints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What its owner can do, with commands that can be typed as they stand."""
 
+    @_builtins.property
+    def startup(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartupStep]:
+        """The start-up of the current or last attempt, in order."""
+
     def __init__(
         self,
         *,
@@ -1594,10 +1640,11 @@ class JobExplanation(_message.Message):
         queue_position: _builtins.int | None = ...,
         hints: _abc.Iterable[_builtins.str] | None = ...,
         cause: _builtins.str = ...,
+        startup: _abc.Iterable[Global___StartupStep] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "cause", b"cause", "hints", b"hints", "id", b"id", "message", b"message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "status", b"status", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "cause", b"cause", "hints", b"hints", "id", b"id", "message", b"message", "pending_reason", b"pending_reason", "queue_position", b"queue_position", "reason", b"reason", "startup", b"startup", "status", b"status", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__queue_position: _TypeAlias = _typing.Literal["queue_position"]  # noqa: Y015
     _WhichOneofArgType__queue_position: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position"]  # noqa: Y015
@@ -1636,6 +1683,7 @@ class JobProgress(_message.Message):
     LINES_FIELD_NUMBER: _builtins.int
     POINTS_FIELD_NUMBER: _builtins.int
     LATEST_FIELD_NUMBER: _builtins.int
+    FETCHING_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     status: _builtins.str
     """Status of the job."""
@@ -1652,6 +1700,10 @@ class JobProgress(_message.Message):
         """The last point of each metric, by its name."""
 
     @_builtins.property
+    def fetching(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobFetching]:
+        """What is fetched for its learners now, by learner; at most 100. Empty once they run."""
+
+    @_builtins.property
     def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnerUsage]:
         """What each learner of the newest attempt uses; empty until it was measured."""
 
@@ -1664,11 +1716,12 @@ class JobProgress(_message.Message):
         lines: _builtins.int = ...,
         points: _builtins.int = ...,
         latest: _abc.Mapping[_builtins.str, Global___JobPoint] | None = ...,
+        fetching: _abc.Iterable[Global___JobFetching] | None = ...,
         usage: _abc.Iterable[Global___LearnerUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_progress", b"_progress", "eta_ms", b"eta_ms", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_progress", b"_progress", "eta_ms", b"eta_ms", "latest", b"latest", "lines", b"lines", "points", b"points", "progress", b"progress", "status", b"status", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_progress", b"_progress", "eta_ms", b"eta_ms", "fetching", b"fetching", "latest", b"latest", "lines", b"lines", "points", b"points", "progress", b"progress", "status", b"status", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eta_ms: _TypeAlias = _typing.Literal["eta_ms"]  # noqa: Y015
     _WhichOneofArgType__eta_ms: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms"]  # noqa: Y015
@@ -1680,6 +1733,55 @@ class JobProgress(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__progress) -> _WhichOneofReturnType__progress | None: ...
 
 Global___JobProgress: _TypeAlias = JobProgress  # noqa: Y015
+
+@_typing.final
+class JobFetching(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEARNER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    BEGAN_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    learner: _builtins.str
+    """Name of the learner, e.g. worker-0."""
+    step: _builtins.str
+    """code, data, environment or checkpoint."""
+    message: _builtins.str
+    """The current activity, in words."""
+    done_bytes: _builtins.int
+    """Bytes that are there; absent if the activity counts none."""
+    total_bytes: _builtins.int
+    """Bytes in all, an estimate for environments; absent if unknown."""
+    @_builtins.property
+    def began(self) -> _timestamp_pb2.Timestamp:
+        """When the step began."""
+
+    def __init__(
+        self,
+        *,
+        learner: _builtins.str = ...,
+        step: _builtins.str = ...,
+        began: _timestamp_pb2.Timestamp | None = ...,
+        message: _builtins.str = ...,
+        done_bytes: _builtins.int | None = ...,
+        total_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes", "_total_bytes", b"_total_bytes", "began", b"began", "done_bytes", b"done_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes", "_total_bytes", b"_total_bytes", "began", b"began", "done_bytes", b"done_bytes", "learner", b"learner", "message", b"message", "step", b"step", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__done_bytes: _TypeAlias = _typing.Literal["done_bytes"]  # noqa: Y015
+    _WhichOneofArgType__done_bytes: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__total_bytes: _TypeAlias = _typing.Literal["total_bytes"]  # noqa: Y015
+    _WhichOneofArgType__total_bytes: _TypeAlias = _typing.Literal["_total_bytes", b"_total_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__done_bytes) -> _WhichOneofReturnType__done_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__total_bytes) -> _WhichOneofReturnType__total_bytes | None: ...
+
+Global___JobFetching: _TypeAlias = JobFetching  # noqa: Y015
 
 @_typing.final
 class LearnerUsage(_message.Message):

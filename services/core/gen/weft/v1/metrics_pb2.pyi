@@ -380,23 +380,72 @@ class BeatRequest(_message.Message):
 
     PROGRESS_FIELD_NUMBER: _builtins.int
     ETA_MS_FIELD_NUMBER: _builtins.int
+    FETCHING_FIELD_NUMBER: _builtins.int
     progress: _builtins.float
     """Share of the training that is done, 0 to 1; negative: unknown."""
     eta_ms: _builtins.int
     """Milliseconds until the training ends; negative: unknown."""
+    @_builtins.property
+    def fetching(self) -> Global___FetchingStep:
+        """What the helper fetches; absent: nothing."""
+
     def __init__(
         self,
         *,
         progress: _builtins.float = ...,
         eta_ms: _builtins.int = ...,
+        fetching: Global___FetchingStep | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fetching", b"fetching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eta_ms", b"eta_ms", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eta_ms", b"eta_ms", "fetching", b"fetching", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeatRequest: _TypeAlias = BeatRequest  # noqa: Y015
+
+@_typing.final
+class FetchingStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    BEGAN_MS_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    step: _builtins.str
+    """code, data, environment or checkpoint."""
+    began_ms: _builtins.int
+    """When it began, Unix milliseconds."""
+    message: _builtins.str
+    """The current activity, for people."""
+    done_bytes: _builtins.int
+    """Bytes that are there; absent: the activity counts none."""
+    total_bytes: _builtins.int
+    """Bytes in all, maybe an estimate; absent: unknown."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.str = ...,
+        began_ms: _builtins.int = ...,
+        message: _builtins.str = ...,
+        done_bytes: _builtins.int | None = ...,
+        total_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes", "_total_bytes", b"_total_bytes", "done_bytes", b"done_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes", "_total_bytes", b"_total_bytes", "began_ms", b"began_ms", "done_bytes", b"done_bytes", "message", b"message", "step", b"step", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__done_bytes: _TypeAlias = _typing.Literal["done_bytes"]  # noqa: Y015
+    _WhichOneofArgType__done_bytes: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__total_bytes: _TypeAlias = _typing.Literal["total_bytes"]  # noqa: Y015
+    _WhichOneofArgType__total_bytes: _TypeAlias = _typing.Literal["_total_bytes", b"_total_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__done_bytes) -> _WhichOneofReturnType__done_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__total_bytes) -> _WhichOneofReturnType__total_bytes | None: ...
+
+Global___FetchingStep: _TypeAlias = FetchingStep  # noqa: Y015
 
 @_typing.final
 class BeatReply(_message.Message):
@@ -1099,6 +1148,7 @@ class SummaryReply(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     ETA_MS_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
+    FETCHING_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     lines: _builtins.int
     """Number of stored lines, and the highest seq."""
@@ -1117,6 +1167,10 @@ class SummaryReply(_message.Message):
         """Lines and points that were left out, by the bound of the job: log_bytes, points, series, sources."""
 
     @_builtins.property
+    def fetching(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnerFetching]:
+        """What helpers of the newest attempt fetch now; at most 100."""
+
+    @_builtins.property
     def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___Aggregate]:
         """What each learner of the newest attempt uses of the hardware, by name and rank."""
 
@@ -1129,15 +1183,46 @@ class SummaryReply(_message.Message):
         progress: _builtins.float = ...,
         eta_ms: _builtins.int = ...,
         left_out: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        fetching: _abc.Iterable[Global___LearnerFetching] | None = ...,
         usage: _abc.Iterable[Global___Aggregate] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eta_ms", b"eta_ms", "latest", b"latest", "left_out", b"left_out", "lines", b"lines", "points", b"points", "progress", b"progress", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eta_ms", b"eta_ms", "fetching", b"fetching", "latest", b"latest", "left_out", b"left_out", "lines", b"lines", "points", b"points", "progress", b"progress", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SummaryReply: _TypeAlias = SummaryReply  # noqa: Y015
+
+@_typing.final
+class LearnerFetching(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEARNER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    learner: _builtins.str
+    """Name of the learner."""
+    attempt: _builtins.int
+    """Number of its attempt."""
+    @_builtins.property
+    def step(self) -> Global___FetchingStep:
+        """What its helper fetches."""
+
+    def __init__(
+        self,
+        *,
+        learner: _builtins.str = ...,
+        step: Global___FetchingStep | None = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "learner", b"learner", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearnerFetching: _TypeAlias = LearnerFetching  # noqa: Y015
 
 @_typing.final
 class AggregatesRequest(_message.Message):
