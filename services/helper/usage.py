@@ -167,7 +167,7 @@ def _gpu_usage(indices: Sequence[int]) -> tuple[float, int] | tuple[None, None]:
         return None, None
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
-        busy = sum(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in handles)
+        busy = sum(int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) for handle in handles)
         return busy / 100, sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
     except pynvml.NVMLError:
         return None, None

@@ -32,6 +32,7 @@ from services.api.rest.permissions import PUBLIC, public_routes, routes_of
 from services.api.services import ApiServices
 from services.api.use_cases.platform import VERSION
 from services.core.domain.errors import FieldError, Internal, InvalidRequest, NotFound, WeftError
+from services.core.domain.spec_errors import plain_message
 
 log = structlog.get_logger()
 
@@ -93,7 +94,7 @@ async def _invalid_request(request: Request, error: Exception) -> Response:
     """FastAPI's own handler would repeat what was sent, and fails if that is not JSON."""
     if not isinstance(error, RequestValidationError):
         raise error
-    errors = tuple(FieldError(_pointer(entry), str(entry["msg"])) for entry in error.errors())
+    errors = tuple(FieldError(_pointer(entry), plain_message(entry)) for entry in error.errors())
     first = errors[0]
     message = f"{first.pointer.rpartition('/')[2]}: {first.message}"
     return error_response(InvalidRequest(message, errors=errors), trace_id_of(request.scope))
