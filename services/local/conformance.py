@@ -166,7 +166,7 @@ def _rights(subject: Subject, client: Client) -> Iterator[Check]:
 
 async def _answers(api: Api, rights: Sequence[tuple[str, str, str]], *, allowed: bool) -> list[str]:
     """Those of the rights that this service account has, or has not."""
-    found: list[str] = []
+    differing: list[str] = []
     for verb, group, resource in rights:
         name, _, part = resource.partition("/")
         wanted = {"verb": verb, "group": group, "resource": name, **({"subresource": part} if part else {})}
@@ -177,8 +177,8 @@ async def _answers(api: Api, rights: Sequence[tuple[str, str, str]], *, allowed:
         }
         answer = await api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
         if bool(answer["status"].get("allowed")) is allowed:
-            found.append(f"{verb} {resource}")
-    return found
+            differing.append(f"{verb} {resource}")
+    return differing
 
 
 def _gang(subject: Subject, client: Client) -> Iterator[Check]:
@@ -198,8 +198,8 @@ _GANGS: Final = {
 
 
 def _training(subject: Subject, client: Client) -> Iterator[Check]:
-    seen = training_check.train(client, cpus=subject.cpus, memory=subject.memory, within_s=subject.within_s)
-    yield Check("two learners", PASS, seen)
+    summary = training_check.train(client, cpus=subject.cpus, memory=subject.memory, within_s=subject.within_s)
+    yield Check("two learners", PASS, summary)
 
 
 _PROBE: Final = """\
@@ -251,10 +251,10 @@ def _gpus(subject: Subject, client: Client) -> Iterator[Check]:
         yield Check("gpu", NOT_APPLICABLE, "no node has GPUs")
         return
     (line,) = _run(subject, client, "ls /dev | grep -c '^nvidia[0-9]' || true", gpus=1)
-    seen = int(line)
+    devices = int(line)
     yield Check(
-        "gpu", PASS if seen else FAIL, f"a learner with one GPU sees {seen} devices",
-        "" if seen else "install the device plugin and the container runtime of the GPUs' maker on the nodes",
+        "gpu", PASS if devices else FAIL, f"a learner with one GPU sees {devices} devices",
+        "" if devices else "install the device plugin and the container runtime of the GPUs' maker on the nodes",
     )  # fmt: skip
 
 

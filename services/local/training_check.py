@@ -103,11 +103,11 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         with Client(arguments.url, arguments.key_file.read_text().strip()) as client:
-            seen = train(client, cpus=arguments.cpus, memory=arguments.memory, within_s=arguments.within)
+            summary = train(client, cpus=arguments.cpus, memory=arguments.memory, within_s=arguments.within)
     except (WeftError, ClientError, OSError, TimeoutError) as error:
         sys.stderr.write(f"two-learner job: {error}\n")
         return 1
-    sys.stdout.write(f"{seen}\n")
+    sys.stdout.write(f"{summary}\n")
     return 0
 
 

@@ -76,9 +76,9 @@ class ClusterFaults:
         if process is None:
             self.missed[f"kill {fault.victim}"] += 1
             return
-        found = Process.of(process.pid)
-        if found is not None:
-            found.kill()
+        living = Process.of(process.pid)
+        if living is not None:
+            living.kill()
         self.counts[f"kill {fault.victim}"] += 1
 
     def _start(self, server: str, node: Node | None) -> None:

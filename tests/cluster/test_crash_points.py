@@ -42,7 +42,7 @@ _DATA: Final = (
     Input(mount="digits", type="http", location="https://data.example/digits"),
     Input(mount="more", type="local", location="/srv/more", path="train"),
 )
-SHAPES: Final = ("1 learner", "4 learners", "PS and workers", "data stores")
+GANGS: Final = ("1 learner", "4 learners", "PS and workers", "data stores")
 
 
 @dataclass
@@ -148,7 +148,7 @@ async def test_process_that_dies_at_any_request_of_a_start_leaves_all_of_a_gang_
     scene: Scene, promise: Promise
 ) -> None:
     successor = scene.guardian()
-    requests = {shape: (await scene.requests(shape))[0] for shape in SHAPES}
+    requests = {shape: (await scene.requests(shape))[0] for shape in GANGS}
     tried = points(promise, requests, list(Cut), short=14)
     for number, point in enumerate(tried):
         gang, api = gang_of(point.shape), CutApi(scene.machines.kubeconfig, point.at, point.when)
@@ -167,7 +167,7 @@ async def test_process_that_dies_at_any_request_of_a_start_leaves_all_of_a_gang_
 @pytest.mark.promise("R4")
 async def test_process_that_dies_at_any_request_of_a_teardown_leaves_nothing(scene: Scene, promise: Promise) -> None:
     successor = scene.guardian()
-    requests = {shape: (await scene.requests(shape))[1] for shape in SHAPES}
+    requests = {shape: (await scene.requests(shape))[1] for shape in GANGS}
     tried = points(promise, requests, list(Cut), short=8)
     for point in tried:
         gang, api = gang_of(point.shape), CutApi(scene.machines.kubeconfig, point.at, point.when)
@@ -184,7 +184,7 @@ async def test_request_that_arrives_after_the_next_attempt_runs_activates_nothin
 ) -> None:
     """The late create: a paused Guardian's request arrives after its successor has undone the attempt."""
     successor = scene.guardian()
-    requests = {shape: (await scene.requests(shape))[0] for shape in SHAPES}
+    requests = {shape: (await scene.requests(shape))[0] for shape in GANGS}
     tried = points(promise, requests, [Cut.BEFORE], short=8)
     for point in tried:
         gang, api = gang_of(point.shape), CutApi(scene.machines.kubeconfig, point.at)

@@ -54,7 +54,7 @@ def account(testbed_cluster: Cluster, helper_image: str) -> Path:
     options = replace(
         OPTIONS, helper_image=helper_image, scratch=scratch, installation="life", namespace_prefix="life-"
     )
-    return install(testbed_cluster, options, one=True).lcm
+    return install(testbed_cluster, options, one_account=True).lcm
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +89,12 @@ def weft_up(
 
 
 def test_probe_pod_says_step_by_step_that_images_and_ways_are_there(weft_up: Platform) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     with weft_up.environment():
-        answer = PLATFORM.up(str(weft_up.home.root), report=said.append)
+        answer = PLATFORM.up(str(weft_up.home.root), report=messages.append)
     assert answer["probe"] == [{"name": name, "problem": "", "fix": ""} for name in ("image", "metrics")]
-    assert f"checking the cluster with a pod in {NAMESPACE}" in said
-    assert any("the pod tries to reach this machine" in line for line in said)
+    assert f"checking the cluster with a pod in {NAMESPACE}" in messages
+    assert any("the pod tries to reach this machine" in line for line in messages)
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,9 @@ def pods(documents: list[Object]) -> Iterator[tuple[str, Object]]:
             yield document["metadata"]["name"], spec
 
 
-def one(documents: list[Object], kind: str, name: str) -> Object:
-    (found,) = (entry for entry in documents if (entry["kind"], entry["metadata"]["name"]) == (kind, name))
-    return found
+def document_of(documents: list[Object], kind: str, name: str) -> Object:
+    (document,) = (entry for entry in documents if (entry["kind"], entry["metadata"]["name"]) == (kind, name))
+    return document
 
 
 def containers(pod: Object) -> list[Object]:
@@ -198,7 +198,9 @@ def test_only_pods_that_use_the_cluster_have_a_token_of_its_api(small: list[Obje
 def test_all_images_come_from_the_one_registry_of_an_air_gapped_site(matrix: dict[str, list[Object]]) -> None:
     documents = matrix["air-gapped"]
     images = {container["image"] for _, pod in pods(documents) for container in containers(pod)}
-    variables = one(documents, "Deployment", "weft-guardian")["spec"]["template"]["spec"]["containers"][0]["env"]
+    variables = document_of(documents, "Deployment", "weft-guardian")["spec"]["template"]["spec"]["containers"][0][
+        "env"
+    ]
     images |= {entry["value"] for entry in variables if entry["name"].endswith("_IMAGE")}
     assert images == {
         f"mirror.example:5000/weft/{name}"
@@ -250,8 +252,8 @@ def test_production_has_no_store_inside_and_three_replicas_that_are_spread(produ
     }
     assert {name: spec["minReplicas"] for name, spec in scaled.items()} == {"weft-api": 3, "weft-guardian": 3}
     for name in scaled:  # the autoscaler's number would be overwritten by each upgrade
-        assert "replicas" not in one(production, "Deployment", name)["spec"]
-        pod = one(production, "Deployment", name)["spec"]["template"]["spec"]
+        assert "replicas" not in document_of(production, "Deployment", name)["spec"]
+        pod = document_of(production, "Deployment", name)["spec"]["template"]["spec"]
         assert len(pod["topologySpreadConstraints"]) == 2
         assert "podAntiAffinity" in pod["affinity"]
     budgets = {entry["metadata"]["name"] for entry in production if entry["kind"] == "PodDisruptionBudget"}
@@ -268,13 +270,16 @@ def test_every_selector_of_a_policy_a_budget_and_a_service_matches_a_pod(matrix:
                 spec.get("selector") if entry["kind"] in {"Service", "PodDisruptionBudget"} else None
             )
             wanted = (selector or {}).get("matchLabels", selector) or {}
-            assert any(wanted.items() <= found.items() for found in labels), (combination, entry["metadata"]["name"])
+            assert any(wanted.items() <= pod_labels.items() for pod_labels in labels), (
+                combination,
+                entry["metadata"]["name"],
+            )
 
 
 def test_policies_let_each_service_call_what_the_table_of_calls_permits(small: list[Object]) -> None:
     for service in ("lcm", "guardian", "metrics"):
         callers = set().union(*CALLERS[service].values()) - {"node"}
-        rules = one(small, "NetworkPolicy", f"weft-{service}")["spec"]["ingress"]
+        rules = document_of(small, "NetworkPolicy", f"weft-{service}")["spec"]["ingress"]
         admitted = {
             peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
             for rule in rules if {"port": 7000} in rule["ports"]
@@ -286,16 +291,16 @@ def test_policies_let_each_service_call_what_the_table_of_calls_permits(small: l
 def test_live_streams_pass_the_ingress_without_buffers_and_time_limits(
     production: list[Object], matrix: dict[str, list[Object]]
 ) -> None:
-    annotations = one(production, "Ingress", "weft-api-rest")["metadata"]["annotations"]
+    annotations = document_of(production, "Ingress", "weft-api-rest")["metadata"]["annotations"]
     assert annotations["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
     assert annotations["nginx.ingress.kubernetes.io/proxy-read-timeout"] == "3600"
-    (rule,) = one(matrix["gateway and scheduler"], "HTTPRoute", "weft-api-rest")["spec"]["rules"]
+    (rule,) = document_of(matrix["gateway and scheduler"], "HTTPRoute", "weft-api-rest")["spec"]["rules"]
     assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
 
 
 def test_the_metrics_of_alerts_and_dashboards_exist(production: list[Object]) -> None:
-    rules = one(production, "PrometheusRule", "weft-alerts")["spec"]["groups"][0]["rules"]
-    dashboard = one(production, "ConfigMap", "weft-grafana")["data"]["weft.json"]
+    rules = document_of(production, "PrometheusRule", "weft-alerts")["spec"]["groups"][0]["rules"]
+    dashboard = document_of(production, "ConfigMap", "weft-grafana")["data"]["weft.json"]
     used = set(re.findall(r"\bweft_[a-z_]+", dashboard + json.dumps([rule["expr"] for rule in rules])))
     sources = "".join(path.read_text() for path in (CHART.parents[1] / "services").rglob("*.py"))
     known = set(re.findall(r'"(weft_[a-z_]+)"', sources))
@@ -304,7 +309,7 @@ def test_the_metrics_of_alerts_and_dashboards_exist(production: list[Object]) ->
 
 
 def test_profiles_of_the_scheduler_pack_and_spread(matrix: dict[str, list[Object]]) -> None:
-    text = one(matrix["gateway and scheduler"], "ConfigMap", "weft-scheduler")["data"]["scheduler.yaml"]
+    text = document_of(matrix["gateway and scheduler"], "ConfigMap", "weft-scheduler")["data"]["scheduler.yaml"]
     strategies = {
         profile["schedulerName"]: profile["pluginConfig"][0]["args"]["scoringStrategy"]["type"]
         for profile in yaml.safe_load(text)["profiles"]

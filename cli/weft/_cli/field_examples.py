@@ -13,6 +13,7 @@ EXAMPLES: Final[dict[str, str]] = {
     "command": "command: python3 train.py --epochs 10",
     "data_stores": _STORE,
     "data_stores.path": "data_stores:\n  - {id: shared, type: local, path: /srv/data}",
+    "data_stores.claim": "data_stores:\n  - {id: images, type: pvc, claim: imagenet}",
     "data_stores.secret": "data_stores:\n  - {id: bucket, type: s3, url: 's3://bucket', secret: s3-key}",
     "description": "description: Baseline without augmentation.",
     "distribution": "distribution: torchrun",

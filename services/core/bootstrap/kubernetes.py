@@ -58,7 +58,7 @@ def manifests_text(*, namespace: str, one_account: bool, helper_image: str) -> s
     helper's image where the settings name none.
     """
     kubernetes = KubernetesSettings()
-    accounts = Accounts.of(kubernetes.installation, namespace, one=one_account)
+    accounts = Accounts.of(kubernetes.installation, namespace, one_account=one_account)
     return manifests(_options(kubernetes, kubernetes.helper_image or helper_image), accounts)
 
 

@@ -25,9 +25,9 @@ class Installed:
     services: Path
 
 
-def install(cluster: Cluster, options: KubernetesOptions, *, one: bool = False) -> Installed:
-    """Gives the cluster what `weft manifests` prints. ``one``: the lcm and the guardian share an account."""
-    accounts = Accounts.of(options.installation, NAMESPACE, one=one)
+def install(cluster: Cluster, options: KubernetesOptions, *, one_account: bool = False) -> Installed:
+    """Gives the cluster what `weft manifests` prints. ``one_account``: the lcm and the guardian share an account."""
+    accounts = Accounts.of(options.installation, NAMESPACE, one_account=one_account)
     try:
         cluster.kubectl("create", "namespace", NAMESPACE)
     except KubectlError as error:

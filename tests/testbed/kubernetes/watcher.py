@@ -133,7 +133,7 @@ class Watcher:
             self._live.clear()
             for pod in page["items"]:
                 self._record(pod, removed=False)
-        return self._seen(page["metadata"]["resourceVersion"])
+        return self._advance(page["metadata"]["resourceVersion"])
 
     async def _watch(self, version: str) -> str:
         """Returns the version to go on from; empty if changes were lost."""
@@ -152,12 +152,12 @@ class Watcher:
                     if event["type"] != "BOOKMARK":
                         with self._changed:
                             self._record(event["object"], removed=event["type"] == "DELETED")
-                    version = self._seen(event["object"]["metadata"]["resourceVersion"])
+                    version = self._advance(event["object"]["metadata"]["resourceVersion"])
             except (aiohttp.ClientError, OSError, ValueError):
                 await asyncio.sleep(_PAUSE_S)
         return version
 
-    def _seen(self, version: str) -> str:
+    def _advance(self, version: str) -> str:
         with self._changed:
             self._version = max(self._version, int(version))
             self._changed.notify_all()

@@ -36,9 +36,9 @@ class Accounts:
     """Of the services that do not use the cluster."""
 
     @classmethod
-    def of(cls, installation: str, namespace: str, *, one: bool = False) -> Accounts:
-        """The names of an installation's accounts. ``one``: the lcm and the guardian share an account, ``-up``."""
-        names = ("up", "up") if one else ("lcm", "guardian")
+    def of(cls, installation: str, namespace: str, *, one_account: bool = False) -> Accounts:
+        """The names of an installation's accounts. ``one_account``: one for lcm and guardian, ``-up``."""
+        names = ("up", "up") if one_account else ("lcm", "guardian")
         lcm, guardian = (f"{installation}-{name}" for name in names)
         return cls(namespace=namespace, lcm=lcm, guardian=guardian, services=f"{installation}-services")
 

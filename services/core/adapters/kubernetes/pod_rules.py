@@ -78,7 +78,7 @@ def _metadata(
             "name": _is(f"{owner}-{learner}"),
             "namespace": lambda value: str(value).startswith(options.namespace_prefix),
             "labels": lambda value: isinstance(value, Mapping),
-            "annotations": lambda value: set(value or {}) <= {names.TERM, names.SIZE},
+            "annotations": lambda value: set(value or {}) <= {names.TERM, names.SIZE, names.RUN},
             "ownerReferences": lambda value: _is_owned(value, owner),
         },
     )  # fmt: skip

@@ -121,14 +121,14 @@ async def _created(api: Api, document: Document) -> Document:
 async def _follow(api: Api, options: KubernetesOptions, space: str, report: Report) -> list[Check]:
     path = collection("Pod", space, _pod_name())
     deadline = asyncio.get_running_loop().time() + _START_S
-    said = ""
+    reported_text = ""
     while True:
         pod = await api.get(path)
         problem = reasons.not_started(pod)
         text = _step(pod, options) if problem is None else f"{problem.reason}: {problem.text}"
-        if text != said:
+        if text != reported_text:
             report(text)
-            said = text
+            reported_text = text
         late = asyncio.get_running_loop().time() > deadline
         if problem is not None and (problem.final or late or problem.reason is reasons.PodReason.IMAGE_PULL_FAILED):
             return [_blocked(problem)]

@@ -271,7 +271,7 @@ def _points_after(db: apsw.Connection, series: int, chunk: Any, *, stepped: bool
 def _in_order(rows: Sequence[Any]) -> bool:
     """Whether every point came later, and has a later step, than the one before. ``rows`` are in order of steps."""
     pairs = itertools.pairwise(rows)
-    return all(one[0] < other[0] and (other[1] is None or one[1] < other[1]) for one, other in pairs)
+    return all(row[0] < next_row[0] and (next_row[1] is None or row[1] < next_row[1]) for row, next_row in pairs)
 
 
 def _add(kept: dict[tuple[int, int], tuple[float, int]], rows: Sequence[Any], stretch: int) -> None:
